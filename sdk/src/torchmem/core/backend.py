@@ -1,0 +1,59 @@
+"""The door between the SDK and an allocator: PyTorch's own (sdk/_torch.py) or the simulator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchmem.core.snapshot import NestedStats, SegmentInfo
+
+OomObserver = Callable[[int, int, int, int], None]
+"""Called with torch device index, segment-rounded request, device limit or total, driver free (all bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device on which this process already has a context: torch's index, NVML's UUID, name, bytes."""
+
+    index: int
+    uuid: str | None
+    name: str | None
+    total_bytes: int | None
+
+
+class Backend(Protocol):
+    """What the SDK asks of an allocator. No call may create a context, reset a statistic or synchronise."""
+
+    def is_initialized(self) -> bool:
+        """Whether CUDA is up in this process; every other call is made only after this said True."""
+
+    def devices(self) -> Sequence[Device]:
+        """The devices on which this process already holds a context."""
+
+    def memory_stats(self, device: int) -> NestedStats | None:
+        """Nested statistics of one device; None where this allocator keeps none."""
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """Segments and blocks of all devices, without traces; None where unsupported or too costly now."""
+
+    def free_bytes(self, device: int) -> int | None:
+        """Bytes the driver could still give out on the device (cudaMemGetInfo)."""
+
+    def limit_bytes(self, device: int) -> int | None:
+        """The per-process memory limit (memory fraction) in bytes; None when there is none or it is unknown."""
+
+    def allocator_settings(self) -> Mapping[str, str]:
+        """The effective settings of the allocator, by PyTorch's names."""
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions worth showing beside the numbers: torch, cuda, allocator backend."""
+
+    def on_init(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once when CUDA comes up (at once when it is up)."""
+
+    def on_step(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run `callback` in the training thread after every optimizer step; returns what removes it."""
+
+    def on_oom(self, observer: OomObserver) -> None:
+        """Attach `observer` for the life of the process; it runs before OutOfMemoryError is thrown."""

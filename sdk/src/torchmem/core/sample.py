@@ -1,0 +1,185 @@
+"""`Sample`: one process's allocator state on its devices, the noun that travels from SDK to exporter.
+
+All fields are plain numbers and strings. `None` means unknown or unsupported and is never exported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+OomCause = Literal["capacity", "fragmentation", "limit", "external"]
+Ending = Literal["exited", "oom"]
+State = Literal["running", "stalled", "exited", "oom", "killed"]
+
+OOM_CAUSES: tuple[OomCause, ...] = ("capacity", "fragmentation", "limit", "external")
+STATES: tuple[State, ...] = ("running", "stalled", "exited", "oom", "killed")
+
+# Upper bounds in bytes of the free-block histogram: from one page to the largest block a card can hold.
+FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
+
+# Upper bounds in seconds of the step-duration histogram.
+STEP_DURATION_BOUNDS: tuple[float, ...] = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class ByPool:
+    """A count or a number of bytes, for the allocator's small (blocks ≤ 1 MiB) and large pool."""
+
+    small: int
+    large: int
+
+    @property
+    def total(self) -> int:
+        """Sum over both pools."""
+        return self.small + self.large
+
+
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """Current and peak bytes of one device, from `torch.cuda.memory_stats_as_nested_dict()`."""
+
+    allocated_bytes: ByPool
+    active_bytes: ByPool
+    reserved_bytes: ByPool
+    requested_bytes: ByPool | None
+    inactive_split_bytes: ByPool | None
+    allocated_peak_bytes: int
+    active_peak_bytes: int
+    reserved_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Events of one device since the process started; they never go back when the user resets PyTorch's own."""
+
+    alloc_retries: int | None = None
+    oom_rejections: int | None = None
+    device_allocs: int | None = None
+    device_frees: int | None = None
+    stream_syncs: int | None = None
+    ooms: dict[OomCause, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Number of blocks by state, from the snapshot's `state` field."""
+
+    active_allocated: ByPool
+    active_pending_free: ByPool
+    inactive: ByPool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What one memory snapshot says about the default pools of one device; bytes, `timestamp` in Unix seconds."""
+
+    timestamp: float
+    segments: ByPool
+    blocks: BlockCounts
+    releasable_bytes: int
+    stranded_bytes: int
+    largest_free_block_bytes: int
+    free_block_counts: tuple[int, ...]
+    private_used_bytes: int
+    private_free_bytes: int
+    headroom_bytes: int | None
+    headroom_flush_bytes: int | None
+
+    @property
+    def free_bytes(self) -> int:
+        """Cached free bytes: releasable plus stranded."""
+        return self.releasable_bytes + self.stranded_bytes
+
+    @property
+    def fragmentation_ratio(self) -> float | None:
+        """FI = 1 − largest free block / free bytes; None when nothing is free."""
+        if self.free_bytes == 0:
+            return None
+        return 1 - self.largest_free_block_bytes / self.free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Oom:
+    """The newest OutOfMemoryError of one device: Unix seconds, and the segment-rounded bytes it asked for."""
+
+    timestamp: float
+    requested_bytes: int
+    cause: OomCause
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One device of the process: torch's index for it, its UUID as NVML writes it, its memory."""
+
+    index: int
+    uuid: str | None
+    name: str | None
+    total_bytes: int | None
+    allocator: Allocator | None = None
+    counters: Counters = Counters()
+    layout: Layout | None = None
+    last_oom: Oom | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Optimizer steps seen: their number, the seconds between them by bucket and in sum, samples reported."""
+
+    count: int = 0
+    duration_counts: tuple[int, ...] = (0,) * (len(STEP_DURATION_BOUNDS) + 1)
+    duration_sum_seconds: float = 0.0
+    samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCost:
+    """What the SDK itself spent: seconds of the newest reads, CPU seconds in sum, swallowed errors by stage."""
+
+    stats_duration_seconds: float | None = None
+    snapshot_duration_seconds: float | None = None
+    cpu_seconds: float = 0.0
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who wrote the sample. `pid` counts in the pid namespace `pid_namespace` (inode of /proc/self/ns/pid).
+
+    `start_ticks` is field 22 of /proc/PID/stat (clock ticks since boot): with the pid it names one process for ever.
+    `labels` holds scheduler ids such as slurm_job_id; `versions` holds torch, cuda, python, allocator backend.
+    """
+
+    pid: int
+    pid_namespace: int | None
+    start_ticks: int | None
+    hostname: str
+    run: str
+    rank: int
+    local_rank: int | None = None
+    world_size: int | None = None
+    script: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything one process publishes at one moment (`timestamp`, Unix seconds).
+
+    `oom_pending`: an OutOfMemoryError was raised and no step has finished since. `ended`: the process said that it
+    ends. `metrics_url`: where it serves its own endpoint, when asked to.
+    """
+
+    timestamp: float
+    process: Process
+    devices: tuple[DeviceSample, ...] = ()
+    steps: Steps = Steps()
+    cost: SelfCost = SelfCost()
+    allocator_settings: dict[str, str] = field(default_factory=dict)
+    oom_pending: bool = False
+    ended: Ending | None = None
+    metrics_url: str | None = None
+    schema: int = SCHEMA_VERSION

@@ -1,0 +1,45 @@
+"""The shape of `torch.cuda.memory_snapshot()` and of the nested memory statistics, as PyTorch returns them.
+
+Both stay PyTorch's own builtin structures instead of dataclasses: a snapshot has one entry for each block, up to
+10^5 of them, and converting each would cost more than the measurement. Source: torch/csrc/cuda/Module.cpp
+(`THCPModule_memorySnapshot`, `THCPModule_memoryStats`), PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
+SegmentType = Literal["small", "large"]
+PoolId = tuple[int, int]
+
+DEFAULT_POOL: PoolId = (0, 0)
+
+NestedStats = Mapping[str, Any]
+"""`torch.cuda.memory_stats_as_nested_dict()`: stat → pool → current/peak/allocated/freed, and plain counters."""
+
+
+class BlockInfo(TypedDict):
+    """One block of a segment; sizes in bytes."""
+
+    address: int
+    size: int
+    requested_size: int
+    state: BlockState
+
+
+class SegmentInfo(TypedDict):
+    """One cudaMalloc'ed segment, or one contiguous mapped range of an expandable segment; sizes in bytes."""
+
+    device: int
+    address: int
+    total_size: int
+    allocated_size: int
+    active_size: int
+    requested_size: int
+    stream: int
+    segment_type: SegmentType
+    segment_pool_id: PoolId
+    is_expandable: bool
+    blocks: list[BlockInfo]

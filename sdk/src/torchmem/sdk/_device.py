@@ -1,0 +1,94 @@
+"""What is remembered of one device between two reads: monotone counters, high-water marks, layout, OOMs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchmem.core.backend import Device
+from torchmem.core.sample import Allocator, ByPool, Counters, DeviceSample, Layout, Oom, OomCause
+from torchmem.core.snapshot import NestedStats
+
+# PyTorch's name → ours (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
+COUNTERS = {
+    "num_alloc_retries": "alloc_retries",
+    "num_oom_rejections": "oom_rejections",
+    "num_device_alloc": "device_allocs",
+    "num_device_free": "device_frees",
+    "num_sync_all_streams": "stream_syncs",
+}
+PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+
+
+class Monotone:
+    """A counter that keeps growing when its source is set back to zero."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._last = 0
+
+    def update(self, value: int) -> None:
+        """Take the source's new value; a decrease means that somebody reset it."""
+        self.total += value - self._last if value >= self._last else value
+        self._last = value
+
+
+class DeviceRecord:
+    """The state of one device as it grows read by read."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.allocator: Allocator | None = None
+        self.layout: Layout | None = None
+        self.last_oom: Oom | None = None
+        self._counters: dict[str, Monotone] = {}
+        self._peaks = dict.fromkeys(PEAKS, 0)
+        self._ooms: dict[OomCause, int] = {}
+
+    def read(self, stats: NestedStats) -> None:
+        """Take one nested statistics dict; an empty one changes nothing."""
+        if not stats:
+            return
+        for name in COUNTERS:
+            if name in stats:
+                self._counters.setdefault(name, Monotone()).update(stats[name])
+        for name in PEAKS:
+            self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
+        self.allocator = self._allocator(stats)
+
+    def _allocator(self, stats: NestedStats) -> Allocator:
+        return Allocator(
+            allocated_bytes=_by_pool(stats, "allocated_bytes"),
+            active_bytes=_by_pool(stats, "active_bytes"),
+            reserved_bytes=_by_pool(stats, "reserved_bytes"),
+            requested_bytes=_by_pool(stats, "requested_bytes") if "requested_bytes" in stats else None,
+            inactive_split_bytes=_by_pool(stats, "inactive_split_bytes"),
+            allocated_peak_bytes=self._peaks["allocated_bytes"],
+            active_peak_bytes=self._peaks["active_bytes"],
+            reserved_peak_bytes=self._peaks["reserved_bytes"],
+        )
+
+    def record_oom(self, oom: Oom) -> None:
+        """Count one OutOfMemoryError."""
+        self._ooms[oom.cause] = self._ooms.get(oom.cause, 0) + 1
+        self.last_oom = oom
+
+    def sample(self, *, expandable: bool) -> DeviceSample:
+        """The device as it is published; with expandable segments PyTorch keeps no inactive_split."""
+        allocator = self.allocator
+        if allocator is not None and expandable:
+            allocator = replace(allocator, inactive_split_bytes=None)
+        totals = {ours: self._counters[name].total for name, ours in COUNTERS.items() if name in self._counters}
+        return DeviceSample(
+            index=self.device.index,
+            uuid=self.device.uuid,
+            name=self.device.name,
+            total_bytes=self.device.total_bytes,
+            allocator=allocator,
+            counters=Counters(ooms=dict(self._ooms), **totals),
+            layout=self.layout,
+            last_oom=self.last_oom,
+        )
+
+
+def _by_pool(stats: NestedStats, name: str) -> ByPool:
+    return ByPool(stats[name]["small_pool"]["current"], stats[name]["large_pool"]["current"])

@@ -1,0 +1,239 @@
+"""`Session`: one process's monitoring, from CUDA's initialisation to the end of the process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from torchmem.core.backend import Backend
+from torchmem.core.codec import encode
+from torchmem.core.rundir import sample_name
+from torchmem.core.sample import Ending, Process, Sample, SelfCost
+from torchmem.sdk._cadence import Cadence
+from torchmem.sdk._endpoint import Endpoint
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._identity import identify
+from torchmem.sdk._publish import RunFile
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._sampler import Sampler
+from torchmem.sdk._settings import Settings
+from torchmem.sdk._steps import StepClock
+from torchmem.sdk._textfile import Textfile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Share of wall time that background reads of the statistics may take.
+IDLE_READ_BUDGET = 0.005
+JOIN_SECONDS = 0.5
+PUBLISH_LOCK_SECONDS = 1.0
+
+
+class Session:
+    """Watches this process's allocator; made by `instrument`, closed by hand, by `with`, or at exit."""
+
+    def __init__(self, settings: Settings, backend: Backend, environment: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.errors = Errors()
+        self._backend = backend
+        self._environment = environment
+        self._explicit_steps = False
+        self._closed = False
+        self._remove_step_hook = backend.on_step(self._on_step)
+        self._rest()
+        backend.on_init(self._wake)
+
+    def _rest(self) -> None:
+        """The state before CUDA is up: no thread, no file, nothing measured."""
+        self._pid: int | None = None
+        self._publishing = threading.Lock()
+        self._recorder = Recorder(self._backend)
+        self._clock = StepClock()
+        self._next_read = 0.0
+        self._oom_pending = False
+        self._ended: Ending | None = None
+        self._cpu_seconds = 0.0
+        self._observing = False
+        self._process: Process | None = None
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Address of this process's own /metrics, when a port was asked for and CUDA is up."""
+        return self._endpoint.url if self._endpoint else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return self._closed
+
+    def step(self, samples: int | None = None) -> None:
+        """Mark the end of a training step by hand, with the number of samples it consumed.
+
+        From the first call on, steps are counted here and no longer at each optimizer step.
+        """
+        with self.errors.swallow("step"):
+            self._explicit_steps = True
+            self._step(samples)
+
+    def close(self) -> None:
+        """Publish the last state, marked as ended, and stop; harmless when called again."""
+        self._close("exited")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._close("oom" if error is not None and self._oom_pending else "exited")
+
+    def at_exit(self) -> None:
+        """Close at interpreter exit: an uncaught exception after an OOM without a later step was that OOM.
+
+        A multiprocessing child catches every exception itself, so there an OOM without a later step is enough.
+        """
+        uncaught = getattr(sys, "last_value", None) is not None or multiprocessing.parent_process() is not None
+        self._close("oom" if uncaught and self._oom_pending else "exited")
+
+    def after_fork(self) -> None:
+        """In a forked child: forget thread, file and sockets of the parent; wake again if the child starts CUDA."""
+        if self._closed or self._pid is None:
+            return
+        with self.errors.swallow("setup"):
+            if self._endpoint:
+                self._endpoint.close_in_child()
+            self._rest()
+
+    def _wake(self) -> None:
+        """CUDA came up in this process: attach the observer and start to publish."""
+        if self._closed or self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        with self.errors.swallow("setup"):
+            self._process = identify(self.settings, self._environment, self._backend.versions())
+            name = sample_name(self._process.pid, self._process.pid_namespace, self._process.start_ticks)
+            self._file = RunFile(self.settings.directory(self._environment), name)
+            self._textfile = Textfile(self.settings.textfile, self._process.rank) if self.settings.textfile else None
+            self._snapshots = Cadence(self.settings.snapshot_interval, self.settings.snapshot_budget)
+            self._idle_reads = Cadence(self.settings.interval, IDLE_READ_BUDGET)
+            self._sampler = Sampler(self._tick, self.settings.interval)
+            self._sampler.start()
+        with self.errors.swallow("endpoint"):
+            if self.settings.port is not None and self._process is not None:
+                self._endpoint = Endpoint.open(self.settings, self._process.local_rank or 0, self._sample)
+
+    def _observe(self) -> None:
+        """Attach the OOM observer and read what stays the same, once CUDA is fully up."""
+        if not self._observing:
+            self._observing = True
+            with self.errors.swallow("oom"):
+                self._backend.on_oom(self._on_oom)
+            with self.errors.swallow("setup"):
+                self._recorder.read_settings()
+
+    def _on_step(self) -> None:
+        with self.errors.swallow("step"):
+            if not self._explicit_steps:
+                self._step(None)
+
+    def _step(self, samples: int | None) -> None:
+        now = time.perf_counter()
+        self._clock.tick(now, samples)
+        self._oom_pending = False
+        if now >= self._next_read and not self._closed and self._backend.is_initialized():
+            self._next_read = now + self.settings.interval
+            self._read(now)
+
+    def _read(self, now: float) -> None:
+        started = time.thread_time()
+        self._wake()
+        self._observe()
+        with self.errors.swallow("stats"):
+            self._recorder.read_stats()
+        self._idle_reads.spent(now, self._recorder.stats_seconds or 0.0)
+        self._cpu_seconds += time.thread_time() - started
+
+    def _tick(self) -> None:
+        started = time.thread_time()
+        with self.errors.swallow("setup"):
+            if self._backend.is_initialized() and not self._closed:
+                self._observe()
+                self._tick_reads(time.perf_counter())
+                self._publish()
+        self._cpu_seconds += time.thread_time() - started
+
+    def _tick_reads(self, now: float) -> None:
+        idle = self._clock.last is None or now - self._clock.last > self.settings.idle_after
+        if idle and self._idle_reads.is_due(now):
+            with self.errors.swallow("stats"):
+                self._recorder.read_stats()
+            self._idle_reads.spent(now, self._recorder.stats_seconds or 0.0)
+        if self._snapshots.is_due(now):
+            with self.errors.swallow("snapshot"):
+                self._recorder.read_snapshot()
+            self._snapshots.spent(now, self._recorder.snapshot_seconds or 0.0)
+
+    def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
+        """Never raises: an exception here would replace the user's OutOfMemoryError."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._oom_pending = True
+        with self.errors.swallow("oom"):
+            self._recorder.record_oom(device, requested, limit, driver_free)
+        self._publish()
+
+    def _sample(self) -> Sample:
+        assert self._process is not None  # noqa: S101 - set before anything that publishes
+        recorder = self._recorder
+        return Sample(
+            timestamp=time.time(),
+            process=self._process,
+            devices=recorder.samples(),
+            steps=self._clock.steps(),
+            cost=SelfCost(
+                recorder.stats_seconds, recorder.snapshot_seconds, self._cpu_seconds, dict(self.errors.counts)
+            ),
+            allocator_settings=recorder.settings,
+            oom_pending=self._oom_pending,
+            ended=self._ended,
+            metrics_url=self.url,
+        )
+
+    def _publish(self) -> None:
+        with self.errors.swallow("publish"):
+            mine = self._publishing.acquire(timeout=PUBLISH_LOCK_SECONDS)
+            try:
+                self._file.write(encode(self._sample()))
+            finally:
+                if mine:
+                    self._publishing.release()
+        with self.errors.swallow("textfile"):
+            if self._textfile:
+                self._textfile.write(self._sample())
+
+    def _close(self, ending: Ending) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with self.errors.swallow("exit"):
+            self._remove_step_hook()
+            if self._pid == os.getpid():
+                self._end(ending)
+
+    def _end(self, ending: Ending) -> None:
+        stuck = self._sampler.stop(JOIN_SECONDS)
+        self._ended = ending
+        if not stuck and self._backend.is_initialized():
+            with self.errors.swallow("stats"):
+                self._recorder.read_stats()
+        if self._recorder.samples():
+            self._publish()
+        if self._textfile:
+            self._textfile.remove()
+        if self._endpoint:
+            self._endpoint.close()

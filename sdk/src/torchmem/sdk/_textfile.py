@@ -1,0 +1,26 @@
+"""The process's series as a file for node_exporter's textfile collector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.exposition import generate_latest
+
+from torchmem.core.sample import Sample
+from torchmem.sdk._publish import replace_file
+from torchmem.sdk._series import registry
+
+
+class Textfile:
+    """One .prom file; a directory gets one file for each rank. Removed at a clean end, so nothing lives on in it."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path if path.suffix == ".prom" else path / f"torchmem-rank{rank}.prom"
+
+    def write(self, sample: Sample) -> None:
+        """Replace the file; raises OSError when the directory cannot be written."""
+        replace_file(self.path, generate_latest(registry(lambda: sample)))
+
+    def remove(self) -> None:
+        """Remove the file; raises OSError."""
+        self.path.unlink(missing_ok=True)
