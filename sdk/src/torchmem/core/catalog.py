@@ -140,8 +140,20 @@ OOMS = _declare(
 OOM_REJECTIONS = _declare(
     _G, "counter", "torchmem_oom_rejections_total", "Allocations refused before the driver was asked.", DEVICE
 )
-DEVICE_ALLOCS = _declare(_G, "counter", "torchmem_device_allocs_total", "cudaMalloc and map operations.", DEVICE)
-DEVICE_FREES = _declare(_G, "counter", "torchmem_device_frees_total", "cudaFree and unmap operations.", DEVICE)
+DEVICE_ALLOCS = _declare(
+    _G,
+    "counter",
+    "torchmem_device_allocs_total",
+    "Segments taken from the driver: cudaMalloc and map operations.",
+    DEVICE,
+)
+DEVICE_FREES = _declare(
+    _G,
+    "counter",
+    "torchmem_device_frees_total",
+    "Segments given back to the driver: cudaFree and unmap operations.",
+    DEVICE,
+)
 STREAM_SYNCS = _declare(
     _G, "counter", "torchmem_stream_syncs_total", "Times the allocator waited for all streams.", DEVICE
 )

@@ -1,0 +1,126 @@
+"""Samples for tests: one with everything filled in, and hypothesis strategies for all."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from torchmem.core.sample import (
+    FREE_BLOCK_BOUNDS,
+    OOM_CAUSES,
+    STEP_DURATION_BOUNDS,
+    Allocator,
+    BlockCounts,
+    ByPool,
+    Counters,
+    DeviceSample,
+    Layout,
+    Oom,
+    Process,
+    Sample,
+    SelfCost,
+    Steps,
+)
+
+UUID = "GPU-4d2f1c7a-0000-4000-8000-00000000000a"
+size = st.integers(0, 1 << 40)
+count = st.integers(0, 1 << 30)
+pools = st.builds(ByPool, size, size)
+seconds = st.floats(0, 1e9)
+text = st.text(max_size=20)
+
+
+def _optional(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.none() | strategy
+
+
+layouts = st.builds(
+    Layout,
+    timestamp=seconds,
+    segments=pools,
+    blocks=st.builds(BlockCounts, pools, pools, pools),
+    releasable_bytes=size,
+    stranded_bytes=size,
+    largest_free_block_bytes=st.just(0),
+    free_block_counts=st.tuples(*[count] * (len(FREE_BLOCK_BOUNDS) + 1)),
+    private_used_bytes=size,
+    private_free_bytes=size,
+    headroom_bytes=_optional(size),
+    headroom_flush_bytes=_optional(size),
+)
+allocators = st.builds(Allocator, pools, pools, pools, _optional(pools), _optional(pools), size, size, size)
+counters = st.builds(
+    Counters, *[_optional(count)] * 5, ooms=st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)
+)
+devices = st.builds(
+    DeviceSample,
+    index=st.integers(0, 15),
+    uuid=_optional(st.just(UUID)),
+    name=_optional(text),
+    total_bytes=_optional(size),
+    allocator=_optional(allocators),
+    counters=counters,
+    layout=_optional(layouts),
+    last_oom=_optional(st.builds(Oom, seconds, size, st.sampled_from(OOM_CAUSES))),
+)
+processes = st.builds(
+    Process,
+    pid=st.integers(1, 1 << 22),
+    pid_namespace=_optional(st.integers(1, 1 << 32)),
+    start_ticks=_optional(st.integers(0, 1 << 40)),
+    hostname=text,
+    run=text,
+    rank=st.integers(0, 4096),
+    local_rank=_optional(st.integers(0, 15)),
+    world_size=_optional(st.integers(1, 4096)),
+    script=_optional(text),
+    labels=st.dictionaries(text, text, max_size=3),
+    versions=st.dictionaries(text, text, max_size=3),
+)
+steps = st.builds(Steps, count, st.tuples(*[count] * (len(STEP_DURATION_BOUNDS) + 1)), seconds, _optional(count))
+samples = st.builds(
+    Sample,
+    timestamp=seconds,
+    process=processes,
+    devices=st.lists(devices, max_size=2, unique_by=lambda device: device.uuid).map(tuple),
+    steps=steps,
+    cost=st.builds(SelfCost, _optional(seconds), _optional(seconds), seconds, st.dictionaries(text, count, max_size=2)),
+    allocator_settings=st.dictionaries(text, text, max_size=3),
+    oom_pending=st.booleans(),
+    ended=_optional(st.sampled_from(["exited", "oom"])),
+    metrics_url=_optional(text),
+)
+
+
+def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "night") -> Sample:
+    """A sample of one rank on an 80 GB card in which every field is known."""
+    gib = 1 << 30
+    free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
+    free_blocks[3], free_blocks[12] = 7, 2
+    device = DeviceSample(
+        index=0,
+        uuid=uuid,
+        name="H100",
+        total_bytes=80 * gib,
+        allocator=Allocator(
+            ByPool(1 << 20, 40 * gib), ByPool(1 << 20, 41 * gib), ByPool(2 << 20, 60 * gib),
+            ByPool(1 << 20, 39 * gib), ByPool(1 << 20, 12 * gib), 50 * gib, 51 * gib, 62 * gib,
+        ),
+        counters=Counters(3, 0, 120, 40, 3, {"fragmentation": 1}),
+        layout=Layout(
+            1_700_000_000.0, ByPool(1, 30), BlockCounts(ByPool(5, 60), ByPool(0, 1), ByPool(2, 7)),
+            7 * gib, 12 * gib, 2 * gib, tuple(free_blocks), gib, gib // 2, 2 * gib, 9 * gib,
+        ),
+        last_oom=Oom(1_700_000_100.0, 3 * gib, "fragmentation"),
+    )  # fmt: skip
+    process = Process(
+        pid, None, None, "node1", run, rank, rank, 8, "train.py", {"slurm_job_id": "77"}, {"torch": "2.13.0"}
+    )
+    durations = tuple([0] * 4 + [9] + [0] * (len(STEP_DURATION_BOUNDS) - 4))
+    return Sample(
+        timestamp=1_700_000_200.0,
+        process=process,
+        devices=(device,),
+        steps=Steps(10, durations, 1.5, 640),
+        cost=SelfCost(2e-5, 2e-3, 0.25, {"publish": 1}),
+        allocator_settings={"backend": "native", "expandable_segments": "False"},
+    )

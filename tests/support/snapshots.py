@@ -1,0 +1,57 @@
+"""Memory snapshots for tests: built by hand, or drawn by hypothesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from torchmem.core.fragmentation import MIB
+from torchmem.core.snapshot import SegmentInfo
+
+
+def segment(address: int, kind: str, blocks: list[tuple[int, str]], **fields: Any) -> SegmentInfo:
+    """A segment as PyTorch would report it, from (size, state) of its blocks."""
+    placed, position = [], address
+    for size, state in blocks:
+        placed.append({"address": position, "size": size, "requested_size": size, "state": state})
+        position += size
+    active = sum(size for size, state in blocks if state != "inactive")
+    info: dict[str, Any] = {
+        "device": 0,
+        "address": address,
+        "total_size": position - address,
+        "allocated_size": active,
+        "active_size": active,
+        "requested_size": active,
+        "stream": 0,
+        "segment_type": kind,
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "blocks": placed,
+    }
+    return info | fields  # type: ignore[return-value]
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> list[SegmentInfo]:
+    """A plausible snapshot: neighbouring blocks are never both free, sizes are multiples of 512 bytes."""
+    result, address = [], 1 << 40
+    for _ in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(["small", "large"]))
+        sizes = draw(st.lists(st.integers(1, 2048 if kind == "small" else 80_000), min_size=1, max_size=8))
+        first_free = draw(st.booleans())
+        busy = draw(st.sampled_from(["active_allocated", "active_pending_free"]))
+        blocks = [
+            (size * 512, "inactive" if (index % 2 == 0) == first_free else busy) for index, size in enumerate(sizes)
+        ]
+        expandable = draw(st.booleans())
+        if expandable:
+            page = (2 if kind == "small" else 20) * MIB
+            missing = -sum(size for size, _ in blocks) % page
+            blocks = [*blocks[:-1], (blocks[-1][0] + missing, blocks[-1][1])]
+        pool = draw(st.sampled_from([(0, 0), (0, 0), (0, 0), (0, 1)]))
+        stream = draw(st.sampled_from([0, 0, 7]))
+        result.append(segment(address, kind, blocks, stream=stream, segment_pool_id=pool, is_expandable=expandable))
+        address += 1 << 36
+    return result
