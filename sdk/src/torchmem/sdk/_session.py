@@ -59,7 +59,7 @@ class Session:
         self._oom_pending = False
         self._ended: Ending | None = None
         self._cpu_seconds = 0.0
-        self._observing = False
+        self._has_settings = False
         self._process: Process | None = None
         self._endpoint: Endpoint | None = None
 
@@ -123,18 +123,17 @@ class Session:
             self._idle_reads = Cadence(self.settings.interval, IDLE_READ_BUDGET)
             self._sampler = Sampler(self._tick, self.settings.interval)
             self._sampler.start()
+        with self.errors.swallow("oom"):
+            self._backend.on_oom(self._on_oom)
         with self.errors.swallow("endpoint"):
             if self.settings.port is not None and self._process is not None:
                 self._endpoint = Endpoint.open(self.settings, self._process.local_rank or 0, self._sample)
 
-    def _observe(self) -> None:
-        """Attach the OOM observer and read what stays the same, once CUDA is fully up."""
-        if not self._observing:
-            self._observing = True
-            with self.errors.swallow("oom"):
-                self._backend.on_oom(self._on_oom)
-            with self.errors.swallow("setup"):
-                self._recorder.read_settings()
+    def _read_settings(self) -> None:
+        """Read once what stays the same, when CUDA is fully up."""
+        if not self._has_settings:
+            self._has_settings = True
+            self._recorder.read_settings()
 
     def _on_step(self) -> None:
         with self.errors.swallow("step"):
@@ -152,8 +151,8 @@ class Session:
     def _read(self, now: float) -> None:
         started = time.thread_time()
         self._wake()
-        self._observe()
         with self.errors.swallow("stats"):
+            self._read_settings()
             self._recorder.read_stats()
         self._idle_reads.spent(now, self._recorder.stats_seconds or 0.0)
         self._cpu_seconds += time.thread_time() - started
@@ -162,7 +161,7 @@ class Session:
         started = time.thread_time()
         with self.errors.swallow("setup"):
             if self._backend.is_initialized() and not self._closed:
-                self._observe()
+                self._read_settings()
                 self._tick_reads(time.perf_counter())
                 self._publish()
         self._cpu_seconds += time.thread_time() - started

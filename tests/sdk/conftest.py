@@ -1,0 +1,82 @@
+"""A session over a simulated card, and processes that run a script with the SDK."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchmem.core.rundir import SAMPLE_SUFFIX
+from torchmem.sdk._session import Session
+from torchmem.sdk._settings import resolve
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+
+MIB = 1 << 20
+UUID = "GPU-00000000-0000-4000-8000-000000000001"
+
+
+@pytest.fixture
+def allocator() -> DeviceCachingAllocator:
+    """PyTorch's allocator, simulated, on an empty card of 1 GiB."""
+    return DeviceCachingAllocator(SimulatedCard(1024 * MIB, context_bytes=0, uuid=UUID, name="Small"))
+
+
+@pytest.fixture
+def backend(allocator: DeviceCachingAllocator) -> SimulatedBackend:
+    """The door to that allocator, CUDA already up."""
+    return SimulatedBackend([allocator])
+
+
+@pytest.fixture
+def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    """Opens sessions that publish into `tmp_path`, slowly unless told otherwise, and closes them afterwards."""
+    opened: list[Session] = []
+
+    def open_one(backend: Any, environment: dict[str, str] | None = None, **settings: Any) -> Session:
+        settings = {"run_dir": tmp_path, "interval": 3600.0, **settings}
+        opened.append(Session(resolve(settings, {}), backend, environment or {}))
+        return opened[-1]
+
+    yield open_one
+    for session in opened:
+        session.close()
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    """Reads all sample files of the run directory."""
+    return lambda: [json.loads(path.read_bytes()) for path in sorted(tmp_path.glob(f"*{SAMPLE_SUFFIX}"))]
+
+
+PRELUDE = """
+import os, sys, time
+from torchmem import sdk
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+allocator = DeviceCachingAllocator(SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1"))
+backend = SimulatedBackend([allocator])
+session = sdk.instrument(backend=backend, interval=0.05)
+"""
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script, after the SDK's one line, as a process of its own with the run directory `tmp_path`."""
+
+    def run(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", PRELUDE + body],
+            env={"PATH": "/usr/bin:/bin", "TORCHMEM_RUN_DIR": str(tmp_path), **environment},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    return run

@@ -1,0 +1,123 @@
+"""The SDK in real processes: exit, crash, SIGKILL, fork."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Published = Callable[[], list[dict[str, Any]]]
+
+
+def test_a_clean_exit_is_marked(run_script: Run, published: Published) -> None:
+    """A script that ends leaves its last state, marked as exited, and an exit code of its own."""
+    done = run_script("allocator.malloc(30 << 20); backend.step()")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert ["exited"] == [sample["ended"] for sample in published()]
+
+
+def test_an_uncaught_oom_is_marked(run_script: Run, published: Published) -> None:
+    """A script that dies of OutOfMemoryError leaves that as its ending, and its traceback is untouched."""
+    done = run_script("backend.step(); allocator.malloc(2 << 30)")
+
+    assert 1 == done.returncode
+    assert "OutOfMemoryError" in done.stderr
+    assert ["oom"] == [sample["ended"] for sample in published()]
+
+
+def test_a_caught_oom_and_a_clean_end_is_an_exit(run_script: Run, published: Published) -> None:
+    """A batch-size finder that catches its OOM and leaves has exited."""
+    run_script("""
+try:
+    allocator.malloc(2 << 30)
+except OutOfMemoryError:
+    pass
+""")
+
+    assert ["exited"] == [sample["ended"] for sample in published()]
+
+
+def test_a_killed_process_leaves_its_last_state(run_script: Run, published: Published) -> None:
+    """After SIGKILL the file holds what was last published and no ending."""
+    done = run_script("""
+allocator.malloc(30 << 20); backend.step()
+while not session._file.path.exists(): time.sleep(0.01)
+os.kill(os.getpid(), 9)
+""")
+
+    assert -signal.SIGKILL == done.returncode
+    assert [None] == [sample.get("ended") for sample in published()]
+
+
+def test_forked_workers_leave_no_trace(run_script: Run, published: Published) -> None:
+    """A forked DataLoader-like worker publishes nothing, holds no socket of ours and exits cleanly."""
+    done = run_script("""
+backend.step()
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session = sdk.instrument(backend=backend, interval=0.05, port=0)
+url = session.url
+pid = os.fork()
+if pid == 0:
+    backend._initialized = False  # PyTorch answers False in a forked child
+    backend.step()
+    assert session.url is None
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+import urllib.request
+assert b"torchmem_process_info" in urllib.request.urlopen(url).read()
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert 1 == len(published())
+
+
+def test_a_fork_before_cuda_becomes_a_rank_of_its_own(run_script: Run, published: Published) -> None:
+    """Instrumented before forking, each child that starts CUDA publishes for itself."""
+    done = run_script("""
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+backend = SimulatedBackend([allocator], initialized=False)
+session = sdk.instrument(backend=backend, interval=0.05)
+children = []
+for rank in range(2):
+    pid = os.fork()
+    if pid == 0:
+        backend.init(); backend.step(); sys.exit(0)
+    children.append(pid)
+for pid in children:
+    assert os.waitpid(pid, 0)[1] == 0
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert 2 == len([sample for sample in published() if sample["steps"]["count"] == 1])
+
+
+def test_multiprocessing_children_end_with_a_mark(run_script: Run, published: Published) -> None:
+    """Children of multiprocessing skip atexit, yet their end is marked."""
+    done = run_script("""
+import multiprocessing
+def work():
+    child = SimulatedBackend([allocator])
+    from torchmem.sdk import _instrument; _instrument._current = None
+    sdk.instrument(backend=child, interval=0.05, rank=5); child.step()
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start(); process.join()
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert [(5, "exited")] == [(s["process"]["rank"], s["ended"]) for s in published() if s["process"]["rank"]]
+
+
+def test_without_torch_the_script_runs_on(run_script: Run, published: Published) -> None:
+    """With no PyTorch installed `instrument()` warns once and does nothing."""
+    done = run_script("""
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+sys.modules["torch"] = None
+sdk.instrument(); sdk.instrument()
+print("trained")
+""")
+
+    assert (0, "trained\n") == (done.returncode, done.stdout)
+    assert 1 == done.stderr.count("torchmem watches nothing")
