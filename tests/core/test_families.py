@@ -34,7 +34,7 @@ class _Given:
 def exposition(*views: View) -> str:
     """What Prometheus would scrape."""
     registry = CollectorRegistry()
-    registry.register(_Given(list(families(views))))  # type: ignore[arg-type]
+    registry.register(_Given(list(families(views))))
     return generate_latest(registry).decode()
 
 

@@ -30,7 +30,7 @@ def test_statistics_and_layout_come_without_any_step(
     allocator.free(first)
     open_session(backend, interval=0.01, idle_after=0.01)
 
-    device = until(lambda: next((d for s in published() for d in s.get("devices", []) if "layout" in d), None))
+    device = until(lambda: [d for sample in published() for d in sample["devices"] if d["layout"]])[0]
 
     assert 420 * MIB == device["allocator"]["reserved_bytes"]["large"]
     assert 400 * MIB == device["layout"]["releasable_bytes"]

@@ -30,23 +30,22 @@ def pid_namespace(pid: int | str = "self", proc: Path = PROC) -> int | None:
 
 
 def owner(pid: int, proc: Path = PROC) -> int | None:
-    """Numeric user id that owns the process; None when it is gone."""
-    try:
-        return (proc / str(pid)).stat().st_uid
-    except OSError:
-        return None
+    """Effective user id of the process (`Uid` of /proc/PID/status); None when it is gone."""
+    ids = _status(pid, "Uid:", proc)
+    return ids[1] if len(ids) == 4 else None
 
 
 def nested_pids(pid: int, proc: Path = PROC) -> tuple[int, ...]:
     """Pids of one process from the outermost visible namespace to its own (`NSpid` of /proc/PID/status)."""
+    return _status(pid, "NSpid:", proc)
+
+
+def _status(pid: int, key: str, proc: Path) -> tuple[int, ...]:
     try:
         lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return ()
-    for line in lines:
-        if line.startswith("NSpid:"):
-            return tuple(int(field) for field in line.split()[1:])
-    return ()
+    return next((tuple(map(int, line.split()[1:])) for line in lines if line.startswith(key)), ())
 
 
 def own_start_ticks() -> int | None:

@@ -38,7 +38,7 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
     with _lock:
         if _current is None or _current.closed:
             _current = _start(resolved, backend)
-        elif _current.settings != resolved:
+        elif settings and _current.settings != resolved:
             log.warning("instrument() was called before; its first settings stay in force")
         return _current
 

@@ -1,0 +1,1 @@
+"""The node exporter: reads the run directory and NVML, joins them and serves Prometheus metrics."""

@@ -1,0 +1,24 @@
+"""`python -m torchmem.exporter`: the same as `torchmem exporter`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from torchmem.core.errors import TorchmemError
+from torchmem.exporter import command
+
+
+def main() -> int:
+    """Parse the flags and run; what went wrong is told in one sentence."""
+    parser = argparse.ArgumentParser(prog="python -m torchmem.exporter", description=command.HELP)
+    command.add_arguments(parser)
+    try:
+        return command.run(parser.parse_args())
+    except TorchmemError as error:
+        sys.stderr.write(f"torchmem: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Whether NVML and each GPU answer, and which GPU is which. Asks nothing itself: it tells how the reading went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import Metric
+
+from torchmem.core import catalog
+from torchmem.core.families import family, info
+from torchmem.exporter.gpu import GpuIdentity, GpuLabels
+from torchmem.exporter.reading import Reading
+
+
+def collect(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
+    """`known` holds every GPU ever seen; one that is being waited for at the deadline counts as not answering."""
+    yield family(catalog.NVML_UP, [((reading.reason,), float(not reading.reason))])
+    answers = {**{gpu.labels: 1.0 for gpu in reading.present}, **dict.fromkeys(reading.lost, 0.0)}
+    if reading.asked is not None:
+        answers[reading.asked.labels] = 0.0
+    yield family(catalog.NVML_GPU_UP, answers.items())
+    codes = [(labels, float(code)) for labels, code in reading.lost.items() if code is not None]
+    yield family(catalog.NVML_GPU_ERROR, codes)
+    yield info(catalog.NVML_GPU_INFO, [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)])
+
+
+def _identities(reading: Reading, known: Mapping[str, GpuIdentity]) -> list[GpuIdentity]:
+    present: dict[GpuLabels, GpuIdentity] = {gpu.labels: gpu for gpu in reading.present}
+    lost = {gpu.labels: gpu for gpu in known.values() if gpu.labels in reading.lost}
+    return list((present | lost).values())
+
+
+def _facts(gpu: GpuIdentity) -> dict[str, str]:
+    facts = {"name": gpu.name, "pci_bus_id": gpu.pci_bus_id, "driver_version": gpu.driver_version}
+    return {name: text for name, text in facts.items() if text is not None}

@@ -1,0 +1,40 @@
+"""The join of allocator and NVML: what a process holds on a GPU beside PyTorch's reserved memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client.core import Metric
+
+from torchmem.core import catalog
+from torchmem.core.families import View, family
+from torchmem.core.sample import DeviceSample
+from torchmem.exporter.gpu import GpuIdentity, ProcessMemory
+from torchmem.exporter.rundir import Published
+
+Processes = Mapping[tuple[str, int], ProcessMemory]
+
+
+def collect(published: Sequence[Published], known: Mapping[str, GpuIdentity], processes: Processes) -> Iterator[Metric]:
+    """Bytes outside the allocator by GPU and rank; `processes` by (GPU UUID, pid), as the exporter counts pids.
+
+    Left out when either side is unknown, when the process behind the sample is not certain, and when the two were
+    read so far apart that the difference would be negative.
+    """
+    gpus = {uuid: str(gpu.index) for uuid, gpu in known.items()}
+    rows = []
+    for item in published:
+        if not item.attributed or item.state != "running":
+            continue
+        view = View(item.sample, item.pid, item.state, gpus)
+        for device in item.sample.devices:
+            outside = _outside(device, processes.get((device.uuid or "", item.pid)))
+            if outside is not None and outside >= 0:
+                rows.append((view.device_labels(device), outside))
+    yield family(catalog.OUTSIDE_ALLOCATOR, rows)
+
+
+def _outside(device: DeviceSample, process: ProcessMemory | None) -> int | None:
+    if device.allocator is None or process is None or process.used_bytes is None:
+        return None
+    return process.used_bytes - device.allocator.reserved_bytes.total

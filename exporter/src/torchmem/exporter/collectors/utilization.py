@@ -1,0 +1,18 @@
+"""Utilization of the compute engine and of the memory interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from torchmem.core import catalog
+from torchmem.core.families import family
+from torchmem.exporter.reading import Reading
+
+
+def collect(reading: Reading) -> Iterator[Metric]:
+    """Ratios by engine: gpu, memory."""
+    rates = reading.each(reading.nvml.utilization)
+    rows = [((*gpu.labels, engine), ratio) for gpu, rate in rates for engine, ratio in rate.ratios()]
+    yield family(catalog.NVML_UTILIZATION, rows)

@@ -1,0 +1,135 @@
+/* Stands in for libcudart: the current device, errors, versions, driver calls by name. */
+#define _GNU_SOURCE
+#include "cudart.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+static __thread cudaError_t last_error;
+static __thread int device_of_thread;
+
+cudaError_t answer(cudaError_t error)
+{
+    if (error)
+        last_error = error;
+    return error;
+}
+
+cudaError_t enter(int device)
+{
+    if (device_count() == 0)
+        return cudaErrorNoDevice;
+    if (forked_with_context())
+        return cudaErrorInitializationError;
+    return open_context(card_of(device)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported by the phantom GPU"},
+};
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    for (size_t row = 0; row < sizeof errors / sizeof *errors; row++)
+        if (errors[row].error == error)
+            return errors[row].name;
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    for (size_t row = 0; row < sizeof errors / sizeof *errors; row++)
+        if (errors[row].error == error)
+            return errors[row].text;
+    return "unrecognized error code";
+}
+
+int current_device(void) { return device_of_thread; }
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = device_count();
+    return answer(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = device_of_thread;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (card_of(device) < 0)
+        return answer(cudaErrorInvalidDevice);
+    device_of_thread = device;
+    return answer(enter(device));
+}
+
+cudaError_t cudaDeviceSynchronize(void) { return answer(enter(device_of_thread)); }
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    (void)device, (void)peer;
+    *can = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device)
+{
+    char pci[16];
+    card_pci_text(card_of(device), pci);
+    snprintf(text, (size_t)length, "%s", pci);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = CUDA_VERSION_SHOWN;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
+
+/* The newest version of a driver call that the phantom has. */
+void *driver_entry(const char *name)
+{
+    char newer[128];
+    snprintf(newer, sizeof newer, "%s_v2", name);
+    void *entry = dlsym(RTLD_DEFAULT, newer);
+    return entry ? entry : dlsym(RTLD_DEFAULT, name);
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *status)
+{
+    (void)version, (void)flags;
+    *entry = driver_entry(name);
+    if (status)
+        *status = *entry ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+SUCCEED(cudaProfilerStart)
+SUCCEED(cudaProfilerStop)

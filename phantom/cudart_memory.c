@@ -1,0 +1,212 @@
+/* Stands in for libcudart: device memory, pinned memory, copies. What is copied from a card is zero. */
+#include "cudart.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static cudaError_t device_malloc(void **pointer, size_t size)
+{
+    int device = current_device(), card = card_of(device);
+    cudaError_t error = enter(device);
+    *pointer = NULL;
+    if (error || size == 0)
+        return error;
+    if (!process_take(card, size, card_bytes()))
+        return cudaErrorMemoryAllocation;
+    *pointer = reserve_addresses(size);
+    if (!*pointer) {
+        process_give(card, size);
+        return cudaErrorMemoryAllocation;
+    }
+    uintptr_t start = (uintptr_t)*pointer;
+    add_range((struct range){.start = start, .end = start + size, .kind = DEVICE_MALLOC, .device = device});
+    return cudaSuccess;
+}
+
+/* The bytes given back; 0 when the pointer is not the beginning of an allocation. */
+static size_t device_free(void *pointer)
+{
+    struct range range;
+    if (!remove_range(pointer, &range) || range.kind != DEVICE_MALLOC)
+        return 0;
+    size_t size = range.end - range.start;
+    release_addresses(pointer, size);
+    process_give(card_of(range.device), size);
+    return size;
+}
+
+cudaError_t cudaMalloc(void **pointer, size_t size) { return answer(device_malloc(pointer, size)); }
+
+cudaError_t cudaFree(void *pointer)
+{
+    if (!pointer) /* the usual way to create the context */
+        return answer(enter(current_device()));
+    return answer(device_free(pointer) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    int device = current_device();
+    cudaError_t error = enter(device);
+    if (error)
+        return answer(error);
+    *total = card_bytes();
+    *free_bytes = card_free_bytes(card_of(device));
+    return cudaSuccess;
+}
+
+/* The driver's own pool (backend:cudaMallocAsync). This one keeps nothing. */
+static struct CUmemPoolHandle_st {
+    uint64_t used, high;
+} pools[MAX_CARDS];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void count_in_pool(int device, int64_t bytes)
+{
+    struct CUmemPoolHandle_st *pool = &pools[device];
+    pthread_mutex_lock(&pool_lock);
+    pool->used += (uint64_t)bytes;
+    pool->high = pool->used > pool->high ? pool->used : pool->high;
+    pthread_mutex_unlock(&pool_lock);
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device)
+{
+    *pool = &pools[device];
+    return cudaSuccess;
+}
+
+cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream)
+{
+    (void)stream;
+    cudaError_t error = device_malloc(pointer, size);
+    if (!error)
+        count_in_pool(current_device(), (int64_t)size);
+    return answer(error);
+}
+
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream)
+{
+    (void)stream;
+    struct range range = {.device = 0};
+    find_range(pointer, &range);
+    size_t size = device_free(pointer);
+    count_in_pool(range.device, -(int64_t)size);
+    return answer(size ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+{
+    switch (attribute) {
+    case cudaMemPoolAttrReservedMemCurrent:
+    case cudaMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool->used; return cudaSuccess;
+    case cudaMemPoolAttrReservedMemHigh:
+    case cudaMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool->high; return cudaSuccess;
+    default: return answer(unsupported("cudaMemPoolGetAttribute", cudaErrorNotSupported));
+    }
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+{
+    (void)value;
+    if (attribute == cudaMemPoolAttrReservedMemHigh || attribute == cudaMemPoolAttrUsedMemHigh)
+        pool->high = pool->used;
+    return cudaSuccess;
+}
+
+SUCCEED(cudaMemPoolSetAccess)
+SUCCEED(cudaMemPoolTrimTo)
+
+static cudaError_t pin(void *pointer, size_t size, enum kind kind)
+{
+    uintptr_t start = (uintptr_t)pointer;
+    struct range range = {.start = start, .end = start + size, .kind = kind, .device = current_device()};
+    return add_range(range) ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
+}
+
+cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags)
+{
+    (void)flags;
+    cudaError_t error = enter(current_device());
+    if (error)
+        return answer(error);
+    *pointer = aligned_alloc(4096, (size + 4095) & ~(size_t)4095);
+    return answer(*pointer ? pin(*pointer, size, HOST_PINNED) : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void *pointer)
+{
+    struct range range;
+    if (pointer && (!remove_range(pointer, &range) || range.kind != HOST_PINNED))
+        return answer(cudaErrorInvalidValue);
+    free(pointer);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags)
+{
+    (void)flags;
+    return answer(pin(pointer, size, HOST_REGISTERED));
+}
+
+cudaError_t cudaHostUnregister(void *pointer)
+{
+    struct range range;
+    return answer(remove_range(pointer, &range) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
+{
+    struct range range;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->device = -2; /* cudaInvalidDeviceId */
+    if (!find_range(pointer, &range))
+        return cudaSuccess;
+    bool device = range.kind <= DEVICE_MAPPED;
+    attributes->type = device ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
+    attributes->device = range.device;
+    attributes->devicePointer = (void *)pointer;
+    attributes->hostPointer = device ? NULL : (void *)pointer;
+    return cudaSuccess;
+}
+
+/* Where a pointer lies decides, not the stated kind: the host must never touch device addresses. */
+static cudaError_t copy(void *to, const void *from, size_t size)
+{
+    if (on_device(to))
+        return cudaSuccess;
+    if (on_device(from))
+        memset(to, 0, size);
+    else
+        memmove(to, from, size);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind)
+{
+    (void)kind;
+    return copy(to, from, size);
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    (void)kind, (void)stream;
+    return copy(to, from, size);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    (void)kind, (void)stream;
+    for (size_t row = 0; row < height; row++)
+        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return cudaSuccess;
+}
+
+SUCCEED(cudaMemcpyPeerAsync)
+SUCCEED(cudaMemcpyToSymbol)
+SUCCEED(cudaMemset)
+SUCCEED(cudaMemsetAsync)

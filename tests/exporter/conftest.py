@@ -1,0 +1,34 @@
+"""An exporter over a temporary run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.gpu import Nvml
+from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.testing import FakeNvml
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory that does not exist yet."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def open_exporter(run_dir: Path) -> Iterator[Callable[..., Exporter]]:
+    """Opens exporters that read `run_dir`, by default on a node without GPUs, and closes them afterwards."""
+    opened: list[Exporter] = []
+
+    def open_one(nvml: Nvml | None = None, directory: RunDirectory | None = None, **settings: Any) -> Exporter:
+        opened.append(Exporter(nvml or FakeNvml.of(), directory or RunDirectory(run_dir), **settings))
+        return opened[-1]
+
+    yield open_one
+    for exporter in opened:
+        exporter.close()

@@ -1,0 +1,53 @@
+"""The SDK beside a PyTorch without CUDA: the same script must run as if it were not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is not installed: pip install torch (a CPU build is enough)",
+)
+
+SCRIPT = """
+import threading, torch
+from torchmem import sdk
+session = sdk.instrument(port=0)
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    (weight - 1).square().sum().backward()
+    optimizer.step()
+assert not torch.cuda.is_initialized()
+assert sdk.instrument() is session
+print(round(weight.sum().item(), 2), threading.active_count(), session.url, sum(session.errors.counts.values()))
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """No GPU, and a run directory of the test's own."""
+    return {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "TORCHMEM_RUN_DIR": str(tmp_path / "run")}
+
+
+def test_a_cpu_run_is_left_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    """Without CUDA a training loop gives the same result, with no thread, no port, no file and no error of ours."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert (0, "3.02 1 None 0\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+def test_importing_the_sdk_does_not_import_torch(environment: dict[str, str]) -> None:
+    """`from torchmem import sdk` alone costs no import of PyTorch."""
+    script = "import sys; from torchmem import sdk; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+    assert "False\n" == done.stdout

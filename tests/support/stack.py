@@ -1,0 +1,170 @@
+"""The real Prometheus and Alertmanager on loopback, with the shipped configuration."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED_INTERVAL, TEST_INTERVAL = "interval: 10s", "interval: 1s"
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def get(url: str) -> bytes:
+    """The body that `url` answers."""
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback
+        return bytes(answer.read())
+
+
+def answers(url: str) -> bool:
+    """Whether somebody answers there."""
+    try:
+        get(url)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def running(
+    command: list[str], log: Path, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended, by its own id, on the way out; its output goes to `log`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Prometheus:
+    """A running Prometheus, asked over its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Result vector of an instant query: a list of {metric, value}."""
+        text = urllib.parse.urlencode({"query": expression})
+        answer = json.loads(get(f"{self.url}/api/v1/query?{text}"))
+        result: list[dict[str, Any]] = answer["data"]["result"]
+        return result
+
+    def value(self, expression: str) -> float | None:
+        """The single value of an expression, None when it has none."""
+        result = self.query(expression)
+        assert len(result) <= 1, f"{expression} has {len(result)} values"
+        return float(result[0]["value"][1]) if result else None
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Pending and firing alerts."""
+        found: list[dict[str, Any]] = json.loads(get(f"{self.url}/api/v1/alerts"))["data"]["alerts"]
+        return found
+
+
+@contextmanager
+def prometheus(folder: Path, exporter: str, alertmanager: str | None = None) -> Iterator[Prometheus]:
+    """Prometheus with the shipped configuration; only its targets and the interval of 10 s, now 1 s, differ."""
+    configuration = folder / "prometheus"
+    shutil.copytree(ROOT / "prometheus", configuration)
+    main = configuration / "prometheus.yml"
+    shipped = main.read_text()
+    assert SHIPPED_INTERVAL in shipped
+    main.write_text(
+        shipped.replace(SHIPPED_INTERVAL, TEST_INTERVAL).replace("scrape_timeout: 8s", "scrape_timeout: 1s")
+    )
+    _targets(configuration, "exporters", exporter)
+    _targets(configuration, "alertmanagers", alertmanager)
+    address = f"127.0.0.1:{free_port()}"
+    command = ["prometheus", f"--config.file={main}", f"--storage.tsdb.path={folder / 'data'}",
+               f"--web.listen-address={address}", "--log.level=warn"]  # fmt: skip
+    with running(command, folder / "prometheus.log"):
+        until(lambda: answers(f"http://{address}/-/ready"))
+        yield Prometheus(f"http://{address}")
+
+
+def _targets(configuration: Path, kind: str, address: str | None) -> None:
+    targets = [{"targets": [address]}] if address else []
+    (configuration / "targets" / f"{kind}.yml").write_text(json.dumps(targets))
+
+
+class Receiver:
+    """A webhook receiver that remembers the alerts it was sent."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.alerts: list[dict[str, Any]] = []
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    """A webhook receiver on loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            received.alerts.extend(body["alerts"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    received = Receiver(f"http://127.0.0.1:{server.server_port}/")
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield received
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
+    """Alertmanager with the shipped routing and inhibitions, its receiver pointed at `webhook`; yields host:port."""
+    shipped = (ROOT / "alertmanager" / "alertmanager.yml").read_text()
+    assert "  - name: default\n" in shipped
+    hook = f"  - name: default\n    webhook_configs:\n      - url: {webhook}\n"
+    configuration = folder / "alertmanager.yml"
+    configuration.write_text(shipped.replace("  - name: default\n", hook).replace("group_wait: 10s", "group_wait: 1s"))
+    address = f"127.0.0.1:{free_port()}"
+    command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}",
+               f"--web.listen-address={address}", "--cluster.listen-address="]  # fmt: skip
+    with running(command, folder / "alertmanager.log"):
+        until(lambda: answers(f"http://{address}/-/ready"))
+        yield address
+
+
+@contextmanager
+def full_stack(folder: Path, exporter: str) -> Iterator[tuple[Prometheus, Receiver]]:
+    """Prometheus, Alertmanager and a webhook receiver, joined as they ship."""
+    with ExitStack() as stack:
+        received = stack.enter_context(receiver())
+        address = stack.enter_context(alertmanager(folder, received.url))
+        yield stack.enter_context(prometheus(folder, exporter, address)), received

@@ -1,0 +1,37 @@
+"""A training process that stands still at chosen steps, and the Prometheus that watches it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.stack import Prometheus
+from support.waiting import until
+
+
+@dataclass
+class Training:
+    """One training process on a phantom card, and the Prometheus that watches it."""
+
+    process: subprocess.Popen[bytes]
+    prometheus: Prometheus
+    folder: Path
+
+    def truth(self, step: int) -> dict[str, Any]:
+        """What PyTorch itself says after `step`, while training stands still."""
+        path = self.folder / f"truth-{step}.json"
+        until(lambda: path.exists() or self.process.poll() is not None, 120)
+        assert path.exists(), self.log()
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def go_on(self, step: int) -> None:
+        """Let training continue."""
+        (self.folder / f"go-{step}").touch()
+
+    def log(self) -> str:
+        """What the script printed."""
+        return (self.folder / "training.log").read_text()
