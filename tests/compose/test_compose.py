@@ -1,0 +1,121 @@
+"""The compose files say what the other shipped files expect, and open nothing to the network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+EACH = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+
+
+@EACH
+def test_ports_are_open_to_this_machine_only(service: dict[str, Any]) -> None:
+    """Every published port is bound to 127.0.0.1."""
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in service.get("ports", []))
+
+
+@EACH
+def test_images_are_pinned(service: dict[str, Any]) -> None:
+    """Every image has an exact version of three numbers; ours is the version of this package."""
+    name, tag = service["image"].split(":")
+    assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
+    if name == "torchmem/exporter":
+        assert f'\nversion = "{tag}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+@EACH
+def test_what_is_mounted_exists(service: dict[str, Any]) -> None:
+    """Every file and folder of the repository that a service mounts is there, and mounted read-only."""
+    for mount in service.get("volumes", []):
+        source, _, mode = mount.split(":") if mount.count(":") == 2 else (*mount.split(":"), "rw")
+        if source.startswith("."):
+            assert (ROOT / source).exists(), source
+            assert mode == "ro", mount
+        else:
+            assert source in COMPOSE["volumes"]
+
+
+@EACH
+def test_services_run_with_as_few_rights_as_they_can(service: dict[str, Any]) -> None:
+    """No service keeps a capability or can gain one, and each comes back after a failure."""
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+
+
+@EACH
+def test_every_service_says_whether_it_is_healthy(service: dict[str, Any]) -> None:
+    """A health check is in the compose file or in our own image."""
+    ours = "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text() if "build" in service else False
+    assert ours or service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_the_targets_are_services() -> None:
+    """Prometheus scrapes and notifies services of that name, on a port they publish, and the demo by DNS."""
+    for kind in ("exporters", "alertmanagers"):
+        for group in yaml.safe_load((ROOT / f"prometheus/targets-compose/{kind}.yml").read_text()):
+            for target in group["targets"]:
+                name, port = target.split(":")
+                assert f"127.0.0.1:{port}:{port}" in SERVICES[name]["ports"]
+    scraped = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
+    assert [{"demo"}] == [set(SERVICES[name]["profiles"]) for name in scraped["dns_sd_configs"][0]["names"]]
+
+
+def test_both_environments_have_the_same_kinds_of_targets() -> None:
+    """What is mounted over prometheus/targets in compose has the same files."""
+    names = [
+        sorted(path.name for path in (ROOT / "prometheus" / kind).iterdir()) for kind in ("targets", "targets-compose")
+    ]
+    assert names[0] == names[1]
+
+
+def test_grafana_has_no_password_that_anybody_knows() -> None:
+    """The password comes from the environment or is random; Grafana's own default is never in force."""
+    grafana = SERVICES["grafana"]
+    assert "${GRAFANA_PASSWORD:-}" in grafana["environment"].values()
+    assert 'GF_SECURITY_ADMIN_PASSWORD="$${GRAFANA_PASSWORD:-$$(head -c 32 /dev/urandom' in grafana["entrypoint"][-1]
+    assert grafana["environment"]["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+
+
+def test_grafana_finds_what_is_provisioned() -> None:
+    """The data source asks the Prometheus of this file, and the dashboards' folder is the mounted one."""
+    grafana = SERVICES["grafana"]
+    port = grafana["environment"]["PROMETHEUS_URL"].removeprefix("http://prometheus:")
+    assert f"127.0.0.1:{port}:{port}" in SERVICES["prometheus"]["ports"]
+    assert f"./dashboards/json:{grafana['environment']['TORCHMEM_DASHBOARDS']}:ro" in grafana["volumes"]
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (ROOT / "dashboards" / "json" / home.name).exists()
+
+
+def test_no_gpu_is_needed_without_the_gpu_file() -> None:
+    """The first file asks for no device and no pid namespace of the host; the second adds both to the exporter."""
+    assert not any("deploy" in service or "pid" in service for service in SERVICES.values())
+    exporter = GPU["services"]["exporter"]
+    assert exporter["pid"] == "host"
+    assert exporter["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
+    folders = [file["services"]["exporter"]["volumes"][0].split(":")[1] for file in (COMPOSE, GPU)]
+    assert folders[0] == folders[1]
+
+
+def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
+    """Python 3.12 slim, no frontend to download, an unprivileged user, and only what the first stage installed."""
+    text = (ROOT / "exporter" / "Dockerfile").read_text()
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["python:3.12-slim"] * 2
+    assert "# syntax=" not in text
+    assert "apt-get" not in text
+    assert re.findall(r"^USER (\w+)", text, re.MULTILINE) == ["torchmem"]
+
+
+def test_the_image_gets_what_the_wheel_is_built_from() -> None:
+    """Every file that pyproject.toml names for the build is let through .dockerignore."""
+    allowed = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert {"pyproject.toml", "README.md", "LICENSE", "sdk", "exporter"} <= set(allowed)
+    assert all((ROOT / name).exists() for name in allowed)

@@ -1,0 +1,154 @@
+"""The main path with nothing faked but the hardware: demo → exporter → Prometheus → Alertmanager → webhook."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.dashboards import expressions
+from support.stack import Prometheus, Receiver, answers, free_port, full_stack, get, running
+from support.waiting import until
+
+from torchmem.core import proc
+
+DEMO = [sys.executable, "-m", "torchmem.cli", "demo"]
+
+
+def children(pid: int) -> set[int]:
+    """Living processes that descend from `pid`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and proc.start_ticks(entry.name) is not None:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry.name)] = int(stat[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Receiver]]:
+    """A three-minute demo of three ranks, watched by the real stack with its shipped configuration."""
+    folder = tmp_path_factory.mktemp("demo")
+    address = f"127.0.0.1:{free_port()}"
+    command = [*DEMO, "--ranks", "3", "--duration", "150", "--seed", "1", "--listen", address]
+    with running(command, folder / "demo.log"):
+        until(lambda: answers(f"http://{address}/-/ready"), 60, 0.2)
+        with full_stack(folder, address) as stack:
+            yield stack
+
+
+def received(webhook: Receiver, name: str) -> list[dict[str, Any]]:
+    """Firing alerts of this name that reached the webhook."""
+    return [a for a in webhook.alerts if a["labels"]["alertname"] == name and a["status"] == "firing"]
+
+
+@pytest.mark.stack
+def test_the_fragmentation_alert_reaches_the_webhook(watched: tuple[Prometheus, Receiver]) -> None:
+    """Fragmentation that rises in the ranks becomes a message that names rank, bytes and remedy."""
+    _, webhook = watched
+
+    alert = until(lambda: received(webhook, "TorchmemFragmentationHigh"), 150, 0.5)[0]
+
+    assert "warning" == alert["labels"]["severity"]
+    assert re.search(r"rank \d: GPU memory is fragmented, [\d.]+GiB stranded", alert["annotations"]["summary"])
+    assert "expandable_segments:True" in alert["annotations"]["description"]
+
+
+@pytest.mark.stack
+def test_one_rank_dies_of_fragmentation_and_is_still_shown(watched: tuple[Prometheus, Receiver]) -> None:
+    """Exactly one rank ends in OutOfMemoryError with free memory to spare; its last state stays, the others run."""
+    prometheus, webhook = watched
+    until(lambda: prometheus.value('count(torchmem_process_state{state="oom"} == 1)') == 1, 150, 0.5)
+
+    (dead,) = prometheus.query('torchmem_process_state{state="oom"} == 1')
+    rank = dead["metric"]["rank"]
+    free = prometheus.value(f'torchmem_free_bytes{{rank="{rank}",state="stranded"}}')
+    requested = prometheus.value(f'torchmem_last_oom_requested_bytes{{rank="{rank}"}}')
+    assert free is not None
+    assert requested is not None
+    assert free > requested
+    assert 1 == prometheus.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}')
+    assert 2 == prometheus.value('count(torchmem_process_state{state="running"} == 1)')
+    assert rank == until(lambda: received(webhook, "TorchmemOutOfMemory"), 30, 0.5)[0]["labels"]["rank"]
+
+
+@pytest.mark.stack
+def test_every_query_of_the_dashboard_returns_data(watched: tuple[Prometheus, Receiver], root: Path) -> None:
+    """No panel of the shipped dashboard is empty while the demo runs."""
+    prometheus, _ = watched
+    until(lambda: prometheus.value("sum(torchmem_ooms_total)"), 150, 0.5)
+
+    empty = [expression for expression in expressions(root) if not prometheus.query(expression)]
+    assert [] == empty
+
+
+def test_an_interrupt_ends_everything() -> None:
+    """Ctrl-C leaves no process, no port and no traceback behind, whatever the moment."""
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        [*DEMO, "--ranks", "2", "--listen", address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: answers(f"http://{address}/-/ready"), 60, 0.1)
+    until(lambda: b'torchmem_process_state{' in get(f"http://{address}/metrics"), 60, 0.1)
+    started = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+
+    assert 0 == process.returncode
+    assert "Traceback" not in errors
+    until(lambda: not any(proc.start_ticks(pid) for pid in started), 10)
+    assert not answers(f"http://{address}/-/healthy")
+
+
+def test_it_ends_by_itself(tmp_path: Path) -> None:
+    """`--duration` ends the demo, which prints where the numbers are and leaves no file behind."""
+    address = f"127.0.0.1:{free_port()}"
+    done = subprocess.run(
+        [*DEMO, "--ranks", "2", "--duration", "3", "--listen", address], capture_output=True, text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)}, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f"http://{address}/metrics" in done.stdout
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--scenario", "fragmentaton"], "did you mean 'fragmentation'"),
+        (["--ranks", "0"], "--ranks"),
+        (["--listen", "nowhere"], "HOST:PORT"),
+    ],
+)
+def test_bad_flags_are_one_sentence(arguments: list[str], sentence: str) -> None:
+    """A wrong flag is answered in a sentence that says what to do, with exit code 2."""
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+    assert 2 == done.returncode
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_said(tmp_path: Path) -> None:
+    """When something else listens there, the demo says so and what to do."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run([*DEMO, "--listen", address], capture_output=True, text=True, timeout=60, check=False)
+
+    assert 2 == done.returncode
+    assert "--listen" in done.stderr
+    assert 1 == len(done.stderr.strip().splitlines())

@@ -1,0 +1,85 @@
+"""The rules name only what exists, follow the house's conventions, and pass the tools of Prometheus itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from support import promql
+
+ALERTS = promql.rules("alert")
+RECORDED = promql.rules("record")
+
+
+@pytest.mark.parametrize("rule", RECORDED + ALERTS, ids=lambda rule: rule.get("record") or rule["alert"])
+def test_a_rule_reads_only_series_and_labels_that_exist(rule: dict[str, str]) -> None:
+    """Every metric and label of every rule is in the catalogue or recorded by a rule above it."""
+    assert promql.complaints(rule["expr"]) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [
+        ("torchmem_reserved_byte", "no series torchmem_reserved_byte"),
+        ('torchmem_free_bytes{pool="small"}', "torchmem_free_bytes has no label pool"),
+        ("sum by (le) (torchmem_free_bytes)", "nothing here has a label le"),
+        ("up and on (rank) up", "nothing here has a label rank"),
+    ],
+)
+def test_a_misspelt_name_is_found(expression: str, complaint: str) -> None:
+    """The check above sees wrong metrics, matchers, groupings and joins."""
+    assert promql.complaints(expression) == [complaint]
+
+
+@pytest.mark.parametrize("name", sorted({rule["record"] for rule in RECORDED}))
+def test_recording_rules_are_named_level_metric_operations(name: str) -> None:
+    """Names read `level:metric:operations`, and the level says what one series stands for."""
+    assert re.fullmatch(r"(rank|gpu):torchmem_[a-z_]+:[a-z0-9]+", name), name
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_happened_and_what_to_do(alert: dict[str, dict[str, str]], root: Path) -> None:
+    """Severity, summary and description are there, and the runbook of that name exists."""
+    assert re.fullmatch(r"Torchmem([A-Z][a-z]+)+", str(alert["alert"]))
+    assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+    annotations = alert["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert annotations["runbook_url"] == f"docs/runbooks/{alert['alert']}.md"
+    assert (root / annotations["runbook_url"]).read_text().startswith(f"# {alert['alert']}\n")
+
+
+def test_every_alert_has_its_unit_tests(root: Path) -> None:
+    """For each alert some promtool test expects it to fire, and some expects silence."""
+    outcomes: dict[str, set[bool]] = {alert["alert"]: set() for alert in ALERTS}
+    for path in (root / "prometheus" / "tests").glob("*.yml"):
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            for check in test.get("alert_rule_test", []):
+                outcomes[check["alertname"]].add(bool(check["exp_alerts"]))
+    assert {alert: {True, False} for alert in outcomes} == outcomes
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["promtool", "check", "config", "prometheus/prometheus.yml"],
+        ["promtool", "check", "rules", "prometheus/rules/recording.yml", "prometheus/rules/alerts.yml"],
+        ["amtool", "check-config", "alertmanager/alertmanager.yml"],
+    ],
+    ids=lambda command: " ".join(command[:3]),
+)
+def test_the_tools_accept_the_configuration(command: list[str], root: Path) -> None:
+    """Prometheus and Alertmanager can load what is shipped."""
+    checked = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.stack
+def test_the_rules_pass_their_unit_tests(root: Path) -> None:
+    """Alerts fire when they should, with these labels and words, and at no other time; the parts of a device add up."""
+    files = sorted(str(path) for path in (root / "prometheus" / "tests").glob("*.yml"))
+    tested = subprocess.run(["promtool", "test", "rules", *files], capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
