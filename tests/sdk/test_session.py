@@ -115,7 +115,10 @@ def test_an_oom_among_stranded_bytes_is_fragmentation(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(700 * MIB)
 
-    assert {"fragmentation": 1} == published()[0]["devices"][0]["counters"]["ooms"]
+    (device,) = published()[0]["devices"]
+    assert {"fragmentation": 1} == device["counters"]["ooms"]
+    assert device["layout"]["headroom_flush_bytes"] < device["last_oom"]["requested_bytes"]
+    assert device["layout"]["stranded_bytes"] > device["last_oom"]["requested_bytes"]
 
 
 def test_a_survived_oom_is_not_a_death(

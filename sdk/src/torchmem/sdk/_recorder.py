@@ -76,14 +76,16 @@ class Recorder:
         with self._reading(OBSERVER_LOCK_SECONDS):
             self._read_stats()
             record = self._records[device]
+            reserved = record.allocator.reserved_bytes.total if record.allocator else 0
             segments = self.backend.memory_snapshot()
-            layout = measure(segments, device, time.time()) if segments is not None else None
+            if segments is not None:
+                record.layout = measure(segments, device, time.time(), Room(driver_free, reserved, limit))
             facts = OomFacts(
                 requested=requested,
                 limit=limit,
                 driver_free=driver_free,
-                cached_free=layout.free_bytes if layout else 0,
-                reserved=record.allocator.reserved_bytes.total if record.allocator else 0,
+                cached_free=record.layout.free_bytes if record.layout else 0,
+                reserved=reserved,
                 total=record.device.total_bytes,
             )
             record.record_oom(Oom(time.time(), requested, classify(facts)))

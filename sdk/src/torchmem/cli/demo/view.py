@@ -1,0 +1,124 @@
+"""The demo's live screen: one line for each rank, and the news in words below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from torchmem.cli.demo.readings import RankReading
+
+GIB, MIB = 1 << 30, 1 << 20
+BAR_WIDTH = 20
+STATE_STYLES = {"running": "green", "stalled": "yellow", "exited": "dim", "oom": "bold red", "killed": "red"}
+# The alert's own mark for severe fragmentation; see prometheus/rules/alerts.yml.
+SEVERE_FRAGMENTATION = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What stands above and below the table. `url` is the exporter's; times in seconds."""
+
+    title: str
+    url: str
+    elapsed: float
+    duration: float
+
+
+def screen(heading: Heading, ranks: Sequence[RankReading]) -> RenderableType:
+    """The whole screen."""
+    table = _table(ranks)
+    news = [line for rank in ranks if (line := _news(rank))]
+    footer = Text.assemble(
+        (f"{heading.elapsed:4.0f} s of {heading.duration:.0f}   ", "dim"),
+        (f"{heading.url}/metrics", "bold cyan"),
+        ("   Ctrl-C ends everything", "dim"),
+    )
+    return Panel(
+        Group(table, _legend(), *news, Text(), footer), title=heading.title, border_style="blue", padding=(1, 2)
+    )
+
+
+def plain(heading: Heading, ranks: Sequence[RankReading]) -> str:
+    """One line for each rank, where the output is no terminal."""
+    return "\n".join(f"{heading.elapsed:5.0f} s  rank {rank.rank} {_line(rank)}" for rank in ranks)
+
+
+def _line(rank: RankReading) -> str:
+    return (
+        f"{rank.state:8} allocated {_gib(rank.allocated):>9}  reserved {_gib(rank.reserved):>9}"
+        f"  stranded {_gib(rank.stranded):>9}  headroom {_gib(rank.headroom):>9}"
+        f"  FI {_ratio(rank.fragmentation)}  retries {_count(rank.retries)}  OOMs {rank.ooms:.0f}"
+    )
+
+
+def _table(ranks: Sequence[RankReading]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("rank", justify="right")
+    table.add_column("memory of its card", width=BAR_WIDTH)
+    for name in ("allocated", "reserved", "stranded", "headroom", "FI", "retries"):
+        table.add_column(name, justify="right", min_width=9)
+    table.add_column("state")
+    for rank in ranks:
+        table.add_row(
+            str(rank.rank),
+            _bar(rank),
+            _gib(rank.allocated),
+            _gib(rank.reserved),
+            _gib(rank.stranded),
+            _gib(rank.headroom),
+            _fragmentation(rank.fragmentation),
+            _count(rank.retries),
+            Text(rank.state, style=STATE_STYLES.get(rank.state, "")),
+        )
+    return table
+
+
+def _bar(rank: RankReading) -> Text:
+    """Allocated, stranded, other cached and free memory of the card, to scale."""
+    if not rank.total or rank.allocated is None or rank.reserved is None:
+        return Text("–", style="dim")
+    allocated, stranded = rank.allocated, min(rank.stranded or 0, rank.reserved - rank.allocated)
+    parts = [(allocated, "█", "blue"), (stranded, "█", "red"), (rank.reserved - allocated - stranded, "█", "yellow")]
+    bar = Text()
+    for size, sign, style in parts:
+        bar.append(sign * round(BAR_WIDTH * size / rank.total), style=style)
+    return bar.append("░" * max(0, BAR_WIDTH - len(bar)), style="dim")
+
+
+def _legend() -> Text:
+    return Text.assemble(
+        "      ", ("█ ", "blue"), ("allocated  ", "dim"), ("█ ", "red"), ("stranded  ", "dim"),
+        ("█ ", "yellow"), ("cached, can be released  ", "dim"), ("░ ", "dim"), ("not PyTorch's", "dim"),
+    )  # fmt: skip
+
+
+def _news(rank: RankReading) -> Text | None:
+    if rank.state != "oom" or rank.last_oom_requested is None:
+        return None
+    return Text.assemble(
+        (f"rank {rank.rank} is out of memory: ", "bold red"),
+        f"it asked for {rank.last_oom_requested / MIB:.0f} MiB and no free block is that large, ",
+        (f"while {_gib(rank.stranded)} lie free between live blocks.", "bold"),
+    )
+
+
+def _fragmentation(value: float | None) -> Text:
+    severe = value is not None and value > SEVERE_FRAGMENTATION
+    return Text(_ratio(value), style="bold red" if severe else "")
+
+
+def _gib(value: float | None) -> str:
+    return "–" if value is None else f"{value / GIB:.1f} GiB"
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"

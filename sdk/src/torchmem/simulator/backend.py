@@ -1,0 +1,94 @@
+"""`SimulatedBackend`: simulated allocators behind the door through which the SDK reads PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torchmem.core.backend import Device, OomObserver
+from torchmem.core.snapshot import NestedStats, SegmentInfo
+from torchmem.simulator.allocator import DeviceCachingAllocator
+
+Callback = Callable[[], None]
+
+
+class SimulatedBackend:
+    """`torchmem.core.backend.Backend` over allocators of simulated cards, one for each device of the process.
+
+    The training loop calls `step()` where an optimizer step would end. With `initialized=False` CUDA counts as not
+    started until `init()` is called.
+    """
+
+    def __init__(self, allocators: Sequence[DeviceCachingAllocator], *, initialized: bool = True) -> None:
+        self._allocators = {allocator.device: allocator for allocator in allocators}
+        self._initialized = initialized
+        self._init_callbacks: list[Callback] = []
+        self._step_callbacks: list[Callback] = []
+
+    def init(self) -> None:
+        """Start CUDA: run the callbacks that wait for it."""
+        self._initialized = True
+        waiting, self._init_callbacks = self._init_callbacks, []
+        for callback in waiting:
+            callback()
+
+    def step(self) -> None:
+        """End one optimizer step: run the step callbacks in this thread."""
+        for callback in list(self._step_callbacks):
+            callback()
+
+    def is_initialized(self) -> bool:
+        """Whether CUDA counts as started."""
+        return self._initialized
+
+    def devices(self) -> Sequence[Device]:
+        """The simulated cards."""
+        return [
+            Device(index, allocator.card.uuid, allocator.card.name, allocator.card.total_bytes)
+            for index, allocator in self._allocators.items()
+        ]
+
+    def memory_stats(self, device: int) -> NestedStats | None:
+        """Nested statistics of one device."""
+        return self._allocators[device].memory_stats_as_nested_dict()
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """Segments and blocks of all devices."""
+        return [segment for allocator in self._allocators.values() for segment in allocator.memory_snapshot()]
+
+    def free_bytes(self, device: int) -> int | None:
+        """Bytes that the simulated driver could still give out."""
+        return self._allocators[device].card.mem_get_info()[0]
+
+    def limit_bytes(self, device: int) -> int | None:
+        """The limit from the memory fraction in bytes, if one is set."""
+        return self._allocators[device].allowed_memory_maximum
+
+    def allocator_settings(self) -> Mapping[str, str]:
+        """PyTorch's defaults: the only settings this allocator knows."""
+        return {
+            "backend": "native",
+            "expandable_segments": "False",
+            "garbage_collection_threshold": "0.0",
+            "release_lock_on_cudamalloc": "False",
+        }
+
+    def versions(self) -> Mapping[str, str]:
+        """Says that the numbers are simulated."""
+        return {"torch": "simulated"}
+
+    def on_init(self, callback: Callback) -> None:
+        """Run `callback` once when CUDA starts, at once when it has."""
+        if self._initialized:
+            callback()
+        else:
+            self._init_callbacks.append(callback)
+
+    def on_step(self, callback: Callback) -> Callback:
+        """Run `callback` at each `step()`; returns what removes it."""
+        self._step_callbacks.append(callback)
+        return lambda: self._step_callbacks.remove(callback)
+
+    def on_oom(self, observer: OomObserver) -> None:
+        """Attach `observer` to every device."""
+        for allocator in self._allocators.values():
+            allocator.attach_out_of_memory_observer(observer)
