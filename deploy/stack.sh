@@ -11,7 +11,7 @@ TORCHMEM=${TORCHMEM:-torchmem}
 SOURCE=exporter
 case "${1:-}" in
     "") ;;
-    --demo) SOURCE=demo ;;
+    --demo) SOURCE=demo; shift ;;
     *) echo "Unknown option $1: run deploy/stack.sh or deploy/stack.sh --demo." >&2; exit 2 ;;
 esac
 
@@ -62,7 +62,8 @@ trap end EXIT
 trap 'exit 0' INT TERM
 mkdir -p .stack/prometheus .stack/alertmanager
 
-start "$SOURCE" 9847 "$TORCHMEM" "$SOURCE" --listen 127.0.0.1:9847
+[ "$SOURCE" = exporter ] || set -- --loop
+start "$SOURCE" 9847 "$TORCHMEM" "$SOURCE" --listen 127.0.0.1:9847 "$@"
 start alertmanager 9093 prometheus-alertmanager --config.file=alertmanager/alertmanager.yml \
     --storage.path=.stack/alertmanager --web.listen-address=127.0.0.1:9093 --cluster.listen-address=
 start prometheus 9090 prometheus --config.file=prometheus/prometheus.yml \

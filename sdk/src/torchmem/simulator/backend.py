@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
@@ -84,9 +85,14 @@ class SimulatedBackend:
             self._init_callbacks.append(callback)
 
     def on_step(self, callback: Callback) -> Callback:
-        """Run `callback` at each `step()`; returns what removes it."""
+        """Run `callback` at each `step()`; returns what removes it, however often it is called."""
         self._step_callbacks.append(callback)
-        return lambda: self._step_callbacks.remove(callback)
+
+        def remove() -> None:
+            with suppress(ValueError):
+                self._step_callbacks.remove(callback)
+
+        return remove
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach `observer` to every device."""

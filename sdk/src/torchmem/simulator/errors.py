@@ -39,5 +39,5 @@ class OutOfMemoryError(RuntimeError):
     """`torch.OutOfMemoryError` of the simulator: no block fits and the driver gives no segment."""
 
     def __init__(self, report: OomReport) -> None:
-        super().__init__(str(report))
+        super().__init__(report)
         self.report = report

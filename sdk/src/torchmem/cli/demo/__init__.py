@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--duration", type=float, default=DEFAULT_DURATION_SECONDS, metavar="SECONDS",
         help="length of the whole story (default 300)",
     )  # fmt: skip
+    parser.add_argument("--loop", action="store_true", help="begin the story again when it is over, until Ctrl-C")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same memory (default 0)")
     parser.add_argument(
         "--listen", default="127.0.0.1:9847", metavar="HOST:PORT", help="the exporter's address; port 0 takes any"

@@ -35,6 +35,7 @@ class Plan:
     duration: float
     seed: int
     real: bool = False
+    loop: bool = False
 
     @property
     def steps(self) -> int:
@@ -59,8 +60,8 @@ class Ranks:
         self._processes: dict[int, SpawnProcess] = {}
 
     def start(self) -> None:
-        """Start every rank."""
-        (self.folder / "run").mkdir()
+        """Start every rank; again after `close` for another round."""
+        (self.folder / "run").mkdir(exist_ok=True)
         for rank in range(self.plan.ranks):
             process = self._process(rank)
             process.start()
@@ -92,6 +93,12 @@ class Ranks:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self.alive()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of this round's ranks."""
+        return list(self.cards.pids.values())
 
     def last_words(self) -> dict[int, str]:
         """The last line that each rank printed, of those that printed any."""
@@ -121,9 +128,10 @@ def simulated_rank(plan: Plan, rank: int, folder: Path, use: CardUse) -> None:
 
 def prepare(plan: Plan, rank: int, folder: Path) -> None:
     """The surroundings that a launcher gives a rank: environment, output, signals."""
-    output = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT, 0o600)
+    output = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the demo ends its ranks itself
     os.environ |= {
         "RANK": str(rank),

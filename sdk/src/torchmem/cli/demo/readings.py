@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +20,6 @@ class RankReading:
     """One rank as the screen shows it; bytes, and None for what is not exported."""
 
     rank: int
-    gpu: str
     state: str
     total: float | None
     allocated: float | None
@@ -47,32 +47,35 @@ class Exposition:
         with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 - our own server
             return cls(answer.read().decode())
 
-    def sum(self, spec: MetricSpec, rank: str, **labels: str) -> float | None:
-        """Sum of a metric over one rank's series with these labels; None when there is none."""
-        wanted = {"rank": rank, **labels}.items()
+    def sum(self, spec: MetricSpec, pid: str, **labels: str) -> float | None:
+        """Sum of a metric over one process's series with these labels; None when there is none."""
+        wanted = {"pid": pid, **labels}.items()
         values = [value for found, value in self._samples[spec.name] if wanted <= found.items()]
         return sum(values) if values else None
 
-    def ranks(self) -> list[RankReading]:
-        """All ranks that are served, in order."""
-        on = [(labels["rank"], labels["state"]) for labels, value in self._samples[catalog.PROCESS_STATE.name] if value]
-        return [self._rank(rank, state) for rank, state in sorted(on, key=lambda item: int(item[0]))]
+    def pids(self) -> set[int]:
+        """Processes that are served."""
+        return {int(labels["pid"]) for labels, _ in self._samples[catalog.PROCESS_STATE.name]}
 
-    def _rank(self, rank: str, state: str) -> RankReading:
-        gpus = [
-            labels.get("gpu", "") for labels, _ in self._samples[catalog.DEVICE_TOTAL.name] if labels["rank"] == rank
-        ]
+    def ranks(self, pids: Iterable[int]) -> list[RankReading]:
+        """Those of these processes that are served, by rank."""
+        wanted = {str(pid) for pid in pids}
+        states = [labels for labels, value in self._samples[catalog.PROCESS_STATE.name] if value]
+        return [self._rank(labels) for labels in sorted(states, key=lambda labels: int(labels["rank"]))
+                if labels["pid"] in wanted]  # fmt: skip
+
+    def _rank(self, labels: dict[str, str]) -> RankReading:
+        pid = labels["pid"]
         return RankReading(
-            rank=int(rank),
-            gpu=gpus[0] if gpus else "",
-            state=state,
-            total=self.sum(catalog.DEVICE_TOTAL, rank),
-            allocated=self.sum(catalog.ALLOCATED, rank),
-            reserved=self.sum(catalog.RESERVED, rank),
-            stranded=self.sum(catalog.FREE, rank, state="stranded"),
-            headroom=self.sum(catalog.HEADROOM, rank, flush="true"),
-            fragmentation=self.sum(catalog.FRAGMENTATION, rank),
-            retries=self.sum(catalog.ALLOC_RETRIES, rank),
-            ooms=self.sum(catalog.OOMS, rank) or 0,
-            last_oom_requested=self.sum(catalog.LAST_OOM_REQUESTED, rank),
+            rank=int(labels["rank"]),
+            state=labels["state"],
+            total=self.sum(catalog.DEVICE_TOTAL, pid),
+            allocated=self.sum(catalog.ALLOCATED, pid),
+            reserved=self.sum(catalog.RESERVED, pid),
+            stranded=self.sum(catalog.FREE, pid, state="stranded"),
+            headroom=self.sum(catalog.HEADROOM, pid, flush="true"),
+            fragmentation=self.sum(catalog.FRAGMENTATION, pid),
+            retries=self.sum(catalog.ALLOC_RETRIES, pid),
+            ooms=self.sum(catalog.OOMS, pid) or 0,
+            last_oom_requested=self.sum(catalog.LAST_OOM_REQUESTED, pid),
         )

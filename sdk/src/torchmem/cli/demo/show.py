@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -50,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
         server = stack.enter_context(closing(serve(exporter, *address)))
         stack.enter_context(closing(ranks))
-        ranks.start()
-        _show(plan, ranks, server.url)
+        _play(plan, ranks, server.url)
     return 0
 
 
@@ -64,7 +62,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         raise UsageError(f"--ranks {arguments.ranks} is not possible: give a number from 1 to {MOST_RANKS}.")
     if not 0 < arguments.duration < float("inf"):
         raise UsageError(f"--duration {arguments.duration:g} is not possible: give a number of seconds above 0.")
-    return Plan(arguments.scenario, arguments.ranks, arguments.duration, arguments.seed, arguments.real)
+    return Plan(arguments.scenario, arguments.ranks, arguments.duration, arguments.seed, arguments.real, arguments.loop)
 
 
 @contextmanager
@@ -83,10 +81,21 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _show(plan: Plan, ranks: Ranks, url: str) -> None:
-    console = Console()
+def _play(plan: Plan, ranks: Ranks, url: str) -> None:
     title = f"torchmem demo: {plan.scenario}, {'real tensors' if plan.real else 'simulated'}"
-    print(f"{title}; metrics at {url}/metrics", file=sys.stdout, flush=True)
+    print(f"{title}; metrics at {url}/metrics", flush=True)
+    while True:
+        ranks.start()
+        _show(plan, ranks, title, url)
+        for rank, words in ranks.last_words().items():
+            print(f"rank {rank} said: {words}", flush=True)
+        if not plan.loop:
+            return
+        ranks.close()
+
+
+def _show(plan: Plan, ranks: Ranks, title: str, url: str) -> None:
+    console = Console()
     started = time.monotonic()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     pause = REFRESH_SECONDS if live else min(PLAIN_SECONDS, plan.duration / 3)
@@ -94,10 +103,8 @@ def _show(plan: Plan, ranks: Ranks, url: str) -> None:
         while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
             time.sleep(min(pause, plan.duration - elapsed))
             heading = Heading(title, url, time.monotonic() - started, plan.duration)
-            readings = Exposition.scrape(url).ranks()
+            readings = Exposition.scrape(url).ranks(ranks.pids)
             if live:
                 live.update(screen(heading, readings), refresh=True)
             else:
                 print(plain(heading, readings), flush=True)
-    for rank, words in ranks.last_words().items():
-        print(f"rank {rank} said: {words}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ def screen(heading: Heading, ranks: Sequence[RankReading]) -> RenderableType:
         ("   Ctrl-C ends everything", "dim"),
     )
     return Panel(
-        Group(table, _legend(), *news, Text(), footer), title=heading.title, border_style="blue", padding=(1, 2)
+        Group(table, _legend(), Text(), *news, Text(), footer), title=heading.title, border_style="blue", padding=(1, 2)
     )
 
 
@@ -102,8 +103,8 @@ def _news(rank: RankReading) -> Text | None:
         return None
     return Text.assemble(
         (f"rank {rank.rank} is out of memory: ", "bold red"),
-        f"it asked for {rank.last_oom_requested / MIB:.0f} MiB and no free block is that large, ",
-        (f"while {_gib(rank.stranded)} lie free between live blocks.", "bold"),
+        f"{rank.last_oom_requested / MIB:.0f} MiB requested, ",
+        (f"{_gib(rank.stranded)} free, but in smaller pieces between live blocks.", "bold"),
     )
 
 
@@ -117,7 +118,8 @@ def _gib(value: float | None) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    """Cut, not rounded: the index never reaches 1."""
+    return "–" if value is None else f"{math.floor(value * 100) / 100:.2f}"
 
 
 def _count(value: float | None) -> str:

@@ -3,6 +3,8 @@
 Each layer allocates a large activation and a 4 MiB tensor of statistics. A few of the statistics outlive the step,
 and each of them pins the segment in which it lies. Sequences get longer during an epoch, so that the holes left by
 the activations of earlier steps are too small for later ones: the free memory is there, in pieces nobody can use.
+Most ranks start a new epoch with short sequences and an emptied cache before it gets too tight. The last rank's
+sequences go on growing, and in the end it forgets to drop its statistics.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def train(worker: Worker) -> Iterator[Moment]:
         allocator.malloc(WEIGHT_BYTES)
     allocator.free(allocator.malloc(STAGING_BYTES))
     statistics = Statistics(allocator, rng, steps_to_replace=WINDOW_ARC * ARC * worker.steps)
-    step = growth = 0.0
+    step, growth = 0, 0.0
     while True:
         arc = step / (ARC * worker.steps)
         growth, last_growth = (arc if worker.is_last else epoch_growth(arc)), growth
