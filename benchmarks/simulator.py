@@ -1,7 +1,7 @@
 """Events per second of the simulated allocator on a mixed workload: `python benchmarks/simulator.py`.
 
-An event is one malloc or one free. Sizes are half small-pool and half large-pool, log-uniform; when the target number of
-live blocks is reached, a random one is freed for each new one. The best of several runs counts.
+An event is one malloc or one free. Sizes are half small-pool and half large-pool, log-uniform; once the target number
+of live blocks is reached, a random one is freed for each new one. The best of several runs counts.
 """
 
 from __future__ import annotations

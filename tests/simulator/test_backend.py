@@ -1,0 +1,67 @@
+"""The simulated backend is a door like PyTorch's."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmem.core.backend import Backend, Device
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.sizes import MIB
+
+
+def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
+    """Devices, statistics, segments and free bytes come from the allocators, each under its index."""
+    second = DeviceCachingAllocator(SimulatedCard(50 * MIB, context_bytes=10 * MIB), device=1)
+    backend: Backend = SimulatedBackend([allocator, second])
+    allocator.malloc(20 * MIB)
+    second.malloc(30 * MIB)
+    second.set_memory_fraction(0.9)
+    assert [Device(0, "GPU-1", "Small", 100 * MIB), Device(1, None, None, 50 * MIB)] == list(backend.devices())
+    assert [80 * MIB, 10 * MIB] == [backend.free_bytes(index) for index in (0, 1)]
+    assert [None, 45 * MIB] == [backend.limit_bytes(index) for index in (0, 1)]
+    assert second.memory_stats_as_nested_dict() == backend.memory_stats(1)
+    assert allocator.memory_snapshot() + second.memory_snapshot() == backend.memory_snapshot()
+    assert "simulated" == backend.versions()["torch"]
+
+
+def test_callbacks_wait_for_cuda(allocator: DeviceCachingAllocator) -> None:
+    """A callback for the start of CUDA runs once: when it starts, or at once when it has."""
+    backend = SimulatedBackend([allocator], initialized=False)
+    seen: list[str] = []
+    backend.on_init(lambda: seen.append("early"))
+    assert ([], False) == (seen, backend.is_initialized())
+    backend.init()
+    backend.on_init(lambda: seen.append("late"))
+    backend.init()
+    assert (["early", "late"], True) == (seen, backend.is_initialized())
+
+
+def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> None:
+    """Each step runs every callback once; one may remove itself or another, more than once, during a step."""
+    backend = SimulatedBackend([allocator])
+    seen: list[str] = []
+
+    def first() -> None:
+        seen.append("first")
+        remove()
+
+    backend.on_step(first)
+    remove = backend.on_step(lambda: seen.append("removed"))
+    backend.on_step(lambda: seen.append("last"))
+    for _ in range(2):
+        backend.step()
+    assert ["first", "removed", "last", "first", "last"] == seen
+
+
+def test_observers_hear_of_an_oom_on_any_device(allocator: DeviceCachingAllocator) -> None:
+    """An observer is called with the device that ran out."""
+    second = DeviceCachingAllocator(SimulatedCard(50 * MIB, context_bytes=0), device=1)
+    seen: list[tuple[int, ...]] = []
+    SimulatedBackend([allocator, second]).on_oom(lambda *args: seen.append(args))
+    for full in (allocator, second):
+        with pytest.raises(OutOfMemoryError):
+            full.malloc(200 * MIB)
+    assert [(0, 200 * MIB, 100 * MIB, 100 * MIB), (1, 200 * MIB, 50 * MIB, 50 * MIB)] == seen

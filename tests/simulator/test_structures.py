@@ -1,0 +1,83 @@
+"""Statistics and snapshots have PyTorch's shape, and resets do what PyTorch's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchmem.core.snapshot import BlockInfo, SegmentInfo
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.sizes import MIB
+
+BY_POOL = {
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+    "inactive_split_bytes", "requested_bytes",
+}  # fmt: skip
+OVERSIZE = {"oversize_allocations", "oversize_segments"}
+COUNTERS = {
+    "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+    "num_oom_rejections", "max_split_size",
+}  # fmt: skip
+VALUES = {"current", "peak", "allocated", "freed"}
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, int]:
+    """`torch.cuda.memory_stats()` from the nested form: keys joined by dots."""
+    flat: dict[str, int] = {}
+    for name, value in nested.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def test_statistics_have_the_keys_of_pytorch_2_13(allocator: DeviceCachingAllocator) -> None:
+    """The nested statistics have PyTorch's 123 numbers under PyTorch's names."""
+    nested = allocator.memory_stats_as_nested_dict()
+    assert set(nested) == BY_POOL | OVERSIZE | COUNTERS | {"reserved_bytes_by_private_pools"}
+    for name in BY_POOL:
+        assert set(nested[name]) == {"all", "small_pool", "large_pool"}
+        assert all(set(values) == VALUES for values in nested[name].values())
+    assert all(set(nested[name]) == VALUES for name in OVERSIZE)
+    assert len(flatten(nested)) == 123
+    assert nested["max_split_size"] == -1
+
+
+def test_snapshots_have_the_keys_of_pytorch(allocator: DeviceCachingAllocator) -> None:
+    """Segments and blocks have exactly the fields that readers of a snapshot are promised."""
+    allocator.malloc(3 * MIB)
+    (segment,) = allocator.memory_snapshot()
+    assert set(segment) == set(SegmentInfo.__annotations__)
+    assert all(set(block) == set(BlockInfo.__annotations__) for block in segment["blocks"])
+
+
+def test_a_snapshot_tells_pool_stream_and_requested_bytes(allocator: DeviceCachingAllocator) -> None:
+    """Each segment says which pool and stream it serves, and what was asked for."""
+    allocator.malloc(1000)
+    allocator.malloc(3 * MIB + 1, stream=7)
+    small, large = allocator.memory_snapshot()
+    assert ("small", 0, 1000, 1024) == (
+        small["segment_type"], small["stream"], small["requested_size"], small["allocated_size"]
+    )  # fmt: skip
+    assert ("large", 7, 3 * MIB + 1, 3 * MIB + 512) == (
+        large["segment_type"], large["stream"], large["requested_size"], large["active_size"]
+    )  # fmt: skip
+
+
+def test_resetting_the_peak_starts_from_now(allocator: DeviceCachingAllocator) -> None:
+    """After a reset the peak is the current value, and sums go on."""
+    kept, freed = allocator.malloc(20 * MIB), allocator.malloc(30 * MIB)
+    allocator.free(freed)
+    allocator.reset_peak_memory_stats()
+    stats = allocator.memory_stats_as_nested_dict()["allocated_bytes"]["large_pool"]
+    assert {"current": kept.size, "peak": kept.size, "allocated": 50 * MIB, "freed": 30 * MIB} == stats
+
+
+def test_resetting_the_sums_also_resets_the_counters(allocator: DeviceCachingAllocator) -> None:
+    """After a reset sums and counters start at 0, while current and peak stay."""
+    block = allocator.malloc(20 * MIB)
+    allocator.empty_cache()
+    allocator.reset_accumulated_memory_stats()
+    stats = allocator.memory_stats_as_nested_dict()
+    assert {"current": 20 * MIB, "peak": 20 * MIB, "allocated": 0, "freed": 0} == stats["allocated_bytes"]["all"]
+    assert {0} == {stats[name] for name in COUNTERS - {"max_split_size"}}
+    allocator.free(block)
+    stats = allocator.memory_stats_as_nested_dict()
+    assert {"current": 0, "peak": 20 * MIB, "allocated": 0, "freed": 20 * MIB} == stats["allocated_bytes"]["all"]
