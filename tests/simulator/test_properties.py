@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmem.core.fragmentation import Room, measure
@@ -208,13 +208,16 @@ def test_the_same_program_gives_the_same_memory(program: list[tuple[str, int, in
 
 
 def test_the_programs_reach_retries_and_ooms() -> None:
-    """Among the programs drawn above are some that retry and succeed, and some that run out."""
-    seen: set[tuple[bool, bool]] = set()
+    """Of the programs drawn above many retry and succeed, and many run out: at least one in ten of each."""
+    succeeded, refused = [], []
 
+    @settings(derandomize=True, max_examples=100)
     @given(programs)
     def look(program: list[tuple[str, int, int]]) -> None:
         nested = final(program)[0].memory_stats_as_nested_dict()
-        seen.add((nested["num_alloc_retries"] > nested["num_ooms"], nested["num_ooms"] > 0))
+        succeeded.append(nested["num_alloc_retries"] > nested["num_ooms"])
+        refused.append(nested["num_ooms"] > 0)
 
     look()
-    assert {(False, False), (True, False), (True, True)} <= seen
+    assert sum(succeeded) >= 10
+    assert sum(refused) >= 10
