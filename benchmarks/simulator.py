@@ -10,10 +10,10 @@ import math
 import random
 import time
 
+from torchmem.core.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.sizes import MIB
 
 EVENTS = 200_000
 RUNS = 3

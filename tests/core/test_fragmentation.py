@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.snapshots import segment, segments
 
-from torchmem.core.fragmentation import MIB, Room, driver_path_bytes, full_pages, measure
+from torchmem.core.fragmentation import Room, driver_path_bytes, full_pages, measure
+from torchmem.core.sizes import GIB, MIB
 from torchmem.core.snapshot import SegmentInfo
 
-GIB = 1 << 30
 rooms = st.builds(Room, st.integers(0, 80 * GIB), st.integers(0, 80 * GIB), st.none() | st.integers(0, 80 * GIB))
 
 

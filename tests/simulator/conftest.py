@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from torchmem.core.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.sizes import MIB
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 
+from torchmem.core.sizes import MIB
 from torchmem.core.snapshot import SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.sizes import MIB
 
 
 def layout(segments: list[SegmentInfo]) -> list[list[tuple[int, str]]]:

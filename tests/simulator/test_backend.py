@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from torchmem.core.backend import Backend, Device
+from torchmem.core.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.sizes import MIB
 
 
 def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:

@@ -8,8 +8,8 @@ from multiprocessing.sharedctypes import SynchronizedArray
 
 import pytest
 
+from torchmem.core.sizes import MIB
 from torchmem.simulator.card import CardUse, SimulatedCard
-from torchmem.simulator.sizes import MIB
 
 TOTAL = 100 * MIB
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmem.core.fragmentation import Room, measure
+from torchmem.core.sizes import MIB, SMALL_SIZE, round_size
 from torchmem.core.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.sizes import MIB, SMALL_SIZE, round_size
 
 CARD_BYTES = 70 * MIB
 CONTEXT_BYTES = 10 * MIB

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from torchmem.core.sizes import SMALL_SIZE, round_size
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.sizes import SMALL_SIZE, round_size
 
 Event = dict[str, Any]
 

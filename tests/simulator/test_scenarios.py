@@ -8,11 +8,11 @@ import pytest
 
 from torchmem.core.fragmentation import measure
 from torchmem.core.sample import Layout
+from torchmem.core.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import CARD_BYTES, SimulatedCard
 from torchmem.simulator.errors import OomReport, OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, Worker
-from torchmem.simulator.sizes import GIB, MIB
 
 STEPS = 400
 RANKS = 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchmem.core.sizes import MIB
 from torchmem.core.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.sizes import MIB
 
 BY_POOL = {
     "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",

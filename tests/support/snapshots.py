@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from torchmem.core.fragmentation import MIB
+from torchmem.core.sizes import MIB
 from torchmem.core.snapshot import SegmentInfo
 
 

@@ -1,8 +1,6 @@
 """Fragmentation arithmetic on a memory snapshot: free bytes, what pins them, the largest request that still fits.
 
 Only the default pools count; memory of CUDA graphs and MemPools is not usable by eager code and is reported apart.
-Constants: c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13 (kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc,
-kRoundLarge).
 """
 
 from __future__ import annotations
@@ -12,14 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchmem.core.sample import FREE_BLOCK_BOUNDS, BlockCounts, ByPool, Layout
+from torchmem.core.sizes import LARGE_BUFFER, MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_BUFFER, SMALL_SIZE
 from torchmem.core.snapshot import DEFAULT_POOL, BlockInfo, SegmentInfo
-
-MIB = 1 << 20
-SMALL_SIZE = 1 * MIB  # largest request of the small pool
-SMALL_BUFFER = 2 * MIB  # segment of the small pool
-LARGE_BUFFER = 20 * MIB  # segment for requests of 1 to 10 MiB, and page of an expandable segment
-MIN_LARGE_ALLOC = 10 * MIB  # from here on a request gets a segment of its own size
-ROUND_LARGE = 2 * MIB  # rounded up to this
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from threading import RLock
 from typing import Any
 
 from torchmem.core.backend import OomObserver
+from torchmem.core.sizes import MIN_BLOCK_SIZE, SMALL_SIZE, get_allocation_size, round_size
 from torchmem.core.snapshot import SegmentInfo
 from torchmem.simulator.blocks import Block, BlockPool
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OomReport, OutOfMemoryError
-from torchmem.simulator.sizes import MIN_BLOCK_SIZE, SMALL_SIZE, get_allocation_size, round_size
 from torchmem.simulator.snapshot import segment_infos
 from torchmem.simulator.stats import DeviceStats
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torchmem.simulator.sizes import GIB, MIB
+from torchmem.core.sizes import GIB, MIB
 
 CARD_BYTES = 80 * GIB
 CONTEXT_BYTES = 512 * MIB

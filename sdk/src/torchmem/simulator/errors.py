@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchmem.simulator.sizes import format_size
+from torchmem.core.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)

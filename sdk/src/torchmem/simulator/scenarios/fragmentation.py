@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from random import Random
 
+from torchmem.core.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
-from torchmem.simulator.sizes import GIB, MIB
 
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 46

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchmem.core.sizes import GIB, MIB
 from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
-from torchmem.simulator.sizes import GIB, MIB
 
 WEIGHT_BYTES = 1 * GIB
 WEIGHTS = 24

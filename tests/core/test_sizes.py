@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.simulator.sizes import MIB, format_size, get_allocation_size, round_size
+from torchmem.core.sizes import MIB, format_size, get_allocation_size, round_size
 
 
 @pytest.mark.parametrize(("size", "block"), [(0, 512), (1, 512), (512, 512), (513, 1024), (700, 1024), (MIB, MIB)])

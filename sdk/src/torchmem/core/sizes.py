@@ -16,7 +16,7 @@ SMALL_SIZE = 1 * MIB
 SMALL_BUFFER = 2 * MIB
 """kSmallBuffer: a segment of the small pool."""
 LARGE_BUFFER = 20 * MIB
-"""kLargeBuffer: the segment for blocks above kSmallSize and below kMinLargeAlloc."""
+"""kLargeBuffer: the segment for blocks above kSmallSize and below kMinLargeAlloc, and a page of expandable segments."""
 MIN_LARGE_ALLOC = 10 * MIB
 """kMinLargeAlloc: from this size on a block gets a segment of its own size."""
 ROUND_LARGE = 2 * MIB

@@ -1,0 +1,150 @@
+"""What the SDK must never do to a training process, on PyTorch's real allocator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.allocator
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Series = Callable[[str], list[tuple[dict[str, str], float]]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A machine of its own: cards and run directory belong to this test."""
+    own = {"TORCHMEM_RUN_DIR": str(tmp_path / "run"), "PHANTOM_STATE_DIR": str(tmp_path / "phantom")}
+    return os.environ | own | {"TORCHMEM_INTERVAL": "0.02"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    """Runs a script on two phantom cards of 4 GiB."""
+
+    def run_one(body: str) -> subprocess.CompletedProcess[str]:
+        phantom = [sys.executable, str(ROOT / "phantom" / "run.py"), "--memory", "4GiB", "--devices", "2", "--"]
+        return subprocess.run(
+            [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
+            env=environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return run_one
+
+
+@pytest.fixture
+def series(environment: dict[str, str]) -> Series:
+    """Labels and values of one metric, as the exporter shows it after the script has ended."""
+
+    def read(name: str) -> list[tuple[dict[str, str], float]]:
+        exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
+        shown = subprocess.run(exporter, env=environment, capture_output=True, text=True, check=True).stdout
+        samples = [sample for family in text_string_to_metric_families(shown) for sample in family.samples]
+        return [(sample.labels, sample.value) for sample in samples if sample.name == name]
+
+    return read
+
+
+def test_no_context_appears_on_a_card_the_script_does_not_use(run: Run, series: Series) -> None:
+    """With two cards and a script on the first, the second stays empty and is not shown."""
+    done = run("""
+sdk.instrument(snapshot_interval=0.02, snapshot_budget=1.0)
+tensor = torch.zeros(1 << 20, device="cuda:0")
+time.sleep(0.5)
+print([torch._C._cuda_hasPrimaryContext(index) for index in range(2)])
+""")
+
+    assert (0, "[True, False]\n") == (done.returncode, done.stdout), done.stderr
+    assert 1 == len(series("torchmem_reserved_peak_bytes"))
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_instrument_works_before_and_after_cuda_starts(run: Run, series: Series, before: bool) -> None:
+    """The one line may stand anywhere: peak and end are known either way, and CUDA is not started by it."""
+    line = "sdk.instrument(); assert not torch.cuda.is_initialized()\n"
+    rest = "torch.zeros(64 << 20, dtype=torch.uint8, device='cuda')\n"
+    done = run(line + rest if before else rest + line.split(";", maxsplit=1)[0] + "\n")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert [64.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
+    assert ["exited"] == [labels["state"] for labels, value in series("torchmem_process_state") if value]
+
+
+def test_the_first_allocation_may_already_fail(run: Run, series: Series) -> None:
+    """An OOM before any step is counted with its cause, stays an OutOfMemoryError, and ends the rank as `oom`."""
+    done = run("""
+sdk.instrument()
+torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
+""")
+
+    assert done.stderr.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert {"capacity": 1.0} == {labels["cause"]: value for labels, value in series("torchmem_ooms_total") if value}
+    assert ["oom"] == [labels["state"] for labels, value in series("torchmem_process_state") if value]
+
+
+def test_a_failing_observer_never_replaces_the_error(run: Run) -> None:
+    """Even when everything in our observer raises, the script catches OutOfMemoryError and can go on."""
+    done = run("""
+session = sdk.instrument()
+torch.zeros(1, device="cuda")
+def fail(*_): raise KeyboardInterrupt
+session._recorder.record_oom = fail
+try:
+    torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("caught")
+print(torch.zeros(1 << 20, device="cuda").numel())
+""")
+
+    assert (0, "caught\n1048576\n") == (done.returncode, done.stdout), done.stderr
+
+
+def test_data_loader_workers_may_be_forked(run: Run, series: Series) -> None:
+    """Forked workers after instrument() neither hang nor publish; the parent's numbers stay right."""
+    done = run("""
+sdk.instrument(port=0)
+held = torch.zeros(32 << 20, dtype=torch.uint8, device="cuda")
+time.sleep(0.2)
+loader = torch.utils.data.DataLoader(torch.arange(64), num_workers=2, batch_size=8)
+print(sum(len(batch) for _ in range(2) for batch in loader))
+""")
+
+    assert (0, "128\n") == (done.returncode, done.stdout), done.stderr
+    assert [32.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
+
+
+def test_counters_survive_the_users_resets(run: Run, series: Series) -> None:
+    """`reset_accumulated_memory_stats` and `reset_peak_memory_stats` move nothing of ours back."""
+    done = run("""
+session = sdk.instrument(interval=1e-6)
+def make(mib):
+    tensor = torch.empty(mib << 20, dtype=torch.uint8, device="cuda"); session.step(); return tensor
+for mib in (100, 200, 300): make(mib)
+torch.cuda.reset_accumulated_memory_stats(); torch.cuda.reset_peak_memory_stats(); session.step()
+torch.cuda.empty_cache(); make(50)
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert [300.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
+    assert [4.0] == [value for _, value in series("torchmem_device_allocs_total")]
+
+
+def test_the_process_ends_as_fast_as_without_us(run: Run) -> None:
+    """Leaving with the sampler in the middle of its work is clean: no abort, no message, the script's exit code."""
+    for _ in range(5):
+        done = run("""
+sdk.instrument(interval=0.001, snapshot_interval=0.001, snapshot_budget=1.0)
+held = [torch.zeros(1 << 20, device="cuda") for _ in range(200)]
+time.sleep(0.05)
+sys.exit(7)
+""")
+        assert (7, "", "") == (done.returncode, done.stdout, done.stderr)
