@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.stack import answers, free_port, prometheus, running
 from support.training import Training
 from support.waiting import until
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
 PHANTOM = [sys.executable, str(ROOT / "phantom" / "run.py")]
 
 
@@ -58,3 +61,37 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
             return Training(stack.enter_context(process), watching, tmp_path)
 
         yield start
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A machine of its own: cards and run directory belong to this test."""
+    own = {"TORCHMEM_RUN_DIR": str(tmp_path / "run"), "PHANTOM_STATE_DIR": str(tmp_path / "phantom")}
+    return os.environ | own | {"TORCHMEM_INTERVAL": "0.02"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs a script on two phantom cards of 4 GiB."""
+
+    def run_one(body: str) -> subprocess.CompletedProcess[str]:
+        phantom = [*PHANTOM, "--memory", "4GiB", "--devices", "2", "--"]
+        return subprocess.run(
+            [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
+            env=environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return run_one
+
+
+@pytest.fixture
+def series(environment: dict[str, str]) -> Callable[[str], list[tuple[dict[str, str], float]]]:
+    """Labels and values of one metric, as the exporter shows it after the script has ended."""
+
+    def read(name: str) -> list[tuple[dict[str, str], float]]:
+        exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
+        shown = subprocess.run(exporter, env=environment, capture_output=True, text=True, check=True).stdout
+        samples = [sample for family in text_string_to_metric_families(shown) for sample in family.samples]
+        return [(sample.labels, sample.value) for sample in samples if sample.name == name]
+
+    return read

@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.allocator
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Series = Callable[[str], list[tuple[dict[str, str], float]]]
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """A machine of its own: cards and run directory belong to this test."""
-    own = {"TORCHMEM_RUN_DIR": str(tmp_path / "run"), "PHANTOM_STATE_DIR": str(tmp_path / "phantom")}
-    return os.environ | own | {"TORCHMEM_INTERVAL": "0.02"}
-
-
-@pytest.fixture
-def run(environment: dict[str, str]) -> Run:
-    """Runs a script on two phantom cards of 4 GiB."""
-
-    def run_one(body: str) -> subprocess.CompletedProcess[str]:
-        phantom = [sys.executable, str(ROOT / "phantom" / "run.py"), "--memory", "4GiB", "--devices", "2", "--"]
-        return subprocess.run(
-            [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    return run_one
-
-
-@pytest.fixture
-def series(environment: dict[str, str]) -> Series:
-    """Labels and values of one metric, as the exporter shows it after the script has ended."""
-
-    def read(name: str) -> list[tuple[dict[str, str], float]]:
-        exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
-        shown = subprocess.run(exporter, env=environment, capture_output=True, text=True, check=True).stdout
-        samples = [sample for family in text_string_to_metric_families(shown) for sample in family.samples]
-        return [(sample.labels, sample.value) for sample in samples if sample.name == name]
-
-    return read
 
 
 def test_no_context_appears_on_a_card_the_script_does_not_use(run: Run, series: Series) -> None:

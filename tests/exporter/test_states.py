@@ -68,7 +68,23 @@ def test_state_follows_the_evidence(
     """Own last word, then liveness, then a pending OOM; a hidden process is judged by the age of its file."""
     sample = own_sample(ended=ended, oom_pending=oom_pending)
 
-    assert expected == state(sample, Sighting(alive, 1), age)
+    assert expected == state(sample, Sighting(alive, 1), sample.timestamp + age, age)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "patience", "expected"),
+    [(100.0, 300.0, "running"), (301.0, 300.0, "stalled"), (301.0, None, "running"), (None, 300.0, "running")],
+)
+def test_a_living_process_without_steps_has_stalled(
+    last_step: float | None, patience: float | None, expected: State
+) -> None:
+    """No step for longer than the process allowed itself, after there were some: stalled, also when it is silent."""
+    sample = own_sample()
+    then = None if last_step is None else sample.timestamp - last_step
+    stepped = replace(sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=patience)
+
+    assert expected == state(stepped, Sighting(alive=True, pid=1), sample.timestamp, 0)
+    assert "killed" == state(stepped, Sighting(alive=False, pid=1), sample.timestamp, 0)
 
 
 @pytest.mark.parametrize(("oom_pending", "expected"), [(False, "killed"), (True, "oom")])

@@ -121,3 +121,25 @@ print("trained")
 
     assert (0, "trained\n") == (done.returncode, done.stdout)
     assert 1 == done.stderr.count("torchmem watches nothing")
+
+
+def test_sigterm_flushes_before_the_scripts_own_handler(run_script: Run, published: Published) -> None:
+    """A script with its own SIGTERM handler keeps it, and what it had at that moment is published first."""
+    done = run_script("""
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+import signal
+signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+session = sdk.instrument(backend=backend, interval=3600.0)
+backend.step()
+os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
+""")
+
+    assert (5, "") == (done.returncode, done.stderr)
+    assert [1] == [sample["steps"]["count"] for sample in published()]
+
+
+def test_sigterm_without_a_handler_kills_as_ever(run_script: Run) -> None:
+    """The default action stays the default action: a rank that hangs in the driver dies at once."""
+    done = run_script("import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)")
+
+    assert -signal.SIGTERM == done.returncode

@@ -61,6 +61,7 @@ devices = st.builds(
     counters=counters,
     layout=_optional(layouts),
     last_oom=_optional(st.builds(Oom, seconds, size, st.sampled_from(OOM_CAUSES))),
+    phase_peaks=st.dictionaries(text, size, max_size=3),
 )
 processes = st.builds(
     Process,
@@ -88,6 +89,7 @@ samples = st.builds(
     oom_pending=st.booleans(),
     ended=_optional(st.sampled_from(["exited", "oom"])),
     metrics_url=_optional(text),
+    stall_after_seconds=_optional(seconds),
 )
 
 
@@ -111,6 +113,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             7 * gib, 12 * gib, 2 * gib, tuple(free_blocks), gib, gib // 2, 2 * gib, 9 * gib,
         ),
         last_oom=Oom(1_700_000_100.0, 3 * gib, "fragmentation"),
+        phase_peaks={"forward": 48 * gib},
     )  # fmt: skip
     process = Process(
         pid, None, None, "node1", run, rank, rank, 8, "train.py", {"slurm_job_id": "77"}, {"torch": "2.13.0"}

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from torchmem.core.sample import Sample, State
+from torchmem.core.state import living_state
 from torchmem.exporter.processes import Sighting
 
 UNSEEN_FRESH_SECONDS = 60.0
 
 
-def state(sample: Sample, sighting: Sighting, age_seconds: float) -> State:
+def state(sample: Sample, sighting: Sighting, now: float, age_seconds: float) -> State:
     """What the process is doing, or how it ended.
 
-    Its own last word counts first. Without one, a process that runs is running, and so is a hidden one that wrote
-    less than a minute ago; any other ended in an OutOfMemoryError if one was pending, else it was killed.
+    Its own last word counts first. Without one, a process that lives is running or stalled, and so is a hidden one
+    that wrote less than a minute ago; any other ended in an OutOfMemoryError if one was pending, else it was killed.
+    `now` in Unix seconds, `age_seconds` since it wrote.
     """
     if sample.ended is not None:
         return sample.ended
     if sighting.alive or (sighting.alive is None and age_seconds < UNSEEN_FRESH_SECONDS):
-        return "running"
+        return living_state(sample, now)
     return "oom" if sample.oom_pending else "killed"

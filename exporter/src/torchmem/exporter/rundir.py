@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.core.sample import Sample, State
+from torchmem.core.sample import LIVING_STATES, Sample, State
 from torchmem.exporter import files
 from torchmem.exporter.decode import decode
 from torchmem.exporter.files import FileVersion
@@ -122,8 +122,8 @@ class RunDirectory:
             self._refuse(file.version, "foreign_owner")
             return None
         written = min(file.sample.timestamp, file.version.mtime)
-        verdict = state(file.sample, sighting, now - written)
-        if verdict in {"running", "stalled"}:
+        verdict = state(file.sample, sighting, now, now - written)
+        if verdict in LIVING_STATES:
             self._last_seen[identity(process)] = now
         elif now - max(file.version.mtime, self._last_seen.get(identity(process), 0.0)) > self._ttl_seconds:
             with contextlib.suppress(OSError):

@@ -43,6 +43,9 @@ class Backend(Protocol):
     def limit_bytes(self, device: int) -> int | None:
         """The per-process memory limit (memory fraction) in bytes; None when there is none or it is unknown."""
 
+    def reset_peaks(self, device: int) -> None:
+        """Set PyTorch's peaks to the current values, unseen by the user; called only when asked for (`reset_peaks`)."""
+
     def allocator_settings(self) -> Mapping[str, str]:
         """The effective settings of the allocator, by PyTorch's names."""
 
@@ -52,8 +55,11 @@ class Backend(Protocol):
     def on_init(self, callback: Callable[[], None]) -> None:
         """Run `callback` once when CUDA comes up (at once when it is up)."""
 
-    def on_step(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` in the training thread after every optimizer step; returns what removes it."""
+    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """Run `callback` in the training thread after every optimizer step, with a number that names the optimizer.
+
+        Returns what removes it.
+        """
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach `observer` for the life of the process; it runs before OutOfMemoryError is thrown."""

@@ -73,6 +73,14 @@ DEVICE_TOTAL = _declare(
     _G, "gauge", "torchmem_device_total_bytes", "Memory of the device as CUDA reports it to the process.", DEVICE
 )
 
+PHASE_PEAK = _declare(
+    _G,
+    "gauge",
+    "torchmem_phase_allocated_peak_bytes",
+    "Highest allocated bytes within a phase that the script named, as far as it was seen.",
+    (*DEVICE, "phase"),
+)
+
 _G = "Fragmentation, from snapshots at random moments"
 SEGMENTS = _declare(
     _G, "gauge", "torchmem_segments", "Segments of the default pools, by the pool they serve.", (*DEVICE, "pool")

@@ -65,6 +65,8 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     devices = [(view.device_labels(device), device) for view in views for device in view.sample.devices]
     yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
     yield family(catalog.DEVICE_TOTAL, _known((labels, d.total_bytes) for labels, d in devices))
+    phases = [((*labels, name), peak) for labels, d in devices for name, peak in d.phase_peaks.items()]
+    yield family(catalog.PHASE_PEAK, phases)
     yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
     yield from _counter_families([(labels, d.counters) for labels, d in devices])
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]

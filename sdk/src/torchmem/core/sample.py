@@ -15,7 +15,8 @@ Ending = Literal["exited", "oom"]
 State = Literal["running", "stalled", "exited", "oom", "killed"]
 
 OOM_CAUSES: tuple[OomCause, ...] = ("capacity", "fragmentation", "limit", "external")
-STATES: tuple[State, ...] = ("running", "stalled", "exited", "oom", "killed")
+LIVING_STATES: tuple[State, ...] = ("running", "stalled")
+STATES: tuple[State, ...] = (*LIVING_STATES, "exited", "oom", "killed")
 
 # Upper bounds in bytes of the free-block histogram: from one page to the largest block a card can hold.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
@@ -112,7 +113,10 @@ class Oom:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One device of the process: torch's index for it, its UUID as NVML writes it, its memory."""
+    """One device of the process: torch's index for it, its UUID as NVML writes it, its memory.
+
+    `phase_peaks`: highest allocated bytes within each phase that the script named.
+    """
 
     index: int
     uuid: str | None
@@ -122,16 +126,21 @@ class DeviceSample:
     counters: Counters = Counters()
     layout: Layout | None = None
     last_oom: Oom | None = None
+    phase_peaks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Optimizer steps seen: their number, the seconds between them by bucket and in sum, samples reported."""
+    """Optimizer steps seen: their number, the seconds between them by bucket and in sum, samples reported.
+
+    `last_timestamp`: when the last one ended, Unix seconds.
+    """
 
     count: int = 0
     duration_counts: tuple[int, ...] = (0,) * (len(STEP_DURATION_BOUNDS) + 1)
     duration_sum_seconds: float = 0.0
     samples: int | None = None
+    last_timestamp: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,8 @@ class Sample:
     """Everything one process publishes at one moment (`timestamp`, Unix seconds).
 
     `oom_pending`: an OutOfMemoryError was raised and no step has finished since. `ended`: the process said that it
-    ends. `metrics_url`: where it serves its own endpoint, when asked to.
+    ends. `metrics_url`: where it serves its own endpoint, when asked to. `stall_after_seconds`: how long it may go
+    without a step before it counts as stalled.
     """
 
     timestamp: float
@@ -182,4 +192,5 @@ class Sample:
     oom_pending: bool = False
     ended: Ending | None = None
     metrics_url: str | None = None
+    stall_after_seconds: float | None = None
     schema: int = SCHEMA_VERSION

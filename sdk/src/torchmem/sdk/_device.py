@@ -40,6 +40,7 @@ class DeviceRecord:
         self.allocator: Allocator | None = None
         self.layout: Layout | None = None
         self.last_oom: Oom | None = None
+        self.phase_peaks: dict[str, int] = {}
         self._counters: dict[str, Monotone] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] = {}
@@ -87,6 +88,7 @@ class DeviceRecord:
             counters=Counters(ooms=dict(self._ooms), **totals),
             layout=self.layout,
             last_oom=self.last_oom,
+            phase_peaks=dict(self.phase_peaks),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Stage = Literal["stats", "snapshot", "step", "oom", "publish", "textfile", "endpoint", "setup", "exit"]
+Stage = Literal["stats", "snapshot", "step", "phase", "oom", "publish", "textfile", "endpoint", "setup", "exit"]
 log = logging.getLogger("torchmem")
 
 

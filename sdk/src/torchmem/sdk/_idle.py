@@ -35,6 +35,9 @@ class IdleBackend:
         """Unknown."""
         return None
 
+    def reset_peaks(self, device: int) -> None:
+        """Nothing to reset."""
+
     def allocator_settings(self) -> Mapping[str, str]:
         """None."""
         return {}
@@ -46,7 +49,7 @@ class IdleBackend:
     def on_init(self, callback: Callable[[], None]) -> None:
         """CUDA never comes up."""
 
-    def on_step(self, callback: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
+    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:  # noqa: ARG002
         """No step is ever seen."""
         return lambda: None
 

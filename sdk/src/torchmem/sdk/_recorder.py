@@ -49,6 +49,23 @@ class Recorder:
             record = self._records.setdefault(device.index, DeviceRecord(device))
             record.read(self.backend.memory_stats(device.index) or {})
 
+    def allocated(self) -> dict[int, tuple[int, int]]:
+        """Allocated bytes of every device, now and at their peak."""
+        stats = {index: self.backend.memory_stats(index) for index in list(self._records)}
+        values = {index: found["allocated_bytes"]["all"] for index, found in stats.items() if found}
+        return {index: (value["current"], value["peak"]) for index, value in values.items()}
+
+    def record_phase(self, device: int, name: str, peak: int) -> None:
+        """Remember the highest allocated bytes of a phase."""
+        peaks = self._records[device].phase_peaks
+        peaks[name] = max(peaks.get(name, 0), peak)
+
+    def reset_peaks(self) -> None:
+        """Reset PyTorch's peaks once they are in our own high-water marks."""
+        self.read_stats()
+        for index in list(self._records):
+            self.backend.reset_peaks(index)
+
     def read_snapshot(self) -> None:
         """Take one snapshot and measure every device by it; keeps the old layout where there is none."""
         started = time.perf_counter()

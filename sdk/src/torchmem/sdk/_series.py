@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
@@ -10,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from torchmem.core.families import View, families
 from torchmem.core.sample import Sample
+from torchmem.core.state import living_state
 
 
 class _OwnSeries(Collector):
@@ -18,7 +20,8 @@ class _OwnSeries(Collector):
 
     def collect(self) -> Iterable[Metric]:
         sample = self._read()
-        return families([View(sample, sample.process.pid, sample.ended or "running", gpus={})])
+        state = sample.ended or living_state(sample, time.time())
+        return families([View(sample, sample.process.pid, state, gpus={})])
 
     def describe(self) -> Iterable[Metric]:
         return []  # an empty description keeps registration from collecting

@@ -25,7 +25,9 @@ class SettingsKeywords(TypedDict, total=False):
     interval: float
     snapshot_interval: float
     snapshot_budget: float
+    reset_peaks: bool
     idle_after: float
+    stall_after: float
     port: int | None
     address: str
     textfile: str | Path | None
@@ -42,7 +44,10 @@ class Settings:
     interval: seconds between two reads of the statistics, and between two publications.
     snapshot_interval: shortest time in seconds between two memory snapshots.
     snapshot_budget: share of wall time that snapshots may take; a costly snapshot is taken less often.
+    reset_peaks: True resets PyTorch's peaks at the begin of a phase, which makes the peaks of phases exact; your own
+        `torch.cuda.max_memory_*` go on as if nothing had happened.
     idle_after: seconds without an optimizer step after which the background thread reads the statistics.
+    stall_after: seconds without a step, after there were some, until the process counts as stalled.
     port: serve /metrics in this process too, on port + local rank; 0 takes any free port; None opens no port.
     address: where that endpoint listens.
     textfile: write a node_exporter textfile to this .prom file, or into this directory.
@@ -55,7 +60,9 @@ class Settings:
     interval: float = 1.0
     snapshot_interval: float = 10.0
     snapshot_budget: float = 0.001
+    reset_peaks: bool = False
     idle_after: float = 5.0
+    stall_after: float = 300.0
     port: int | None = None
     address: str = "127.0.0.1"
     textfile: Path | None = None
@@ -135,7 +142,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "interval": _positive,
     "snapshot_interval": _positive,
     "snapshot_budget": _positive,
+    "reset_peaks": _boolean,
     "idle_after": _positive,
+    "stall_after": _positive,
     "port": _port,
     "address": str,
     "textfile": Path,

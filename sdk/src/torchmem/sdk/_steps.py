@@ -1,14 +1,34 @@
-"""Optimizer steps: their number and the time between them."""
+"""Optimizer steps: what counts as one, their number, and the time between them."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 
 from torchmem.core.sample import STEP_DURATION_BOUNDS, Steps
 
 
+class Iterations:
+    """Tells where a training iteration begins when several optimizers step in each.
+
+    An iteration begins when an optimizer steps again that has stepped since the last beginning. So two optimizers
+    of a GAN count one iteration together, and so do the hundreds of an optimizer-in-backward.
+    """
+
+    def __init__(self) -> None:
+        self._stepped: set[int] = set()
+
+    def begins(self, optimizer: int) -> bool:
+        """Whether the step of this optimizer, named by a number, begins a new iteration."""
+        if self._stepped and optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            return False
+        self._stepped = {optimizer}
+        return True
+
+
 class StepClock:
-    """Counts steps; a call costs about a microsecond. Times are seconds of a monotonic clock."""
+    """Counts steps; a call costs about a microsecond. Times are seconds of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -29,5 +49,6 @@ class StepClock:
             self._samples = (self._samples or 0) + samples
 
     def steps(self) -> Steps:
-        """The counts so far."""
-        return Steps(self.count, tuple(self._durations), self._sum, self._samples)
+        """The counts so far, and the Unix time of the last step."""
+        last = None if self.last is None else time.time() - (time.perf_counter() - self.last)
+        return Steps(self.count, tuple(self._durations), self._sum, self._samples, last)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch.cuda._utils import _get_device_index
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
+from torchmem.sdk._peaks import MemoryModule, UserPeaks
 
 
 class TorchBackend:
@@ -24,6 +26,7 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._devices: dict[int, Device] = {}
+        self._user_peaks: UserPeaks | None = None
         parameters = inspect.signature(torch.cuda.memory.memory_snapshot).parameters
         # Since 2.11; before, a snapshot always copies the user's whole recorded history.
         self._can_skip_traces = "include_traces" in parameters
@@ -44,7 +47,8 @@ class TorchBackend:
         """The nested form, an eighth of the price of the flattened one; None for pluggable allocators."""
         if self._allocator_backend() == "pluggable":
             return None
-        return cast("NestedStats", torch.cuda.memory_stats_as_nested_dict(device)) or None
+        read = self._user_peaks.stats if self._user_peaks else torch.cuda.memory_stats_as_nested_dict
+        return cast("NestedStats", read(device)) or None
 
     def memory_snapshot(self) -> list[SegmentInfo] | None:
         """Without traces; None where they cannot be left out and history is being recorded, or not native."""
@@ -67,6 +71,13 @@ class TorchBackend:
         total = self._devices[device].total_bytes
         return None if fraction >= 1 or total is None else int(fraction * total)
 
+    def reset_peaks(self, device: int) -> None:
+        """`reset_peak_memory_stats`, with the user's `max_memory_*` kept as they were; see `UserPeaks`."""
+        if self._user_peaks is None:
+            modules = cast("tuple[MemoryModule, ...]", (torch.cuda.memory, torch.cuda))
+            self._user_peaks = UserPeaks(modules, lambda given: int(_get_device_index(given, optional=True)))
+        self._user_peaks.reset(device)
+
     def allocator_settings(self) -> Mapping[str, str]:
         """`allocator_settings` of the snapshot (since 2.3): what the allocator parsed, not what was set."""
         backend = self._allocator_backend()
@@ -85,9 +96,9 @@ class TorchBackend:
         if hasattr(torch._C, "_cuda_init"):  # noqa: SLF001
             torch.cuda._lazy_call(callback)  # noqa: SLF001
 
-    def on_step(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
         """A global post hook of every torch.optim optimizer, older ones included."""
-        handle = register_optimizer_step_post_hook(lambda *_: callback())
+        handle = register_optimizer_step_post_hook(lambda optimizer, *_: callback(id(optimizer)))
         return cast("Callable[[], None]", handle.remove)
 
     def on_oom(self, observer: OomObserver) -> None:

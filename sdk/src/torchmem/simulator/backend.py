@@ -23,7 +23,7 @@ class SimulatedBackend:
         self._allocators = {allocator.device: allocator for allocator in allocators}
         self._initialized = initialized
         self._init_callbacks: list[Callback] = []
-        self._step_callbacks: list[Callback] = []
+        self._step_callbacks: list[Callable[[int], None]] = []
 
     def init(self) -> None:
         """Start CUDA: run the callbacks that wait for it."""
@@ -32,10 +32,10 @@ class SimulatedBackend:
         for callback in waiting:
             callback()
 
-    def step(self) -> None:
-        """End one optimizer step: run the step callbacks in this thread."""
+    def step(self, optimizer: int = 0) -> None:
+        """End one step of an optimizer: run the step callbacks in this thread."""
         for callback in list(self._step_callbacks):
-            callback()
+            callback(optimizer)
 
     def is_initialized(self) -> bool:
         """Whether CUDA counts as started."""
@@ -64,6 +64,10 @@ class SimulatedBackend:
         """The limit from the memory fraction in bytes, if one is set."""
         return self._allocators[device].allowed_memory_maximum
 
+    def reset_peaks(self, device: int) -> None:
+        """Reset the peaks of one device."""
+        self._allocators[device].reset_peak_memory_stats()
+
     def allocator_settings(self) -> Mapping[str, str]:
         """PyTorch's defaults: the only settings this allocator knows."""
         return {
@@ -84,7 +88,7 @@ class SimulatedBackend:
         else:
             self._init_callbacks.append(callback)
 
-    def on_step(self, callback: Callback) -> Callback:
+    def on_step(self, callback: Callable[[int], None]) -> Callback:
         """Run `callback` at each `step()`; returns what removes it, however often it is called."""
         self._step_callbacks.append(callback)
 

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from torchmem.core import catalog
 from torchmem.core.families import View, family
-from torchmem.core.sample import DeviceSample
+from torchmem.core.sample import LIVING_STATES, DeviceSample
 from torchmem.exporter.gpu import GpuIdentity, ProcessMemory
 from torchmem.exporter.rundir import Published
 
@@ -24,7 +24,7 @@ def collect(published: Sequence[Published], known: Mapping[str, GpuIdentity], pr
     gpus = {uuid: str(gpu.index) for uuid, gpu in known.items()}
     rows = []
     for item in published:
-        if not item.attributed or item.state != "running":
+        if not item.attributed or item.state not in LIVING_STATES:
             continue
         view = View(item.sample, item.pid, item.state, gpus)
         for device in item.sample.devices:

@@ -1,0 +1,157 @@
+"""Steps, phases and peaks: what counts as one, and what was the highest within."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmem.sdk._peaks import MemoryModule, UserPeaks, WindowPeak
+from torchmem.sdk._session import Session
+from torchmem.sdk._steps import Iterations
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+
+MIB = 1 << 20
+Opener = Callable[..., Session]
+Published = Callable[[], list[dict[str, Any]]]
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_optimizers_that_take_turns_count_one_iteration_together(optimizers: int, iterations: int) -> None:
+    """However many optimizers step once in each iteration, the count is that of the iterations."""
+    clock = Iterations()
+
+    begun = sum(clock.begins(optimizer) for _ in range(iterations) for optimizer in range(optimizers))
+
+    assert iterations == begun
+
+
+def test_a_new_optimizer_takes_over() -> None:
+    """When a second training phase makes its own optimizer, at most one of its steps goes uncounted."""
+    clock = Iterations()
+
+    begun = [clock.begins(optimizer) for optimizer in (1, 1, 1, 2, 2, 2)]
+
+    assert [True, True, True, False, True, True] == begun
+
+
+def test_a_gan_steps_once_an_iteration(backend: SimulatedBackend, open_session: Opener, published: Published) -> None:
+    """Two optimizers in turn show as many steps as the loop has turns."""
+    session = open_session(backend)
+    for _ in range(5):
+        backend.step(optimizer=1)
+        backend.step(optimizer=2)
+    session.close()
+
+    assert 5 == published()[0]["steps"]["count"]
+
+
+@given(
+    st.integers(50, 150),
+    st.lists(st.tuples(st.integers(0, 200), st.booleans(), st.booleans()), min_size=1, max_size=20),
+)
+def test_a_window_peak_is_never_above_the_truth(peak: int, moves: list[tuple[int, bool, bool]]) -> None:
+    """Whatever the user resets and however seldom we look, the value was reached; it is exact when the peak rose."""
+    start, truth, resets = peak, 50, False
+    window = WindowPeak(50, peak)
+    for level, reset, look in moves:
+        truth, resets = max(truth, level), resets or reset
+        peak = level if reset else max(peak, level)
+        if look:
+            window.update(level, peak)
+    window.update(level, peak)
+
+    assert 50 <= window.highest <= truth
+    if not resets and peak > start:
+        assert truth == window.highest
+
+
+def test_a_phase_shows_its_own_peak(
+    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+) -> None:
+    """The highest allocated bytes of each phase are told apart, and an exception passes through."""
+    session = open_session(backend, interval=1e-9)
+    backend.step()
+    with session.phase("forward"):
+        allocator.free(allocator.malloc(300 * MIB))
+    kept = allocator.malloc(100 * MIB)
+    with session.phase("backward"):
+        allocator.free(kept)
+    session.close()
+
+    assert {"forward": 300 * MIB, "backward": 100 * MIB} == published()[0]["devices"][0]["phase_peaks"]
+
+
+def test_reset_peaks_makes_a_later_lower_phase_exact(
+    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+) -> None:
+    """With `reset_peaks` a phase below an earlier peak is exact, nested phases too, and our high-water mark stays."""
+    session = open_session(backend, interval=1e-9, reset_peaks=True)
+    allocator.free(allocator.malloc(500 * MIB))
+    backend.step()
+    with session.phase("outer"):
+        allocator.free(allocator.malloc(200 * MIB))
+        with session.phase("inner"):
+            allocator.free(allocator.malloc(100 * MIB))
+    session.close()
+
+    (device,) = published()[0]["devices"]
+    assert {"outer": 200 * MIB, "inner": 100 * MIB} == device["phase_peaks"]
+    assert 500 * MIB == device["allocator"]["allocated_peak_bytes"]
+
+
+def test_phases_before_cuda_and_too_many_of_them_do_nothing(
+    allocator: DeviceCachingAllocator, open_session: Opener
+) -> None:
+    """A phase before CUDA is up is not measured; after 32 names no further name is taken; nothing is raised."""
+    backend = SimulatedBackend([allocator], initialized=False)
+    session = open_session(backend, interval=1e-9)
+    with session.phase("early"):
+        pass
+    backend.init()
+    backend.step()
+    for number in range(40):
+        with session.phase(f"phase {number}"):
+            pass
+
+    (device,) = session._sample().devices
+    assert 32 == len(device.phase_peaks)
+    assert 0 == sum(session.errors.counts.values())
+
+
+class Memory(SimpleNamespace):
+    """Stands for torch.cuda.memory: one device with a current value and a peak."""
+
+    current = peak = 0
+
+    def memory_stats_as_nested_dict(self, device: Any = None) -> dict[str, Any]:
+        return {"allocated_bytes": {"all": {"current": self.current, "peak": self.peak}}, "num_ooms": 0}
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        self.peak = self.current
+
+    def allocate(self, level: int) -> None:
+        self.current = level
+        self.peak = max(self.peak, level)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "user resets", "we reset"]), st.integers(0, 100)), max_size=30))
+def test_users_never_notice_our_resets(events: list[tuple[str, int]]) -> None:
+    """Whatever the order of allocations, our resets and theirs, users read the peak they would have read without us."""
+    watched, alone = Memory(), Memory()
+    module: MemoryModule = watched
+    ours = UserPeaks((module,), lambda device: 0)
+    for event, level in events:
+        if event == "allocate":
+            watched.allocate(level)
+            alone.allocate(level)
+        elif event == "user resets":
+            module.reset_peak_memory_stats()
+            alone.reset_peak_memory_stats()
+        else:
+            ours.reset(0)
+        assert alone.memory_stats_as_nested_dict() == module.memory_stats_as_nested_dict()
