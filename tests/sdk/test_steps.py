@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.sdk._peaks import MemoryModule, UserPeaks, WindowPeak
+from torchmem.sdk._peaks import UserPeaks, WindowPeak
 from torchmem.sdk._session import Session
 from torchmem.sdk._steps import Iterations
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -123,15 +122,18 @@ def test_phases_before_cuda_and_too_many_of_them_do_nothing(
     assert 0 == sum(session.errors.counts.values())
 
 
-class Memory(SimpleNamespace):
+class Memory:
     """Stands for torch.cuda.memory: one device with a current value and a peak."""
 
-    current = peak = 0
+    def __init__(self) -> None:
+        self.current = self.peak = 0
+        self.memory_stats_as_nested_dict: Callable[..., dict[str, Any]] = self._stats
+        self.reset_peak_memory_stats: Callable[..., None] = self._reset
 
-    def memory_stats_as_nested_dict(self, device: Any = None) -> dict[str, Any]:
+    def _stats(self, device: Any = None) -> dict[str, Any]:
         return {"allocated_bytes": {"all": {"current": self.current, "peak": self.peak}}, "num_ooms": 0}
 
-    def reset_peak_memory_stats(self, device: Any = None) -> None:
+    def _reset(self, device: Any = None) -> None:
         self.peak = self.current
 
     def allocate(self, level: int) -> None:
@@ -143,15 +145,14 @@ class Memory(SimpleNamespace):
 def test_users_never_notice_our_resets(events: list[tuple[str, int]]) -> None:
     """Whatever the order of allocations, our resets and theirs, users read the peak they would have read without us."""
     watched, alone = Memory(), Memory()
-    module: MemoryModule = watched
-    ours = UserPeaks((module,), lambda device: 0)
+    ours = UserPeaks((watched,), lambda device: 0)
     for event, level in events:
         if event == "allocate":
             watched.allocate(level)
             alone.allocate(level)
         elif event == "user resets":
-            module.reset_peak_memory_stats()
+            watched.reset_peak_memory_stats()
             alone.reset_peak_memory_stats()
         else:
             ours.reset(0)
-        assert alone.memory_stats_as_nested_dict() == module.memory_stats_as_nested_dict()
+        assert alone.memory_stats_as_nested_dict() == watched.memory_stats_as_nested_dict()

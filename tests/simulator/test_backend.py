@@ -44,13 +44,13 @@ def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> 
     backend = SimulatedBackend([allocator])
     seen: list[str] = []
 
-    def first() -> None:
+    def first(_: int) -> None:
         seen.append("first")
         remove()
 
     backend.on_step(first)
-    remove = backend.on_step(lambda: seen.append("removed"))
-    backend.on_step(lambda: seen.append("last"))
+    remove = backend.on_step(lambda _: seen.append("removed"))
+    backend.on_step(lambda _: seen.append("last"))
     for _ in range(2):
         backend.step()
     assert ["first", "removed", "last", "first", "last"] == seen
