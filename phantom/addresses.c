@@ -7,6 +7,11 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+static void *newest;
+
+/* For tests, through ctypes: where the range of addresses begins that was reserved last. */
+void *phantom_newest_range(void) { return newest; }
+
 /* No access is allowed to these addresses: host code that reads device memory faults, as with a real card. */
 void *reserve_addresses(size_t size)
 {
@@ -18,7 +23,7 @@ void *reserve_addresses(size_t size)
     if (ahead)
         munmap(start, ahead);
     release_addresses(start + ahead + size, PAGE_BYTES - ahead);
-    return start + ahead;
+    return newest = start + ahead;
 }
 
 /* Whole 4 KiB pages only: the first bytes of the first one may belong to the range before it. */

@@ -131,5 +131,13 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, uns
     return cudaSuccess;
 }
 
+#if CUDART_VERSION < 13000
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **entry, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *status)
+{
+    return cudaGetDriverEntryPointByVersion(name, entry, 0, flags, status);
+}
+#endif
+
 SUCCEED(cudaProfilerStart)
 SUCCEED(cudaProfilerStop)

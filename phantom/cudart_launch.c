@@ -48,6 +48,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_b
     return cudaSuccess;
 }
 
+#if CUDART_VERSION >= 12080
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *options,
                                 void **values, unsigned option_count, enum cudaLibraryOption *library_options,
                                 void **library_values, unsigned library_option_count)
@@ -64,6 +65,7 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
     *kernel = (cudaKernel_t)name;
     return cudaSuccess;
 }
+#endif
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {

@@ -115,6 +115,15 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr att
     return cudaSuccess;
 }
 
+/* Memory that a graph allocates by itself; no graph of ours does. Asked for by torch from 2.15 on. */
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attribute, void *value)
+{
+    (void)device, (void)attribute;
+    *(uint64_t *)value = 0;
+    return cudaSuccess;
+}
+
+SUCCEED(cudaDeviceSetGraphMemAttribute)
 SUCCEED(cudaMemPoolSetAccess)
 SUCCEED(cudaMemPoolTrimTo)
 

@@ -165,10 +165,13 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 
-/* A captured graph has no nodes to depend on; its handle only has to be its own. */
+/* A captured graph has no nodes to depend on; its handle only has to be its own. CUDA 12 knows no edges. */
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                      unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges,
+                                     const cudaGraphNode_t **dependencies,
+#if CUDART_VERSION >= 13000
+                                     const cudaGraphEdgeData **edges,
+#endif
                                      size_t *count)
 {
     struct capture *capture = stream_of(stream)->capture;
@@ -179,8 +182,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
         *graph = (cudaGraph_t)capture;
     if (dependencies)
         *dependencies = NULL;
+#if CUDART_VERSION >= 13000
     if (edges)
         *edges = NULL;
+#endif
     if (count)
         *count = 0;
     return cudaSuccess;
@@ -210,6 +215,11 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph
     (void)graph, (void)flags;
     *executable = malloc(1);
     return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
+{
+    return cudaGraphInstantiateWithFlags(executable, graph, flags);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)

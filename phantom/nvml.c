@@ -78,6 +78,9 @@ NVML(Init_v2, void)
     return NVML_SUCCESS;
 }
 
+/* The first of its name, which torch.cuda still calls. */
+NVML(Init, void) { return nvmlInit_v2(); }
+
 NVML(InitWithFlags, unsigned flags)
 {
     (void)flags;

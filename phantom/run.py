@@ -86,9 +86,10 @@ def compile_library(sources: list[Path], folder: Path) -> None:
 
 
 def built_library() -> Path:
-    """The folder with the library built from these sources; builds it at first use."""
+    """The folder with the library built from these sources and headers; builds it at first use."""
     sources = sorted(path for path in HERE.iterdir() if path.suffix in {".c", ".h", ".map"})
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    inputs = [*sources, cuda_headers() / "cuda.h"]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in inputs)).hexdigest()[:12]
     folder = BUILD / digest
     if folder.exists():
         return folder

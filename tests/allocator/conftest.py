@@ -47,6 +47,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
             settings = {
                 "TORCHMEM_RUN_DIR": str(tmp_path / "run"), "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
                 "TORCHMEM_INTERVAL": "0.005", "TORCHMEM_SNAPSHOT_INTERVAL": "0.01", "TORCHMEM_SNAPSHOT_BUDGET": "1",
+                "TORCHMEM_IDLE_AFTER": "0.05",
             }  # fmt: skip
             environment = os.environ | settings
             phantom = [*PHANTOM, "--memory", memory, "--"]

@@ -26,9 +26,9 @@ EVENTS = {
 
 
 def shown_at(watching: Prometheus, step: int, moment: float) -> None:
-    """Wait until Prometheus has scraped statistics of this step and a snapshot taken after `moment`."""
+    """Wait until Prometheus has scraped a snapshot and, since training stands still, statistics later than `moment`."""
     until(lambda: watching.value("torchmem_steps_total") == step, 60, 0.1)
-    until(lambda: (watching.value("torchmem_snapshot_timestamp_seconds") or 0) > moment, 60, 0.1)
+    until(lambda: (watching.value("torchmem_snapshot_timestamp_seconds") or 0) > moment + 0.5, 60, 0.1)
 
 
 def shown(watching: Prometheus, expression: str, label: str) -> dict[str, float]:
@@ -109,7 +109,7 @@ def test_the_last_state_survives_an_oom(train: Train) -> None:
     training = train("7GB", 10**6, GPT, "--steps", "200")
     watching = training.prometheus
 
-    assert 1 == training.process.wait(120)
+    assert 0 != training.process.wait(120)
     assert "OutOfMemoryError" in training.log()
     until(lambda: watching.value('torchmem_process_state{state="oom"}') == 1, 30, 0.2)
     assert 1 == watching.value("sum(torchmem_ooms_total)")

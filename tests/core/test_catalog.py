@@ -9,7 +9,8 @@ import pytest
 from torchmem.core.catalog import CATALOG, MetricSpec
 
 UNITS = ("_bytes", "_seconds", "_ratio", "_watts", "_celsius")
-UNITLESS = {"torchmem_segments", "torchmem_blocks", "torchmem_process_state", "torchmem_exporter_collector_success",
+UNITLESS = {"torchmem_segments", "torchmem_blocks", "torchmem_process_state",
+            "torchmem_allocator_setting_ignored", "torchmem_exporter_collector_success",
             "nvml_up", "nvml_gpu_up", "nvml_gpu_error_code"}  # fmt: skip
 
 

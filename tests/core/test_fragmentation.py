@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.snapshots import segment, segments
 
-from torchmem.core.fragmentation import Room, driver_path_bytes, full_pages, measure
+from torchmem.core.allocator_config import AllocatorConfig
+from torchmem.core.expandable import full_pages
+from torchmem.core.fragmentation import measure
+from torchmem.core.headroom import Room
 from torchmem.core.sizes import GIB, MIB
 from torchmem.core.snapshot import SegmentInfo
 
@@ -52,7 +55,7 @@ def test_histogram_counts_every_free_block_once(snapshot: list[SegmentInfo]) -> 
 @given(segments(), rooms)
 def test_flushing_never_lowers_the_headroom(snapshot: list[SegmentInfo], room: Room) -> None:
     """What succeeds without the retry flush also succeeds with it."""
-    layout = measure(snapshot, 0, 1.0, room)
+    layout = measure(snapshot, 0, 1.0, room, AllocatorConfig(expandable_segments=True))
 
     assert layout.headroom_bytes is not None
     assert layout.headroom_flush_bytes is not None
@@ -133,10 +136,3 @@ def test_the_memory_fraction_caps_the_headroom() -> None:
     layout = measure([], 0, 1.0, Room(driver_free=40 * GIB, reserved=3 * GIB, limit=5 * GIB))
 
     assert 2 * GIB == layout.headroom_bytes
-
-
-def test_driver_path_follows_the_segment_sizes() -> None:
-    """Below 10 MiB only the small pool's 2 MiB segment fits; from there requests round up to 2 MiB."""
-    sizes = [1 * MIB, 2 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 25 * MIB]
-
-    assert [0, MIB, MIB, 10 * MIB, 10 * MIB, 24 * MIB] == [driver_path_bytes(size) for size in sizes]

@@ -41,8 +41,15 @@ def test_rounding_wastes_less_than_its_unit(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(512, "512 bytes"), (1536, "1.50 KiB"), (20 * MIB, "20.00 MiB"), (80 << 30, "80.00 GiB")]
+    ("size", "text"),
+    [
+        (512, "512 bytes"),
+        (1536, "1.50 KiB"),
+        (20 * MIB, "20.00 MiB"),
+        (1 << 30, "1024.00 MiB"),
+        (80 << 30, "80.00 GiB"),
+    ],
 )
 def test_sizes_are_written_as_in_pytorchs_errors(size: int, text: str) -> None:
-    """Error texts show a size in the largest unit it fills, with two digits."""
+    """Error texts show a size in the largest unit that it exceeds, with two digits."""
     assert text == format_size(size)

@@ -50,6 +50,14 @@ def test_every_command_is_shown(readme: str) -> None:
     assert [name for name in COMMANDS if f"torchmem {name}" not in readme and f"make {name}" not in readme] == []
 
 
+def test_the_page_of_an_oom_is_what_the_command_prints(readme: str, root: Path) -> None:
+    """Every line of the example comes from the command's own output, in its order."""
+    example = readme.split("$ torchmem oom\n")[1].split("```", maxsplit=1)[0].splitlines()
+    printed = iter((root / "tests" / "cli" / "oom" / "stranded.txt").read_text().splitlines())
+
+    assert [line for line in example if line != "…" and line not in printed] == []
+
+
 def test_every_link_leads_somewhere(readme: str, root: Path) -> None:
     """Relative links and pictures exist."""
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", readme)

@@ -21,8 +21,9 @@ from support.samples import samples
 from torchmem.core.codec import encode
 from torchmem.core.rundir import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 from torchmem.core.sample import Sample
+from torchmem.core.untrusted import MAX_TEXT
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.decode import MAX_TEXT, decode
+from torchmem.exporter.decode import decode
 from torchmem.exporter.files import MAX_ENTRIES
 from torchmem.exporter.refusals import REASONS, RefusedError
 from torchmem.exporter.rundir import MAX_FILES_PER_USER, RunDirectory

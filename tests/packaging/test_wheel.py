@@ -8,6 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.reports import STRANDED
+
+from torchmem.core.report import encode
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +55,15 @@ def test_the_command_helps_without_extras(bare: Path) -> None:
 
     assert 0 == done.returncode
     assert "exporter" in done.stdout
+
+
+def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
+    """`torchmem oom` reads a report in the base install."""
+    (tmp_path / "report").write_bytes(encode(STRANDED))
+    done = subprocess.run([bare / "torchmem", "oom", tmp_path / "report"], capture_output=True, text=True, check=False)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "expandable_segments:True" in done.stdout
 
 
 @pytest.mark.parametrize("command", [["exporter", "--once"], ["demo", "--duration", "1"]], ids=lambda c: c[0])

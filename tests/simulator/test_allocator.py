@@ -109,7 +109,7 @@ def test_the_error_text_has_pytorchs_numbers(allocator: DeviceCachingAllocator) 
     assert str(caught.value) == (
         "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 100.00 MiB of which 14.00 MiB "
         "is free. Including non-PyTorch memory, this process has 86.00 MiB memory in use. Of the allocated memory "
-        "85.00 MiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
+        "85.00 MiB is allocated by PyTorch, and 1024.00 KiB is reserved by PyTorch but unallocated."
     )
     assert small.allocated
 

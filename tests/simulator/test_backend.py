@@ -21,7 +21,7 @@ def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
     second.set_memory_fraction(0.9)
     assert [Device(0, "GPU-1", "Small", 100 * MIB), Device(1, None, None, 50 * MIB)] == list(backend.devices())
     assert [80 * MIB, 10 * MIB] == [backend.free_bytes(index) for index in (0, 1)]
-    assert [None, 45 * MIB] == [backend.limit_bytes(index) for index in (0, 1)]
+    assert [100 * MIB, 45 * MIB] == [backend.limit_bytes(index) for index in (0, 1)]
     assert second.memory_stats_as_nested_dict() == backend.memory_stats(1)
     assert allocator.memory_snapshot() + second.memory_snapshot() == backend.memory_snapshot()
     assert "simulated" == backend.versions()["torch"]

@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmem.core.fragmentation import Room, measure
+from torchmem.core.fragmentation import measure
+from torchmem.core.headroom import Room
 from torchmem.core.sizes import MIB, SMALL_SIZE, round_size
 from torchmem.core.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator

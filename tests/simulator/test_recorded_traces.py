@@ -91,7 +91,7 @@ def test_every_recorded_allocation_lands_on_its_address(name: str, root: Path) -
         snapshot = BuiltinsOnly(file).load()
     segments, trace = snapshot["segments"], snapshot["device_traces"][0]
     new_segments = [event["addr"] for event in trace if event["action"] == "segment_alloc"]
-    allocator = DeviceCachingAllocator(RecordedCard(new_segments))
+    allocator = DeviceCachingAllocator(RecordedCard(new_segments), oldest_segment_first=False)
     allocated = allocated_before(segments, trace)
     live: dict[int, Block] = {}
     for segment in segments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -117,8 +118,9 @@ def test_healthy_slack_is_harmless(rank: int) -> None:
 
 
 def test_every_scenario_describes_itself() -> None:
-    """A scenario has a name, one sentence and a source."""
+    """A scenario has a name, one sentence, and a source for its number."""
     for name, scenario in SCENARIOS.items():
         assert name == scenario.name
-        assert scenario.summary.endswith(".")
+        assert re.fullmatch(r"[A-Z\d][^.]+\.", scenario.summary.replace("cuda.", ""))
+        assert re.search(r"\d|two|twice", scenario.reproduces)
         assert scenario.source

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from torchmem.core.sample import (
@@ -15,6 +17,7 @@ from torchmem.core.sample import (
     DeviceSample,
     Layout,
     Oom,
+    OomDetail,
     Process,
     Sample,
     SelfCost,
@@ -25,6 +28,7 @@ UUID = "GPU-4d2f1c7a-0000-4000-8000-00000000000a"
 size = st.integers(0, 1 << 40)
 count = st.integers(0, 1 << 30)
 pools = st.builds(ByPool, size, size)
+undivided = st.builds(ByPool, st.none(), st.none(), size)
 seconds = st.floats(0, 1e9)
 text = st.text(max_size=20)
 
@@ -47,9 +51,11 @@ layouts = st.builds(
     headroom_bytes=_optional(size),
     headroom_flush_bytes=_optional(size),
 )
-allocators = st.builds(Allocator, pools, pools, pools, _optional(pools), _optional(pools), size, size, size)
+ooms = st.builds(Oom, seconds, size, st.sampled_from(OOM_CAUSES), _optional(st.sampled_from(get_args(OomDetail))))
+in_use = pools | undivided
+allocators = st.builds(Allocator, in_use, in_use, in_use, _optional(pools), _optional(pools), size, size, size)
 counters = st.builds(
-    Counters, *[_optional(count)] * 5, ooms=st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)
+    Counters, *[_optional(count)] * 7, ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4))
 )
 devices = st.builds(
     DeviceSample,
@@ -60,7 +66,7 @@ devices = st.builds(
     allocator=_optional(allocators),
     counters=counters,
     layout=_optional(layouts),
-    last_oom=_optional(st.builds(Oom, seconds, size, st.sampled_from(OOM_CAUSES))),
+    last_oom=_optional(ooms),
     phase_peaks=st.dictionaries(text, size, max_size=3),
 )
 processes = st.builds(
@@ -78,14 +84,22 @@ processes = st.builds(
     versions=st.dictionaries(text, text, max_size=3),
 )
 steps = st.builds(Steps, count, st.tuples(*[count] * (len(STEP_DURATION_BOUNDS) + 1)), seconds, _optional(count))
+costs = st.builds(
+    SelfCost,
+    *[_optional(seconds)] * 2,
+    seconds,
+    st.dictionaries(text, count, max_size=2),
+    oom_duration_seconds=_optional(seconds),
+)
 samples = st.builds(
     Sample,
     timestamp=seconds,
     process=processes,
     devices=st.lists(devices, max_size=2, unique_by=lambda device: device.uuid).map(tuple),
     steps=steps,
-    cost=st.builds(SelfCost, _optional(seconds), _optional(seconds), seconds, st.dictionaries(text, count, max_size=2)),
+    cost=costs,
     allocator_settings=st.dictionaries(text, text, max_size=3),
+    settings_ignored=st.dictionaries(text, st.booleans(), max_size=3),
     oom_pending=st.booleans(),
     ended=_optional(st.sampled_from(["exited", "oom"])),
     metrics_url=_optional(text),
@@ -107,12 +121,12 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             ByPool(1 << 20, 40 * gib), ByPool(1 << 20, 41 * gib), ByPool(2 << 20, 60 * gib),
             ByPool(1 << 20, 39 * gib), ByPool(1 << 20, 12 * gib), 50 * gib, 51 * gib, 62 * gib,
         ),
-        counters=Counters(3, 0, 120, 40, 3, {"fragmentation": 1}),
+        counters=Counters(3, 0, 120, 40, 3, 2, 5 * gib, {"fragmentation": 1}),
         layout=Layout(
             1_700_000_000.0, ByPool(1, 30), BlockCounts(ByPool(5, 60), ByPool(0, 1), ByPool(2, 7)),
             7 * gib, 12 * gib, 2 * gib, tuple(free_blocks), gib, gib // 2, 2 * gib, 9 * gib,
         ),
-        last_oom=Oom(1_700_000_100.0, 3 * gib, "fragmentation"),
+        last_oom=Oom(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
         phase_peaks={"forward": 48 * gib},
     )  # fmt: skip
     process = Process(
@@ -124,6 +138,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         process=process,
         devices=(device,),
         steps=Steps(10, durations, 1.5, 640),
-        cost=SelfCost(2e-5, 2e-3, 0.25, {"publish": 1}),
+        cost=SelfCost(2e-5, 2e-3, 0.25, {"publish": 1}, 4e-3),
         allocator_settings={"backend": "native", "expandable_segments": "False"},
+        settings_ignored={"expandable_segments": True},
     )

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from torchmem.core.errors import TorchmemError
 
-COMMANDS = ("exporter", "demo")
+COMMANDS = ("exporter", "demo", "oom", "capture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

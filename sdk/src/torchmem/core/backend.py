@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchmem.core.snapshot import NestedStats, SegmentInfo
 
@@ -23,7 +23,10 @@ class Device:
 
 
 class Backend(Protocol):
-    """What the SDK asks of an allocator. No call may create a context, reset a statistic or synchronise."""
+    """What the SDK asks of an allocator. No call may create a context.
+
+    Nor may any reset a statistic, synchronise, record or release, save those that are named for it.
+    """
 
     def is_initialized(self) -> bool:
         """Whether CUDA is up in this process; every other call is made only after this said True."""
@@ -41,13 +44,34 @@ class Backend(Protocol):
         """Bytes the driver could still give out on the device (cudaMemGetInfo)."""
 
     def limit_bytes(self, device: int) -> int | None:
-        """The per-process memory limit (memory fraction) in bytes; None when there is none or it is unknown."""
+        """The per-process memory limit (memory fraction) in bytes; the device's total when there is none.
+
+        None when it cannot be known.
+        """
+
+    def history_enabled(self) -> bool | None:
+        """Whether memory history is being recorded, by whomever; None where this allocator cannot record any."""
+
+    def start_history(self, max_entries: int) -> None:
+        """Record allocations with their Python stacks, the newest `max_entries` of each device; only when asked to."""
+
+    def stop_history(self) -> None:
+        """End the recording and drop what was recorded."""
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
+        """What PyTorch's memory_viz reads, with or without the recorded history; None where that cannot be had."""
+
+    def empty_cache(self) -> None:
+        """Return cached segments to the driver; only with the setting `release`. Nothing during a graph capture."""
 
     def reset_peaks(self, device: int) -> None:
         """Set PyTorch's peaks to the current values, unseen by the user; called only when asked for (`reset_peaks`)."""
 
+    def current_stream(self, device: int) -> int | None:
+        """The calling thread's stream on the device, as snapshots number it; None when it is unknown."""
+
     def allocator_settings(self) -> Mapping[str, str]:
-        """The effective settings of the allocator, by PyTorch's names."""
+        """The effective settings of the allocator at the newest snapshot, by PyTorch's names."""
 
     def versions(self) -> Mapping[str, str]:
         """Versions worth showing beside the numbers: torch, cuda, allocator backend."""

@@ -165,6 +165,12 @@ DEVICE_FREES = _declare(
 STREAM_SYNCS = _declare(
     _G, "counter", "torchmem_stream_syncs_total", "Times the allocator waited for all streams.", DEVICE
 )
+RELEASES = _declare(
+    _G, "counter", "torchmem_releases_total", "Times the setting `release` returned the cache to the driver.", DEVICE
+)
+RELEASED = _declare(
+    _G, "counter", "torchmem_released_bytes_total", "Bytes that the setting `release` returned to the driver.", DEVICE
+)
 LAST_OOM_TIMESTAMP = _declare(
     _G, "gauge", "torchmem_last_oom_timestamp_seconds", "Unix time of the newest OutOfMemoryError.", DEVICE
 )
@@ -185,6 +191,13 @@ PROCESS_INFO = _declare(
     RANK,
 )
 ALLOCATOR_INFO = _declare(_G, "info", "torchmem_allocator_info", "The allocator settings in effect.", RANK)
+SETTING_IGNORED = _declare(
+    _G,
+    "gauge",
+    "torchmem_allocator_setting_ignored",
+    "1 if the allocator did not take over a setting of PYTORCH_CUDA_ALLOC_CONF or its like, 0 if it did.",
+    (*RANK, "setting"),
+)
 PROCESS_STATE = _declare(
     _G,
     "gauge",
@@ -206,7 +219,7 @@ SAMPLE_DURATION = _declare(
     _G,
     "gauge",
     "torchmem_sample_duration_seconds",
-    "Duration of the newest read, by kind: stats or snapshot.",
+    "Duration of the newest read, by kind: stats, snapshot, or oom (evidence written before the error is raised).",
     (*RANK, "kind"),
 )
 SDK_CPU = _declare(_G, "counter", "torchmem_sdk_cpu_seconds_total", "CPU time the SDK spent.", RANK)

@@ -118,8 +118,7 @@ def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Me
 def _by_pool(rows: Iterable[tuple[Labels, ByPool | None]]) -> Iterator[Row]:
     for labels, value in rows:
         if value is not None:
-            yield (*labels, "small"), value.small
-            yield (*labels, "large"), value.large
+            yield from (((*labels, pool), part) for pool, part in value.parts())
 
 
 def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
@@ -137,8 +136,7 @@ def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
 def _blocks(labels: Labels, layout: Layout) -> Iterator[Row]:
     for state in ("active_allocated", "active_pending_free", "inactive"):
         count: ByPool = getattr(layout.blocks, state)
-        yield (*labels, "small", state), count.small
-        yield (*labels, "large", state), count.large
+        yield from (((*labels, pool, state), part) for pool, part in count.parts())
 
 
 def _free(labels: Labels, layout: Layout) -> Iterator[Row]:
@@ -176,10 +174,13 @@ def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metri
         (catalog.DEVICE_ALLOCS, lambda c: c.device_allocs),
         (catalog.DEVICE_FREES, lambda c: c.device_frees),
         (catalog.STREAM_SYNCS, lambda c: c.stream_syncs),
+        (catalog.RELEASES, lambda c: c.releases),
+        (catalog.RELEASED, lambda c: c.released_bytes),
     ]
     for spec, read in plain:
         yield family(spec, _known((labels, read(counters)) for labels, counters in rows))
-    ooms = [((*labels, cause), counters.ooms.get(cause, 0)) for labels, counters in rows for cause in OOM_CAUSES]
+    known = [(labels, counters.ooms) for labels, counters in rows if counters.ooms is not None]
+    ooms = [((*labels, cause), found.get(cause, 0)) for labels, found in known for cause in OOM_CAUSES]
     yield family(catalog.OOMS, ooms)
 
 
@@ -187,6 +188,8 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield info(catalog.PROCESS_INFO, [(view.labels, _process_facts(view.sample)) for view in views])
     settings = [(view.labels, view.sample.allocator_settings) for view in views]
     yield info(catalog.ALLOCATOR_INFO, [row for row in settings if row[1]])
+    ignored = [((*v.labels, name), float(is_so)) for v in views for name, is_so in v.sample.settings_ignored.items()]
+    yield family(catalog.SETTING_IGNORED, ignored)
     states = [((*view.labels, state), float(state == view.state)) for view in views for state in STATES]
     yield family(catalog.PROCESS_STATE, states)
     yield family(catalog.STEPS, [(view.labels, view.sample.steps.count) for view in views])
@@ -223,3 +226,4 @@ def _read_durations(view: View) -> Iterator[tuple[Labels, float | None]]:
     cost = view.sample.cost
     yield (*view.labels, "stats"), cost.stats_duration_seconds
     yield (*view.labels, "snapshot"), cost.snapshot_duration_seconds
+    yield (*view.labels, "oom"), cost.oom_duration_seconds

@@ -6,85 +6,87 @@ Only the default pools count; memory of CUDA graphs and MemPools is not usable b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from torchmem.core.allocator_config import DEFAULT_CONFIG, AllocatorConfig
+from torchmem.core.expandable import growing_ends, returnable_bytes
+from torchmem.core.headroom import CachedFree, Room, headroom
 from torchmem.core.sample import FREE_BLOCK_BOUNDS, BlockCounts, ByPool, Layout
-from torchmem.core.sizes import LARGE_BUFFER, MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_BUFFER, SMALL_SIZE
+from torchmem.core.sizes import SMALL_BUFFER
 from torchmem.core.snapshot import DEFAULT_POOL, BlockInfo, SegmentInfo
 
 
 @dataclass(slots=True)
-class _Tally:
-    """Running sums over the blocks of one device; `blocks` counts by pool, then by state."""
+class _PoolTally:
+    """Numbers of segments and blocks of the small or the large pool of one device."""
 
-    segments: dict[str, int] = field(default_factory=lambda: {"small": 0, "large": 0})
-    blocks: dict[str, Counter[str]] = field(default_factory=lambda: {"small": Counter(), "large": Counter()})
+    segments: int = 0
+    blocks: int = 0
+    pending: int = 0
+    free: int = 0
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Running sums over the blocks of one device; `ranges` are the expandable segments of the large pool by stream."""
+
+    large_page: int
+    small: _PoolTally = field(default_factory=_PoolTally)
+    large: _PoolTally = field(default_factory=_PoolTally)
     free_sizes: list[int] = field(default_factory=list)
     releasable_bytes: int = 0
     largest_by_stream: dict[tuple[str, int], int] = field(default_factory=dict)
     reserved_by_stream: dict[int, int] = field(default_factory=dict)
     private_used_bytes: int = 0
     private_free_bytes: int = 0
-    tail_by_stream: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    has_expandable: bool = False
+    ranges: dict[int, list[SegmentInfo]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Where the allocator can still grow, in bytes.
-
-    `driver_free`: cudaMemGetInfo; `limit`: the memory fraction's limit, counted against `reserved` of all pools.
-    """
-
-    driver_free: int
-    reserved: int = 0
-    limit: int | None = None
-
-    def obtainable(self, returned: int) -> int:
-        """Bytes that cudaMalloc can give once `returned` cached bytes have gone back to the driver."""
-        if self.limit is None:
-            return self.driver_free + returned
-        return min(self.driver_free, self.limit - self.reserved) + returned
-
-
-def measure(segments: Iterable[SegmentInfo], device: int, timestamp: float, room: Room | None = None) -> Layout:
+def measure(
+    segments: Iterable[SegmentInfo],
+    device: int,
+    timestamp: float,
+    room: Room | None = None,
+    config: AllocatorConfig = DEFAULT_CONFIG,
+) -> Layout:
     """Measure the default pools of one device.
 
-    `segments` is the whole snapshot, `device` torch's index, `timestamp` Unix seconds. Without `room` the
-    headroom stays unknown.
+    `segments` is the whole snapshot, `device` torch's index, `timestamp` Unix seconds, `config` the settings in
+    effect. Without `room` the headroom stays unknown.
     """
-    tally = _Tally()
+    tally = _Tally(config.large_segment_size)
     for segment in segments:
         if segment["device"] == device:
             _add_segment(tally, segment)
+    small, large = tally.small, tally.large
     return Layout(
         timestamp=timestamp,
-        segments=ByPool(tally.segments["small"], tally.segments["large"]),
+        segments=ByPool(small.segments, large.segments),
         blocks=BlockCounts(
-            active_allocated=_blocks(tally, "active_allocated"),
-            active_pending_free=_blocks(tally, "active_pending_free"),
-            inactive=_blocks(tally, "inactive"),
+            active_allocated=ByPool(
+                small.blocks - small.pending - small.free, large.blocks - large.pending - large.free
+            ),
+            active_pending_free=ByPool(small.pending, large.pending),
+            inactive=ByPool(small.free, large.free),
         ),
         releasable_bytes=tally.releasable_bytes,
         stranded_bytes=sum(tally.free_sizes) - tally.releasable_bytes,
-        largest_free_block_bytes=max(tally.largest_by_stream.values(), default=0),
+        largest_free_block_bytes=max(tally.free_sizes, default=0),
         free_block_counts=_histogram(tally.free_sizes),
         private_used_bytes=tally.private_used_bytes,
         private_free_bytes=tally.private_free_bytes,
-        headroom_bytes=None if room is None else _headroom(tally, room, flush=False),
-        headroom_flush_bytes=None if room is None else _headroom(tally, room, flush=True),
+        headroom_bytes=_headroom(tally, room, config, flush=False),
+        headroom_flush_bytes=_headroom(tally, room, config, flush=True),
     )
-
-
-def _blocks(tally: _Tally, state: str) -> ByPool:
-    return ByPool(tally.blocks["small"][state], tally.blocks["large"][state])
 
 
 def _histogram(sizes: list[int]) -> tuple[int, ...]:
     counts = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
-    for size, count in Counter(sizes).items():
-        counts[bisect_left(FREE_BLOCK_BOUNDS, size)] += count
+    for size in sizes:
+        counts[bisect_left(FREE_BLOCK_BOUNDS, size)] += 1
     return tuple(counts)
 
 
@@ -93,48 +95,42 @@ def _add_segment(tally: _Tally, segment: SegmentInfo) -> None:
         tally.private_used_bytes += segment["active_size"]
         tally.private_free_bytes += segment["total_size"] - segment["active_size"]
         return
-    pool, stream, blocks = segment["segment_type"], segment["stream"], segment["blocks"]
-    tally.segments[pool] += 1
+    pool = tally.small if segment["segment_type"] == "small" else tally.large
+    stream = segment["stream"]
     tally.reserved_by_stream[stream] = tally.reserved_by_stream.get(stream, 0) + segment["total_size"]
-    states = tally.blocks[pool]
-    free = []
-    for block in blocks:  # up to 10^5 in all: nothing else in this file is worth its speed
-        state = block["state"]
-        states[state] += 1
-        if state == "inactive":
-            free.append(block)
+    free = _count_blocks(pool, segment["blocks"])
     if free:
         _add_free_blocks(tally, segment, free)
-
-
-def _add_free_blocks(tally: _Tally, segment: SegmentInfo, free: list[BlockInfo]) -> None:
-    pool, stream = segment["segment_type"], segment["stream"]
-    sizes = [block["size"] for block in free]
-    tally.free_sizes += sizes
-    tally.largest_by_stream[pool, stream] = max(*sizes, tally.largest_by_stream.get((pool, stream), 0))
     if segment["is_expandable"]:
-        for block in free:
-            _add_pages(tally, segment, block)
+        tally.has_expandable = True
+        if segment["segment_type"] == "large":
+            tally.ranges.setdefault(stream, []).append(segment)
+
+
+def _count_blocks(pool: _PoolTally, blocks: list[BlockInfo]) -> list[int]:
+    """Count the blocks of one segment by state; returns the sizes of the free ones."""
+    free = []
+    for block in blocks:  # up to 10^5 of them in a snapshot: the one loop here whose speed matters
+        state = block["state"]
+        if state == "inactive":
+            free.append(block["size"])
+        elif state == "active_pending_free":
+            pool.pending += 1
+    pool.segments += 1
+    pool.blocks += len(blocks)
+    pool.free += len(free)
+    return free
+
+
+def _add_free_blocks(tally: _Tally, segment: SegmentInfo, sizes: list[int]) -> None:
+    tally.free_sizes += sizes
+    key = segment["segment_type"], segment["stream"]
+    tally.largest_by_stream[key] = max(tally.largest_by_stream.get(key, 0), *sizes)
+    if segment["is_expandable"]:
+        page = SMALL_BUFFER if segment["segment_type"] == "small" else tally.large_page
+        tally.releasable_bytes += returnable_bytes(segment, page)
     elif sizes[0] == segment["total_size"]:
         tally.releasable_bytes += sizes[0]
-
-
-def _add_pages(tally: _Tally, segment: SegmentInfo, block: BlockInfo) -> None:
-    """A free block of an expandable segment: the full pages it could return, and whether it is the growing end."""
-    pool, stream, size = segment["segment_type"], segment["stream"], block["size"]
-    page = SMALL_BUFFER if pool == "small" else LARGE_BUFFER
-    offset = block["address"] - segment["address"]
-    tally.releasable_bytes += full_pages(offset, size, page)
-    ends_segment = offset + size == segment["total_size"]
-    if pool == "large" and ends_segment and block["address"] > tally.tail_by_stream.get(stream, (-1, 0, 0))[0]:
-        tally.tail_by_stream[stream] = (block["address"], size, min(size, -offset % page))
-
-
-def full_pages(offset: int, size: int, page: int) -> int:
-    """Bytes of the pages that lie fully inside a free block at `offset` of an expandable segment."""
-    first = -(-offset // page) * page
-    last = (offset + size) // page * page
-    return max(0, last - first)
 
 
 def main_stream(reserved_by_stream: dict[int, int]) -> int:
@@ -144,26 +140,12 @@ def main_stream(reserved_by_stream: dict[int, int]) -> int:
     return max(reserved_by_stream, key=lambda stream: reserved_by_stream[stream])
 
 
-def _headroom(tally: _Tally, room: Room, *, flush: bool) -> int:
-    """Largest single request on the main stream that succeeds now, without or with the allocator's retry flush.
-
-    H = max(B, S, V): the largest free block of the large pool, of the small pool (at most kSmallSize), and what
-    the driver can still give (`driver_path_bytes`). Exact for the default settings; with expandable segments the
-    unmapped gaps are invisible, so it is right to about one page.
-    """
+def _headroom(tally: _Tally, room: Room | None, config: AllocatorConfig, *, flush: bool) -> int | None:
+    """On the main stream; None when room or settings are unknown, or expandable segments were switched off again."""
+    if room is None or not config.known or (tally.has_expandable and not config.expandable_segments):
+        return None
     stream = main_stream(tally.reserved_by_stream)
-    obtainable = room.obtainable(tally.releasable_bytes if flush else 0)
-    large = tally.largest_by_stream.get(("large", stream), 0)
-    small = min(tally.largest_by_stream.get(("small", stream), 0), SMALL_SIZE)
-    if stream in tally.tail_by_stream:
-        _, tail, tail_after_flush = tally.tail_by_stream[stream]
-        pages = max(0, obtainable) // LARGE_BUFFER * LARGE_BUFFER
-        return max(large, small, pages + (tail_after_flush if flush else tail))
-    return max(large, small, driver_path_bytes(obtainable))
-
-
-def driver_path_bytes(obtainable: int) -> int:
-    """Largest request that a new segment can serve when cudaMalloc can give `obtainable` bytes."""
-    if obtainable >= MIN_LARGE_ALLOC:
-        return obtainable // ROUND_LARGE * ROUND_LARGE
-    return SMALL_SIZE if obtainable >= SMALL_BUFFER else 0
+    ranges = sorted(tally.ranges.get(stream, []), key=itemgetter("address"))
+    ends = tuple(growing_ends(ranges, config.large_segment_size))
+    small, large = (tally.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
+    return headroom(CachedFree(small, large, tally.releasable_bytes, ends), room, config, flush=flush)

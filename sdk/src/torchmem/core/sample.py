@@ -5,12 +5,14 @@ All fields are plain numbers and strings. `None` means unknown or unsupported an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 SCHEMA_VERSION = 1
 
 OomCause = Literal["capacity", "fragmentation", "limit", "external"]
+OomDetail = Literal["stranded", "stream", "pool", "pending", "small_segment"]
 Ending = Literal["exited", "oom"]
 State = Literal["running", "stalled", "exited", "oom", "killed"]
 
@@ -27,15 +29,24 @@ STEP_DURATION_BOUNDS: tuple[float, ...] = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 
 @dataclass(frozen=True, slots=True)
 class ByPool:
-    """A count or a number of bytes, for the allocator's small (blocks ≤ 1 MiB) and large pool."""
+    """A count or a number of bytes, for the allocator's small (blocks ≤ 1 MiB) and large pool.
 
-    small: int
-    large: int
+    `undivided` stands in for the two where the allocator has no such pools (backend:cudaMallocAsync).
+    """
+
+    small: int | None
+    large: int | None
+    undivided: int | None = None
 
     @property
     def total(self) -> int:
         """Sum over both pools."""
-        return self.small + self.large
+        return sum(value for _, value in self.parts())
+
+    def parts(self) -> list[tuple[str, int]]:
+        """What is known, by the value of the label `pool`; the undivided sum has none."""
+        named = (("small", self.small), ("large", self.large), ("", self.undivided))
+        return [(pool, value) for pool, value in named if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +65,20 @@ class Allocator:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Events of one device since the process started; they never go back when the user resets PyTorch's own."""
+    """Events of one device since the process started; they never go back when the user resets PyTorch's own.
+
+    `releases`, `released_bytes`: what the setting `release` did; None without it. `ooms` is None where the allocator
+    does not tell of them.
+    """
 
     alloc_retries: int | None = None
     oom_rejections: int | None = None
     device_allocs: int | None = None
     device_frees: int | None = None
     stream_syncs: int | None = None
-    ooms: dict[OomCause, int] = field(default_factory=dict)
+    releases: int | None = None
+    released_bytes: int | None = None
+    ooms: dict[OomCause, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +121,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Oom:
-    """The newest OutOfMemoryError of one device: Unix seconds, and the segment-rounded bytes it asked for."""
+    """The newest OutOfMemoryError of one device: Unix seconds, and the segment-rounded bytes it asked for.
+
+    `detail`: what kind of fragmentation it was, where that is the cause.
+    """
 
     timestamp: float
     requested_bytes: int
     cause: OomCause
+    detail: OomDetail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +150,14 @@ class DeviceSample:
     phase_peaks: dict[str, int] = field(default_factory=dict)
 
 
+def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
+    """The first device of each UUID; a second one, or a second one without a UUID, could not be told apart."""
+    first: dict[str | None, DeviceSample] = {}
+    for device in devices:
+        first.setdefault(device.uuid, device)
+    return tuple(first.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Optimizer steps seen: their number, the seconds between them by bucket and in sum, samples reported.
@@ -145,12 +174,16 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class SelfCost:
-    """What the SDK itself spent: seconds of the newest reads, CPU seconds in sum, swallowed errors by stage."""
+    """What the SDK itself spent: seconds of the newest reads, CPU seconds in sum, swallowed errors by stage.
+
+    `oom_duration_seconds`: how long the newest OutOfMemoryError was held up to write its evidence.
+    """
 
     stats_duration_seconds: float | None = None
     snapshot_duration_seconds: float | None = None
     cpu_seconds: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
+    oom_duration_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +213,8 @@ class Sample:
 
     `oom_pending`: an OutOfMemoryError was raised and no step has finished since. `ended`: the process said that it
     ends. `metrics_url`: where it serves its own endpoint, when asked to. `stall_after_seconds`: how long it may go
-    without a step before it counts as stalled.
+    without a step before it counts as stalled. `settings_ignored`: the allocator settings in
+    the environment, and whether PyTorch ignored them; without those for which nobody can tell.
     """
 
     timestamp: float
@@ -189,6 +223,7 @@ class Sample:
     steps: Steps = Steps()
     cost: SelfCost = SelfCost()
     allocator_settings: dict[str, str] = field(default_factory=dict)
+    settings_ignored: dict[str, bool] = field(default_factory=dict)
     oom_pending: bool = False
     ended: Ending | None = None
     metrics_url: str | None = None

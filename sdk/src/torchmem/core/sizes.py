@@ -41,9 +41,9 @@ def get_allocation_size(size: int) -> int:
 
 def format_size(size: int) -> str:
     """`size` as PyTorch's error texts write it: "512 bytes", "1.50 MiB"."""
-    if size < 1 << 10:
+    if size <= 1 << 10:
         return f"{size} bytes"
     for unit, shift in (("KiB", 10), ("MiB", 20)):
-        if size < 1 << (shift + 10):
+        if size <= 1 << (shift + 10):
             return f"{size / (1 << shift):.2f} {unit}"
     return f"{size / GIB:.2f} GiB"

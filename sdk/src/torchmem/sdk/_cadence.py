@@ -7,7 +7,19 @@ import random
 # A read that took this long was waiting for the allocator's lock, while it held the GIL.
 SLOW_READ_SECONDS = 0.005
 BACK_OFF_SECONDS = 10.0
-LONGEST_PAUSE_SECONDS = 300.0
+LONGEST_PAUSE_SECONDS = 600.0
+# How much less often routine work may come where it is dear: never so late that a scrape would see it.
+LONGEST_STRETCH = 5.0
+LONGEST_STRETCH_SECONDS = 10.0
+
+
+def affordable(interval: float, spent: float, budget: float) -> float:
+    """Seconds until routine work that took `spent` seconds comes again: `interval`, or longer to keep the budget.
+
+    At most five times as long, and at most 10 s; `budget` is a share of wall time.
+    """
+    longest = max(interval, min(LONGEST_STRETCH * interval, LONGEST_STRETCH_SECONDS))
+    return min(max(interval, spent / budget), longest)
 
 
 class Cadence:

@@ -39,11 +39,14 @@ class DeviceRecord:
         self.device = device
         self.allocator: Allocator | None = None
         self.layout: Layout | None = None
+        self.periodic_layout: Layout | None = None
         self.last_oom: Oom | None = None
         self.phase_peaks: dict[str, int] = {}
         self._counters: dict[str, Monotone] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
-        self._ooms: dict[OomCause, int] = {}
+        self._ooms: dict[OomCause, int] | None = None
+        self._releases: tuple[int, int] | None = None
+        self._window_peak = 0
 
     def read(self, stats: NestedStats) -> None:
         """Take one nested statistics dict; an empty one changes nothing."""
@@ -54,7 +57,20 @@ class DeviceRecord:
                 self._counters.setdefault(name, Monotone()).update(stats[name])
         for name in PEAKS:
             self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
+        self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
+        if self._ooms is None and "num_ooms" in stats:
+            self._ooms = {}
         self.allocator = self._allocator(stats)
+
+    def end_window(self) -> int:
+        """Highest active bytes since the last call, when PyTorch's peaks are reset at each; a new window begins."""
+        peak, self._window_peak = self._window_peak, 0
+        return peak
+
+    def count_release(self, times: int, returned: int) -> None:
+        """Count releases of the cache and the bytes that went back to the driver."""
+        releases, bytes_returned = self._releases or (0, 0)
+        self._releases = (releases + times, bytes_returned + returned)
 
     def _allocator(self, stats: NestedStats) -> Allocator:
         return Allocator(
@@ -62,7 +78,7 @@ class DeviceRecord:
             active_bytes=_by_pool(stats, "active_bytes"),
             reserved_bytes=_by_pool(stats, "reserved_bytes"),
             requested_bytes=_by_pool(stats, "requested_bytes") if "requested_bytes" in stats else None,
-            inactive_split_bytes=_by_pool(stats, "inactive_split_bytes"),
+            inactive_split_bytes=_by_pool(stats, "inactive_split_bytes") if "inactive_split_bytes" in stats else None,
             allocated_peak_bytes=self._peaks["allocated_bytes"],
             active_peak_bytes=self._peaks["active_bytes"],
             reserved_peak_bytes=self._peaks["reserved_bytes"],
@@ -70,6 +86,7 @@ class DeviceRecord:
 
     def record_oom(self, oom: Oom) -> None:
         """Count one OutOfMemoryError."""
+        self._ooms = self._ooms or {}
         self._ooms[oom.cause] = self._ooms.get(oom.cause, 0) + 1
         self.last_oom = oom
 
@@ -79,13 +96,15 @@ class DeviceRecord:
         if allocator is not None and expandable:
             allocator = replace(allocator, inactive_split_bytes=None)
         totals = {ours: self._counters[name].total for name, ours in COUNTERS.items() if name in self._counters}
+        releases, released_bytes = self._releases or (None, None)
+        ooms = None if self._ooms is None else dict(self._ooms)
         return DeviceSample(
             index=self.device.index,
             uuid=self.device.uuid,
             name=self.device.name,
             total_bytes=self.device.total_bytes,
             allocator=allocator,
-            counters=Counters(ooms=dict(self._ooms), **totals),
+            counters=Counters(ooms=ooms, releases=releases, released_bytes=released_bytes, **totals),
             layout=self.layout,
             last_oom=self.last_oom,
             phase_peaks=dict(self.phase_peaks),
@@ -93,4 +112,7 @@ class DeviceRecord:
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:
-    return ByPool(stats[name]["small_pool"]["current"], stats[name]["large_pool"]["current"])
+    pools = stats[name]
+    if "small_pool" not in pools:
+        return ByPool(None, None, pools["all"]["current"])
+    return ByPool(pools["small_pool"]["current"], pools["large_pool"]["current"])

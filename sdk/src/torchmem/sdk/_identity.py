@@ -57,6 +57,12 @@ def identify(settings: Settings, environment: Mapping[str, str], versions: Mappi
     )
 
 
+def is_multiprocessing_child() -> bool:
+    """Whether Python's multiprocessing started this process; it is then loaded, and need not be imported to ask."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
 def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     for name in names:
         text = environment.get(name, "")

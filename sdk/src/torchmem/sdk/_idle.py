@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
@@ -35,8 +36,29 @@ class IdleBackend:
         """Unknown."""
         return None
 
+    def history_enabled(self) -> bool | None:
+        """No history."""
+        return None
+
+    def start_history(self, max_entries: int) -> None:
+        """Nothing to record."""
+
+    def stop_history(self) -> None:
+        """Nothing was recorded."""
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """None."""
+        return None
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
+
     def reset_peaks(self, device: int) -> None:
         """Nothing to reset."""
+
+    def current_stream(self, device: int) -> int | None:  # noqa: ARG002
+        """Unknown."""
+        return None
 
     def allocator_settings(self) -> Mapping[str, str]:
         """None."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
-import multiprocessing.util
 import os
 import threading
 from typing import TYPE_CHECKING
 
 from torchmem.core.backend import Backend
+from torchmem.sdk._identity import is_multiprocessing_child
 from torchmem.sdk._idle import IdleBackend
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
@@ -51,8 +50,10 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
         return Session(settings, IdleBackend(), os.environ)
     atexit.register(session.at_exit)
     os.register_at_fork(after_in_child=session.after_fork)
-    if multiprocessing.parent_process() is not None:
-        # Children of multiprocessing leave by os._exit, which skips atexit.
+    if is_multiprocessing_child():
+        # Such a child leaves by os._exit, which skips atexit.
+        import multiprocessing.util
+
         multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)
     return session
 

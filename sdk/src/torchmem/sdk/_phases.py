@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
+from torchmem.sdk._cost import CpuMeter
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._peaks import WindowPeak
 from torchmem.sdk._recorder import Recorder
@@ -15,9 +16,12 @@ MOST_PHASES = 32
 class Phases:
     """Opens and closes phases; each name is measured at most once in `interval` seconds, as steps are."""
 
-    def __init__(self, recorder: Recorder, errors: Errors, interval: float, *, reset_peaks: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, errors: Errors, meter: CpuMeter, interval: float, *, reset_peaks: bool
+    ) -> None:
         self.recorder = recorder
         self.errors = errors
+        self.meter = meter
         self._interval = interval
         self._resets = reset_peaks
         self._due: dict[str, float] = {}
@@ -29,7 +33,7 @@ class Phases:
         if now < self._due.get(name, 0.0) or (name not in self._due and len(self._due) >= MOST_PHASES):
             return None
         if self._resets:
-            self._reset()
+            self.reset()
         windows = {device: WindowPeak(*values) for device, values in self.recorder.allocated().items()}
         if not windows:
             return None
@@ -45,7 +49,7 @@ class Phases:
                 windows[device].update(*values)
                 self.recorder.record_phase(device, name, windows[device].highest)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Reset PyTorch's peaks; phases that are open around this one keep what they have seen."""
         before = self.recorder.allocated()
         for windows in self._open:
@@ -64,10 +68,14 @@ class Phase:
         self._windows: dict[int, WindowPeak] | None = None
 
     def __enter__(self) -> None:
+        started = time.thread_time()
         with self._phases.errors.swallow("phase"):
             self._windows = self._phases.begin(self._name)
+        self._phases.meter.add(time.thread_time() - started)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        started = time.thread_time()
         with self._phases.errors.swallow("phase"):
             if self._windows is not None:
                 self._phases.end(self._name, self._windows)
+        self._phases.meter.add(time.thread_time() - started)

@@ -6,12 +6,18 @@ import contextlib
 import os
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from torchmem.core import capture
+from torchmem.core.codec import encode
 from torchmem.core.rundir import RUN_DIR_MODE, SAMPLE_SUFFIX
+from torchmem.core.sample import Sample
 
 # Without an exporter nobody removes the last words of processes long gone.
 FORGOTTEN_AFTER_SECONDS = 24 * 3600
+# An exporter that cannot see the process judges it by the age of its sample, after a minute.
+HEARTBEAT_SECONDS = 15.0
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -20,16 +26,33 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises OSError when the directory cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # the exporter may be another user, and umask may say 077
-            file.write(content)
+        _write_new(temporary, content)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    descriptor = _create(path)
+    try:
+        os.fchmod(descriptor, 0o644)  # the exporter may be another user, and umask may say 077
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path) -> int:
+    """Descriptor of a file that is certainly new, whatever was left or put in its place."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o644)
 
 
 class RunFile:
@@ -37,19 +60,37 @@ class RunFile:
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / name
-        self._swept = False
+        self.newest: Sample | None = None
 
-    def write(self, content: bytes) -> None:
+    def write(self, sample: Sample) -> None:
         """Publish; a directory that vanished is made again. Raises OSError."""
-        make_run_directory(self.path.parent)
-        replace_file(self.path, content)
-        if not self._swept:
-            self._swept = True
+        if self.newest is None:
+            make_run_directory(self.path.parent)
             sweep(self.path.parent, time.time() - FORGOTTEN_AFTER_SECONDS)
+        content = encode(sample)
+        try:
+            replace_file(self.path, content)
+        except FileNotFoundError:
+            make_run_directory(self.path.parent)
+            replace_file(self.path, content)
+        self.newest = sample
+
+    def refresh(self, sample: Sample) -> None:
+        """Publish what is new, and a heartbeat when nothing is. Raises OSError."""
+        if self.newest is None or _is_news(sample, self.newest):
+            self.write(sample)
 
     def remove(self) -> None:
         """Take the file back, as a forked child or a closed session does. Raises OSError."""
         self.path.unlink(missing_ok=True)
+
+
+def _is_news(sample: Sample, old: Sample) -> bool:
+    """Whether more changed than the clock and what the SDK itself spends, or the old sample is past its time."""
+    if sample.steps.count != old.steps.count or abs(sample.timestamp - old.timestamp) >= HEARTBEAT_SECONDS:
+        return True
+    cost = replace(old.cost, errors=sample.cost.errors)
+    return old != replace(sample, timestamp=old.timestamp, steps=old.steps, cost=cost)
 
 
 def make_run_directory(directory: Path) -> None:
@@ -69,8 +110,8 @@ def make_run_directory(directory: Path) -> None:
 
 
 def sweep(directory: Path, before: float) -> None:
-    """Remove sample files of this user that were last written before the Unix time `before`."""
-    for path in directory.glob(f"*{SAMPLE_SUFFIX}"):
+    """Remove samples and captures of this user that were last written before the Unix time `before`."""
+    for path in (path for suffix in (SAMPLE_SUFFIX, *capture.SUFFIXES) for path in directory.glob(f"*{suffix}")):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.getuid() and status.st_mtime < before:

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torchmem.core.allocator_config import AllocatorConfig
 from torchmem.core.backend import Backend
-from torchmem.core.fragmentation import Room, measure
-from torchmem.core.oom import OomFacts, classify
-from torchmem.core.sample import DeviceSample, Oom
+from torchmem.core.fragmentation import measure
+from torchmem.core.headroom import Room
+from torchmem.core.sample import DeviceSample, distinct_devices
 from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._oom import Observed, Scene, examine
 
 OBSERVER_LOCK_SECONDS = 1.0
 
@@ -22,19 +24,18 @@ class Recorder:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.settings: dict[str, str] = {}
+        self.expandable = False
         self.stats_seconds: float | None = None
         self.snapshot_seconds: float | None = None
+        self.oom_seconds: float | None = None
         self._records: dict[int, DeviceRecord] = {}
         self._lock = threading.Lock()
-
-    @property
-    def expandable(self) -> bool:
-        """Whether expandable segments are on, by the allocator's own account."""
-        return self.settings.get("expandable_segments") == "True"
 
     def read_settings(self) -> None:
         """Take the allocator's effective settings."""
         self.settings = dict(self.backend.allocator_settings())
+        # Segments that were once expandable stay so, and stay out of inactive_split.
+        self.expandable = self.expandable or self.settings.get("expandable_segments") != "False"
 
     def read_stats(self) -> None:
         """Read the nested statistics of every device; returns at once when another thread is reading."""
@@ -73,39 +74,30 @@ class Recorder:
         if segments is None:
             return
         timestamp = time.time()
+        self.read_settings()
+        config = AllocatorConfig.of(self.settings)
         for index, record in list(self._records.items()):
-            record.layout = measure(segments, index, timestamp, self._room(index))
+            record.layout = record.periodic_layout = measure(segments, index, timestamp, self._room(record), config)
         self.snapshot_seconds = time.perf_counter() - started
 
-    def _room(self, device: int) -> Room | None:
-        free = self.backend.free_bytes(device)
-        if free is None:
+    def _room(self, record: DeviceRecord) -> Room | None:
+        """None where the driver's free memory or the limit is unknown, and with it the headroom."""
+        device, total = record.device.index, record.device.total_bytes
+        free, limit = self.backend.free_bytes(device), self.backend.limit_bytes(device)
+        if free is None or limit is None or total is None:
             return None
-        limit = self.backend.limit_bytes(device)
-        return Room(free, 0 if limit is None else self._reserved(device), limit)
+        return Room(free, self._reserved(device), limit) if limit < total else Room(free)
 
     def _reserved(self, device: int) -> int:
         stats = self.backend.memory_stats(device) or {}
         return int(stats["reserved_bytes"]["all"]["current"]) if stats else 0
 
-    def record_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
+    def record_oom(self, device: int, requested: int, limit: int, driver_free: int) -> Scene:
         """Called inside the allocator's OOM observer: count it, name its cause, read the state it left."""
         with self._reading(OBSERVER_LOCK_SECONDS):
             self._read_stats()
-            record = self._records[device]
-            reserved = record.allocator.reserved_bytes.total if record.allocator else 0
-            segments = self.backend.memory_snapshot()
-            if segments is not None:
-                record.layout = measure(segments, device, time.time(), Room(driver_free, reserved, limit))
-            facts = OomFacts(
-                requested=requested,
-                limit=limit,
-                driver_free=driver_free,
-                cached_free=record.layout.free_bytes if record.layout else 0,
-                reserved=reserved,
-                total=record.device.total_bytes,
-            )
-            record.record_oom(Oom(time.time(), requested, classify(facts)))
+            observed = Observed(requested, limit, driver_free)
+            return examine(self.backend, self._records[device], AllocatorConfig.of(self.settings), observed)
 
     @contextmanager
     def _reading(self, timeout: float) -> Iterator[bool]:
@@ -116,7 +108,11 @@ class Recorder:
             if mine:
                 self._lock.release()
 
+    def records(self) -> dict[int, DeviceRecord]:
+        """What is remembered of each device, by torch's index."""
+        return dict(self._records)
+
     def samples(self) -> tuple[DeviceSample, ...]:
-        """All devices as they are published, in the order of torch's index."""
+        """The devices that can be told apart, as they are published, in the order of torch's index."""
         records = sorted(self._records.items())
-        return tuple(record.sample(expandable=self.expandable) for _, record in records)
+        return distinct_devices(record.sample(expandable=self.expandable) for _, record in records)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -11,27 +10,33 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from torchmem.core.alloc_conf import ignored_settings
 from torchmem.core.backend import Backend
-from torchmem.core.codec import encode
 from torchmem.core.rundir import sample_name
 from torchmem.core.sample import Ending, Process, Sample, SelfCost
-from torchmem.sdk._cadence import Cadence
-from torchmem.sdk._endpoint import Endpoint
+from torchmem.sdk._cadence import Cadence, affordable
+from torchmem.sdk._capture import Capture
+from torchmem.sdk._cost import CpuMeter
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._identity import identify
+from torchmem.sdk._evidence import Evidence
+from torchmem.sdk._identity import identify, is_multiprocessing_child
 from torchmem.sdk._phases import Phase, Phases
 from torchmem.sdk._publish import RunFile
 from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._release import Release
 from torchmem.sdk._sampler import Sampler
 from torchmem.sdk._settings import Settings
 from torchmem.sdk._signals import before_sigterm
 from torchmem.sdk._steps import Iterations, StepClock
-from torchmem.sdk._textfile import Textfile
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Share of wall time that background reads of the statistics may take.
+    from torchmem.sdk._endpoint import Endpoint
+    from torchmem.sdk._textfile import Textfile
+
+# Shares of wall time that reads of the statistics may take: at a step's end, and in the background.
+READ_BUDGET = 0.00005
 IDLE_READ_BUDGET = 0.005
 JOIN_SECONDS = 0.5
 PUBLISH_LOCK_SECONDS = 1.0
@@ -49,7 +54,7 @@ class Session:
         self._closed = False
         self._remove_step_hook = backend.on_step(self._on_step)
         self._rest()
-        backend.on_init(self._wake)
+        backend.on_init(self._on_init)
 
     def _rest(self) -> None:
         """The state before CUDA is up: no thread, no file, nothing measured."""
@@ -58,15 +63,18 @@ class Session:
         self._recorder = Recorder(self._backend)
         self._clock = StepClock()
         self._iterations = Iterations()
+        self._cost = CpuMeter()
         self._phases = Phases(
-            self._recorder, self.errors, self.settings.interval, reset_peaks=self.settings.reset_peaks
+            self._recorder, self.errors, self._cost, self.settings.interval, reset_peaks=self.settings.reset_peaks
         )
+        self._release = Release.wanted(self.settings, self._recorder, self.errors, self._phases.reset)
+        self._capture: Capture | None = None
         self._next_read = 0.0
         self._oom_pending = False
         self._ended: Ending | None = None
-        self._cpu_seconds = 0.0
         self._has_settings = False
         self._process: Process | None = None
+        self._textfile: Textfile | None = None
         self._endpoint: Endpoint | None = None
 
     @property
@@ -84,9 +92,11 @@ class Session:
 
         From the first call on, steps are counted here and no longer at each optimizer step.
         """
+        started = time.thread_time()
         with self.errors.swallow("step"):
             self._explicit_steps = True
             self._step(samples)
+        self._cost.add(time.thread_time() - started)
 
     def phase(self, name: str) -> Phase:
         """`with session.phase("forward"):` measures the highest allocated bytes within this part of a step.
@@ -110,7 +120,7 @@ class Session:
 
         A multiprocessing child catches every exception itself, so there an OOM without a later step is enough.
         """
-        uncaught = getattr(sys, "last_value", None) is not None or multiprocessing.parent_process() is not None
+        uncaught = getattr(sys, "last_value", None) is not None or is_multiprocessing_child()
         self._close("oom" if uncaught and self._oom_pending else "exited")
 
     def after_fork(self) -> None:
@@ -122,6 +132,11 @@ class Session:
                 self._endpoint.close_in_child()
             self._rest()
 
+    def _on_init(self) -> None:
+        started = time.thread_time()
+        self._wake()
+        self._cost.add(time.thread_time() - started)
+
     def _wake(self) -> None:
         """CUDA came up in this process: attach the observer and start to publish."""
         if self._closed or self._pid == os.getpid():
@@ -131,16 +146,23 @@ class Session:
             self._process = identify(self.settings, self._environment, self._backend.versions())
             name = sample_name(self._process.pid, self._process.pid_namespace, self._process.start_ticks)
             self._file = RunFile(self.settings.directory(self._environment), name)
-            self._textfile = Textfile(self.settings.textfile, self._process.rank) if self.settings.textfile else None
+            self._evidence = Evidence(self._file.path)
+            self._capture = Capture(self._backend, self._file.path, self.errors)
+            if self.settings.textfile is not None:
+                from torchmem.sdk._textfile import Textfile
+
+                self._textfile = Textfile(self.settings.textfile, self._process.rank)
             self._snapshots = Cadence(self.settings.snapshot_interval, self.settings.snapshot_budget)
             self._idle_reads = Cadence(self.settings.interval, IDLE_READ_BUDGET)
-            self._sampler = Sampler(self._tick, self.settings.interval)
+            self._sampler = Sampler(self._tick, self.settings.interval, self._cost)
             self._sampler.start()
             before_sigterm(self._publish)
         with self.errors.swallow("oom"):
             self._backend.on_oom(self._on_oom)
         with self.errors.swallow("endpoint"):
             if self.settings.port is not None and self._process is not None:
+                from torchmem.sdk._endpoint import Endpoint
+
                 self._endpoint = Endpoint.open(self.settings, self._process.local_rank or 0, self._sample)
 
     def _read_settings(self) -> None:
@@ -150,36 +172,42 @@ class Session:
             self._recorder.read_settings()
 
     def _on_step(self, optimizer: int) -> None:
+        started = time.thread_time()
         with self.errors.swallow("step"):
             self._oom_pending = False
             if not self._explicit_steps and self._iterations.begins(optimizer):
                 self._step(None)
+        self._cost.add(time.thread_time() - started)
 
     def _step(self, samples: int | None) -> None:
         now = time.perf_counter()
         self._clock.tick(now, samples)
         self._oom_pending = False
         if now >= self._next_read and not self._closed and self._backend.is_initialized():
-            self._next_read = now + self.settings.interval
+            self._next_read = now + affordable(self.settings.interval, self._recorder.stats_seconds or 0.0, READ_BUDGET)
             self._read(now)
+            if self._release:
+                self._release.at_step(now)
+        if self._capture:
+            self._capture.at_step()
 
     def _read(self, now: float) -> None:
-        started = time.thread_time()
         self._wake()
         with self.errors.swallow("stats"):
             self._read_settings()
             self._recorder.read_stats()
         self._idle_reads.spent(now, self._recorder.stats_seconds or 0.0)
-        self._cpu_seconds += time.thread_time() - started
 
     def _tick(self) -> None:
-        started = time.thread_time()
         with self.errors.swallow("setup"):
             if self._backend.is_initialized() and not self._closed:
                 self._read_settings()
                 self._tick_reads(time.perf_counter())
-                self._publish()
-        self._cpu_seconds += time.thread_time() - started
+                if self._capture:
+                    self._capture.tick()
+                self._publish(news_only=True)
+                if self._file.newest:
+                    self._evidence.remember(self._file.newest)
 
     def _tick_reads(self, now: float) -> None:
         idle = self._clock.last is None or now - self._clock.last > self.settings.idle_after
@@ -188,18 +216,29 @@ class Session:
                 self._recorder.read_stats()
             self._idle_reads.spent(now, self._recorder.stats_seconds or 0.0)
         if self._snapshots.is_due(now):
+            started = time.perf_counter()
             with self.errors.swallow("snapshot"):
                 self._recorder.read_snapshot()
-            self._snapshots.spent(now, self._recorder.snapshot_seconds or 0.0)
+            self._snapshots.spent(now, time.perf_counter() - started)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         """Never raises: an exception here would replace the user's OutOfMemoryError."""
         if self._closed or self._pid != os.getpid():
             return
+        started, spent, scene = time.perf_counter(), time.thread_time(), None
         self._oom_pending = True
+        with self.errors.swallow("setup"):
+            self._read_settings()
         with self.errors.swallow("oom"):
-            self._recorder.record_oom(device, requested, limit, driver_free)
+            scene = self._recorder.record_oom(device, requested, limit, driver_free)
         self._publish()
+        with self.errors.swallow("report"):
+            if scene:
+                self._evidence.write(scene, self._sample())
+        if self._capture and self.settings.capture_on_oom:
+            self._capture.keep_oom()
+        self._recorder.oom_seconds = time.perf_counter() - started
+        self._cost.add(time.thread_time() - spent)
 
     def _sample(self) -> Sample:
         assert self._process is not None  # noqa: S101 - set before anything that publishes
@@ -210,26 +249,31 @@ class Session:
             devices=recorder.samples(),
             steps=self._clock.steps(),
             cost=SelfCost(
-                recorder.stats_seconds, recorder.snapshot_seconds, self._cpu_seconds, dict(self.errors.counts)
+                recorder.stats_seconds,
+                recorder.snapshot_seconds,
+                self._cost.seconds,
+                dict(self.errors.counts),
+                recorder.oom_seconds,
             ),
             allocator_settings=recorder.settings,
+            settings_ignored=ignored_settings(self._environment, recorder.settings),
             oom_pending=self._oom_pending,
             ended=self._ended,
             metrics_url=self.url,
             stall_after_seconds=self.settings.stall_after,
         )
 
-    def _publish(self) -> None:
+    def _publish(self, *, news_only: bool = False) -> None:
         with self.errors.swallow("publish"):
             mine = self._publishing.acquire(timeout=PUBLISH_LOCK_SECONDS)
             try:
-                self._file.write(encode(self._sample()))
+                (self._file.refresh if news_only else self._file.write)(self._sample())
             finally:
                 if mine:
                     self._publishing.release()
         with self.errors.swallow("textfile"):
             if self._textfile:
-                self._textfile.write(self._sample())
+                (self._textfile.refresh if news_only else self._textfile.write)(self._sample())
 
     def _close(self, ending: Ending) -> None:
         if self._closed:
@@ -246,6 +290,8 @@ class Session:
         if not stuck and self._backend.is_initialized():
             with self.errors.swallow("stats"):
                 self._recorder.read_stats()
+            if self._capture:
+                self._capture.close()
         if self._recorder.samples():
             self._publish()
         if self._textfile:

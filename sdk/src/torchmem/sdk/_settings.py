@@ -28,6 +28,9 @@ class SettingsKeywords(TypedDict, total=False):
     reset_peaks: bool
     idle_after: float
     stall_after: float
+    capture_on_oom: bool
+    release: float | None
+    release_interval: float
     port: int | None
     address: str
     textfile: str | Path | None
@@ -41,13 +44,18 @@ class Settings:
     run: name of the run, a label on every series; default from the scheduler, else the script's name.
     run_dir: run directory; default TORCHMEM_RUN_DIR, /run/torchmem if it exists, /tmp/torchmem.
     rank: global rank; default from the launcher's environment.
-    interval: seconds between two reads of the statistics, and between two publications.
+    interval: seconds between two reads of the statistics, and between two publications; where they are costly, up to
+        five times as long.
     snapshot_interval: shortest time in seconds between two memory snapshots.
     snapshot_budget: share of wall time that snapshots may take; a costly snapshot is taken less often.
     reset_peaks: True resets PyTorch's peaks at the begin of a phase, which makes the peaks of phases exact; your own
         `torch.cuda.max_memory_*` go on as if nothing had happened.
     idle_after: seconds without an optimizer step after which the background thread reads the statistics.
     stall_after: seconds without a step, after there were some, until the process counts as stalled.
+    capture_on_oom: keep PyTorch's memory snapshot at an OutOfMemoryError, the newest one, in the run directory.
+    release: return the cache at a step's end when the driver has less than this share of the device free and the next
+        step would not take it back; None never does. Resets PyTorch's peaks like `reset_peaks`.
+    release_interval: least seconds between two such looks.
     port: serve /metrics in this process too, on port + local rank; 0 takes any free port; None opens no port.
     address: where that endpoint listens.
     textfile: write a node_exporter textfile to this .prom file, or into this directory.
@@ -59,10 +67,13 @@ class Settings:
     rank: int | None = None
     interval: float = 1.0
     snapshot_interval: float = 10.0
-    snapshot_budget: float = 0.001
+    snapshot_budget: float = 0.0006
     reset_peaks: bool = False
     idle_after: float = 5.0
     stall_after: float = 300.0
+    capture_on_oom: bool = False
+    release: float | None = None
+    release_interval: float = 10.0
     port: int | None = None
     address: str = "127.0.0.1"
     textfile: Path | None = None
@@ -121,6 +132,11 @@ def _positive(value: Any) -> float:
     return number if 0 < number < float("inf") else _reject(value)
 
 
+def _share(value: Any) -> float:
+    number = float(value)
+    return number if 0 < number < 1 else _reject(value)
+
+
 def _port(value: Any) -> int:
     number = int(value)
     return number if 0 <= number <= 65535 else _reject(value)
@@ -145,6 +161,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "reset_peaks": _boolean,
     "idle_after": _positive,
     "stall_after": _positive,
+    "capture_on_oom": _boolean,
+    "release": _share,
+    "release_interval": _positive,
     "port": _port,
     "address": str,
     "textfile": Path,

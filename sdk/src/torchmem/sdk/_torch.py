@@ -1,13 +1,12 @@
 """The only file that imports torch: PyTorch's CUDA caching allocator as a `Backend`.
 
-Every call is gated by the session on `is_initialized`; none creates a context. Checked against PyTorch 2.13;
-functions that other versions lack are looked up, and their values are absent there.
+Every call is gated by the session on `is_initialized`; none creates a context. For torch 2.1 and newer: functions
+that some version lacks are looked up, and their values are absent there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -19,6 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
+from torchmem.sdk._torch_devices import describe
+from torchmem.sdk._torch_memory import AllocatorReader
 
 
 class TorchBackend:
@@ -27,9 +28,7 @@ class TorchBackend:
     def __init__(self) -> None:
         self._devices: dict[int, Device] = {}
         self._user_peaks: UserPeaks | None = None
-        parameters = inspect.signature(torch.cuda.memory.memory_snapshot).parameters
-        # Since 2.11; before, a snapshot always copies the user's whole recorded history.
-        self._can_skip_traces = "include_traces" in parameters
+        self._reader = AllocatorReader(torch, os.environ)
 
     def is_initialized(self) -> bool:
         """`torch.cuda.is_initialized()`: a Python flag, False in forked children."""
@@ -40,36 +39,55 @@ class TorchBackend:
         present = [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]  # noqa: SLF001
         for index in present:
             if index not in self._devices:
-                self._devices[index] = _describe(index)
+                self._devices[index] = describe(torch, index, os.environ)
         return [self._devices[index] for index in present]
 
     def memory_stats(self, device: int) -> NestedStats | None:
-        """The nested form, an eighth of the price of the flattened one; None for pluggable allocators."""
-        if self._allocator_backend() == "pluggable":
+        """The nested form, an eighth of the price of the flattened one; only what this backend keeps."""
+        if self._reader.backend() == "pluggable":
             return None
         read = self._user_peaks.stats if self._user_peaks else torch.cuda.memory_stats_as_nested_dict
-        return cast("NestedStats", read(device)) or None
+        return self._reader.kept_stats(read(device))
 
     def memory_snapshot(self) -> list[SegmentInfo] | None:
         """Without traces; None where they cannot be left out and history is being recorded, or not native."""
-        if self._allocator_backend() != "native":
-            return None
-        if self._can_skip_traces:
-            return cast("list[SegmentInfo]", torch.cuda.memory.memory_snapshot(include_traces=False))
-        if torch._C._cuda_isHistoryEnabled():  # noqa: SLF001
-            return None
-        return cast("list[SegmentInfo]", torch.cuda.memory.memory_snapshot())
+        return self._reader.segments()
 
     def free_bytes(self, device: int) -> int | None:
         """First value of `torch.cuda.mem_get_info` (cudaMemGetInfo)."""
         return int(torch.cuda.mem_get_info(device)[0])
 
     def limit_bytes(self, device: int) -> int | None:
-        """`get_per_process_memory_fraction` (since 2.6) of the device's total, None at the default of 1."""
-        read = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
-        fraction = 1.0 if read is None else float(read(device))
-        total = self._devices[device].total_bytes
-        return None if fraction >= 1 or total is None else int(fraction * total)
+        """The memory fraction (known since 2.6) of the device's total."""
+        fraction, total = self._reader.fraction(device), self._devices[device].total_bytes
+        return None if fraction is None or total is None else int(min(fraction, 1.0) * total)
+
+    def history_enabled(self) -> bool | None:
+        """Only the native allocator can record."""
+        return self._reader.history_enabled() if self._reader.backend() == "native" else None
+
+    def start_history(self, max_entries: int) -> None:
+        """Stacks of allocations only, Python frames only: C++ frames would take minutes to resolve."""
+        torch.cuda.memory._record_memory_history(  # noqa: SLF001
+            enabled="all", context="alloc", stacks="python", max_entries=max_entries
+        )
+
+    def stop_history(self) -> None:
+        """Also clears PyTorch's buffer."""
+        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
+        """`torch.cuda.memory._snapshot`; leaving traces out works as in `memory_snapshot`."""
+        if not traces:
+            return self._reader.snapshot()
+        if self._reader.backend() != "native":
+            return None
+        return cast("Mapping[str, Any]", torch.cuda.memory._snapshot())  # noqa: SLF001
+
+    def empty_cache(self) -> None:
+        """On all devices; a cudaFree during the capture of a CUDA graph would spoil it."""
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
 
     def reset_peaks(self, device: int) -> None:
         """`reset_peak_memory_stats`, with the user's `max_memory_*` kept as they were; see `UserPeaks`."""
@@ -78,13 +96,13 @@ class TorchBackend:
             self._user_peaks = UserPeaks(modules, lambda given: int(_get_device_index(given, optional=True)))
         self._user_peaks.reset(device)
 
+    def current_stream(self, device: int) -> int | None:
+        """Handle of the current stream; no CUDA call."""
+        return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
+
     def allocator_settings(self) -> Mapping[str, str]:
-        """`allocator_settings` of the snapshot (since 2.3): what the allocator parsed, not what was set."""
-        backend = self._allocator_backend()
-        if backend != "native" or not self._can_skip_traces:
-            return {"backend": backend}
-        raw = torch._C._cuda_memorySnapshot((0, 0, False))  # noqa: SLF001
-        return {"backend": backend, **_settings_text(raw.get("allocator_settings", {}))}
+        """`allocator_settings` of the newest snapshot (since 2.3): what the allocator parsed, not what was set."""
+        return self._reader.settings()
 
     def versions(self) -> Mapping[str, str]:
         """Versions of torch and of the CUDA or ROCm it was built for."""
@@ -109,36 +127,5 @@ class TorchBackend:
             with contextlib.suppress(BaseException):
                 observer(device, requested, limit, driver_free)
 
-        if self._allocator_backend() == "native":
+        if self._reader.backend() == "native":
             torch._C._cuda_attach_out_of_memory_observer(observe)  # noqa: SLF001
-
-    @staticmethod
-    def _allocator_backend() -> str:
-        return str(torch.cuda.get_allocator_backend())
-
-
-def _describe(index: int) -> Device:
-    properties = torch.cuda.get_device_properties(index)
-    return Device(index, _uuid(properties), str(properties.name), int(properties.total_memory))
-
-
-def _uuid(properties: Any) -> str | None:
-    """`GPU-…` as NVML writes it (property since 2.5); a MIG slice is named by CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if visible.startswith("MIG-"):
-        return visible.split(",")[0]
-    uuid = getattr(properties, "uuid", None)
-    if uuid is None:
-        return None
-    text = str(uuid)
-    return text if text.startswith("GPU-") else f"GPU-{text}"
-
-
-def _settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Flat text by lower-case name; −1 stands for "unlimited" in PyTorch and is left out."""
-    flat = {name.lower(): str(value) for name, value in settings.items() if not isinstance(value, dict) and value != -1}
-    divisions = settings.get("roundup_power2_divisions", {})
-    used = {size: count for size, count in divisions.items() if count}
-    if used:
-        flat["roundup_power2_divisions"] = ",".join(f"{size}:{count}" for size, count in used.items())
-    return {name: text for name, text in flat.items() if text}

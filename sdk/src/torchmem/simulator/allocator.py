@@ -1,37 +1,67 @@
-"""The CUDA caching allocator of one device under PyTorch's default settings.
+"""The CUDA caching allocator of one device.
 
 Functions bear the names of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13, and do what
-they do there.
+they do there. Not simulated: CUDA graph capture, pools with an allocator of their own, settings that change at run
+time, peer access, callbacks that free memory, and a driver that needs or keeps more than it was asked for.
 """
 
 from __future__ import annotations
 
+from itertools import count, repeat
 from threading import RLock
 from typing import Any
 
+from torchmem.core.allocator_config import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.core.backend import OomObserver
-from torchmem.core.sizes import MIN_BLOCK_SIZE, SMALL_SIZE, get_allocation_size, round_size
-from torchmem.core.snapshot import SegmentInfo
-from torchmem.simulator.blocks import Block, BlockPool
+from torchmem.core.sizes import SMALL_SIZE, round_size
+from torchmem.core.snapshot import DEFAULT_POOL, PoolId, SegmentInfo
+from torchmem.simulator.blocks import Block, BlockPool, split_head, try_merge_blocks
 from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.device_memory import DeviceMemory
 from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.events import OutstandingEvents
+from torchmem.simulator.private_pools import StreamFilter
+from torchmem.simulator.search import UNLIMITED, AllocParams, should_split
 from torchmem.simulator.snapshot import segment_infos
-from torchmem.simulator.stats import DeviceStats
+from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
 
 
 class DeviceCachingAllocator:
-    """Hands out blocks of cached segments on one simulated card; safe to read from another thread, like PyTorch's."""
+    """Hands out blocks of cached segments on one simulated card; safe to read from another thread, like PyTorch's.
 
-    def __init__(self, card: SimulatedCard, device: int = 0) -> None:
+    Of free blocks of equal size the one in the oldest segment is taken, as in PyTorch 2.13. Without
+    `oldest_segment_first` it is the one at the lowest address, as up to PyTorch 2.11.
+    """
+
+    def __init__(
+        self,
+        card: SimulatedCard,
+        device: int = 0,
+        config: AllocatorConfig = DEFAULT_CONFIG,
+        *,
+        oldest_segment_first: bool = True,
+    ) -> None:
         self.card = card
         self.device = device
-        self.allowed_memory_maximum: int | None = None
+        self.config = config
+        self.current_stream = 0
         self._mutex = RLock()
-        self._stats = stats = DeviceStats()
-        self._small_blocks = BlockPool(is_small=True, stats=(stats.all, stats.small_pool))
-        self._large_blocks = BlockPool(is_small=False, stats=(stats.all, stats.large_pool))
+        self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
+        self._max_split_size = config.max_split_size or UNLIMITED
+        self._memory = DeviceMemory(card, device, config, self._stats, count(1) if oldest_segment_first else repeat(0))
+        self._small_blocks, self._large_blocks = self._memory.small_blocks, self._memory.large_blocks
+        self._private_pools = self._memory.private_pools
+        self._events = OutstandingEvents(card, self._free_block)
+        self._cuda_events = self._events.cuda_events
         self._active_blocks: set[Block] = set()
         self._oom_observers: list[OomObserver] = []
+        self._round_size = config.round_size if any(config.roundup_power2_divisions) else round_size
+        self.set_memory_fraction(config.per_process_memory_fraction)
+
+    @property
+    def allowed_memory_maximum(self) -> int | None:
+        """The limit from the memory fraction in bytes, if one is set."""
+        return self._memory.allowed_memory_maximum
 
     def malloc(self, orig_size: int, stream: int = 0) -> Block:
         """A block of at least `orig_size` bytes for `stream`.
@@ -40,18 +70,26 @@ class DeviceCachingAllocator:
             OutOfMemoryError: no free block fits, and the driver gives no segment even after the cache was released.
         """
         with self._mutex:
-            size = round_size(orig_size)
-            pool = self._get_pool(size)
-            block = pool.of_stream(stream).pop_best_fit(size) or self._get_new_block(size, pool, stream)
+            self.current_stream = stream
+            if self._cuda_events:
+                self._events.process_events()
+            size = self._round_size(orig_size)
+            pool = self._get_pool(size, stream)
+            block = pool.of_stream(stream).pop_best_fit(size) if self._takes_best_fit else None
+            if block is None:
+                block = self._search_or_allocate(orig_size, size, pool, stream)
             if block is not None:
-                return self._alloc_found_block(block, size, orig_size)
+                is_expandable = self.config.expandable_segments and block.pool is pool
+                return self._alloc_found_block(
+                    block, size, orig_size, split=should_split(block, size, is_expandable, self._max_split_size)
+                )
             self._stats.num_ooms += 1
-            report = self._oom_report(get_allocation_size(size))
+            report = self._memory.oom_report(self.config.get_allocation_size(size))
         self._notify_oom_observers(report)
         raise OutOfMemoryError(report)
 
     def free(self, block: Block) -> None:
-        """Return a block that `malloc` gave.
+        """Return a block that `malloc` gave; if other streams used it, it is not free before they have passed.
 
         Raises:
             ValueError: the block is not allocated.
@@ -61,14 +99,27 @@ class DeviceCachingAllocator:
                 msg = f"invalid device pointer: {block.address:#x} is not allocated"
                 raise ValueError(msg)
             block.allocated = False
-            for stats in block.pool.stats:
-                stats.block_returned(block.size)
-            self._free_block(block)
+            block.pool.stats.block_returned(block.size)
+            if block.size >= self._max_split_size:
+                self._stats.oversize_allocations.current -= 1
+            if block.stream_uses:
+                self._events.insert_events(block)
+            else:
+                self._free_block(block)
 
-    def empty_cache(self) -> None:
-        """`torch.cuda.empty_cache()`: give every segment without a live block back to the driver."""
+    def record_stream(self, block: Block, stream: int) -> None:
+        """`Tensor.record_stream`: the owner of the block also uses it on `stream`."""
         with self._mutex:
-            self._release_cached_blocks()
+            if stream != block.stream:
+                block.stream_uses = {stream, *(block.stream_uses or ())}
+
+    def empty_cache(self, pool_id: PoolId = DEFAULT_POOL) -> None:
+        """`torch.cuda.empty_cache()`: give every segment without a live block back to the driver.
+
+        With the id of a private pool that nobody uses any more: those of that pool alone.
+        """
+        with self._mutex:
+            self._memory.release_cached_blocks(pool_id, self._events)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit reserved memory to `fraction` of the card; 1.0 lifts the limit.
@@ -79,7 +130,38 @@ class DeviceCachingAllocator:
         if not 0 <= fraction <= 1:
             msg = f"Invalid fraction value: {fraction}. Allowed range: 0~1"
             raise ValueError(msg)
-        self.allowed_memory_maximum = None if fraction == 1 else int(fraction * self.card.total_bytes)
+        memory, config = self._memory, self.config
+        memory.allowed_memory_maximum = None if fraction == 1 else int(fraction * self.card.total_bytes)
+        has_rules = config.expandable_segments or config.max_split_size is not None or memory.collects_garbage
+        self._takes_best_fit = not has_rules
+
+    def create_or_incref_pool(self, pool_id: PoolId, *, use_on_oom: bool = False, no_split: bool = False) -> None:
+        """`torch.cuda.MemPool()`, or one user more of a pool that there is."""
+        with self._mutex:
+            self._private_pools.create_or_incref_pool(pool_id, use_on_oom=use_on_oom, no_split=no_split)
+
+    def begin_allocate_to_pool(self, pool_id: PoolId, accepts: StreamFilter = lambda _: True) -> None:
+        """Enter `torch.cuda.use_mem_pool(pool)`: requests on streams that `accepts` names go to the pool.
+
+        Raises:
+            ValueError: requests go to this pool already.
+        """
+        with self._mutex:
+            self._private_pools.begin_allocate_to_pool(pool_id, accepts)
+
+    def end_allocate_to_pool(self, pool_id: PoolId) -> None:
+        """Leave `torch.cuda.use_mem_pool(pool)`, which also calls `release_pool`.
+
+        Raises:
+            ValueError: no requests go to this pool.
+        """
+        with self._mutex:
+            self._private_pools.end_allocate_to_pool(pool_id)
+
+    def release_pool(self, pool_id: PoolId) -> None:
+        """One user less of a private pool. The end of a `MemPool` is this, then `empty_cache(pool_id)`."""
+        with self._mutex:
+            self._private_pools.release_pool(pool_id)
 
     def attach_out_of_memory_observer(self, observer: OomObserver) -> None:
         """Call `observer` at each OutOfMemoryError, after the cache was released and before the error is raised."""
@@ -93,8 +175,7 @@ class DeviceCachingAllocator:
     def memory_snapshot(self) -> list[SegmentInfo]:
         """`torch.cuda.memory_snapshot()` of this device: segments by address, without traces."""
         with self._mutex:
-            blocks = (*self._active_blocks, *self._small_blocks, *self._large_blocks)
-            return segment_infos(blocks, self.device)
+            return segment_infos((*self._active_blocks, *self._memory.free_blocks()), self.device)
 
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to its current value."""
@@ -106,50 +187,37 @@ class DeviceCachingAllocator:
         with self._mutex:
             self._stats.reset_accumulated()
 
-    def _get_pool(self, size: int) -> BlockPool:
+    def _get_pool(self, size: int, stream: int) -> BlockPool:
+        private = self._private_pools.get_pool(size, stream) if self._private_pools.routes else None
+        if private is not None:
+            return private
         return self._small_blocks if size <= SMALL_SIZE else self._large_blocks
 
-    def _get_new_block(self, size: int, pool: BlockPool, stream: int) -> Block | None:
-        alloc_size = get_allocation_size(size)
-        block = self._alloc_block(alloc_size, pool, stream)
-        if block is None:
-            self._release_cached_blocks()
-            # The pool is not searched again, as in PyTorch: only the driver is asked.
-            self._stats.num_alloc_retries += 1
-            block = self._alloc_block(alloc_size, pool, stream)
-        return block
+    def _search_or_allocate(self, orig_size: int, size: int, pool: BlockPool, stream: int) -> Block | None:
+        alloc_size = self.config.get_allocation_size(size)
+        params = AllocParams(orig_size, size, stream, pool, alloc_size, self.config.expandable_segments)
+        block = None if self._takes_best_fit else self._memory.get_free_block(params)
+        return block or self._memory.get_new_block(params, self._events)
 
-    def _alloc_block(self, alloc_size: int, pool: BlockPool, stream: int) -> Block | None:
-        stats = self._stats
-        allowed = self.allowed_memory_maximum
-        if allowed is not None and stats.all.reserved_bytes.current + alloc_size > allowed:
-            return None
-        address = self.card.cuda_malloc(alloc_size)
-        if address is None:
-            return None
-        stats.num_device_alloc += 1
-        for pool_stats in pool.stats:
-            pool_stats.segment_allocated(alloc_size)
-        return Block(stream, alloc_size, pool, address)
-
-    def _alloc_found_block(self, block: Block, size: int, orig_size: int) -> Block:
+    def _alloc_found_block(self, block: Block, size: int, orig_size: int, *, split: bool) -> Block:
         pool = block.pool
         already_split = block.prev is not None or block.next is not None
-        split = None
-        if _should_split(block, size):
+        inactive_split = None
+        if split:
             remaining = block
-            block = _split_head(remaining, size)
-            pool.of_stream(block.stream).insert(remaining)
-            split = (0, -size) if already_split else (1, remaining.size)
+            block = split_head(remaining, size)
+            pool.insert_into_blocks(remaining)
+            inactive_split = (0, -size) if already_split else (1, remaining.size)
         elif already_split:
-            split = (-1, -block.size)
+            inactive_split = (-1, -block.size)
         block.allocated = True
         block.requested_size = orig_size
         self._active_blocks.add(block)
-        for stats in pool.stats:
-            stats.block_allocated(block.size, orig_size)
-            if split is not None:
-                stats.inactive_split_changed(*split)
+        pool.stats.block_allocated(block.size, orig_size)
+        if inactive_split is not None and block.expandable_segment is None:
+            pool.stats.inactive_split_changed(*inactive_split)
+        if block.size >= self._max_split_size:
+            self._stats.oversize_allocations.increase(1)
         return block
 
     def _free_block(self, block: Block) -> None:
@@ -157,85 +225,21 @@ class DeviceCachingAllocator:
         size = block.size
         split_blocks = split_size = 0
         for neighbour in (block.prev, block.next):
-            subsumed = _try_merge_blocks(block, neighbour)
-            if subsumed:
-                split_blocks -= 1
-                split_size -= subsumed
-        block.pool.of_stream(block.stream).insert(block)
+            if neighbour is not None and not neighbour.allocated:
+                subsumed = try_merge_blocks(block, neighbour)
+                if subsumed:
+                    split_blocks -= 1
+                    split_size -= subsumed
+        block.pool.insert_into_blocks(block)
         if block.is_split():
             split_blocks += 1
             split_size += block.size
-        for stats in block.pool.stats:
-            stats.block_freed(size, block.requested_size)
-            if split_size:
-                stats.inactive_split_changed(split_blocks, split_size)
-
-    def _release_cached_blocks(self) -> None:
-        self._stats.num_sync_all_streams += 1
-        self._release_blocks(self._large_blocks)
-        self._release_blocks(self._small_blocks)
-
-    def _release_blocks(self, pool: BlockPool) -> None:
-        for block in list(pool):
-            if not block.is_split():
-                self._release_block(block)
-
-    def _release_block(self, block: Block) -> None:
-        self.card.cuda_free(block.address)
-        self._stats.num_device_free += 1
-        for stats in block.pool.stats:
-            stats.segment_freed(block.size)
-        block.pool.of_stream(block.stream).erase(block)
-
-    def _oom_report(self, alloc_size: int) -> OomReport:
-        free, total = self.card.mem_get_info()
-        stats = self._stats.all
-        return OomReport(
-            device=self.device,
-            requested=alloc_size,
-            total=total,
-            free=free,
-            process=self.card.use.own(),
-            allowed=self.allowed_memory_maximum,
-            allocated=stats.allocated_bytes.current,
-            unallocated=stats.reserved_bytes.current - stats.allocated_bytes.current,
-        )
+        stats = block.pool.stats
+        stats.block_freed(size, block.requested_size)
+        if split_size and block.expandable_segment is None:
+            stats.inactive_split_changed(split_blocks, split_size)
 
     def _notify_oom_observers(self, report: OomReport) -> None:
         total = report.total if report.allowed is None else report.allowed
         for observer in list(self._oom_observers):
             observer(report.device, report.requested, total, report.free)
-
-
-def _should_split(block: Block, size: int) -> bool:
-    remaining = block.size - size
-    return remaining >= MIN_BLOCK_SIZE if block.pool.is_small else remaining > SMALL_SIZE
-
-
-def _split_head(remaining: Block, size: int) -> Block:
-    """Cut `size` bytes off the head of a block; the old object goes on as the tail, as in PyTorch."""
-    head = Block(remaining.stream, size, remaining.pool, remaining.address, prev=remaining.prev, next=remaining)
-    if head.prev is not None:
-        head.prev.next = head
-    remaining.prev = head
-    remaining.address += size
-    remaining.size -= size
-    return head
-
-
-def _try_merge_blocks(dst: Block, src: Block | None) -> int:
-    """Let `dst` swallow its free neighbour `src`; the bytes won, 0 when `src` is in use."""
-    if src is None or src.allocated:
-        return 0
-    src.pool.of_stream(src.stream).erase(src)
-    if dst.prev is src:
-        dst.address = src.address
-        dst.prev = src.prev
-        if dst.prev is not None:
-            dst.prev.next = dst
-    else:
-        dst.next = src.next
-        if dst.next is not None:
-            dst.next.prev = dst
-    dst.size += src.size
-    return src.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
@@ -22,6 +23,7 @@ class SimulatedBackend:
     def __init__(self, allocators: Sequence[DeviceCachingAllocator], *, initialized: bool = True) -> None:
         self._allocators = {allocator.device: allocator for allocator in allocators}
         self._initialized = initialized
+        self._recording = False
         self._init_callbacks: list[Callback] = []
         self._step_callbacks: list[Callable[[int], None]] = []
 
@@ -61,21 +63,47 @@ class SimulatedBackend:
         return self._allocators[device].card.mem_get_info()[0]
 
     def limit_bytes(self, device: int) -> int | None:
-        """The limit from the memory fraction in bytes, if one is set."""
-        return self._allocators[device].allowed_memory_maximum
+        """The limit from the memory fraction in bytes, else the card's total."""
+        allowed = self._allocators[device].allowed_memory_maximum
+        return self._allocators[device].card.total_bytes if allowed is None else allowed
+
+    def history_enabled(self) -> bool | None:
+        """Whether `start_history` was called last."""
+        return self._recording
+
+    def start_history(self, max_entries: int) -> None:  # noqa: ARG002
+        """Remember only that it is on: simulated allocations leave no trace."""
+        self._recording = True
+
+    def stop_history(self) -> None:
+        """Forget it."""
+        self._recording = False
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """The segments, with an empty trace for each device."""
+        return {
+            "segments": self.memory_snapshot(),
+            "device_traces": [[] for _ in self._allocators],
+            "allocator_settings": dict(self.allocator_settings()),
+        }
+
+    def empty_cache(self) -> None:
+        """Empty the cache of every device."""
+        for allocator in self._allocators.values():
+            allocator.empty_cache()
 
     def reset_peaks(self, device: int) -> None:
         """Reset the peaks of one device."""
         self._allocators[device].reset_peak_memory_stats()
 
+    def current_stream(self, device: int) -> int | None:
+        """The stream of the newest request."""
+        return self._allocators[device].current_stream
+
     def allocator_settings(self) -> Mapping[str, str]:
-        """PyTorch's defaults: the only settings this allocator knows."""
-        return {
-            "backend": "native",
-            "expandable_segments": "False",
-            "garbage_collection_threshold": "0.0",
-            "release_lock_on_cudamalloc": "False",
-        }
+        """The settings of the first device's allocator."""
+        config = next(iter(self._allocators.values())).config
+        return {"backend": "native", "release_lock_on_cudamalloc": "False"} | config.settings()
 
     def versions(self) -> Mapping[str, str]:
         """Says that the numbers are simulated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torchmem.core.sizes import GIB, MIB
@@ -46,6 +46,10 @@ class CardUse:
         """Bytes that this process uses."""
         return self.cells[self.slot]
 
+    def others(self) -> list[CardUse]:
+        """The other processes' sides of the card."""
+        return [replace(self, slot=slot) for slot in range(len(self.cells)) if slot != self.slot]
+
     def claim(self, size: int, capacity: int) -> bool:
         """Add `size` bytes to our cell if all processes together then stay within `capacity`."""
         with self.lock:
@@ -79,6 +83,7 @@ class SimulatedCard:
         self.uuid = uuid
         self.name = name
         self.use = use or CardUse()
+        self.events_held = False
         self._sizes: dict[int, int] = {}
         self._next_address = FIRST_ADDRESS
         if not self.use.claim(context_bytes, total_bytes):
@@ -89,14 +94,34 @@ class SimulatedCard:
         """Address of `size` new bytes, or None for cudaErrorMemoryAllocation."""
         if not self.use.claim(size, self.total_bytes):
             return None
-        address = self._next_address
-        self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
+        address = self.reserve_addresses(size)
         self._sizes[address] = size
         return address
 
     def cuda_free(self, address: int) -> None:
         """Give back what `cuda_malloc` returned."""
         self.use.give_back(self._sizes.pop(address))
+
+    def reserve_addresses(self, size: int) -> int:
+        """Where `size` bytes of address space begin, without memory, like cuMemAddressReserve."""
+        address = self._next_address
+        self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
+        return address
+
+    def mem_create(self, size: int) -> bool:
+        """Take `size` bytes of memory to map at reserved addresses, like cuMemCreate; False when there are not so many.
+
+        The pages of one mapping are taken together or not at all, as `ExpandableSegment::map` does.
+        """
+        return self.use.claim(size, self.total_bytes)
+
+    def mem_unmap(self, size: int) -> None:
+        """Give back what `mem_create` took, or a part of it."""
+        self.use.give_back(size)
+
+    def hold_events(self, hold: bool) -> None:
+        """Let every event answer that it is not done yet, until this is called with False."""
+        self.events_held = hold
 
     def mem_get_info(self) -> tuple[int, int]:
         """Free and total bytes of the card, like cudaMemGetInfo."""

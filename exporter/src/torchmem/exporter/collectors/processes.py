@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from torchmem.core import catalog, proc
 from torchmem.core.families import family, info
-from torchmem.exporter.decode import harmless
+from torchmem.core.untrusted import harmless
 from torchmem.exporter.gpu import ProcessMemory
 from torchmem.exporter.reading import Reading
 

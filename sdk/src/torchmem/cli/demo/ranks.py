@@ -13,7 +13,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from torchmem import sdk
-from torchmem.cli.demo.cards import CARD_NAME, CUDA_TOTAL_BYTES, Cards, uuid
+from torchmem.cli.demo.cards import Cards, card_name, cuda_bytes, uuid
 from torchmem.core.rundir import ENVIRONMENT_VARIABLE
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -42,9 +42,9 @@ class Plan:
         """Optimizer steps that fit into the duration."""
         return max(1, round(self.duration / STEP_SECONDS))
 
-    def train(self, rank: int, allocator: DeviceCachingAllocator) -> Iterator[Moment]:
-        """The moments of one rank's training, paced like a GPU at work."""
-        worker = Worker(allocator, rank, self.ranks, self.steps, self.seed)
+    def train(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> Iterator[Moment]:
+        """The moments of one rank's training in `capacity` bytes, paced like a GPU at work."""
+        worker = Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
         for moment in SCENARIOS[self.scenario].train(worker):
             time.sleep(STEP_SECONDS / MOMENTS_PER_STEP)
             yield moment
@@ -56,12 +56,13 @@ class Ranks:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.folder = folder
-        self.cards = Cards(plan.ranks, get_context("spawn"))
+        self.cards = Cards(SCENARIOS[plan.scenario], plan.ranks, get_context("spawn"))
         self._processes: dict[int, SpawnProcess] = {}
 
     def start(self) -> None:
         """Start every rank; again after `close` for another round."""
         (self.folder / "run").mkdir(exist_ok=True)
+        self.cards.clear()
         for rank in range(self.plan.ranks):
             process = self._process(rank)
             process.start()
@@ -114,12 +115,13 @@ def log_path(folder: Path, rank: int) -> Path:
 def simulated_rank(plan: Plan, rank: int, folder: Path, use: CardUse) -> None:
     """One rank's process: a simulated allocator in the place of PyTorch's, everything else as in real training."""
     prepare(plan, rank, folder)
-    card = SimulatedCard(CUDA_TOTAL_BYTES, use=use, uuid=uuid(rank), name=CARD_NAME)
+    scenario = SCENARIOS[plan.scenario]
+    card = SimulatedCard(cuda_bytes(scenario), use=use, uuid=uuid(rank), name=card_name(scenario))
     allocator = DeviceCachingAllocator(card)
     backend = SimulatedBackend([allocator])
     sdk.instrument(backend=backend, run=f"demo-{plan.scenario}")
     try:
-        for moment in plan.train(rank, allocator):
+        for moment in plan.train(rank, allocator, card.mem_get_info()[0]):
             if moment == "step":
                 backend.step()
     except OutOfMemoryError as error:

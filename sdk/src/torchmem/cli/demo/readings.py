@@ -30,6 +30,7 @@ class RankReading:
     retries: float | None
     ooms: float
     last_oom_requested: float | None
+    oom_causes: tuple[str, ...] = ()
 
 
 class Exposition:
@@ -78,4 +79,7 @@ class Exposition:
             retries=self.sum(catalog.ALLOC_RETRIES, pid),
             ooms=self.sum(catalog.OOMS, pid) or 0,
             last_oom_requested=self.sum(catalog.LAST_OOM_REQUESTED, pid),
+            oom_causes=tuple(
+                found["cause"] for found, value in self._samples[catalog.OOMS.name] if found["pid"] == pid and value
+            ),
         )

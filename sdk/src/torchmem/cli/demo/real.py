@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -10,7 +11,7 @@ from torchmem import sdk
 from torchmem.cli.demo.ranks import Plan, prepare
 from torchmem.core.errors import UsageError
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import CARD_BYTES
+from torchmem.simulator.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
     import torch
@@ -20,22 +21,24 @@ SMALLEST_BYTES = 2 << 20
 
 
 class TensorMemory:
-    """What a scenario asks of an allocator, answered with tensors; sizes scaled to this rank's share of the card."""
+    """What a scenario asks of an allocator, answered with tensors; a share of a card plays one of `card_bytes`."""
 
-    def __init__(self, device: torch.device, share: float) -> None:
+    def __init__(self, device: torch.device, share: float, card_bytes: int) -> None:
         import torch
 
         self._torch = torch
         self._device = device
-        torch.cuda.set_per_process_memory_fraction(share, device)
         total = torch.cuda.get_device_properties(device).total_memory
-        self._scale = min(1.0, share * total / CARD_BYTES)
+        torch.cuda.set_per_process_memory_fraction(min(share, card_bytes / total), device)
+        self._scale = min(1.0, share * total / card_bytes)
+        self._streams = defaultdict(lambda: torch.cuda.Stream(device), {0: torch.cuda.default_stream(device)})
         self._live: dict[int, list[torch.Tensor]] = {}
 
-    def malloc(self, size: int) -> list[torch.Tensor]:
+    def malloc(self, size: int, stream: int = 0) -> list[torch.Tensor]:
         """A tensor of `size` bytes that lives until `free`; the list lets `free` drop its last reference."""
         scaled = max(int(size * self._scale), SMALLEST_BYTES)
-        holder = [self._torch.empty(scaled, dtype=self._torch.uint8, device=self._device)]
+        with self._torch.cuda.stream(self._streams[stream]):
+            holder = [self._torch.empty(scaled, dtype=self._torch.uint8, device=self._device)]
         self._live[id(holder)] = holder
         return holder
 
@@ -68,9 +71,10 @@ def real_rank(plan: Plan, rank: int, folder: Path) -> None:
     count = torch.cuda.device_count()
     neighbours = len(range(rank % count, plan.ranks, count))
     device = torch.device("cuda", rank % count)
-    memory = TensorMemory(device, share=0.95 / neighbours)
+    card_bytes = SCENARIOS[plan.scenario].card_bytes
+    memory = TensorMemory(device, share=0.95 / neighbours, card_bytes=card_bytes)
     try:
-        for moment in plan.train(rank, cast("DeviceCachingAllocator", memory)):
+        for moment in plan.train(rank, cast("DeviceCachingAllocator", memory), card_bytes):
             if moment == "step":
                 session.step()
     except torch.cuda.OutOfMemoryError as error:

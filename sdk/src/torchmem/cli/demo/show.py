@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from torchmem.cli.demo.listing import listing
 from torchmem.cli.demo.ranks import Plan, Ranks
 from torchmem.cli.demo.readings import Exposition
 from torchmem.cli.demo.view import Heading, plain, screen
@@ -33,7 +34,7 @@ MOST_RANKS = 64
 def run(arguments: argparse.Namespace) -> int:
     """Show the demo; Ctrl-C and SIGTERM end everything it started. Raises UsageError."""
     if arguments.list:
-        print("\n".join(f"{name:16} {scenario.summary}" for name, scenario in SCENARIOS.items()))
+        Console().print(listing())
         return 0
     plan = _plan(arguments)
     if plan.real:
@@ -58,6 +59,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         close = get_close_matches(arguments.scenario, SCENARIOS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "torchmem demo --list shows them."
         raise UsageError(f"There is no scenario {arguments.scenario!r}: {hint}")
+    if arguments.real and SCENARIOS[arguments.scenario].neighbours:
+        raise UsageError(f"--real cannot bring other processes: run {arguments.scenario} without --real.")
     if not 1 <= arguments.ranks <= MOST_RANKS:
         raise UsageError(f"--ranks {arguments.ranks} is not possible: give a number from 1 to {MOST_RANKS}.")
     if not 0 < arguments.duration < float("inf"):

@@ -15,6 +15,11 @@ from torchmem.cli.demo.readings import RankReading
 
 GIB, MIB = 1 << 30, 1 << 20
 BAR_WIDTH = 20
+CAUSES = {
+    "capacity": "all of the card is in use.",
+    "external": "other processes hold what it needs.",
+    "limit": "this process may not take more.",
+}
 STATE_STYLES = {"running": "green", "stalled": "yellow", "exited": "dim", "oom": "bold red", "killed": "red"}
 # The alert's own mark for severe fragmentation; see prometheus/rules/alerts.yml.
 SEVERE_FRAGMENTATION = 0.7
@@ -104,8 +109,14 @@ def _news(rank: RankReading) -> Text | None:
     return Text.assemble(
         (f"rank {rank.rank} is out of memory: ", "bold red"),
         f"{rank.last_oom_requested / MIB:.0f} MiB requested, ",
-        (f"{_gib(rank.stranded)} free, but in smaller pieces between live blocks.", "bold"),
+        (" ".join(_cause(rank, cause) for cause in rank.oom_causes), "bold"),
     )
+
+
+def _cause(rank: RankReading, cause: str) -> str:
+    if cause == "fragmentation":
+        return f"{_gib(rank.stranded)} free, but in smaller pieces between live blocks."
+    return CAUSES[cause]
 
 
 def _fragmentation(value: float | None) -> Text:

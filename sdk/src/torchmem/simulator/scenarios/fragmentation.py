@@ -109,6 +109,7 @@ class Statistics:
 SCENARIO = Scenario(
     name="fragmentation",
     summary="Small tensors that live on pin the segments of ever larger ones: one rank runs out with GBs free.",
-    source="the interleaved pattern of pytorch/pytorch#35901 and #44742 (50 MB refused with 13 GB free in pieces)",
+    reproduces="a small request is refused with 40 % of the card free in pieces: 50 MB with 13 of 32 GB",
+    source="pytorch/pytorch#44742, in the way of #35901",
     train=train,
 )

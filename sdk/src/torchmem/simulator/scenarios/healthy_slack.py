@@ -36,6 +36,7 @@ def train(worker: Worker) -> Iterator[Moment]:
 SCENARIO = Scenario(
     name="healthy-slack",
     summary="A third of the reserved memory is cached and unused, but can be given back: no retry, no danger.",
-    source="pipelines with 31 to 43 % slack and no retries (meta-pytorch/torchrec#3770)",
+    reproduces="31 to 43 % slack without a single retry",
+    source="meta-pytorch/torchrec#3770",
     train=train,
 )

@@ -1,0 +1,139 @@
+"""What the setting `release` does for two processes whose phases alternate on one card.
+
+Two processes train the same network, in turns: while one has large batches, the other has small ones, and after some
+steps they change places. The large phase of both does not fit at once, and neither does the large phase of one beside
+the cache that the other kept. A step that runs out of memory is given up and counted, and training goes on.
+
+    python phantom/run.py --memory 16GB -- python benchmarks/release.py     # counts only: the phantom computes nothing
+    python benchmarks/release.py                                            # on a GPU: steps per second, too
+
+Three runs: `release` off, `release` on, and `torch.cuda.empty_cache()` by hand after every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass, fields
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchmem import sdk
+
+WIDTH, LAYERS, PROCESSES = 4096, 8, 2
+LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
+# Activations that training keeps for each sample: input and output of the linear layer and of the ReLU, fp32.
+BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
+MODES = ("off", "release", "empty_cache")
+
+
+@dataclass
+class Result:
+    """What one process saw; `utilization`: share of the card that finished steps used at their peak, on average."""
+
+    steps: int = 0
+    ooms: int = 0
+    utilization: float = 0.0
+    retries: int = 0
+    device_allocs: int = 0
+    device_frees: int = 0
+    releases: int = 0
+    released_gib: float = 0.0
+    seconds: float = 0.0
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+    """One training step on random data."""
+    model(torch.randn(batch, WIDTH, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+
+
+def batches(index: int, phases: int, length: int, total: int) -> list[int]:
+    """Batch size of every step: varied by a few percent, large in every second phase, by turns of the processes."""
+    sizes = []
+    for number in range(phases * length):
+        large = (number // length + index) % PROCESSES == 0
+        share = (LARGE_SHARE if large else SMALL_SHARE) * (1 - 0.01 * (number % 7))
+        sizes.append(int(share * total / BYTES_PER_SAMPLE))
+    return sizes
+
+
+def train(index: int, mode: str, arguments: argparse.Namespace, barrier: Barrier, results: Any) -> None:
+    """One process; the barrier keeps both at the same step."""
+    release = 0.5 if mode == "release" else None
+    session = sdk.instrument(rank=index, interval=1e-6, release=release, release_interval=1e-6)
+    model = torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())))
+    model = model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    result, started = Result(), time.perf_counter()
+    total, slots = torch.cuda.mem_get_info()[1], arguments.phases * arguments.length
+    for batch in batches(index, arguments.phases, arguments.length, total):
+        barrier.wait(300)
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            step(model, optimizer, batch)
+            result.steps += 1
+            result.utilization += torch.cuda.max_memory_allocated() / total / slots
+        except torch.OutOfMemoryError:
+            result.ooms += 1
+            optimizer.zero_grad()
+        if mode == "empty_cache":
+            torch.cuda.empty_cache()
+    result.seconds = time.perf_counter() - started
+    session.close()
+    count(result)
+    results.put(result)
+
+
+def count(result: Result) -> None:
+    """Fill in what PyTorch counted, and torchmem in its last sample."""
+    stats = torch.cuda.memory_stats()
+    result.retries = stats["num_alloc_retries"]
+    result.device_allocs, result.device_frees = stats["num_device_alloc"], stats["num_device_free"]
+    (sample,) = Path(os.environ["TORCHMEM_RUN_DIR"]).glob(f"*-{os.getpid()}-*.sample.json")
+    counters = json.loads(sample.read_bytes())["devices"][0]["counters"]
+    result.releases, result.released_gib = counters["releases"] or 0, (counters["released_bytes"] or 0) / 2**30
+
+
+def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Both processes to their end; sums over both, the longer one's seconds."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(PROCESSES), context.SimpleQueue()
+    children = [
+        context.Process(target=train, args=(index, mode, arguments, barrier, results)) for index in range(PROCESSES)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0, f"a process ended with {child.exitcode}"
+    found = [asdict(results.get()) for _ in children]
+    return {name: (max if name == "seconds" else sum)(one[name] for one in found) for name in found[0]}
+
+
+def main() -> None:
+    """Read the flags and print one line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--phases", type=int, default=8, help="phases, in which the processes take turns (default 8)")
+    parser.add_argument("--length", type=int, default=25, help="steps of a phase (default 25)")
+    arguments = parser.parse_args()
+    print(f"{'mode':12}" + "".join(f"{field.name:>14}" for field in fields(Result)) + f"{'steps/s':>14}")
+    for mode in MODES:
+        with tempfile.TemporaryDirectory() as directory:
+            os.environ["TORCHMEM_RUN_DIR"] = directory
+            found = run(mode, arguments)
+        cells = "".join(f"{value:14.2f}" if isinstance(value, float) else f"{value:14}" for value in found.values())
+        print(f"{mode:12}{cells}{found['steps'] / found['seconds']:14.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

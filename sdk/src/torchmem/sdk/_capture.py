@@ -1,0 +1,173 @@
+"""Capture on demand: record memory history from one step's end to another, and keep the snapshot.
+
+Recording starts and ends in the training thread, between two steps. Only when no step comes any more the background
+thread ends it: safe, because PyTorch guards its history by the allocator's lock, but the last step is then a part of
+one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from torchmem.core.backend import Backend
+from torchmem.core.capture import (
+    OOM_SNAPSHOT_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    START_GRACE_SECONDS,
+    STOP_GRACE_SECONDS,
+    CaptureRequest,
+    beside,
+)
+from torchmem.sdk._capture_request import RefusedError, RequestFile
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._snapshot_file import write_snapshot
+
+# Newest entries kept for each device: about 100 bytes each in the file, a few KB of stack in memory while recording.
+HISTORY_ENTRIES = 100_000
+
+Move = Literal["wait", "start", "finish", "give_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One granted request; times in seconds of a monotonic clock."""
+
+    request: CaptureRequest
+    granted: float
+    started: float | None = None
+
+
+def next_move(job: Job, now: float, *, at_step: bool) -> Move:
+    """What is to be done at `now`, at the end of a step or somewhere else."""
+    if job.started is None:
+        if at_step:
+            return "start"
+        return "give_up" if now >= job.granted + START_GRACE_SECONDS else "wait"
+    end = job.started + job.request.seconds
+    return "finish" if now >= (end if at_step else end + STOP_GRACE_SECONDS) else "wait"
+
+
+class Capture:
+    """Serves the requests of one process, one at a time.
+
+    `tick` belongs to the background thread, `at_step` to the training thread; neither waits for the other.
+    """
+
+    def __init__(
+        self, backend: Backend, sample: Path, errors: Errors, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`sample`: this process's sample file, which names all others."""
+        self._backend = backend
+        self._errors = errors
+        self._sample = sample
+        self._requests = RequestFile(sample)
+        self._clock = clock
+        self._job: Job | None = None
+        self._busy = threading.Lock()
+
+    def tick(self) -> None:
+        """Look for a new or withdrawn request, and after the one that no step serves."""
+        with self._alone() as alone:
+            if alone and self._requests.changed():
+                self._drop()
+                self._take()
+            elif alone and self._job:
+                self._move(self._job, at_step=False)
+
+    def at_step(self) -> None:
+        """The end of a step; without a request this costs one comparison."""
+        if self._job is None:
+            return
+        with self._alone() as alone:
+            if alone and self._job:
+                self._move(self._job, at_step=True)
+
+    def close(self) -> None:
+        """The process ends: what was recorded is kept."""
+        with self._alone() as alone:
+            if alone and self._job:
+                self._finish() if self._job.started is not None else self._refuse("the process ended before a step.")
+
+    def keep_oom(self) -> None:
+        """Keep the state that an OutOfMemoryError left, in place of the one before."""
+        with self._errors.swallow("capture"):
+            snapshot = self._backend.full_snapshot(traces=False)
+            if snapshot is not None:
+                write_snapshot(beside(self._sample, OOM_SNAPSHOT_SUFFIX), snapshot)
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        mine = self._busy.acquire(blocking=False)
+        try:
+            with self._errors.swallow("capture"):
+                yield mine
+        finally:
+            if mine:
+                self._busy.release()
+
+    def _take(self) -> None:
+        try:
+            request = self._requests.read()
+        except RefusedError as refused:
+            self._refuse(str(refused))
+            return
+        if request is not None:
+            self._job = Job(request, self._clock())
+            self._requests.answer("waiting")
+
+    def _move(self, job: Job, *, at_step: bool) -> None:
+        now = self._clock()
+        move = next_move(job, now, at_step=at_step)
+        try:
+            if move == "start":
+                self._start(job, now)
+            elif move == "finish":
+                self._finish()
+            elif move == "give_up":
+                self._refuse(
+                    f"no step ended within {START_GRACE_SECONDS:g} s; in a loop without an optimizer of torch.optim "
+                    "call session.step()."
+                )
+        except Exception as error:
+            self._refuse(f"it failed in the process ({type(error).__name__}: {error}).")
+            raise
+
+    def _start(self, job: Job, now: float) -> None:
+        recording = self._backend.history_enabled()
+        if recording is None:
+            self._refuse("this allocator, or this version of PyTorch, records no memory history.")
+        elif recording:
+            self._refuse("the script records memory history itself, and its recording is left alone.")
+        else:
+            self._backend.start_history(HISTORY_ENTRIES)
+            self._job = replace(job, started=now)
+            self._requests.answer("recording")
+
+    def _finish(self) -> None:
+        if not self._backend.history_enabled():
+            self._refuse("the script switched memory history off meanwhile.")
+            return
+        self._job = None
+        try:
+            snapshot = self._backend.full_snapshot(traces=True)
+        finally:
+            self._backend.stop_history()
+        if snapshot is not None:
+            write_snapshot(beside(self._sample, SNAPSHOT_SUFFIX), snapshot)
+            self._requests.answer("done")
+
+    def _drop(self) -> None:
+        """The request was withdrawn, or another one took its place."""
+        job, self._job = self._job, None
+        if job and job.started is not None and self._backend.history_enabled():
+            self._backend.stop_history()
+
+    def _refuse(self, reason: str) -> None:
+        self._drop()
+        self._requests.answer("refused", reason)

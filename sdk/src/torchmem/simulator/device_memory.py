@@ -1,0 +1,134 @@
+"""Where a block comes from when its pool has none, and in which order the last resorts are tried.
+
+Functions bear the names they have in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchmem.core.allocator_config import AllocatorConfig
+from torchmem.core.snapshot import DEFAULT_POOL, PoolId
+from torchmem.simulator.blocks import Block, BlockPool
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.events import OutstandingEvents
+from torchmem.simulator.expandable_segments import ExpandableSegments
+from torchmem.simulator.garbage_collection import garbage_collect_cached_blocks
+from torchmem.simulator.private_pools import PrivatePools
+from torchmem.simulator.release import CachedBlocks
+from torchmem.simulator.search import AllocParams, get_free_block
+from torchmem.simulator.stats import DeviceStats
+
+
+class DeviceMemory:
+    """The pools of one device and its driver. `counter` numbers the segments."""
+
+    def __init__(
+        self, card: SimulatedCard, device: int, config: AllocatorConfig, stats: DeviceStats, counter: Iterator[int]
+    ) -> None:
+        self.card = card
+        self.device = device
+        self.config = config
+        self.stats = stats
+        self.allowed_memory_maximum: int | None = None
+        self.small_blocks = BlockPool(is_small=True, stats=stats.of_pool(is_small=True))
+        self.large_blocks = BlockPool(is_small=False, stats=stats.of_pool(is_small=False))
+        self.private_pools = PrivatePools(stats)
+        self._expandable_segments = ExpandableSegments(card, stats, config.large_segment_size, counter)
+        self._cached = CachedBlocks(card, stats, self._expandable_segments, config.max_split_size, counter)
+
+    def free_blocks(self) -> Iterator[Block]:
+        """All free blocks."""
+        for pool in (self.small_blocks, self.large_blocks):
+            yield from pool
+        yield from self.private_pools.free_blocks()
+
+    @property
+    def collects_garbage(self) -> bool:
+        """Whether the garbage collection runs: only with a memory fraction."""
+        return self.allowed_memory_maximum is not None and self.config.garbage_collection_threshold > 0
+
+    def get_free_block(self, params: AllocParams) -> Block | None:
+        """A free block by all the rules, taken out of its pool."""
+        if self.collects_garbage:
+            params.pool.get_free_blocks_call_count += 1
+        return get_free_block(params, self.config)
+
+    def get_new_block(self, params: AllocParams, events: OutstandingEvents) -> Block | None:
+        """A whole new segment, or a free block of a pool that helps out; None when there is no memory.
+
+        Raises:
+            OutOfMemoryError: `throw_on_cudamalloc_oom` forbids even to try.
+        """
+        if self.allowed_memory_maximum is not None and self.collects_garbage:
+            self._garbage_collect(self.allowed_memory_maximum)
+        block = self._alloc_block(params) or self._try_mempool_fallback(params)
+        if block is None and self._cached.release_available_cached_blocks(params):
+            block = self._alloc_block(params)
+        if block is None:
+            self.release_cached_blocks(DEFAULT_POOL, events)
+            # The pool is not searched again, as in PyTorch: only the driver is asked.
+            self.stats.num_alloc_retries += 1
+            block = self._alloc_block(params)
+        return block
+
+    def release_cached_blocks(self, pool_id: PoolId, events: OutstandingEvents) -> None:
+        """Give back what is cached in the default and in all unused private pools, or in one unused private pool."""
+        if pool_id == DEFAULT_POOL:
+            self.stats.num_sync_all_streams += 1
+            events.synchronize_and_free_events()
+            self._cached.release_blocks(self.large_blocks)
+            self._cached.release_blocks(self.small_blocks)
+        for pool in self.private_pools.unused(pool_id):
+            if pool_id != DEFAULT_POOL:
+                self.stats.num_sync_all_streams += 1
+                events.synchronize_and_free_events(pool)
+            self._cached.release_blocks(pool.small_blocks)
+            self._cached.release_blocks(pool.large_blocks)
+            self.private_pools.forget_if_empty(pool)
+
+    def oom_report(self, requested: int, *, rejected: bool = False) -> OomReport:
+        """How the memory stands at an OutOfMemoryError."""
+        free, total = self.card.mem_get_info()
+        private = sum(block.size for block in self.private_pools.free_blocks())
+        allocated = self.stats.allocated_bytes.current + private
+        return OomReport(
+            device=self.device,
+            requested=requested,
+            total=total,
+            free=free,
+            process=self.card.use.own(),
+            allowed=self.allowed_memory_maximum,
+            allocated=allocated,
+            unallocated=self.stats.reserved_bytes.current - allocated,
+            private=private,
+            rejected=rejected,
+        )
+
+    def _garbage_collect(self, allowed: int) -> None:
+        excess = self.stats.reserved_bytes.current - int(self.config.garbage_collection_threshold * allowed)
+        if excess > 0:
+            garbage_collect_cached_blocks(self.large_blocks, excess, self._cached)
+
+    def _alloc_block(self, params: AllocParams) -> Block | None:
+        config, total = self.config, self.stats.reserved_bytes.current + params.alloc_size
+        if self.allowed_memory_maximum is not None and total > self.allowed_memory_maximum:
+            return None
+        if config.throw_on_cudamalloc_oom and total > int(config.per_process_memory_fraction * self.card.total_bytes):
+            self.stats.num_oom_rejections += 1
+            raise OutOfMemoryError(self.oom_report(params.orig_size, rejected=True))
+        if params.is_expandable_segments_active:
+            return self._expandable_segments.try_allocate_expandable_block(params)
+        return self._cached.cuda_malloc(params)
+
+    def _try_mempool_fallback(self, params: AllocParams) -> Block | None:
+        if params.pool.owner is not None:
+            return None
+        for pool in self.private_pools.use_on_oom():
+            own = replace(params, pool=pool.blocks(params.size), is_expandable_segments_active=False)
+            block = self.get_free_block(own)
+            if block is not None:
+                return block
+        return None

@@ -1,0 +1,293 @@
+"""Capture on demand, on the process's side: granted to its user, between two steps, and never harmful."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.snapshot_files import load_snapshot
+from support.waiting import until
+
+from torchmem.core.capture import (
+    ANSWER_SUFFIX,
+    MAX_MESSAGE_BYTES,
+    OOM_SNAPSHOT_SUFFIX,
+    REQUEST_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    START_GRACE_SECONDS,
+    STOP_GRACE_SECONDS,
+    CaptureAnswer,
+    CaptureRequest,
+    beside,
+    decode_answer,
+    encode,
+)
+from torchmem.core.rundir import SAMPLE_SUFFIX
+from torchmem.sdk._capture import Capture, Job, next_move
+from torchmem.sdk._capture_request import STALE_SECONDS
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._session import Session
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.errors import OutOfMemoryError
+
+MIB = 1 << 20
+moments = st.floats(0, 1000)
+
+
+class Rank:
+    """A capture with a clock that stands still, and the command's end of it."""
+
+    def __init__(self, directory: Path, backend: SimulatedBackend) -> None:
+        self.now = 0.0
+        self.errors = Errors()
+        sample = directory / f"0-1-2{SAMPLE_SUFFIX}"
+        self.request, self._answer = beside(sample, REQUEST_SUFFIX), beside(sample, ANSWER_SUFFIX)
+        self.snapshot = beside(sample, SNAPSHOT_SUFFIX)
+        self.capture = Capture(backend, sample, self.errors, lambda: self.now)
+
+    def ask(self, content: bytes | None = None) -> None:
+        """Put a request, for ten seconds unless told otherwise, where the background thread sees it."""
+        self.request.write_bytes(encode(CaptureRequest(10)) if content is None else content)
+        self.capture.tick()
+
+    @property
+    def answer(self) -> CaptureAnswer:
+        """What the process answered last."""
+        return decode_answer(self._answer.read_bytes())
+
+
+@pytest.fixture
+def rank(tmp_path: Path, backend: SimulatedBackend) -> Rank:
+    """A process on a simulated card."""
+    return Rank(tmp_path, backend)
+
+
+@given(moments, moments, moments, moments)
+def test_recording_begins_and_ends_between_two_steps(granted: float, wait: float, seconds: float, later: float) -> None:
+    """Away from a step nothing happens until the grace is over; at a step nothing waits longer than asked for."""
+    waiting = Job(CaptureRequest(seconds), granted)
+    assert "start" == next_move(waiting, granted + wait, at_step=True)
+    assert ("wait" if granted + wait < granted + START_GRACE_SECONDS else "give_up") == next_move(
+        waiting, granted + wait, at_step=False
+    )
+
+    recording = Job(CaptureRequest(seconds), granted, started := granted + wait)
+    over = started + later >= started + seconds
+    assert ("finish" if over else "wait") == next_move(recording, started + later, at_step=True)
+    if next_move(recording, started + later, at_step=False) == "finish":
+        assert over
+        assert later >= STOP_GRACE_SECONDS - 1e-6
+
+
+def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
+    """Asked, it waits for a step, records for the time given, ends at a step and leaves a private, sound file."""
+    rank.ask()
+    assert ("waiting", False) == (rank.answer.state, backend.history_enabled())
+
+    rank.capture.at_step()
+    rank.now = 9.9
+    rank.capture.at_step()
+    assert ("recording", True) == (rank.answer.state, backend.history_enabled())
+
+    rank.now = 10.0
+    rank.capture.at_step()
+    assert ("done", False) == (rank.answer.state, backend.history_enabled())
+    assert rank.request.stat().st_mtime_ns == rank.answer.request_ns
+    assert 0o600 == stat.S_IMODE(rank.snapshot.stat().st_mode)
+    assert {"segments", "device_traces", "allocator_settings"} == load_snapshot(rank.snapshot).keys()
+    assert 0 == sum(rank.errors.counts.values())
+
+
+def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> None:
+    """A process that never steps is not recorded, and the command is told what to do."""
+    rank.ask()
+    rank.now = START_GRACE_SECONDS
+    rank.capture.tick()
+
+    assert ("refused", True) == (rank.answer.state, "session.step()" in str(rank.answer.reason))
+    assert not backend.history_enabled()
+
+
+def test_when_steps_stop_the_background_thread_ends_it(rank: Rank, backend: SimulatedBackend) -> None:
+    """A recording does not go on for ever in a process whose training hangs."""
+    rank.ask()
+    rank.capture.at_step()
+    rank.now = 10 + STOP_GRACE_SECONDS
+    rank.capture.tick()
+
+    assert ("done", False, True) == (rank.answer.state, backend.history_enabled(), rank.snapshot.exists())
+
+
+def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBackend) -> None:
+    """Where memory history is on, the request is refused with that reason and history stays on."""
+    backend.start_history(1)
+    rank.ask()
+    rank.capture.at_step()
+
+    assert ("refused", True) == (rank.answer.state, "itself" in str(rank.answer.reason))
+    assert backend.history_enabled()
+
+
+def test_a_recording_that_the_script_ended_is_no_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
+    """When the script switches history off meanwhile, the answer says so instead of an empty snapshot."""
+    rank.ask()
+    rank.capture.at_step()
+    backend.stop_history()
+    rank.now = 10.0
+    rank.capture.at_step()
+
+    assert ("refused", False) == (rank.answer.state, rank.snapshot.exists())
+
+
+def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBackend) -> None:
+    """When the command is interrupted, recording stops at the next look and nothing is written."""
+    rank.ask()
+    rank.capture.at_step()
+    rank.request.unlink()
+    rank.capture.tick()
+    rank.now = 10.0
+    rank.capture.at_step()
+
+    assert (False, False) == (backend.history_enabled(), rank.snapshot.exists())
+
+
+def test_the_end_of_the_process_keeps_what_was_recorded(rank: Rank, backend: SimulatedBackend) -> None:
+    """A training that ends before the time is over still hands over its snapshot."""
+    rank.ask()
+    rank.capture.at_step()
+    rank.capture.close()
+
+    assert ("done", False, True) == (rank.answer.state, backend.history_enabled(), rank.snapshot.exists())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"not json", "not a JSON object"),
+        (b"[" * 4000, "not a JSON object"),
+        (b'{"seconds": 301}', "between 0 and 300"),
+        (b'{"seconds": -1}', "between 0 and 300"),
+        (b'{"seconds": NaN}', "between 0 and 300"),
+        (b'{"seconds": "5"}', "between 0 and 300"),
+        (b" " * (MAX_MESSAGE_BYTES + 1), "larger than"),
+    ],
+)
+def test_a_request_that_is_no_request_is_refused(rank: Rank, content: bytes, reason: str) -> None:
+    """Whatever stands in the file, it is refused with a reason, without an error of ours, and nothing is recorded."""
+    rank.ask(content)
+    rank.capture.at_step()
+
+    assert ("refused", True) == (rank.answer.state, reason in str(rank.answer.reason)), rank.answer
+    assert 0 == sum(rank.errors.counts.values())
+
+
+def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
+    """A request that is a link to a good one, or a pipe that would block, is refused."""
+    (tmp_path / "elsewhere").write_bytes(encode(CaptureRequest(10)))
+    rank.request.symlink_to(tmp_path / "elsewhere")
+    rank.capture.tick()
+    assert ("refused", "the request is not a regular file.") == (rank.answer.state, rank.answer.reason)
+
+    rank.request.unlink()
+    os.mkfifo(rank.request)
+    rank.capture.tick()
+    assert ("refused", "the request is not a regular file.") == (rank.answer.state, rank.answer.reason)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend) -> None:
+    """A request that neither the process's own user nor root wrote is refused, and not even parsed."""
+    rank.request.write_bytes(b"not json")
+    os.chown(rank.request, 4321, 4321)
+    rank.capture.tick()
+    rank.capture.at_step()
+
+    assert ("refused", True) == (rank.answer.state, "user 4321's" in str(rank.answer.reason))
+    assert not backend.history_enabled()
+
+
+def test_a_forgotten_request_is_refused(rank: Rank) -> None:
+    """A request that a killed command left long ago starts nothing."""
+    rank.request.write_bytes(encode(CaptureRequest(10)))
+    old = rank.request.stat().st_mtime - STALE_SECONDS - 1
+    os.utime(rank.request, (old, old))
+    rank.capture.tick()
+
+    assert "refused" == rank.answer.state
+
+
+class BrokenBackend(SimulatedBackend):
+    """An allocator that can start a recording and then fails."""
+
+    def full_snapshot(self, *, traces: bool) -> None:
+        raise RuntimeError("broken snapshot")
+
+
+def test_a_failure_is_counted_and_answered(tmp_path: Path, allocator: DeviceCachingAllocator) -> None:
+    """When the snapshot fails, training goes on, recording is off, and the command is told."""
+    backend = BrokenBackend([allocator])
+    rank = Rank(tmp_path, backend)
+    rank.ask()
+    rank.capture.at_step()
+    rank.now = 10.0
+    rank.capture.at_step()
+
+    assert ("refused", True) == (rank.answer.state, "broken snapshot" in str(rank.answer.reason))
+    assert (1, False) == (rank.errors.counts["capture"], backend.history_enabled())
+
+
+def test_a_session_serves_requests(
+    backend: SimulatedBackend, open_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    """The session's own threads see a request and serve it, without a step being lost."""
+    session = open_session(backend, interval=0.01)
+    sample = until(lambda: list(tmp_path.glob(f"*{SAMPLE_SUFFIX}")))[0]
+    answer = beside(sample, ANSWER_SUFFIX)
+    beside(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(0.001)))
+
+    def done() -> bool:
+        backend.step()
+        return answer.exists() and decode_answer(answer.read_bytes()).state == "done"
+
+    until(done)
+    assert 0 == session.errors.counts["capture"]
+    assert load_snapshot(beside(sample, SNAPSHOT_SUFFIX))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_snapshot_at_an_oom_only_when_asked_for(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Callable[..., Session],
+    tmp_path: Path,
+    wanted: bool,
+) -> None:
+    """With `capture_on_oom` the newest OOM's state is kept in one private file; without it there is none."""
+    session = open_session(backend, capture_on_oom=wanted)
+    allocator.malloc(100 * MIB)
+    for _ in range(3):
+        with pytest.raises(OutOfMemoryError):
+            allocator.malloc(2048 * MIB)
+
+    found = list(tmp_path.glob(f"*{OOM_SNAPSHOT_SUFFIX}"))
+    assert [0o600] * wanted == [stat.S_IMODE(path.stat().st_mode) for path in found]
+    assert [100 * MIB] * wanted == [load_snapshot(path)["segments"][0]["total_size"] for path in found]
+    assert 0 == session.errors.counts["capture"]
+
+
+def test_an_oom_stays_an_oom_when_its_snapshot_fails(
+    allocator: DeviceCachingAllocator, open_session: Callable[..., Session]
+) -> None:
+    """A snapshot that cannot be had never replaces the user's error."""
+    session = open_session(BrokenBackend([allocator]), capture_on_oom=True)
+
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+
+    assert 1 == session.errors.counts["capture"]

@@ -1,0 +1,94 @@
+"""Expandable segments: one range that grows page by page, and gives back the pages that are wholly free."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmem.core.allocator_config import AllocatorConfig
+from torchmem.core.sizes import MIB
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+
+EXPANDABLE = AllocatorConfig(expandable_segments=True)
+
+
+@pytest.fixture
+def expandable(card: SimulatedCard) -> DeviceCachingAllocator:
+    """An allocator with expandable segments on the card of 100 MiB."""
+    return DeviceCachingAllocator(card, config=EXPANDABLE)
+
+
+def reserved(allocator: DeviceCachingAllocator) -> int:
+    """Reserved MiB."""
+    return int(allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]) // MIB
+
+
+def layout(allocator: DeviceCachingAllocator) -> list[list[tuple[int, str]]]:
+    """Size in MiB and state of each block, by contiguous range."""
+    segments = allocator.memory_snapshot()
+    assert all(segment["is_expandable"] for segment in segments)
+    return [[(block["size"] // MIB, block["state"][:4]) for block in segment["blocks"]] for segment in segments]
+
+
+def test_requests_follow_one_another_in_one_range(expandable: DeviceCachingAllocator) -> None:
+    """Pages of 20 MiB are mapped only as far as needed, and the free end of the last one is used first."""
+    blocks = [expandable.malloc(size * MIB) for size in (15, 15, 35)]
+    assert [[(15, "acti"), (15, "acti"), (35, "acti"), (15, "inac")]] == layout(expandable)
+    assert [0, 15 * MIB, 30 * MIB] == [block.address - blocks[0].address for block in blocks]
+    stats = expandable.memory_stats_as_nested_dict()
+    assert [3, 0, 0] == [
+        stats["num_device_alloc"], stats["segment"]["all"]["current"], stats["inactive_split"]["all"]["current"]
+    ]  # fmt: skip
+
+
+def test_only_whole_free_pages_go_back(expandable: DeviceCachingAllocator) -> None:
+    """A hole of 55 MiB across pages loses the pages inside it; its ends stay as free pieces of two ranges."""
+    expandable.malloc(15 * MIB)
+    hole = expandable.malloc(55 * MIB)
+    expandable.malloc(5 * MIB)
+    expandable.free(hole)
+    assert 80 == reserved(expandable)
+    expandable.empty_cache()
+    assert [[(15, "acti"), (5, "inac")], [(10, "inac"), (5, "acti"), (5, "inac")]] == layout(expandable)
+    assert 40 == reserved(expandable)
+
+
+def test_a_gap_is_filled_before_the_end_grows(expandable: DeviceCachingAllocator) -> None:
+    """After pages went back, the next request that fits maps them again, with the free piece before them."""
+    test_only_whole_free_pages_go_back(expandable)
+    start = expandable.memory_snapshot()[0]["address"]
+    assert 15 * MIB == expandable.malloc(50 * MIB).address - start
+    assert [[(15, "acti"), (50, "acti"), (5, "inac"), (5, "acti"), (5, "inac")]] == layout(expandable)
+
+
+def test_an_empty_range_disappears(expandable: DeviceCachingAllocator, card: SimulatedCard) -> None:
+    """When every page has gone back nothing is left, and all memory is free again."""
+    expandable.free(expandable.malloc(70 * MIB))
+    expandable.empty_cache()
+    assert [] == layout(expandable)
+    assert (100 * MIB, 100 * MIB) == card.mem_get_info()
+
+
+def test_what_was_mapped_before_a_refusal_stays(card: SimulatedCard) -> None:
+    """Where a request needs two gaps and the driver has pages for the first only, those stay mapped and free."""
+    allocator = DeviceCachingAllocator(card, config=EXPANDABLE)
+    first, pin, second, other = (allocator.malloc(20 * MIB) for _ in range(4))
+    allocator.free(first)
+    allocator.free(second)
+    allocator.empty_cache()
+    allocator.malloc(30 * MIB, stream=1)
+    allocator.free(pin)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(60 * MIB)
+    assert other.allocated
+    assert 60 == reserved(allocator)
+    assert 2 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"] + 1
+
+
+def test_small_pages_have_2_mib(expandable: DeviceCachingAllocator) -> None:
+    """The small pool has a range of its own, which grows by 2 MiB."""
+    for _ in range(3):
+        expandable.malloc(MIB)
+    assert 4 == reserved(expandable)
+    assert [[(1, "acti"), (1, "acti"), (1, "acti"), (1, "inac")]] == layout(expandable)

@@ -1,0 +1,163 @@
+"""OOM reports for tests: hypothesis strategies, and one report for each kind of OOM on an 80 GB card."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from hypothesis import strategies as st
+from support import samples
+
+from torchmem.core.report import OomReport, Trend
+from torchmem.core.sample import (
+    FREE_BLOCK_BOUNDS,
+    Allocator,
+    BlockCounts,
+    ByPool,
+    Counters,
+    DeviceSample,
+    Layout,
+    Oom,
+    Process,
+    Steps,
+)
+
+GIB = 1 << 30
+MIB = 1 << 20
+NOW = 1_790_000_000.0
+
+
+@st.composite
+def trends(draw: st.DrawFn) -> Trend:
+    """Columns of one length, with gaps."""
+    length = draw(st.integers(0, 5))
+    gaps = st.none() | samples.size
+    columns = {column.name: tuple(draw(st.lists(gaps, min_size=length, max_size=length))) for column in fields(Trend)}
+    seconds = tuple(float(length - index) for index in range(length))
+    ratios = tuple(draw(st.lists(st.none() | st.floats(0, 1), min_size=length, max_size=length)))
+    return replace(Trend(**columns), seconds=seconds, fragmentation_ratio=ratios, steps=tuple(range(length)))  # type: ignore[arg-type]
+
+
+reports = st.builds(
+    OomReport,
+    timestamp=samples.seconds,
+    process=samples.processes,
+    device=samples.devices,
+    oom=samples.ooms,
+    driver_free_bytes=samples.size,
+    limit_bytes=st.none() | samples.size,
+    layout=st.none() | samples.layouts,
+    layout_before=st.none() | samples.layouts,
+    steps=samples.steps,
+    allocator_settings=st.dictionaries(
+        st.sampled_from(["expandable_segments", "max_split_size", "garbage_collection_threshold"]), samples.text
+    ),
+    trend=trends(),
+)
+
+
+def _layout(timestamp: float, releasable: int, stranded: int, largest: int, private_free: int = 0) -> Layout:
+    free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
+    return Layout(
+        timestamp, ByPool(40, 200), BlockCounts(ByPool(900, 1200), ByPool(0, 0), ByPool(40, 300)),
+        releasable, stranded, largest, tuple(free_blocks), private_free, private_free, 0, largest,
+    )  # fmt: skip
+
+
+def _trend(reserved: int) -> Trend:
+    """Five minutes in which allocated memory grows between steps, and the cache with it."""
+    sizes = [30 * GIB + index * 512 * MIB for index in range(30)]
+    return Trend(
+        seconds=tuple(290.0 - 10 * index for index in range(30)),
+        allocated_bytes=tuple(sizes),
+        reserved_bytes=tuple(min(reserved, size + 8 * GIB) for size in sizes),
+        active_bytes=tuple(sizes),
+        stranded_bytes=tuple(index * 256 * MIB for index in range(30)),
+        fragmentation_ratio=(0.5,) * 30,
+        headroom_bytes=tuple(40 * GIB - index * GIB for index in range(30)),
+        alloc_retries=tuple(index // 10 for index in range(30)),
+        steps=tuple(100 + 10 * index for index in range(30)),
+    )
+
+
+def _report(oom: Oom, *, allocated: int, stranded: int, driver_free: int, largest: int = 0) -> OomReport:
+    reserved = allocated + stranded
+    used, held, free = ByPool(0, allocated), ByPool(0, reserved), ByPool(0, stranded)
+    device = DeviceSample(
+        index=0,
+        uuid=samples.UUID,
+        name="NVIDIA H100 80GB HBM3",
+        total_bytes=80 * GIB,
+        allocator=Allocator(used, used, held, used, free, allocated, allocated, reserved),
+        counters=Counters(alloc_retries=3, ooms={oom.cause: 1}),
+        last_oom=oom,
+    )
+    process = Process(4242, 1, 77, "node1", "night", 3, 3, 8, "train.py", {}, {"torch": "2.13.0+cu130", "cuda": "13.0"})
+    return OomReport(
+        timestamp=NOW,
+        process=process,
+        device=device,
+        oom=oom,
+        driver_free_bytes=driver_free,
+        limit_bytes=None,
+        layout=_layout(NOW, 0, stranded, largest),
+        layout_before=_layout(NOW - 7, 6 * GIB, stranded, 4 * GIB),
+        steps=Steps(390, last_timestamp=NOW - 0.4),
+        allocator_settings={"backend": "native", "expandable_segments": "False"},
+        trend=_trend(reserved),
+    )
+
+
+CAPACITY = _report(Oom(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB)
+STRANDED = _report(
+    Oom(NOW, 3 * GIB, "fragmentation", "stranded"),
+    allocated=62 * GIB, stranded=14 * GIB, driver_free=2 * GIB, largest=640 * MIB,
+)  # fmt: skip
+EXPANDABLE = replace(
+    STRANDED,
+    allocator_settings={
+        "backend": "native",
+        "expandable_segments": "True",
+        "pytorch_cuda_alloc_conf": "expandable_segments:True",
+    },
+)
+STREAM = replace(STRANDED, oom=Oom(NOW, 512 * MIB, "fragmentation", "stream"))
+POOL = replace(
+    STRANDED, oom=Oom(NOW, 3 * GIB, "fragmentation", "pool"), layout=_layout(NOW, 0, GIB, 256 * MIB, 9 * GIB)
+)
+PENDING = replace(STRANDED, oom=Oom(NOW, 512 * MIB, "fragmentation", "pending"))
+SMALL_SEGMENT = replace(
+    _report(
+        Oom(NOW, 20 * MIB, "fragmentation", "small_segment"),
+        allocated=78 * GIB, stranded=GIB, driver_free=12 * MIB, largest=2 * MIB,
+    ),
+    process=replace(STRANDED.process, versions={"torch": "2.6.0"}),
+)  # fmt: skip
+LIMIT = replace(
+    _report(Oom(NOW, 4 * GIB, "limit"), allocated=38 * GIB, stranded=0, driver_free=40 * GIB),
+    limit_bytes=40 * GIB,
+)
+EXTERNAL = _report(Oom(NOW, 4 * GIB, "external"), allocated=20 * GIB, stranded=0, driver_free=GIB)
+LARGER = replace(CAPACITY, oom=Oom(NOW, 500 * GIB, "capacity"))
+BARE = replace(
+    CAPACITY,
+    device=DeviceSample(0, None, None, None),
+    layout=None,
+    layout_before=None,
+    steps=Steps(),
+    trend=Trend(),
+    allocator_settings={},
+)
+
+BY_NAME = {
+    "capacity": CAPACITY,
+    "stranded": STRANDED,
+    "expandable": EXPANDABLE,
+    "stream": STREAM,
+    "pool": POOL,
+    "pending": PENDING,
+    "small_segment": SMALL_SEGMENT,
+    "limit": LIMIT,
+    "external": EXTERNAL,
+    "larger": LARGER,
+    "bare": BARE,
+}
