@@ -1,7 +1,7 @@
-"""Events per second of the simulated allocator on a mixed workload: `python benchmarks/simulator.py`.
+"""Events per second and memory of the simulated allocator on mixed workloads: `python benchmarks/simulator.py`.
 
 An event is one malloc or one free. Sizes are half small-pool and half large-pool, log-uniform; once the target number
-of live blocks is reached, a random one is freed for each new one. The best of several runs counts.
+of live blocks is reached, a random one is freed for each new one. Time is CPU time of one core; the best run counts.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import random
 import time
+import tracemalloc
 
+from torchmem.core.allocator_config import AllocatorConfig
 from torchmem.core.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
 
 EVENTS = 200_000
-RUNS = 3
-CARD_BYTES = 1 << 50
+RUNS = 5
+CARD_BYTES = 1 << 44
+LIVE = (100, 1_000, 10_000, 50_000)
+SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
 
 
 def draw_size(rng: random.Random) -> int:
@@ -33,9 +37,9 @@ def program(live: int, seed: int = 0) -> list[tuple[int, int]]:
     return fill + [(draw_size(rng), rng.randrange(live)) for _ in range((EVENTS - live) // 2)]
 
 
-def run(steps: list[tuple[int, int]], live: int) -> tuple[float, int, int]:
+def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float, int, int]:
     """Seconds and events of one run, and the blocks that exist at its end."""
-    allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES))
+    allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES), config=AllocatorConfig.parse(conf))
     slots: list[Block | None] = [None] * live
     events = 0
     start = time.process_time()
@@ -50,13 +54,27 @@ def run(steps: list[tuple[int, int]], live: int) -> tuple[float, int, int]:
     return seconds, events, sum(len(segment["blocks"]) for segment in allocator.memory_snapshot())
 
 
+def bytes_per_block(live: int) -> float:
+    """Python's memory for one block, free or not, after as many allocations."""
+    allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES))
+    sizes = [size for size, _ in program(live)[:live]]
+    tracemalloc.start()
+    held = [allocator.malloc(size) for size in sizes]
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used / sum(len(segment["blocks"]) for segment in allocator.memory_snapshot()) if held else 0.0
+
+
 def main() -> None:
-    """Print one line for each number of live blocks."""
-    print(f"{'live blocks':>12} {'all blocks':>12} {'events':>9} {'events/s':>10} {'µs/event':>9}")
-    for live in (100, 1_000, 10_000, 50_000):
-        steps = program(live)
-        seconds, events, blocks = min(run(steps, live) for _ in range(RUNS))
-        print(f"{live:>12,} {blocks:>12,} {events:>9,} {events / seconds:>10,.0f} {seconds / events * 1e6:>9.2f}")
+    """Print one line for each number of live blocks under each setting."""
+    print(f"{'live blocks':>12} {'all blocks':>12} {'events/s':>10} {'µs/event':>9} {'B/block':>8}  settings")
+    for conf in SETTINGS:
+        for live in LIVE:
+            steps = program(live)
+            seconds, events, blocks = min(run(steps, live, conf) for _ in range(RUNS))
+            rate, cost = events / seconds, seconds / events * 1e6
+            memory = f"{bytes_per_block(live):>8.0f}" if not conf else " " * 8
+            print(f"{live:>12,} {blocks:>12,} {rate:>10,.0f} {cost:>9.2f} {memory}  {conf or 'default'}")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,15 @@ def test_what_was_mapped_before_a_refusal_stays(card: SimulatedCard) -> None:
     assert 2 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"] + 1
 
 
+def test_a_block_that_waits_does_not_grow(expandable: DeviceCachingAllocator, card: SimulatedCard) -> None:
+    """A freed block at the end of the range is no part of a new one while another stream uses it."""
+    block = expandable.malloc(20 * MIB)
+    expandable.record_stream(block, 1)
+    card.hold_events(True)
+    expandable.free(block)
+    assert block.address + 20 * MIB == expandable.malloc(30 * MIB).address
+
+
 def test_small_pages_have_2_mib(expandable: DeviceCachingAllocator) -> None:
     """The small pool has a range of its own, which grows by 2 MiB."""
     for _ in range(3):

@@ -80,6 +80,20 @@ def test_an_overflow_pool_helps_out(allocator: DeviceCachingAllocator) -> None:
     assert 0 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
 
 
+def test_a_pool_without_a_user_helps_nobody(allocator: DeviceCachingAllocator) -> None:
+    """Once its `MemPool` is gone, what is free beside a live block of the pool serves no other request."""
+    allocator.create_or_incref_pool(POOL, use_on_oom=True)
+    with use_mem_pool(allocator):
+        allocator.free(allocator.malloc(40 * MIB))
+        freed, kept = allocator.malloc(30 * MIB), allocator.malloc(10 * MIB)
+    allocator.free(freed)
+    allocator.malloc(60 * MIB)
+    allocator.release_pool(POOL)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(30 * MIB)
+    assert kept.allocated
+
+
 def test_a_pool_may_refuse_to_split(allocator: DeviceCachingAllocator) -> None:
     """With `no_split` a request gets the whole segment."""
     allocator.create_or_incref_pool(POOL, no_split=True)

@@ -56,7 +56,8 @@ class AllocatorConfig:
     def parse(cls, text: str) -> AllocatorConfig:
         """From a string as in PYTORCH_CUDA_ALLOC_CONF; keys that decide no request are left aside.
 
-        Raises ValueError for a value that is not a number.
+        Raises ValueError for a value that is not a number. What PyTorch itself refuses, such as a max_split_size_mb
+        below large_segment_size_mb, is not looked for.
         """
         conf = parse_alloc_conf(text)
         split = conf.get("max_split_size_mb")

@@ -30,7 +30,7 @@ class DeviceCachingAllocator:
     """Hands out blocks of cached segments on one simulated card; safe to read from another thread, like PyTorch's.
 
     Of free blocks of equal size the one in the oldest segment is taken, as in PyTorch 2.13. Without
-    `oldest_segment_first` it is the one at the lowest address, as up to PyTorch 2.11.
+    `oldest_segment_first` it is the one at the lowest address, as up to PyTorch 2.11; 2.12 was not looked at.
     """
 
     def __init__(
