@@ -99,6 +99,8 @@ def test_a_sample_is_no_news_beside_itself(sample: Sample) -> None:
 
     file.refresh(later(sample, 1.0))
 
+    assert sample is file.newest
+
 
 def test_the_textfile_is_rendered_rarely(tmp_path: Path) -> None:
     """Rendering is the dearest publication, so that ticks within ten seconds share one."""

@@ -197,4 +197,4 @@ def test_an_unwritable_run_directory_is_counted_and_recovers(
     until(lambda: session.errors.counts["publish"])
 
     blocked.unlink()
-    until(lambda: list(tmp_path.glob("file/run/*.json")))
+    assert until(lambda: list(tmp_path.glob("file/run/*.json")))
