@@ -1,0 +1,1 @@
+"""Replaying a recorded trace under other allocator settings."""
