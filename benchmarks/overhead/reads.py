@@ -43,13 +43,19 @@ def _mean(call: Callable[[], object], calls: int) -> float:
     return (time.thread_time() - started) / calls
 
 
+def snapshot(recorder: Recorder) -> None:
+    """One snapshot, taken and measured."""
+    recorder.take_snapshot()
+    recorder.measure_snapshot()
+
+
 def measure(blocks: int) -> dict[str, object]:
     """One row of the table."""
     workload = make(blocks)
     recorder = Recorder(workload.backend)
     recorder.read_settings()
     recorder.read_stats()
-    recorder.read_snapshot()
+    snapshot(recorder)
     settings = resolve({"interval": 3600.0}, {})
     process = identify(settings, os.environ, workload.backend.versions())
     file = RunFile(Path(tempfile.mkdtemp(prefix="torchmem-benchmark-")), "1.sample.json")
@@ -68,7 +74,7 @@ def measure(blocks: int) -> dict[str, object]:
         "publication": cpu_seconds(lambda: file.write(sample())),
         "no_news": cpu_seconds(lambda: file.refresh(sample())),
         "snapshot_read": cpu_seconds(workload.backend.memory_snapshot),
-        "snapshot": cpu_seconds(recorder.read_snapshot),
+        "snapshot": cpu_seconds(lambda: snapshot(recorder)),
     }
     session.close()
     return row

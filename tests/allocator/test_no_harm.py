@@ -57,7 +57,7 @@ def test_a_failing_observer_never_replaces_the_error(run: Run) -> None:
 session = sdk.instrument()
 torch.zeros(1, device="cuda")
 def fail(*_): raise KeyboardInterrupt
-session._recorder.record_oom = fail
+session._monitor.recorder.record_oom = fail
 try:
     torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError:

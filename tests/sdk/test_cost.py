@@ -20,7 +20,8 @@ from torchmem.core.sample import Sample
 from torchmem.sdk._cadence import LONGEST_STRETCH, LONGEST_STRETCH_SECONDS, Cadence, affordable
 from torchmem.sdk._publish import HEARTBEAT_SECONDS, RunFile
 from torchmem.sdk._sampler import TICK_BUDGET
-from torchmem.sdk._session import READ_BUDGET, Session
+from torchmem.sdk._monitor import READ_BUDGET
+from torchmem.sdk._session import Session
 from torchmem.sdk._settings import Settings
 from torchmem.sdk._textfile import REFRESH_SECONDS, Textfile
 from torchmem.simulator.backend import SimulatedBackend
@@ -161,11 +162,11 @@ def test_the_own_account_is_what_the_training_thread_spent(
 ) -> None:
     """CPU seconds cover the hook, read or no read, and nothing that the script did between."""
     session = open_session(backend)
-    before = session._sample().cost.cpu_seconds
+    before = session._monitor.sample().cost.cpu_seconds
     started = time.thread_time()
     for _ in range(2000):
         session.step()
     spent = time.thread_time() - started
-    counted = session._sample().cost.cpu_seconds - before
+    counted = session._monitor.sample().cost.cpu_seconds - before
 
     assert 0.3 * spent < counted <= spent

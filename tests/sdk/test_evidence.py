@@ -58,7 +58,8 @@ def test_the_report_is_there_before_the_exception(
     whole = allocator.malloc(20 * MIB)
     allocator.free(whole)
     backend.step()
-    session._recorder.read_snapshot()
+    session._monitor.recorder.take_snapshot()
+    session._monitor.recorder.measure_snapshot()
 
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(700 * MIB)
@@ -99,7 +100,8 @@ def test_the_layout_before_stays_that_from_before_the_flush(
     session = open_session(backend)
     allocator.free(allocator.malloc(500 * MIB))
     backend.step()
-    session._recorder.read_snapshot()
+    session._monitor.recorder.take_snapshot()
+    session._monitor.recorder.measure_snapshot()
     for _ in range(2):
         with pytest.raises(OutOfMemoryError):
             allocator.malloc(2048 * MIB)
@@ -120,7 +122,7 @@ def test_a_search_for_the_batch_size_leaves_few_files(
             allocator.malloc((2048 + 2 * index) * MIB)
 
     assert [2048 * MIB, 2246 * MIB] == [report.oom.requested_bytes for report in _reports(tmp_path)]
-    assert {"capacity": 100} == session._recorder.samples()[0].counters.ooms
+    assert {"capacity": 100} == session._monitor.recorder.samples()[0].counters.ooms
     assert 0 == sum(session.errors.counts.values())
 
 
@@ -160,7 +162,7 @@ def test_an_unwritable_directory_harms_nothing(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
 
-    assert (1, {"capacity": 1}) == (session.errors.counts["report"], session._recorder.samples()[0].counters.ooms)
+    assert (1, {"capacity": 1}) == (session.errors.counts["report"], session._monitor.recorder.samples()[0].counters.ooms)
 
 
 def test_a_report_has_a_largest_size(tmp_path: Path) -> None:

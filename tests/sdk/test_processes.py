@@ -44,7 +44,7 @@ def test_a_killed_process_leaves_its_last_state(run_script: Run, published: Publ
     """After SIGKILL the file holds what was last published and no ending."""
     done = run_script("""
 allocator.malloc(30 << 20); backend.step()
-while not session._file.path.exists(): time.sleep(0.01)
+while not session._monitor.publisher.file.path.exists(): time.sleep(0.01)
 os.kill(os.getpid(), 9)
 """)
 

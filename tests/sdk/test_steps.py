@@ -117,7 +117,7 @@ def test_phases_before_cuda_and_too_many_of_them_do_nothing(
         with session.phase(f"phase {number}"):
             pass
 
-    (device,) = session._sample().devices
+    (device,) = session._monitor.sample().devices
     assert 32 == len(device.phase_peaks)
     assert 0 == sum(session.errors.counts.values())
 

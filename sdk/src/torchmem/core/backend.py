@@ -31,6 +31,12 @@ class Backend(Protocol):
     def is_initialized(self) -> bool:
         """Whether CUDA is up in this process; every other call is made only after this said True."""
 
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call`, which reads this backend and never raises, where it can make no other thread wait.
+
+        For background threads. It runs before this returns, later, or never; once at most.
+        """
+
     def devices(self) -> Sequence[Device]:
         """The devices on which this process already holds a context."""
 

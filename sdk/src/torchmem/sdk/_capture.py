@@ -1,8 +1,7 @@
 """Capture on demand: record memory history from one step's end to another, and keep the snapshot.
 
 Recording starts and ends in the training thread, between two steps. Only when no step comes any more the background
-thread ends it: safe, because PyTorch guards its history by the allocator's lock, but the last step is then a part of
-one.
+thread has it ended, by `Backend.call_soon`; the last step is then a part of one.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ class Job:
     request: CaptureRequest
     granted: float
     started: float | None = None
+    is_ending: bool = False
 
 
 def next_move(job: Job, now: float, *, at_step: bool) -> Move:
@@ -49,6 +49,8 @@ def next_move(job: Job, now: float, *, at_step: bool) -> Move:
         if at_step:
             return "start"
         return "give_up" if now >= job.granted + START_GRACE_SECONDS else "wait"
+    if job.is_ending and not at_step:
+        return "wait"
     end = job.started + job.request.seconds
     return "finish" if now >= (end if at_step else end + STOP_GRACE_SECONDS) else "wait"
 
@@ -69,6 +71,7 @@ class Capture:
         self._requests = RequestFile(sample)
         self._clock = clock
         self._job: Job | None = None
+        self._asked_to_finish = False
         self._busy = threading.Lock()
 
     def tick(self) -> None:
@@ -79,6 +82,15 @@ class Capture:
                 self._take()
             elif alone and self._job:
                 self._move(self._job, at_step=False)
+        if self._job and self._job.is_ending and not self._asked_to_finish:
+            self._asked_to_finish = True
+            self._backend.call_soon(self._finish_late)
+
+    def _finish_late(self) -> None:
+        self._asked_to_finish = False
+        with self._alone() as alone:
+            if alone and self._job and self._job.is_ending:
+                self._move(self._job, at_step=True)
 
     def at_step(self) -> None:
         """The end of a step; without a request this costs one comparison."""
@@ -127,8 +139,10 @@ class Capture:
         try:
             if move == "start":
                 self._start(job, now)
-            elif move == "finish":
+            elif move == "finish" and at_step:
                 self._finish()
+            elif move == "finish":
+                self._job = replace(job, is_ending=True)
             elif move == "give_up":
                 self._refuse(
                     f"no step ended within {START_GRACE_SECONDS:g} s; in a loop without an optimizer of torch.optim "
@@ -165,8 +179,14 @@ class Capture:
     def _drop(self) -> None:
         """The request was withdrawn, or another one took its place."""
         job, self._job = self._job, None
-        if job and job.started is not None and self._backend.history_enabled():
-            self._backend.stop_history()
+        if job and job.started is not None:
+            self._backend.call_soon(self._stop_history)
+
+    def _stop_history(self) -> None:
+        with self._errors.swallow("capture"):
+            is_wanted = self._job is not None and self._job.started is not None
+            if not is_wanted and self._backend.history_enabled():
+                self._backend.stop_history()
 
     def _refuse(self, reason: str) -> None:
         self._drop()

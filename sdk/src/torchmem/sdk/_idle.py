@@ -16,6 +16,9 @@ class IdleBackend:
         """Never."""
         return False
 
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Never: there is nothing to read."""
+
     def devices(self) -> Sequence[Device]:
         """None."""
         return ()

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torchmem.core.allocator_config import AllocatorConfig
-from torchmem.core.backend import Backend
+from torchmem.core.backend import Backend, Device
 from torchmem.core.fragmentation import measure
 from torchmem.core.headroom import Room
 from torchmem.core.sample import DeviceSample, distinct_devices
+from torchmem.core.snapshot import SegmentInfo
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._oom import Observed, Scene, examine
 
 OBSERVER_LOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A snapshot that is not yet measured: segments, Unix time, room by torch's index, seconds it took."""
+
+    segments: list[SegmentInfo]
+    timestamp: float
+    rooms: Mapping[int, Room | None]
+    seconds: float
 
 
 class Recorder:
@@ -30,9 +42,14 @@ class Recorder:
         self.oom_seconds: float | None = None
         self._records: dict[int, DeviceRecord] = {}
         self._lock = threading.Lock()
+        self._moment: Moment | None = None
 
     def read_settings(self) -> None:
-        """Take the allocator's effective settings."""
+        """Take the allocator's effective settings, once; each snapshot brings them anew."""
+        if not self.settings:
+            self._take_settings()
+
+    def _take_settings(self) -> None:
         self.settings = dict(self.backend.allocator_settings())
         # Segments that were once expandable stay so, and stay out of inactive_split.
         self.expandable = self.expandable or self.settings.get("expandable_segments") != "False"
@@ -67,30 +84,37 @@ class Recorder:
         for index in list(self._records):
             self.backend.reset_peaks(index)
 
-    def read_snapshot(self) -> None:
-        """Take one snapshot and measure every device by it; keeps the old layout where there is none."""
+    def take_snapshot(self) -> None:
+        """Take one snapshot and what must be known of the same moment; keeps the old one where there is none."""
         started = time.perf_counter()
         segments = self.backend.memory_snapshot()
         if segments is None:
             return
         timestamp = time.time()
-        self.read_settings()
+        self._take_settings()
+        rooms = {index: self._room(record.device, segments) for index, record in self.records().items()}
+        self._moment = Moment(segments, timestamp, rooms, time.perf_counter() - started)
+
+    def measure_snapshot(self) -> bool:
+        """Measure every device by the snapshot that was taken last; False when that was done already."""
+        moment, self._moment = self._moment, None
+        if moment is None:
+            return False
+        started = time.perf_counter()
         config = AllocatorConfig.of(self.settings)
-        for index, record in list(self._records.items()):
-            record.layout = record.periodic_layout = measure(segments, index, timestamp, self._room(record), config)
-        self.snapshot_seconds = time.perf_counter() - started
+        for index, room in moment.rooms.items():
+            layout = measure(moment.segments, index, moment.timestamp, room, config)
+            self._records[index].layout = self._records[index].periodic_layout = layout
+        self.snapshot_seconds = moment.seconds + time.perf_counter() - started
+        return True
 
-    def _room(self, record: DeviceRecord) -> Room | None:
+    def _room(self, device: Device, segments: Sequence[SegmentInfo]) -> Room | None:
         """None where the driver's free memory or the limit is unknown, and with it the headroom."""
-        device, total = record.device.index, record.device.total_bytes
-        free, limit = self.backend.free_bytes(device), self.backend.limit_bytes(device)
-        if free is None or limit is None or total is None:
+        free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
+        if free is None or limit is None or device.total_bytes is None:
             return None
-        return Room(free, self._reserved(device), limit) if limit < total else Room(free)
-
-    def _reserved(self, device: int) -> int:
-        stats = self.backend.memory_stats(device) or {}
-        return int(stats["reserved_bytes"]["all"]["current"]) if stats else 0
+        reserved = sum(segment["total_size"] for segment in segments if segment["device"] == device.index)
+        return Room(free, reserved, limit) if limit < device.total_bytes else Room(free)
 
     def record_oom(self, device: int, requested: int, limit: int, driver_free: int) -> Scene:
         """Called inside the allocator's OOM observer: count it, name its cause, read the state it left."""

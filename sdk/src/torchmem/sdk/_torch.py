@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
+from torchmem.sdk._pending_calls import PendingCalls
+from torchmem.sdk._torch_compile import untraced
 from torchmem.sdk._torch_devices import describe
 from torchmem.sdk._torch_memory import AllocatorReader
 
@@ -29,10 +32,15 @@ class TorchBackend:
         self._devices: dict[int, Device] = {}
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
+        self._pending = PendingCalls(partial(untraced, torch))
 
     def is_initialized(self) -> bool:
         """`torch.cuda.is_initialized()`: a Python flag, False in forked children."""
         return bool(torch.cuda.is_initialized())
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """In the main thread, between two bytecodes: then it is not in the driver with the allocator's mutex."""
+        self._pending.add(call)
 
     def devices(self) -> Sequence[Device]:
         """Devices with a primary context of this process (`torch._C._cuda_hasPrimaryContext`)."""
@@ -128,4 +136,4 @@ class TorchBackend:
                 observer(device, requested, limit, driver_free)
 
         if self._reader.backend() == "native":
-            torch._C._cuda_attach_out_of_memory_observer(observe)  # noqa: SLF001
+            torch._C._cuda_attach_out_of_memory_observer(untraced(torch, observe))  # noqa: SLF001

@@ -43,6 +43,10 @@ class SimulatedBackend:
         """Whether CUDA counts as started."""
         return self._initialized
 
+    def call_soon(self, call: Callback) -> None:
+        """At once: a simulated allocator makes nobody wait."""
+        call()
+
     def devices(self) -> Sequence[Device]:
         """The simulated cards."""
         return [
