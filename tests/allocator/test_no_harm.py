@@ -108,3 +108,53 @@ time.sleep(0.05)
 sys.exit(7)
 """)
         assert (7, "", "") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_a_driver_that_hangs_stalls_no_other_python_thread(run: Run, environment: dict[str, str]) -> None:
+    """While the main thread is stuck in cudaMalloc other Python threads go on, although the sampler wants to read."""
+    environment["PHANTOM_HOLD"] = environment["TORCHMEM_RUN_DIR"] + ".held"
+    done = run("""
+import pathlib, threading
+held = pathlib.Path(os.environ["PHANTOM_HOLD"])
+session = sdk.instrument(interval=0.01, idle_after=0.01, snapshot_interval=0.01, snapshot_budget=1.0)
+kept = [torch.zeros(1 << 20, device="cuda")]
+session.step()
+held.touch()
+
+def other():  # the only one who can end the hang
+    while session._monitor._moments._errand is None or session._monitor._moments._errand.done(): time.sleep(0.001)
+    for _ in range(50): time.sleep(0.01)
+    held.unlink()
+
+threading.Thread(target=other).start()
+kept.append(torch.empty(100 << 20, device="cuda"))
+print("went on")
+""")
+
+    assert (0, "went on\n") == (done.returncode, done.stdout), done.stderr
+
+
+def test_compiled_code_is_left_alone(run: Run) -> None:
+    """Neither the sampler's reads nor the OOM observer are compiled when they interrupt a torch.compile region."""
+    done = run("""
+from torch._dynamo.utils import counters
+session = sdk.instrument(interval=0.001, idle_after=0.001, snapshot_interval=0.001, snapshot_budget=1.0)
+@torch.compile(backend="eager")
+def region(size):
+    for _ in range(100):  # a break in a loop: Python runs this frame, and Dynamo looks at whatever is called from it
+        torch._dynamo.graph_break()
+        tensor = torch.empty(size, device="cuda")
+        for _ in range(10000): pass
+
+region(1)
+frames, snapshots = counters["frames"]["total"], set()
+while len(snapshots) < 20:
+    region(1)
+    snapshots.add(session._monitor.recorder.snapshot_seconds)
+try:
+    region(5 << 30)
+except torch.OutOfMemoryError:
+    print(counters["frames"]["total"] - frames, session._monitor.oom_pending)
+""")
+
+    assert (0, "0 True\n") == (done.returncode, done.stdout), done.stderr

@@ -18,9 +18,9 @@ from support.samples import full_sample, samples
 from torchmem.core.codec import encode
 from torchmem.core.sample import Sample
 from torchmem.sdk._cadence import LONGEST_STRETCH, LONGEST_STRETCH_SECONDS, Cadence, affordable
+from torchmem.sdk._monitor import READ_BUDGET
 from torchmem.sdk._publish import HEARTBEAT_SECONDS, RunFile
 from torchmem.sdk._sampler import TICK_BUDGET
-from torchmem.sdk._monitor import READ_BUDGET
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import Settings
 from torchmem.sdk._textfile import REFRESH_SECONDS, Textfile

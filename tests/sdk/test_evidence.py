@@ -162,7 +162,10 @@ def test_an_unwritable_directory_harms_nothing(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
 
-    assert (1, {"capacity": 1}) == (session.errors.counts["report"], session._monitor.recorder.samples()[0].counters.ooms)
+    assert (1, {"capacity": 1}) == (
+        session.errors.counts["report"],
+        session._monitor.recorder.samples()[0].counters.ooms,
+    )
 
 
 def test_a_report_has_a_largest_size(tmp_path: Path) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+
+# The way out of a callback is a few bytecodes; a thread that has just started waits for its turn anyway.
+LEAVING_SECONDS = 0.01
 
 Call = Callable[[], None]
 Entry = Callable[[object], int]
@@ -37,14 +41,23 @@ class PendingCalls:
             try:
                 with contextlib.suppress(IndexError):
                     calls.popleft()()
-            except BaseException as error:  # noqa: BLE001 - Ctrl-C, which C code would lose: it is the script's
-                raise_later(type(error))
+            except BaseException as error:  # noqa: BLE001 - C code would lose it, see raise_soon
+                raise_soon(error)
             return 0
 
         return run_next
 
 
-def raise_later(kind: type[BaseException]) -> None:
-    """Raise in this thread's Python code as soon as it goes on (`PyThreadState_SetAsyncExc`)."""
-    thread = ctypes.c_ulong(threading.get_ident())
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(kind))
+def raise_soon(error: BaseException) -> None:
+    """Raise a copy of `error` in this thread's Python code once it has left ours.
+
+    What a signal handler raises while ours runs, as Ctrl-C or `sys.exit` in one for SIGTERM, belongs to the script.
+    """
+    kind = type(error)
+    copy = type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *error.args)})
+    threading.Thread(target=_raise_in, args=(threading.get_ident(), copy), daemon=True).start()
+
+
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    time.sleep(LEAVING_SECONDS)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

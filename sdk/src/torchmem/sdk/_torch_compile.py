@@ -14,10 +14,10 @@ def untraced(torch: Any, function: C) -> C:
     By `torch._C._dynamo.eval_frame` (torch/csrc/dynamo/eval_frame.c): `set_code_exec_strategy`, before it `skip_code`,
     which reaches one frame only, so that there the calls below it run without Dynamo's callback.
     """
-    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)  # noqa: SLF001
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)  # noqa: SLF001
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP  # noqa: SLF001
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]  # noqa: SLF001
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # noqa: SLF001
         return function
     return _without_callback(frames, function) if hasattr(frames, "skip_code") else function
 
