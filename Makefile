@@ -7,7 +7,7 @@ CUDA_TORCH ?= torch===2.13.0
 BIN := $(VENV)/bin
 SOURCES := sdk/src exporter/src dashboards tests benchmarks examples phantom
 
-.PHONY: demo test check format dashboards docs stack test-allocator test-gpu clean
+.PHONY: demo test check format dashboards docs check-grafana kubernetes stack test-allocator test-gpu clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,9 @@ check: $(VENV)/.dev  ## Style, types, import arrows, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python dashboards/build.py --check
 	$(BIN)/python docs/metrics.py --check
+	$(BIN)/torchmem rules --thresholds prometheus/thresholds.yml --check prometheus/rules
+	$(BIN)/python docs/dashboards.py --check
+	$(BIN)/python deploy/kubernetes/build.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -42,8 +45,16 @@ format: $(VENV)/.dev
 dashboards: $(VENV)/.dev  ## Write dashboards/json from the Python in dashboards/
 	$(BIN)/python dashboards/build.py
 
-docs: $(VENV)/.dev  ## Write the generated tables of the README
+docs: $(VENV)/.dev  ## Write the generated tables of the README and docs/dashboards.md
 	$(BIN)/python docs/metrics.py
+	$(BIN)/python docs/dashboards.py
+
+check-grafana:  ## The dashboards against the types that Grafana 11, 12 and 13 publish; needs npm
+	npm install --prefix tests/grafana --silent --no-package-lock --ignore-scripts
+	node tests/grafana/check.mjs dashboards/json/*.json
+
+kubernetes: $(VENV)/.dev  ## Write the manifests made from the rules and the dashboards
+	$(BIN)/python deploy/kubernetes/build.py
 
 stack: $(VENV)/.demo  ## Exporter, Prometheus, Alertmanager (and Grafana, if installed) without Docker
 	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)

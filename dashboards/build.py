@@ -31,9 +31,11 @@ def _rendered() -> dict[Path, str]:
     # Schema v2 is what the generator prefers and what Grafana 12 calls not for production.
     warnings.filterwarnings("ignore", "Prefer dashboardv2", DeprecationWarning)
     sys.path.insert(0, str(ROOT))
-    from dashboards.training_memory import training_memory
+    from dashboards.boards import BOARDS
+    from dashboards.panels import dashboard
 
-    boards = {"training-memory": training_memory()}
+    siblings = {board.uid: board.title for board in BOARDS.values()}
+    boards = {name: dashboard(board, siblings) for name, board in BOARDS.items()}
     return {OUT / f"{name}.json": json.dumps(board, indent=2) + "\n" for name, board in boards.items()}
 
 

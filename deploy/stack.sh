@@ -39,7 +39,7 @@ start_grafana() {
     export GF_AUTH_ANONYMOUS_ENABLED=true GF_AUTH_ANONYMOUS_ORG_ROLE=Viewer GF_SERVER_HTTP_ADDR=127.0.0.1
     export GF_PATHS_DATA="$PWD/.stack/grafana" GF_PATHS_LOGS="$PWD/.stack/grafana"
     export GF_PATHS_PROVISIONING="$PWD/dashboards/provisioning"
-    export GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH="$PWD/dashboards/json/training-memory.json"
+    export GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH="$PWD/dashboards/json/fleet.json"
     export PROMETHEUS_URL=http://127.0.0.1:9090 TORCHMEM_DASHBOARDS="$PWD/dashboards/json"
     start grafana 3000 grafana-server --homepath="${GRAFANA_HOME:-/usr/share/grafana}"
     echo "Grafana       http://127.0.0.1:3000"
@@ -75,7 +75,7 @@ echo "Alertmanager  http://127.0.0.1:9093"
 if command -v grafana-server >/dev/null; then
     start_grafana
 else
-    echo "Grafana is not installed: import dashboards/json/training-memory.json into any Grafana you have."
+    echo "Grafana is not installed: import the files of dashboards/json into any Grafana you have."
 fi
 echo "Logs and data are in .stack/. Ctrl-C ends everything."
 

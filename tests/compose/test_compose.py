@@ -111,7 +111,7 @@ def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["python:3.12-slim"] * 2
     assert "# syntax=" not in text
     assert "apt-get" not in text
-    assert re.findall(r"^USER (\w+)", text, re.MULTILINE) == ["torchmem"]
+    assert re.findall(r"^USER (\d+):", text, re.MULTILINE) == ["9847"]
 
 
 def test_the_image_gets_what_the_wheel_is_built_from() -> None:

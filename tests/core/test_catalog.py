@@ -8,10 +8,14 @@ import pytest
 
 from torchmem.core.catalog import CATALOG, MetricSpec
 
-UNITS = ("_bytes", "_seconds", "_ratio", "_watts", "_celsius")
+UNITS = ("_bytes", "_seconds", "_ratio", "_watts", "_celsius", "_hertz", "_bytes_per_second")
 UNITLESS = {"torchmem_segments", "torchmem_blocks", "torchmem_process_state",
             "torchmem_allocator_setting_ignored", "torchmem_exporter_collector_success",
-            "nvml_up", "nvml_gpu_up", "nvml_gpu_error_code"}  # fmt: skip
+            "nvml_up", "nvml_gpu_up", "nvml_gpu_error_code", "nvml_unified_memory", "nvml_mig_enabled",
+            "nvml_processes", "nvml_throttle_active", "nvml_performance_state", "nvml_pcie_link_generation",
+            "nvml_pcie_link_max_generation", "nvml_pcie_link_width", "nvml_pcie_link_max_width", "nvml_nvlink_up",
+            "nvml_ecc_enabled", "nvml_remapped_rows", "nvml_row_remap_pending", "nvml_row_remap_failed",
+            "nvml_retired_pages", "nvml_retired_pages_pending", "nvml_recovery_action"}  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", CATALOG.values(), ids=lambda spec: spec.name)

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.dashboards import expressions
+from support.dashboards import QUERIES, filled_in
 from support.stack import Prometheus, Receiver, answers, free_port, full_stack, get, running
 from support.waiting import until
 
@@ -83,17 +84,41 @@ def test_one_rank_dies_of_fragmentation_and_is_still_shown(watched: tuple[Promet
     assert rank == until(lambda: received(webhook, "TorchmemOutOfMemory"), 30, 0.5)[0]["labels"]["rank"]
 
 
+# What the demo has no case of, by panel and letter of the query. Parts of a device: memory cached before a rank's first
+# snapshot, and memory of GPUs without NVML. A trend needs 30 minutes, idleness 10, a falling headroom and an alert come
+# and go; the ranks name no phases and report no samples; nothing else goes wrong.
+WITHOUT_DATA = (
+    r"Memory of .* [EI]|by cause [ACD]|Growth of the peak per hour A|Settings that PyTorch ignored A"
+    r"|First runs out in A|Headroom used up in A|Tightest ranks C|Alerts that fire now [AB]|Held but idle A"
+    r"|GPUs with wasted memory [BC]|Peak by phase A|Samples per second A|Files refused per minute A"
+    r"|Nodes without NVML A|Errors by stage A"
+)
+# Simulated cards have memory and nothing else: the dashboard of what the driver tells has a test of its own.
+DASHBOARDS_OF_RANKS = {"fleet", "training-memory", "oom", "self"}
+
+
 @pytest.mark.stack
-def test_every_query_of_the_dashboard_returns_data(watched: tuple[Prometheus, Receiver], root: Path) -> None:
-    """No query of the shipped dashboard is empty, but for the two parts of the stack that stand in for missing data:
-    `cached` before a rank's first snapshot, `not_pytorch` where NVML is missing.
-    """
+def test_every_query_of_the_dashboards_returns_data(watched: tuple[Prometheus, Receiver]) -> None:
+    """Each query of the dashboards that show ranks had an answer lately, but for cases that the demo does not have."""
     prometheus, _ = watched
     until(lambda: prometheus.value("sum(torchmem_ooms_total)"), 150, 0.5)
     until(lambda: prometheus.query("rank:torchmem_alloc_retries:increase10m"), 30, 0.5)
+    wanted = {
+        name: filled_in(text, span="1m", compare="demo-fragmentation")
+        for name, text in QUERIES.items()
+        if name.partition(":")[0] in DASHBOARDS_OF_RANKS and not re.search(f"({WITHOUT_DATA})$", name)
+    }
 
-    empty = [expression for expression in expressions(root) if not prometheus.query(expression)]
-    assert ["cached", "not_pytorch"] == [re.findall(r'part="(\w+)"', expression)[0] for expression in empty]
+    def answered(text: str) -> bool:
+        # What a rank held is gone after its end, and is what the dashboard shows from before it.
+        return bool(prometheus.query(text) or prometheus.query(f"last_over_time(({text})[2m:2s])"))
+
+    def empty() -> list[str]:
+        return [name for name, text in wanted.items() if not answered(text)]
+
+    with suppress(AssertionError):
+        until(lambda: not empty(), 30, 1)
+    assert [] == empty()
 
 
 @pytest.mark.stack

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.core.errors import UsageError
-from torchmem.exporter import config
+from torchmem.exporter import command, config, systemd
+from torchmem.exporter.config import Settings
 
 ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what `:PORT` asks for
 EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
@@ -109,13 +114,19 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("lisen: x", "Unknown key 'lisen' in {file}: did you mean 'listen'?"),
-        ("colour: red", "Unknown key 'colour' in {file}: known keys are listen, run_dir"),
-        ("3: x", "Unknown key 3 in {file}"),
-        ("listen: 9847", "listen in {file} is 9847: give text"),
-        ("ttl_seconds: soon", "ttl_seconds in {file} is 'soon': give a positive number"),
-        ("ttl_seconds: -1", "ttl_seconds in {file} is -1: give a positive number"),
-        ("ttl_seconds: .nan", "ttl_seconds in {file} is nan: give a positive number"),
+        ("lisen: x", "Unknown key 'lisen' in {file}, line 1: did you mean 'listen'?"),
+        ("colour: red", "Unknown key 'colour' in {file}, line 1: known keys are listen, systemd_socket"),
+        ("\n\n3: x", "Unknown key '3' in {file}, line 3"),
+        ("listen: 9847", "listen in {file}, line 1, is 9847: give text"),
+        ("ttl_seconds: soon", "ttl_seconds in {file}, line 1, is 'soon': give a positive number"),
+        ("ttl_seconds: -1", "ttl_seconds in {file}, line 1, is -1: give a positive number"),
+        ("ttl_seconds: .nan", "ttl_seconds in {file}, line 1, is nan: give a positive number"),
+        ("listen: :1\npcie_throughput: maybe", "pcie_throughput in {file}, line 2, is 'maybe': give true or false"),
+        ("processes_per_gpu: 1.5", "processes_per_gpu in {file}, line 1, is 1.5: give a whole number of processes"),
+        ("listen: {host: a}", "listen in {file}, line 1, is a mapping: give text"),
+        ("listen: :1\nlisten: :2", "The key 'listen' is in {file}, line 2, once more: keep one."),
+        ('run_dir: "a\\0b"', "run_dir in {file}, line 1, is no path"),
+        ("listen: 2001-99-99", "{file} is not valid YAML"),
         ("- listen", "{file} must hold `key: value` lines"),
         ("a: [", "{file} is not valid YAML at line 1"),
     ],
@@ -127,6 +138,74 @@ def test_mistake_in_the_configuration_file_is_named(tmp_path: Path, content: str
 
     with pytest.raises(UsageError, match=re.escape(expected.format(file=file))):
         config.load(file, {})
+
+
+def test_printed_configuration_is_one(tmp_path: Path) -> None:
+    """`--print-config` prints what holds, flags first, as a file that gives the same settings; nothing is started."""
+    file = tmp_path / "exporter.yml"
+    file.write_text("listen: host:1\nttl_seconds: 5\npcie_throughput: true\nrun_dir: 'on: tape #1'\n")
+    flags = ("--listen", ":7", "--no-pcie-throughput", "--processes-per-gpu", "3", "--web.config.file", "none.yml")
+    printed = run("--config", str(file), *flags, "--print-config")
+    file.write_text(printed.stdout)
+    settings = config.load(file, {})
+
+    assert (0, "") == (printed.returncode, printed.stderr)
+    assert (":7", 5, False, 3) == (
+        settings.listen, settings.ttl_seconds, settings.pcie_throughput, settings.processes_per_gpu
+    )  # fmt: skip
+    assert (Path("on: tape #1"), Path("none.yml")) == (settings.run_dir, settings.web_config_file)
+    assert printed.stdout == run("--config", str(file), "--print-config").stdout
+
+
+def test_every_setting_has_a_flag() -> None:
+    """Whatever the file can say a flag can override, and a flag that is not given says nothing."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    given = vars(parser.parse_args([]))
+
+    assert [None] * len(fields(Settings)) == [given[setting.name] for setting in fields(Settings)]
+
+
+@pytest.mark.parametrize("flag", ["--ttl-seconds=0", "--scrape-deadline-seconds=nan", "--processes-per-gpu=-1"])
+def test_wrong_number_in_a_flag_is_code_2(flag: str) -> None:
+    """A flag's value is checked as strictly as the file's."""
+    ended = run(flag, "--once")
+
+    assert (2, False) == (ended.returncode, "Traceback" in ended.stderr)
+
+
+def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_path: Path) -> None:
+    """Under Type=notify with a watchdog the exporter tells its state, on a socket that systemd passed to it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, socket.create_server(("127.0.0.1", 0)) as passed:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        serving = ["sh", "-c", 'exec env LISTEN_PID=$$ "$@" 3<&0', "sh", *EXPORTER, "--web.systemd-socket"]
+        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "LISTEN_FDS": "1"}
+        with subprocess.Popen(
+            [*serving, "--run-dir", str(run_dir)],
+            stdin=passed.fileno(),
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as popen:
+            heard = {manager.recv(99)}
+            while heard < {b"READY=1", b"WATCHDOG=1"}:
+                heard.add(manager.recv(99))
+            answered = urllib.request.urlopen(f"http://127.0.0.1:{passed.getsockname()[1]}/-/healthy").status
+            popen.send_signal(signal.SIGTERM)
+            while b"STOPPING=1" not in heard:
+                heard.add(manager.recv(99))
+            popen.communicate(timeout=60)
+
+    assert (200, 0) == (answered, popen.returncode)
+    assert {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"} == heard
+
+
+@pytest.mark.parametrize("environment", [{}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_FDS": "2"}])
+def test_missing_systemd_socket_is_one_sentence(environment: dict[str, str]) -> None:
+    """Without exactly one socket for this process the sentence says where it should come from."""
+    with pytest.raises(UsageError, match=r"\.socket unit"):
+        systemd.listener({"LISTEN_PID": str(os.getpid()), **environment})
 
 
 def test_missing_configuration_file_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from support.nvml_binding import GIB, NOT_AVAILABLE, FakeBinding, process, uuid_
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.driver import FIRST_PAUSE_SECONDS, Driver
-from torchmem.exporter.gpu import GpuFault, GpuIdentity, MemoryInfo, NvmlDownError, ProcessMemory, Utilization
+from torchmem.exporter.gpu import GpuFault, GpuIdentity, NvmlDownError
 from torchmem.exporter.nvml import PyNvml
+from torchmem.exporter.values import MemoryInfo, ProcessMemory, Utilization
 
 OpenExporter = Callable[..., Exporter]
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 4, 13, 15
@@ -47,8 +48,8 @@ def test_values_come_in_base_units(nvml: PyNvml) -> None:
     assert GpuIdentity(0, uuid, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", "580.65.06") == nvml.gpus()[0]
     assert MemoryInfo(total=80 * GIB, used=2 * GIB, free=77 * GIB, reserved=GIB) == nvml.memory(uuid)
     assert Utilization(0.97, 0.41) == nvml.utilization(uuid)
-    assert 412.5 == nvml.power_watts(uuid)
-    assert {"gpu": 61, "memory": 70} == nvml.temperatures(uuid)
+    assert 412.5 == nvml.power(uuid).watts
+    assert {"gpu": 61, "memory": 70} == nvml.temperatures(uuid).sensors
 
 
 def test_memory_adds_up(open_exporter: OpenExporter, binding: FakeBinding) -> None:
@@ -98,7 +99,7 @@ def test_all_ones_mean_unknown(binding: FakeBinding, nvml: PyNvml) -> None:
     binding.answers["nvmlDeviceGetPowerUsage"] = lambda gpu: (1 << 32) - 1
     binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = lambda gpu: [process(7, NOT_AVAILABLE)]
 
-    assert nvml.power_watts(uuid_of(0)) is None
+    assert nvml.power(uuid_of(0)).watts is None
     assert [ProcessMemory(7, None)] == nvml.processes(uuid_of(0))
 
 

@@ -17,12 +17,15 @@ from support.waiting import until
 
 from torchmem.core.errors import UsageError
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuIdentity, MemoryInfo
+from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.rundir import Published
+from torchmem.exporter.scrapes import MAX_CONCURRENT_SCRAPES_OF_CLIENT, Collector, patience
 from torchmem.exporter.serve import ExporterServer, serve
-from torchmem.exporter.server import MAX_CONCURRENT_SCRAPES, Collector
 from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.values import MemoryInfo
+from torchmem.exporter.web.negotiation import OPENMETRICS, TEXT, Format, choose_format, takes_gzip
 
-OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
 Open = Callable[[Collector], httpx.Client]
 
 
@@ -37,6 +40,14 @@ class Gate:
         """Wait, then give nothing."""
         self.runs += 1
         assert self.gate.wait(60)
+        return []
+
+    def known(self) -> list[Metric]:
+        """One family, whose name tells that the collection was not waited for."""
+        return [Metric("known_so_far", "", "gauge")]
+
+    def published(self) -> list[Published]:
+        """No process."""
         return []
 
 
@@ -67,7 +78,7 @@ def client(open_exporter: Callable[..., Exporter], open_client: Open, run_dir: P
 def test_both_formats_say_the_same(client: httpx.Client) -> None:
     """Text and OpenMetrics carry the same series; each parses strictly as what its content type says."""
     text = client.get("/metrics")
-    openmetrics = client.get("/metrics", headers={"Accept": OPENMETRICS})
+    openmetrics = client.get("/metrics", headers={"Accept": OPENMETRICS_ACCEPT})
     shown, strict = Exposition.of_text(text.text), Exposition.of_openmetrics(openmetrics.text)
 
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -84,6 +95,51 @@ def test_compressed_on_request(client: httpx.Client, accepted: str, encoding: st
 
     assert encoding == answer.headers.get("content-encoding")
     assert "torchmem_reserved_bytes" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [
+        ("gzip;q=0", False), ("gzip;q=0.001", True), ("*", True), ("*;q=0", False), ("deflate, GZIP ;q=1.0", True),
+        ("identity;q=1, *;q=0", False), ("gzip;q=0, *", False), ("gzip;q=x", False), ("br", False), ("", False),
+        (",".join(["br"] * 500), False),
+    ],
+)  # fmt: skip
+def test_weight_of_gzip(accepted: str, compressed: bool) -> None:
+    """`q=0` forbids, `*` stands for what is not named, rubbish asks for nothing."""
+    assert compressed is takes_gzip(accepted)
+
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        ("", TEXT), ("*/*", TEXT), ("text/html, */*;q=0.8", TEXT), ("application/openmetrics-text", OPENMETRICS),
+        (PROMETHEUS_2, OPENMETRICS), (OPENMETRICS_ACCEPT + ";q=0", TEXT), ("application/json", TEXT),
+        ('application/openmetrics-text; version="1.0.0"; charset=utf-8', OPENMETRICS),
+        ("application/openmetrics-text;version=2.0.0, text/plain;q=0.1", TEXT),
+        ("application/openmetrics-text;version=0.0.1", TEXT),
+        (OPENMETRICS_ACCEPT + ";q=0.3,text/plain;version=0.0.4;q=0.9", TEXT), ("a;;==,;q=,,", TEXT),
+    ],
+)  # fmt: skip
+def test_format_that_the_client_prefers(accepted: str, chosen: Format) -> None:
+    """OpenMetrics 1.0.0 for who prefers it, text for everyone else, whatever the header says."""
+    assert chosen is choose_format(accepted)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_openmetrics_ends_with_its_mark(client: httpx.Client, encoding: str) -> None:
+    """A cut exposition would lack `# EOF`; the whole one ends with it, and caches are told what it depends on."""
+    answer = client.get("/metrics", headers={"Accept": OPENMETRICS_ACCEPT, "Accept-Encoding": encoding})
+
+    assert answer.text.endswith("\n# EOF\n")
+    assert "Accept, Accept-Encoding" == answer.headers["vary"]
+    assert len(answer.content) > 1000
 
 
 @pytest.mark.stack
@@ -103,9 +159,19 @@ def test_page_for_people(client: httpx.Client) -> None:
 
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert [200, 200, 200] == [client.get(path).status_code for path in ("/metrics", "/-/healthy", "/-/ready")]
-    assert all(f'href="{path}"' in answer.text for path in ("/metrics", "/-/healthy", "/-/ready"))
-    assert "http" not in answer.text
+    paths = ("/metrics", "/sd", "/-/healthy", "/-/ready")
+    assert [200] * 4 == [client.get(path).status_code for path in paths]
+    assert all(f'href="{path}"' in answer.text for path in paths)
+    assert "://" not in answer.text
+
+
+def test_page_shows_a_scrape_configuration_for_this_address(client: httpx.Client) -> None:
+    """What is to be copied names the node as the visitor called it, and nothing that a stranger made up."""
+    usual = client.get("/", headers={"Host": "node7:9847"}).text
+    strange = client.get("/", headers={"Host": "<script>alert(1)</script>"}).text
+
+    assert "targets: [&#x27;node7:9847&#x27;]" in usual
+    assert "<script" not in strange
 
 
 def test_unknown_path_is_plain_text(client: httpx.Client) -> None:
@@ -134,7 +200,7 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
     statuses: list[int] = []
     threads = [
         threading.Thread(target=lambda: statuses.append(client.get("/metrics").status_code))
-        for _ in range(MAX_CONCURRENT_SCRAPES + 4)
+        for _ in range(MAX_CONCURRENT_SCRAPES_OF_CLIENT + 4)
     ]
     for thread in threads:
         thread.start()
@@ -145,7 +211,56 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
 
     assert 1 == collector.runs
     assert {200, 503} == set(statuses)
-    assert MAX_CONCURRENT_SCRAPES >= statuses.count(200) >= MAX_CONCURRENT_SCRAPES - 1
+    assert MAX_CONCURRENT_SCRAPES_OF_CLIENT == statuses.count(200)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("10", 9.5), ("1", 0.5), ("0.5", 0.25), ("", None), (None, None), ("x", None), ("-1", None), ("nan", None),
+     ("inf", None), ("1e300", None), ("0", None)],
+)  # fmt: skip
+def test_patience_of_a_scraper(header: str | None, seconds: float | None) -> None:
+    """Its timeout less a margin; what is no timeout is none."""
+    assert seconds == patience(header)
+
+
+def test_impatient_scrape_gets_what_is_known_and_spoils_nothing(open_client: Open) -> None:
+    """A scraper with a short timeout is answered in time; the patient one beside it gets the whole collection."""
+    collector = Gate()
+    client = open_client(collector)
+    patient: list[str] = []
+    thread = threading.Thread(target=lambda: patient.append(client.get("/metrics").text))
+    thread.start()
+    hurried = client.get("/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "0.2"}).text
+    collector.gate.set()
+    thread.join(60)
+
+    assert "known_so_far" in hurried
+    assert [""] == patient
+    assert 1 == collector.runs
+
+
+def test_impatient_scrape_of_a_slow_driver_shows_the_rest(
+    open_exporter: Callable[..., Exporter], open_client: Open, run_dir: Path
+) -> None:
+    """While the driver takes its time, allocator series are there and NVML is said not to have answered yet."""
+    gate = threading.Event()
+
+    def answer_late() -> list[FakeGpu]:
+        assert gate.wait(60)
+        return []
+
+    publish(run_dir, own_sample())
+    client = open_client(open_exporter(FakeNvml(answer_late), deadline_seconds=60))
+    hurried = client.get("/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "0.2"}).text
+    gate.set()
+    shown, whole = Exposition.of_text(hurried), Exposition.of_text(client.get("/metrics").text)
+
+    assert (0.0, 1.0) == (
+        shown.value("nvml_up", reason="timeout"),
+        shown.value("torchmem_process_state", state="running"),
+    )
+    assert 1.0 == whole.value("nvml_up")
 
 
 def test_taken_port_is_one_sentence(client: httpx.Client, open_exporter: Callable[..., Exporter]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_a_misspelt_name_is_found(expression: str, complaint: str) -> None:
 @pytest.mark.parametrize("name", sorted({rule["record"] for rule in RECORDED}))
 def test_recording_rules_are_named_level_metric_operations(name: str) -> None:
     """Names read `level:metric:operations`, and the level says what one series stands for."""
-    assert re.fullmatch(r"(rank|gpu):torchmem_[a-z_]+:[a-z0-9]+", name), name
+    assert re.fullmatch(r"(rank|gpu|run|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name), name
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
@@ -46,9 +47,24 @@ def test_an_alert_says_what_happened_and_what_to_do(alert: dict[str, dict[str, s
     assert re.fullmatch(r"Torchmem([A-Z][a-z]+)+", str(alert["alert"]))
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     annotations = alert["annotations"]
-    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}
     assert annotations["runbook_url"] == f"docs/runbooks/{alert['alert']}.md"
     assert (root / annotations["runbook_url"]).read_text().startswith(f"# {alert['alert']}\n")
+
+
+def test_links_lead_to_dashboards_and_variables_that_exist(root: Path) -> None:
+    """Each dashboard_url names a dashboard that is shipped and variables that it has."""
+    shipped = {
+        dashboard["uid"]: {variable["name"] for variable in dashboard["templating"]["list"]}
+        for dashboard in (json.loads(path.read_text()) for path in (root / "dashboards" / "json").glob("*.json"))
+    }
+    for alert in ALERTS:
+        found = re.match(r"/d/([\w-]+)", alert["annotations"]["dashboard_url"])
+        assert found is not None
+        assert found[1] in shipped, alert["alert"]
+        assert set(re.findall(r"var-(\w+)=", alert["annotations"]["dashboard_url"])) <= shipped[found[1]], alert[
+            "alert"
+        ]
 
 
 def test_every_alert_has_its_unit_tests(root: Path) -> None:
@@ -66,7 +82,7 @@ def test_every_alert_has_its_unit_tests(root: Path) -> None:
     "command",
     [
         ["promtool", "check", "config", "prometheus/prometheus.yml"],
-        ["promtool", "check", "rules", "prometheus/rules/recording.yml", "prometheus/rules/alerts.yml"],
+        ["promtool", "check", "rules", *(str(path) for path in promql.RULES)],
         ["amtool", "check-config", "alertmanager/alertmanager.yml"],
     ],
     ids=lambda command: " ".join(command[:3]),

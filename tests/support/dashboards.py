@@ -1,14 +1,33 @@
-"""The queries of the shipped dashboards, as Grafana would send them with every variable on "All"."""
+"""The shipped dashboards, their panels and their queries."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+FOLDER = Path(__file__).resolve().parents[2] / "dashboards" / "json"
+BOARDS: dict[str, Json] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+PANELS: dict[str, Json] = {
+    f"{name}: {panel['title']}": panel
+    for name, board in BOARDS.items()
+    for panel in board["panels"]
+    if panel["type"] != "row"
+}
+# By dashboard, panel and Grafana's letter of the query; and the marks on the time axis.
+QUERIES: dict[str, str] = {
+    f"{name} {target['refId']}": target["expr"] for name, panel in PANELS.items() for target in panel["targets"]
+} | {
+    f"{name}: {note['name']} (mark)": note["expr"]
+    for name, board in BOARDS.items()
+    for note in board["annotations"].get("list", [])
+}
 
 
-def expressions(root: Path) -> list[str]:
-    """Every query of every panel, its variables filled in."""
-    boards = [json.loads(path.read_text()) for path in sorted((root / "dashboards" / "json").glob("*.json"))]
-    targets = [target for board in boards for panel in board["panels"] for target in panel.get("targets", [])]
-    return [re.sub(r"\$\w+", ".*", re.sub(r"\$__\w+", "1m", target["expr"])) for target in targets]
+def filled_in(expression: str, choice: str = ".*", span: str = "5m", **chosen: str) -> str:
+    """The expression as Grafana would send it: each variable at its value in `chosen`, or at `choice`."""
+    spans = re.sub(r"\$__\w+", span, expression)
+    return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], choice), spans)

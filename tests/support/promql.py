@@ -10,11 +10,30 @@ from typing import Any
 import promql_parser
 import yaml
 
-from torchmem.core.catalog import CATALOG, MetricSpec
+from torchmem.core.catalog import CATALOG, DEVICE, MetricSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
 TARGET_LABELS = {"job", "instance"}
+# What Prometheus itself adds to every scrape and every alert.
+OWN = {
+    "up": TARGET_LABELS,
+    "scrape_duration_seconds": TARGET_LABELS,
+    "scrape_samples_scraped": TARGET_LABELS,
+    "ALERTS": {"alertname", "alertstate", "severity", *TARGET_LABELS, *DEVICE},
+    "ALERTS_FOR_STATE": {"alertname", "severity", *TARGET_LABELS, *DEVICE},
+}
+# The facts of info metrics that shipped PromQL may name; each process or driver gives those that it knows.
+FACTS = {
+    "torchmem_allocator_info": {
+        "expandable_segments", "max_split_size", "garbage_collection_threshold", "pytorch_cuda_alloc_conf",
+    },
+    "torchmem_exporter_build_info": {"version", "python_version"},
+    "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version"},
+    "nvml_gpu_info": {"name", "pci_bus_id"},
+    "nvml_mig_info": {"mig_uuid", "profile"},
+    "nvml_process_info": {"name", "user", "rank", "run", "slurm_job_id", "pod_uid"},
+}  # fmt: skip
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "gaugehistogram": ("_bucket", "_gsum", "_gcount")}
 
 
@@ -27,7 +46,7 @@ def rules(kind: str) -> list[dict[str, Any]]:
 @cache
 def series() -> dict[str, set[str]]:
     """Every series that exists, with its labels."""
-    known = {"up": set(TARGET_LABELS)}
+    known = {name: set(labels) for name, labels in OWN.items()}
     for spec in CATALOG.values():
         known |= _scraped(spec)
     for rule in rules("record"):
@@ -37,7 +56,7 @@ def series() -> dict[str, set[str]]:
 
 
 def _scraped(spec: MetricSpec) -> dict[str, set[str]]:
-    labels = TARGET_LABELS | set(spec.labels)
+    labels = TARGET_LABELS | set(spec.labels) | FACTS.get(spec.name, set())
     suffixes = SUFFIXES.get(spec.kind, ("",))
     return {spec.name + suffix: labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
 

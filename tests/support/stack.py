@@ -87,15 +87,21 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, exporter: str, alertmanager: str | None = None) -> Iterator[Prometheus]:
-    """Prometheus with the shipped configuration; only its targets and the interval of 10 s, now 1 s, differ."""
+def prometheus(
+    folder: Path, exporter: str, alertmanager: str | None = None, remote_write: str | None = None
+) -> Iterator[Prometheus]:
+    """Prometheus with the shipped configuration; only its targets and the interval of 10 s, now 1 s, differ.
+
+    `remote_write`: the URL of a store that is sent everything.
+    """
     configuration = folder / "prometheus"
     shutil.copytree(ROOT / "prometheus", configuration)
     main = configuration / "prometheus.yml"
     shipped = main.read_text()
     assert SHIPPED_INTERVAL in shipped
+    sent = f"remote_write:\n  - url: {remote_write}\n" if remote_write else ""
     main.write_text(
-        shipped.replace(SHIPPED_INTERVAL, TEST_INTERVAL).replace("scrape_timeout: 8s", "scrape_timeout: 1s")
+        shipped.replace(SHIPPED_INTERVAL, TEST_INTERVAL).replace("scrape_timeout: 8s", "scrape_timeout: 1s") + sent
     )
     _targets(configuration, "exporters", exporter)
     _targets(configuration, "alertmanagers", alertmanager)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,11 @@ import yaml
 
 from torchmem.core.errors import UsageError
 from torchmem.core.rundir import run_directory
+from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
+from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
 from torchmem.exporter.rundir import DEFAULT_TTL_SECONDS
+from torchmem.exporter.strict_yaml import Section
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
 
@@ -23,65 +25,62 @@ DEFAULT_LISTEN = "127.0.0.1:9847"
 class Settings:
     """What can be set.
 
-    `listen`: HOST:PORT; `ttl_seconds`: how long the final values of an ended process are kept;
-    `scrape_deadline_seconds`: how long a scrape waits for the driver.
+    `listen`: HOST:PORT; `systemd_socket`: serve on the socket that systemd passes instead; `web_config_file`: TLS and
+    passwords (None: neither); `ttl_seconds`: how long the final values of an ended process are kept;
+    `scrape_deadline_seconds`: how long a scrape waits for the driver; `pcie_throughput`: measure it, which takes the
+    driver 40 ms for each GPU; `processes_per_gpu`: how many have series of their own, the largest first.
     """
 
     listen: str = DEFAULT_LISTEN
+    systemd_socket: bool = False
+    web_config_file: Path | None = None
     run_dir: Path = field(default_factory=lambda: run_directory(os.environ))
     ttl_seconds: float = DEFAULT_TTL_SECONDS
     scrape_deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
+    pcie_throughput: bool = False
+    processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port; raises UsageError when `listen` is not HOST:PORT."""
         host, colon, port = self.listen.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65535:
+        if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
             raise UsageError(f"The listen address {self.listen!r} is not HOST:PORT: give one such as {DEFAULT_LISTEN}.")
         return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - `:9847` asks for all interfaces
 
+    def as_yaml(self) -> str:
+        """All settings as a configuration file that gives the same ones."""
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1 << 16)
+        return text
 
-def load(file: Path | None, flags: Mapping[str, str | None]) -> Settings:
-    """The settings of `file`, overridden by every flag that was given; raises UsageError."""
-    values = {} if file is None else _checked(_parse(file), file)
+
+def load(file: Path | None, flags: Mapping[str, Any]) -> Settings:
+    """The settings of `file`, overridden by every flag that was given (not None); raises UsageError."""
+    defaults = Settings()
+    values = asdict(defaults if file is None else _of_file(file, defaults))
     values |= {name: value for name, value in flags.items() if value is not None}
-    if "run_dir" in values:
-        values["run_dir"] = Path(values["run_dir"])
+    values["run_dir"] = Path(values["run_dir"])
+    values["web_config_file"] = Path(values["web_config_file"]) if values["web_config_file"] else None
     return Settings(**values)
 
 
-def _parse(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise UsageError(f"Cannot read the configuration file {file}: {error.strerror}; check the path.") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise UsageError(f"The configuration file {file} is not valid YAML{line}: correct it.") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UsageError(
-            f"The configuration file {file} must hold `key: value` lines, such as listen: {DEFAULT_LISTEN}."
-        )
-    return content
+def _of_file(file: Path, defaults: Settings) -> Settings:
+    section = strict_yaml.read(file, [setting.name for setting in fields(Settings)])
+    return Settings(
+        listen=section.text("listen", defaults.listen),
+        systemd_socket=section.flag("systemd_socket", defaults.systemd_socket),
+        web_config_file=_path(section, "web_config_file"),
+        run_dir=_path(section, "run_dir") or defaults.run_dir,
+        ttl_seconds=section.number("ttl_seconds", defaults.ttl_seconds),
+        scrape_deadline_seconds=section.number("scrape_deadline_seconds", defaults.scrape_deadline_seconds),
+        pcie_throughput=section.flag("pcie_throughput", defaults.pcie_throughput),
+        processes_per_gpu=section.count("processes_per_gpu", defaults.processes_per_gpu, "processes"),
+    )
 
 
-def _checked(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    names = [setting.name for setting in fields(Settings)]
-    for key, value in content.items():
-        if key not in names:
-            close = get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(names)}."
-            raise UsageError(f"Unknown key {key!r} in {file}: {hint}")
-        _check_type(str(key), value, file)
-    return dict(content)
-
-
-def _check_type(key: str, value: object, file: Path) -> None:
-    if key.endswith("_seconds"):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-            raise UsageError(f"{key} in {file} is {value!r}: give a positive number of seconds.")
-    elif not isinstance(value, str):
-        raise UsageError(f"{key} in {file} is {value!r}: give text, in quotes if YAML reads it as something else.")
+def _path(section: Section, key: str) -> Path | None:
+    text = section.text(key)
+    if "\0" in text:
+        section.refuse(key, "is no path: correct it.")
+    return Path(text) if text else None

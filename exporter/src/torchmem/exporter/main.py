@@ -8,26 +8,37 @@ import os
 import signal
 import sys
 from contextlib import closing
+from dataclasses import fields
+from functools import partial
 
 from prometheus_client import generate_latest
 
-from torchmem.exporter import config
+from torchmem.exporter import config, systemd
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.nvml import PyNvml
 from torchmem.exporter.rundir import RunDirectory
 from torchmem.exporter.serve import serve
+from torchmem.exporter.web.live import LiveConfig
 
 _log = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run with parsed flags and return the exit code; raises UsageError for what cannot be used."""
-    settings = config.load(arguments.config, {"listen": arguments.listen, "run_dir": arguments.run_dir})
+    flags = {setting.name: getattr(arguments, setting.name, None) for setting in fields(Settings)}
+    settings = config.load(arguments.config, flags)
+    if arguments.print_config:
+        _print(settings.as_yaml())
+        return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
     exporter = Exporter(
-        PyNvml(), RunDirectory(settings.run_dir, settings.ttl_seconds), settings.scrape_deadline_seconds
+        PyNvml(),
+        RunDirectory(settings.run_dir, settings.ttl_seconds),
+        settings.scrape_deadline_seconds,
+        processes_per_gpu=settings.processes_per_gpu,
+        pcie_throughput=settings.pcie_throughput,
     )
     with closing(exporter):
         if arguments.once:
@@ -48,8 +59,16 @@ def _print(text: str) -> None:
 
 def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then end at once, also while a scrape waits for the driver."""
-    with closing(serve(exporter, *settings.address)) as server, closing(exporter):
+    listener = systemd.listener() if settings.systemd_socket else None
+    beat = partial(systemd.notify, "WATCHDOG=1")
+    web = LiveConfig(settings.web_config_file)
+    with (
+        closing(serve(exporter, *settings.address, listener=listener, web=web, beat=beat)) as server,
+        closing(exporter),
+    ):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _signal, _frame: server.stopped.set())
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
+        systemd.notify("READY=1")
         server.stopped.wait()
+        systemd.notify("STOPPING=1")

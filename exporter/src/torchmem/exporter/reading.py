@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.gpu import GpuDownError, GpuIdentity, GpuLabels, Nvml, NvmlDownError, ProcessMemory
+from torchmem.exporter.gpu import GpuDownError, GpuIdentity, GpuLabels, Nvml, NvmlCallError, NvmlDownError
+from torchmem.exporter.values import ProcessMemory, Versions
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,10 @@ class Reading:
     """The state of one reading, written by the driver's thread and read by the scrape when the deadline is over.
 
     `reason`: why NVML does not answer, empty when it does; `asked`: the GPU whose answer is being waited for;
-    `processes`: by GPU UUID and pid, None when the lists were not read.
+    `faulty`: whether a GPU gave an answer that nobody foresaw since this was last set to False;
+    `processes`: those that are shown, by GPU, None when the lists were not read;
+    `memory_of`: bytes by UUID of GPU or MIG device and pid; `mig`: the GPU of each MIG device by every
+    name of the device; `mig_names`: those names by the device's UUID.
     """
 
     nvml: Nvml
@@ -53,23 +57,32 @@ class Reading:
     present: tuple[GpuIdentity, ...] = ()
     lost: Mapping[GpuLabels, int | None] = field(default_factory=dict)
     asked: GpuIdentity | None = None
-    processes: Mapping[tuple[str, int], ProcessMemory] | None = None
+    faulty: bool = False
+    versions: Versions = field(default_factory=Versions)
+    processes: Mapping[GpuLabels, tuple[int, ...]] | None = None
+    memory_of: Mapping[tuple[str, int], ProcessMemory] = field(default_factory=dict)
+    mig: Mapping[str, GpuIdentity] = field(default_factory=dict)
+    mig_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
 
     def each(self, ask: Callable[[str], T | None]) -> list[tuple[GpuIdentity, T]]:
         """Ask every GPU that still answers; unknown values are left out, a GPU that fails is lost from here on."""
-        answers = []
-        for gpu in self.present:
-            if gpu.labels in self.lost:
-                continue
-            self.asked = gpu
-            try:
-                answer = ask(gpu.uuid)
-            except GpuDownError as error:
-                self.lost = {**self.lost, gpu.labels: error.code}
-                continue
-            finally:
-                self.asked = None
-            if answer is not None:
-                answers.append((gpu, answer))
-        return answers
+        asked = ((gpu, self._ask(gpu, ask)) for gpu in self.present if gpu.labels not in self.lost)
+        return [(gpu, answer) for gpu, answer in asked if answer is not None]
+
+    def _ask(self, gpu: GpuIdentity, ask: Callable[[str], T | None]) -> T | None:
+        self.asked = gpu
+        try:
+            return ask(gpu.uuid)
+        except NvmlDownError:
+            raise
+        except GpuDownError as error:
+            self.lost = {**self.lost, gpu.labels: error.code}
+        except NvmlCallError:
+            self.faulty = True
+        except Exception:  # noqa: BLE001 - one GPU never takes another's values away; it is logged
+            _log.exception("GPU %d gave an answer that could not be read", gpu.index)
+            self.faulty = True
+        finally:
+            self.asked = None
+        return None

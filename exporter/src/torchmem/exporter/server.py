@@ -1,104 +1,69 @@
-"""The web application: one collection shared by simultaneous scrapes, health, readiness and a landing page."""
+"""The web application: its paths and what stands before them."""
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
-from typing import Protocol
 
-from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from torchmem.exporter.discovery import HOST, own_addresses, target_groups
 from torchmem.exporter.landing import page
+from torchmem.exporter.rundir import Published
+from torchmem.exporter.scrapes import Collector, Scrapes, Shared
+from torchmem.exporter.web.access import Access
+from torchmem.exporter.web.config import WebConfig
 
-MAX_CONCURRENT_SCRAPES = 16
-_GZIP_LEVEL = 1  # exposition text shrinks twentyfold already; more would cost CPU time on every scrape
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-class Collector(Protocol):
-    """What the server serves."""
-
-    def collect(self) -> Sequence[Metric]:
-        """All families, fresh."""
-
-
-class _Families:
-    """Families already collected, as an encoder of prometheus_client wants them."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-class _Scrapes:
-    """Runs collections outside the event loop; a scrape that comes while one runs waits for that one."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-        self._running: asyncio.Task[Sequence[Metric]] | None = None
-        self.waiting = 0
-        self.done_once = False
-
-    async def families(self) -> Sequence[Metric]:
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(asyncio.to_thread(self._collector.collect))
-        self.waiting += 1
-        try:
-            families = await asyncio.shield(self._running)
-        finally:
-            self.waiting -= 1
-        self.done_once = True
-        return families
-
-    async def metrics(self, request: Request) -> Response:
-        if self.waiting >= MAX_CONCURRENT_SCRAPES:
-            return PlainTextResponse("Too many scrapes at once: try again later.\n", status_code=503)
-        families = await self.families()
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        body = await asyncio.to_thread(encode, _Families(families))
-        return Response(body, headers={"Content-Type": content_type})
-
-    async def ready(self, _: Request) -> Response:
-        if self.done_once:
-            return PlainTextResponse("Ready.\n")
-        return PlainTextResponse("Not ready: the first collection is not done.\n", status_code=503)
-
-
-def application(collector: Collector) -> Starlette:
+def application(collector: Collector, config: Callable[[], WebConfig] = WebConfig) -> Starlette:
     """The ASGI application; it starts the first collection itself, so that it becomes ready without a scrape."""
-    scrapes = _Scrapes(collector)
+    scrapes = Scrapes(collector)
+    published = Shared(lambda: (collector.published(), own_addresses()))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        first = asyncio.create_task(scrapes.families())
+        first = asyncio.create_task(scrapes.collection())
         yield
         first.cancel()
 
     routes = [
         Route("/metrics", scrapes.metrics),
+        Route("/sd", partial(_discovery, published)),
         Route("/-/healthy", _healthy),
         Route("/-/ready", scrapes.ready),
         Route("/", _landing),
     ]
-    gzip = Middleware(GZipMiddleware, minimum_size=1000, compresslevel=_GZIP_LEVEL)
-    return Starlette(routes=routes, middleware=[gzip], lifespan=lifespan)
+    served = Starlette(routes=routes, middleware=[Middleware(Access, config=config)], lifespan=lifespan)
+    served.router.redirect_slashes = False  # it would build an address from the client's Host header
+    return served
+
+
+async def _discovery(published: Shared[tuple[Sequence[Published], set[str]]], request: Request) -> Response:
+    """All or nothing: on an error Prometheus keeps the list it has."""
+    try:
+        processes, addresses = await published.get()
+    except OSError as error:
+        return PlainTextResponse(f"The run directory cannot be read: {error.strerror}.\n", status_code=500)
+    asked_from = request.client.host if request.client else ""
+    return JSONResponse(target_groups(processes, request.headers.get("host", ""), asked_from, addresses))
 
 
 async def _healthy(_: Request) -> Response:
     return PlainTextResponse("Healthy.\n")
 
 
-async def _landing(_: Request) -> Response:
-    return HTMLResponse(page(version("torchmem"), platform.node()), headers=_PAGE_HEADERS)
+async def _landing(request: Request) -> Response:
+    host = request.headers.get("host", "")
+    address = host if HOST.fullmatch(host) else platform.node()
+    secure = request.scope["scheme"] == "https"
+    return HTMLResponse(page(version("torchmem"), platform.node(), address, secure=secure), headers=_PAGE_HEADERS)

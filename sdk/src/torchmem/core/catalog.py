@@ -1,6 +1,6 @@
 """Every metric of torchmem, declared once: name, kind, help, labels, and the group it is documented under.
 
-The families, the README's table, the rules, the dashboards and the tests all read or check this file.
+The families, docs/metrics.md, the rules, the dashboards and the tests all read or check this file.
 """
 
 from __future__ import annotations
@@ -236,34 +236,240 @@ OUTSIDE_ALLOCATOR = _declare(
     DEVICE,
 )
 
-_G = "NVML: what nvidia-smi shows"
+_G = "NVML: devices and memory"
 NVML_UP = _declare(_G, "gauge", "nvml_up", "1 if NVML answers, else 0 with the reason.", ("reason",))
+NVML_DRIVER_INFO = _declare(_G, "info", "nvml_driver_info", "Versions of the driver, of NVML, and of the newest CUDA.")
 NVML_GPU_UP = _declare(_G, "gauge", "nvml_gpu_up", "1 if this GPU answers, 0 if it was lost.", GPU)
 NVML_GPU_ERROR = _declare(
     _G, "gauge", "nvml_gpu_error_code", "NVML return code of the newest failed call on this GPU.", GPU
 )
-NVML_GPU_INFO = _declare(_G, "info", "nvml_gpu_info", "Name, PCI bus id and driver of the GPU.", GPU)
+NVML_GPU_INFO = _declare(
+    _G, "info", "nvml_gpu_info", "Name, PCI bus id, driver, VBIOS, compute mode and persistence mode of the GPU.", GPU
+)
 NVML_MEMORY_TOTAL = _declare(_G, "gauge", "nvml_memory_total_bytes", "Memory of the GPU.", GPU)
 NVML_MEMORY_USED = _declare(_G, "gauge", "nvml_memory_used_bytes", "Memory used by all processes.", GPU)
 NVML_MEMORY_FREE = _declare(_G, "gauge", "nvml_memory_free_bytes", "Memory the driver can still give.", GPU)
 NVML_MEMORY_RESERVED = _declare(
     _G, "gauge", "nvml_memory_reserved_bytes", "Memory the driver keeps; used + free + reserved = total.", GPU
 )
+NVML_UNIFIED_MEMORY = _declare(
+    _G,
+    "gauge",
+    "nvml_unified_memory",
+    "1 if the GPU has no memory of its own but shares the CPU's, so that NVML gives no memory of the GPU; else 0.",
+    GPU,
+)
+NVML_BAR1_TOTAL = _declare(
+    _G, "gauge", "nvml_bar1_total_bytes", "Size of the window through which others reach the GPU's memory.", GPU
+)
+NVML_BAR1_USED = _declare(_G, "gauge", "nvml_bar1_used_bytes", "Bytes of that window in use.", GPU)
+NVML_MIG_ENABLED = _declare(_G, "gauge", "nvml_mig_enabled", "1 if the GPU is in MIG mode, else 0.", GPU)
+NVML_MIG_INFO = _declare(
+    _G,
+    "info",
+    "nvml_mig_info",
+    "UUID and profile of a MIG device, that is of a compute instance.",
+    (*GPU, "gpu_instance", "compute_instance"),
+)
+_MIG = (*GPU, "gpu_instance")
+NVML_MIG_MEMORY_TOTAL = _declare(_G, "gauge", "nvml_mig_memory_total_bytes", "Memory of the GPU instance.", _MIG)
+NVML_MIG_MEMORY_USED = _declare(_G, "gauge", "nvml_mig_memory_used_bytes", "Memory used in the GPU instance.", _MIG)
+NVML_MIG_MEMORY_FREE = _declare(
+    _G, "gauge", "nvml_mig_memory_free_bytes", "Memory that the GPU instance can still give.", _MIG
+)
+NVML_MIG_MEMORY_RESERVED = _declare(
+    _G, "gauge", "nvml_mig_memory_reserved_bytes", "Memory of the GPU instance that the driver keeps.", _MIG
+)
+
+_G = "NVML: processes"
+NVML_PROCESSES = _declare(_G, "gauge", "nvml_processes", "Processes on the GPU.", GPU)
 NVML_PROCESS_MEMORY = _declare(
-    _G, "gauge", "nvml_process_memory_bytes", "Memory of one process on the GPU.", (*GPU, "pid")
+    _G,
+    "gauge",
+    "nvml_process_memory_bytes",
+    'Memory of one process on the GPU; pid="other" is the sum of those beyond the largest ones.',
+    (*GPU, "pid"),
+)
+NVML_PROCESS_UTILIZATION = _declare(
+    _G,
+    "gauge",
+    "nvml_process_utilization_ratio",
+    "Share of time in which kernels of the process ran (sm) or used memory (memory); absent while it is idle.",
+    (*GPU, "pid", "engine"),
 )
 NVML_PROCESS_INFO = _declare(
-    _G, "info", "nvml_process_info", "Name and user of a process on the GPU, where visible.", (*GPU, "pid")
+    _G,
+    "info",
+    "nvml_process_info",
+    "Name, user, container, pod, Slurm job, rank and run of a process on the GPU, where visible.",
+    (*GPU, "pid"),
 )
+NVML_UNATTRIBUTED_MEMORY = _declare(
+    _G,
+    "gauge",
+    "nvml_unattributed_memory_bytes",
+    "Used memory minus what all processes hold; absent unless NVML tells the bytes of every process.",
+    GPU,
+)
+
+_G = "NVML: utilization, power and clocks"
 NVML_UTILIZATION = _declare(
     _G,
     "gauge",
     "nvml_utilization_ratio",
-    "Share of time in which a kernel ran (gpu) or memory was read or written (memory).",
+    "Share of time in which a kernel ran (gpu), memory was read or written (memory), or a media engine was busy "
+    "(encoder, decoder, jpeg, ofa).",
     (*GPU, "engine"),
 )
+NVML_SM_ACTIVE = _declare(
+    _G, "gauge", "nvml_sm_active_ratio", "Mean share of SMs that were busy since the previous scrape.", GPU
+)
+NVML_SM_OCCUPANCY = _declare(
+    _G,
+    "gauge",
+    "nvml_sm_occupancy_ratio",
+    "Mean share of the possible warps that were active since the previous scrape.",
+    GPU,
+)
+NVML_TENSOR_ACTIVE = _declare(
+    _G,
+    "gauge",
+    "nvml_tensor_active_ratio",
+    "Share of time in which tensor cores worked since the previous scrape.",
+    GPU,
+)
+NVML_DRAM_ACTIVE = _declare(
+    _G, "gauge", "nvml_dram_active_ratio", "Share of the memory bandwidth that was used since the previous scrape.", GPU
+)
 NVML_POWER = _declare(_G, "gauge", "nvml_power_watts", "Power draw.", GPU)
+NVML_POWER_LIMIT = _declare(_G, "gauge", "nvml_power_limit_watts", "Power limit that is enforced.", GPU)
+NVML_POWER_LIMIT_MAX = _declare(_G, "gauge", "nvml_power_limit_max_watts", "Highest power limit that can be set.", GPU)
+NVML_ENERGY = _declare(_G, "counter", "nvml_energy_joules_total", "Energy consumed since the driver was loaded.", GPU)
 NVML_TEMPERATURE = _declare(_G, "gauge", "nvml_temperature_celsius", "Temperature by sensor.", (*GPU, "sensor"))
+NVML_TEMPERATURE_THRESHOLD = _declare(
+    _G,
+    "gauge",
+    "nvml_temperature_threshold_celsius",
+    "Temperature at which the GPU shuts down or slows down, and the highest at which it and its memory may work.",
+    (*GPU, "threshold"),
+)
+NVML_CLOCK = _declare(
+    _G, "gauge", "nvml_clock_hertz", "Clock by domain: graphics, sm, memory, video.", (*GPU, "domain")
+)
+NVML_CLOCK_MAX = _declare(_G, "gauge", "nvml_clock_max_hertz", "Highest clock by domain.", (*GPU, "domain"))
+NVML_THROTTLE = _declare(
+    _G, "gauge", "nvml_throttle_active", "1 for each reason that holds the clocks down now, else 0.", (*GPU, "reason")
+)
+NVML_PERFORMANCE_STATE = _declare(
+    _G, "gauge", "nvml_performance_state", "Performance state from 0 (fastest) to 15.", GPU
+)
+NVML_FAN_SPEED = _declare(
+    _G, "gauge", "nvml_fan_speed_ratio", "Intended speed of the fan as a share of its highest.", (*GPU, "fan")
+)
+
+_G = "NVML: PCIe and NVLink"
+NVML_PCIE_GENERATION = _declare(_G, "gauge", "nvml_pcie_link_generation", "PCIe generation of the link now.", GPU)
+NVML_PCIE_MAX_GENERATION = _declare(
+    _G, "gauge", "nvml_pcie_link_max_generation", "Highest PCIe generation that GPU and slot can do.", GPU
+)
+NVML_PCIE_WIDTH = _declare(_G, "gauge", "nvml_pcie_link_width", "Lanes of the PCIe link now.", GPU)
+NVML_PCIE_MAX_WIDTH = _declare(
+    _G, "gauge", "nvml_pcie_link_max_width", "Most PCIe lanes that GPU and slot can do.", GPU
+)
+NVML_PCIE_REPLAYS = _declare(
+    _G, "counter", "nvml_pcie_replays_total", "Packets that had to be sent again over PCIe.", GPU
+)
+NVML_PCIE_THROUGHPUT = _declare(
+    _G,
+    "gauge",
+    "nvml_pcie_throughput_bytes_per_second",
+    "Bytes over PCIe in 20 ms of the scrape, by direction: rx, tx; only with the setting pcie_throughput.",
+    (*GPU, "direction"),
+)
+NVML_GPM_PCIE = _declare(
+    _G,
+    "gauge",
+    "nvml_gpm_pcie_bytes_per_second",
+    "Mean bytes over PCIe since the previous scrape, by direction: rx, tx.",
+    (*GPU, "direction"),
+)
+NVML_NVLINK_UP = _declare(_G, "gauge", "nvml_nvlink_up", "1 if the NVLink is up, else 0.", (*GPU, "link"))
+NVML_NVLINK_ERRORS = _declare(
+    _G,
+    "counter",
+    "nvml_nvlink_errors_total",
+    "Errors of the NVLink by kind: replay, recovery, crc_flit, crc_data, ecc_data.",
+    (*GPU, "link", "kind"),
+)
+NVML_NVLINK_BYTES = _declare(
+    _G,
+    "counter",
+    "nvml_nvlink_bytes_total",
+    "Bytes over all NVLinks of the GPU, by direction: rx, tx.",
+    (*GPU, "direction"),
+)
+NVML_GPM_NVLINK = _declare(
+    _G,
+    "gauge",
+    "nvml_gpm_nvlink_bytes_per_second",
+    "Mean bytes over all NVLinks since the previous scrape, by direction: rx, tx.",
+    (*GPU, "direction"),
+)
+
+_G = "NVML: errors"
+NVML_XID_ERRORS = _declare(
+    _G,
+    "counter",
+    "nvml_xid_errors_total",
+    "XID errors by code since the exporter started; the codes of NVIDIA's catalogue stand at 0 before the first one.",
+    (*GPU, "xid"),
+)
+NVML_XID_LAST = _declare(
+    _G, "gauge", "nvml_xid_last_timestamp_seconds", "Unix time of the newest XID error by code.", (*GPU, "xid")
+)
+NVML_EVENTS = _declare(
+    _G,
+    "counter",
+    "nvml_events_total",
+    "Other events since the exporter started, such as double_bit_ecc_error or gpu_recovery_action.",
+    (*GPU, "event"),
+)
+NVML_ECC_ENABLED = _declare(_G, "gauge", "nvml_ecc_enabled", "1 if ECC is on, else 0.", GPU)
+NVML_ECC_ERRORS = _declare(
+    _G,
+    "counter",
+    "nvml_ecc_errors_total",
+    "ECC errors by kind (corrected, uncorrected) and scope: volatile (since the driver was loaded) or aggregate.",
+    (*GPU, "kind", "scope"),
+)
+NVML_REMAPPED_ROWS = _declare(
+    _G,
+    "gauge",
+    "nvml_remapped_rows",
+    "Rows of memory that were remapped, by the kind of error: correctable, uncorrectable.",
+    (*GPU, "kind"),
+)
+NVML_ROW_REMAP_PENDING = _declare(
+    _G, "gauge", "nvml_row_remap_pending", "1 if a row waits for a reset of the GPU to be remapped, else 0.", GPU
+)
+NVML_ROW_REMAP_FAILED = _declare(_G, "gauge", "nvml_row_remap_failed", "1 if remapping a row failed, else 0.", GPU)
+NVML_RETIRED_PAGES = _declare(
+    _G,
+    "gauge",
+    "nvml_retired_pages",
+    "Pages of memory that were retired, by cause: multiple_single_bit, double_bit; GPUs before Ampere.",
+    (*GPU, "cause"),
+)
+NVML_RETIRED_PAGES_PENDING = _declare(
+    _G, "gauge", "nvml_retired_pages_pending", "1 if a page waits for a reset of the GPU to be retired, else 0.", GPU
+)
+NVML_RECOVERY_ACTION = _declare(
+    _G,
+    "gauge",
+    "nvml_recovery_action",
+    "1 for what the driver asks to be done to recover the GPU, such as none, gpu_reset, node_reboot, drain_and_reset.",
+    (*GPU, "action"),
+)
 
 _G = "The exporter watching itself"
 BUILD_INFO = _declare(_G, "info", "torchmem_exporter_build_info", "Version of torchmem and Python.")

@@ -23,7 +23,7 @@ class UsageError(TorchmemError):
 class MissingExtraError(UsageError):
     """A part of torchmem whose dependencies are not installed."""
 
-    def __init__(self, command: str, module: str) -> None:
+    def __init__(self, command: str, module: str, extra: str = "exporter") -> None:
         super().__init__(
-            f"`torchmem {command}` needs the Python package {module!r}: run pip install 'torchmem[exporter]'."
+            f"`torchmem {command}` needs the Python package {module!r}: run pip install 'torchmem[{extra}]'."
         )

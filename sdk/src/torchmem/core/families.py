@@ -64,7 +64,7 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     """All series of the given processes; `views` must not hold two processes with the same rank, pid and run."""
     devices = [(view.device_labels(device), device) for view in views for device in view.sample.devices]
     yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
-    yield family(catalog.DEVICE_TOTAL, _known((labels, d.total_bytes) for labels, d in devices))
+    yield family(catalog.DEVICE_TOTAL, known((labels, d.total_bytes) for labels, d in devices))
     phases = [((*labels, name), peak) for labels, d in devices for name, peak in d.phase_peaks.items()]
     yield family(catalog.PHASE_PEAK, phases)
     yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
@@ -96,7 +96,8 @@ def _is_free_label(spec: MetricSpec, name: str) -> bool:
     return _LABEL_NAME.fullmatch(name) is not None and name not in spec.labels
 
 
-def _known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
+def known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
+    """Rows without those whose value is unknown: they are left out of the exposition."""
     return [(labels, value) for labels, value in rows if value is not None]
 
 
@@ -127,9 +128,9 @@ def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
     yield family(catalog.BLOCKS, (row for labels, layout in rows for row in _blocks(labels, layout)))
     yield family(catalog.FREE, (row for labels, layout in rows for row in _free(labels, layout)))
     yield family(catalog.LARGEST_FREE_BLOCK, [(labels, layout.largest_free_block_bytes) for labels, layout in rows])
-    yield family(catalog.FRAGMENTATION, _known((labels, layout.fragmentation_ratio) for labels, layout in rows))
+    yield family(catalog.FRAGMENTATION, known((labels, layout.fragmentation_ratio) for labels, layout in rows))
     yield _free_block_sizes(rows)
-    yield family(catalog.HEADROOM, _known(row for labels, layout in rows for row in _headroom(labels, layout)))
+    yield family(catalog.HEADROOM, known(row for labels, layout in rows for row in _headroom(labels, layout)))
     yield family(catalog.PRIVATE_POOL, (row for labels, layout in rows for row in _private(labels, layout)))
 
 
@@ -178,9 +179,9 @@ def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metri
         (catalog.RELEASED, lambda c: c.released_bytes),
     ]
     for spec, read in plain:
-        yield family(spec, _known((labels, read(counters)) for labels, counters in rows))
-    known = [(labels, counters.ooms) for labels, counters in rows if counters.ooms is not None]
-    ooms = [((*labels, cause), found.get(cause, 0)) for labels, found in known for cause in OOM_CAUSES]
+        yield family(spec, known((labels, read(counters)) for labels, counters in rows))
+    told = [(labels, counters.ooms) for labels, counters in rows if counters.ooms is not None]
+    ooms = [((*labels, cause), found.get(cause, 0)) for labels, found in told for cause in OOM_CAUSES]
     yield family(catalog.OOMS, ooms)
 
 
@@ -194,9 +195,9 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield family(catalog.PROCESS_STATE, states)
     yield family(catalog.STEPS, [(view.labels, view.sample.steps.count) for view in views])
     yield _step_durations(views)
-    yield family(catalog.SAMPLES, _known((view.labels, view.sample.steps.samples) for view in views))
+    yield family(catalog.SAMPLES, known((view.labels, view.sample.steps.samples) for view in views))
     yield family(catalog.SAMPLE_TIMESTAMP, [(view.labels, view.sample.timestamp) for view in views])
-    yield family(catalog.SAMPLE_DURATION, _known(row for view in views for row in _read_durations(view)))
+    yield family(catalog.SAMPLE_DURATION, known(row for view in views for row in _read_durations(view)))
     yield family(catalog.SDK_CPU, [(view.labels, view.sample.cost.cpu_seconds) for view in views])
     errors = [((*v.labels, stage), float(n)) for v in views for stage, n in v.sample.cost.errors.items()]
     yield family(catalog.SDK_ERRORS, errors)

@@ -7,8 +7,10 @@ time, peer access, callbacks that free memory, and a driver that needs or keeps 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import count, repeat
 from threading import RLock
+from types import MappingProxyType
 from typing import Any
 
 from torchmem.core.allocator_config import DEFAULT_CONFIG, AllocatorConfig
@@ -21,6 +23,7 @@ from torchmem.simulator.device_memory import DeviceMemory
 from torchmem.simulator.errors import OomReport, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
 from torchmem.simulator.private_pools import StreamFilter
+from torchmem.simulator.restore import RangeKey, restore_blocks
 from torchmem.simulator.search import UNLIMITED, AllocParams, should_split
 from torchmem.simulator.snapshot import segment_infos
 from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
@@ -57,6 +60,11 @@ class DeviceCachingAllocator:
         self._oom_observers: list[OomObserver] = []
         self._round_size = config.round_size if any(config.roundup_power2_divisions) else round_size
         self.set_memory_fraction(config.per_process_memory_fraction)
+
+    @property
+    def stats(self) -> DeviceStats:
+        """The statistics, which go on changing."""
+        return self._stats
 
     @property
     def allowed_memory_maximum(self) -> int | None:
@@ -113,6 +121,17 @@ class DeviceCachingAllocator:
             if stream != block.stream:
                 block.stream_uses = {stream, *(block.stream_uses or ())}
 
+    def complete_events(self, block: Block) -> None:
+        """Free a block that waits for other streams, as if they had passed now; nothing if it waits no longer."""
+        with self._mutex:
+            self._events.complete(block)
+
+    def would_reuse(self, orig_size: int, stream: int = 0) -> bool:
+        """Whether `malloc` would find a free block that is large enough, rules on oversize blocks aside."""
+        with self._mutex:
+            size = self._round_size(orig_size)
+            return next(self._get_pool(size, stream).of_stream(stream).at_least(size), None) is not None
+
     def empty_cache(self, pool_id: PoolId = DEFAULT_POOL) -> None:
         """`torch.cuda.empty_cache()`: give every segment without a live block back to the driver.
 
@@ -130,8 +149,12 @@ class DeviceCachingAllocator:
         if not 0 <= fraction <= 1:
             msg = f"Invalid fraction value: {fraction}. Allowed range: 0~1"
             raise ValueError(msg)
+        self.set_memory_limit(None if fraction == 1 else int(fraction * self.card.total_bytes))
+
+    def set_memory_limit(self, limit: int | None) -> None:
+        """Limit reserved memory to so many bytes, which a fraction of a card of unknown size may come to."""
         memory, config = self._memory, self.config
-        memory.allowed_memory_maximum = None if fraction == 1 else int(fraction * self.card.total_bytes)
+        memory.allowed_memory_maximum = limit
         has_rules = config.expandable_segments or config.max_split_size is not None or memory.collects_garbage
         self._takes_best_fit = not has_rules
 
@@ -177,6 +200,16 @@ class DeviceCachingAllocator:
         with self._mutex:
             return segment_infos((*self._active_blocks, *self._memory.free_blocks()), self.device)
 
+    def stranded_bytes(self) -> int:
+        """Free bytes of the default pools that `empty_cache` would not give back."""
+        with self._mutex:
+            return self._memory.stranded_bytes()
+
+    def releasable_bytes(self) -> int:
+        """Free bytes of the default pools that `empty_cache` would give back now."""
+        with self._mutex:
+            return self._memory.releasable_bytes()
+
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to its current value."""
         with self._mutex:
@@ -186,6 +219,28 @@ class DeviceCachingAllocator:
         """Set all sums and counters to 0."""
         with self._mutex:
             self._stats.reset_accumulated()
+
+    def restore(
+        self, segments: Iterable[SegmentInfo], first_addresses: Mapping[RangeKey, int] = MappingProxyType({})
+    ) -> dict[int, Block]:
+        """Take over what `memory_snapshot()` shows of another allocator, as if it had all been done before.
+
+        Only for an allocator that was not used. A private pool gets one user. Segments count as requested in the order
+        of their addresses. Expandable segments whose range reaches further down than they do may have the beginning of
+        the range in `first_addresses`. Returns the blocks that are in use, or wait for other streams, by address.
+
+        Raises:
+            ValueError: the card has too little memory.
+        """
+        with self._mutex:
+            blocks = list(restore_blocks(self._memory, segments, first_addresses))
+            self._active_blocks.update(blocks)
+            for block in blocks:
+                if block.stream_uses:
+                    self._events.insert_events(block)
+            self._stats.reset_peak()
+            self._stats.reset_accumulated()
+            return {block.address: block for block in blocks}
 
     def _get_pool(self, size: int, stream: int) -> BlockPool:
         private = self._private_pools.get_pool(size, stream) if self._private_pools.routes else None

@@ -102,6 +102,16 @@ class SimulatedCard:
         """Give back what `cuda_malloc` returned."""
         self.use.give_back(self._sizes.pop(address))
 
+    def adopt(self, address: int, size: int) -> None:
+        """Count memory that was given out before, so that `cuda_free` takes it back.
+
+        Raises:
+            ValueError: the card has not so much.
+        """
+        if not self.use.claim(size, self.total_bytes):
+            raise ValueError(f"the card has no {size} bytes left for the segment at {address:#x}")
+        self._sizes[address] = size
+
     def reserve_addresses(self, size: int) -> int:
         """Where `size` bytes of address space begin, without memory, like cuMemAddressReserve."""
         address = self._next_address

@@ -36,14 +36,23 @@ class DeviceMemory:
         self.small_blocks = BlockPool(is_small=True, stats=stats.of_pool(is_small=True))
         self.large_blocks = BlockPool(is_small=False, stats=stats.of_pool(is_small=False))
         self.private_pools = PrivatePools(stats)
-        self._expandable_segments = ExpandableSegments(card, stats, config.large_segment_size, counter)
-        self._cached = CachedBlocks(card, stats, self._expandable_segments, config.max_split_size, counter)
+        self.expandable_segments = ExpandableSegments(card, stats, config.large_segment_size, counter)
+        self.cached = CachedBlocks(card, stats, self.expandable_segments, config.max_split_size, counter)
 
     def free_blocks(self) -> Iterator[Block]:
         """All free blocks."""
         for pool in (self.small_blocks, self.large_blocks):
             yield from pool
         yield from self.private_pools.free_blocks()
+
+    def releasable_bytes(self) -> int:
+        """Free bytes of the default pools that can go back to the driver."""
+        return sum(map(self.cached.releasable_bytes, (self.small_blocks, self.large_blocks)))
+
+    def stranded_bytes(self) -> int:
+        """Free bytes of the default pools that cannot go back to the driver, as live blocks lie beside them."""
+        free = sum(block.size for pool in (self.small_blocks, self.large_blocks) for block in pool)
+        return free - self.releasable_bytes()
 
     @property
     def collects_garbage(self) -> bool:
@@ -65,7 +74,7 @@ class DeviceMemory:
         if self.allowed_memory_maximum is not None and self.collects_garbage:
             self._garbage_collect(self.allowed_memory_maximum)
         block = self._alloc_block(params) or self._try_mempool_fallback(params)
-        if block is None and self._cached.release_available_cached_blocks(params):
+        if block is None and self.cached.release_available_cached_blocks(params):
             block = self._alloc_block(params)
         if block is None:
             self.release_cached_blocks(DEFAULT_POOL, events)
@@ -79,14 +88,14 @@ class DeviceMemory:
         if pool_id == DEFAULT_POOL:
             self.stats.num_sync_all_streams += 1
             events.synchronize_and_free_events()
-            self._cached.release_blocks(self.large_blocks)
-            self._cached.release_blocks(self.small_blocks)
+            self.cached.release_blocks(self.large_blocks)
+            self.cached.release_blocks(self.small_blocks)
         for pool in self.private_pools.unused(pool_id):
             if pool_id != DEFAULT_POOL:
                 self.stats.num_sync_all_streams += 1
                 events.synchronize_and_free_events(pool)
-            self._cached.release_blocks(pool.small_blocks)
-            self._cached.release_blocks(pool.large_blocks)
+            self.cached.release_blocks(pool.small_blocks)
+            self.cached.release_blocks(pool.large_blocks)
             self.private_pools.forget_if_empty(pool)
 
     def oom_report(self, requested: int, *, rejected: bool = False) -> OomReport:
@@ -110,7 +119,7 @@ class DeviceMemory:
     def _garbage_collect(self, allowed: int) -> None:
         excess = self.stats.reserved_bytes.current - int(self.config.garbage_collection_threshold * allowed)
         if excess > 0:
-            garbage_collect_cached_blocks(self.large_blocks, excess, self._cached)
+            garbage_collect_cached_blocks(self.large_blocks, excess, self.cached)
 
     def _alloc_block(self, params: AllocParams) -> Block | None:
         config, total = self.config, self.stats.reserved_bytes.current + params.alloc_size
@@ -120,8 +129,8 @@ class DeviceMemory:
             self.stats.num_oom_rejections += 1
             raise OutOfMemoryError(self.oom_report(params.orig_size, rejected=True))
         if params.is_expandable_segments_active:
-            return self._expandable_segments.try_allocate_expandable_block(params)
-        return self._cached.cuda_malloc(params)
+            return self.expandable_segments.try_allocate_expandable_block(params)
+        return self.cached.cuda_malloc(params)
 
     def _try_mempool_fallback(self, params: AllocParams) -> Block | None:
         if params.pool.owner is not None:

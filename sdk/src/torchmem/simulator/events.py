@@ -42,6 +42,16 @@ class OutstandingEvents:
         """Wait for all events, or for those of one private pool's blocks, and free the blocks."""
         self._complete(pool)
 
+    def complete(self, block: Block) -> None:
+        """Free one block, whatever it waits for; nothing if it waits no longer."""
+        if block.event_count:
+            for stream in [stream for stream, waiting in self.cuda_events.items() if block in waiting]:
+                self.cuda_events[stream].remove(block)
+                if not self.cuda_events[stream]:
+                    del self.cuda_events[stream]
+            block.event_count = 0
+            self.free_block(block)
+
     def _complete(self, pool: PrivatePool | None = None) -> None:
         for stream in sorted(self.cuda_events):
             waiting = self.cuda_events.pop(stream)

@@ -66,7 +66,7 @@ class ExpandableSegments:
             start = before if before is not None and _allocatable(before) else unmapped
             if _has_available_address_space(start, params.size):
                 return start
-        return self._new_range(params.pool, params.stream)
+        return self._new_range(params.pool, params.stream, None)
 
     def map_block(self, to_map: Block, size: int) -> bool:
         """Map the first `size` bytes, in whole pages, of an unmapped block; it becomes a free block of its pool."""
@@ -120,11 +120,41 @@ class ExpandableSegments:
         if block.is_split():
             pool.insert_unmapped(block)
 
-    def _new_range(self, pool: BlockPool, stream: int) -> Block:
+    def adopt(self, before: Block | None, blocks: list[Block], first: int) -> Block:
+        """Count linked blocks as memory that was mapped before; returns the address space behind them.
+
+        `before` is address space that they may lie in. Where it does not reach so far a range begins at `first`.
+
+        Raises:
+            ValueError: the card has too little memory.
+        """
+        head, tail = blocks[0], blocks[-1]
+        pool, size, end = head.pool, sum(block.size for block in blocks), tail.address + tail.size
+        if before is None or end > before.address + before.size:
+            before = self._new_range(pool, head.stream, first)
+        self.card.adopt(head.address, size)
+        for stat in pool.reserved_bytes():
+            stat.increase(size)
+        behind = part_of(before, end, before.address + before.size - end)
+        behind.mapped = False
+        pool.erase_unmapped(before)
+        before.size = head.address - before.address
+        if before.size:
+            pool.insert_unmapped(before)
+        head.splice(before if before.size else before.prev, head.next)
+        behind.splice(tail, None)
+        pool.insert_unmapped(behind)
+        for block in blocks:
+            block.expandable_segment = before.expandable_segment
+            block.registration_counter = before.registration_counter
+        return behind
+
+    def _new_range(self, pool: BlockPool, stream: int, address: int | None) -> Block:
         page = SMALL_BUFFER if pool.is_small else self.large_segment_size
         total = self.card.total_bytes
         size = -(-(total + total // 8) // page) * page
-        address = self.card.reserve_addresses(size)
+        if address is None:
+            address = self.card.reserve_addresses(size)
         block = Block(stream, size, pool, address, mapped=False, registration_counter=next(self.counter))
         block.expandable_segment = ExpandableSegment(address, page)
         pool.insert_unmapped(block)

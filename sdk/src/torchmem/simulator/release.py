@@ -39,6 +39,18 @@ class CachedBlocks:
             self.stats.oversize_segments.increase(1)
         return Block(params.stream, size, pool, address, registration_counter=next(self.counter))
 
+    def adopt(self, blocks: list[Block]) -> None:
+        """Count a segment of these linked blocks that the driver gave before."""
+        size, pool, number = sum(block.size for block in blocks), blocks[0].pool, next(self.counter)
+        self.card.adopt(blocks[0].address, size)
+        pool.stats.segment.increase(1)
+        for stat in pool.reserved_bytes():
+            stat.increase(size)
+        if self._is_oversize(size):
+            self.stats.oversize_segments.increase(1)
+        for block in blocks:
+            block.registration_counter = number
+
     def release_block(self, block: Block) -> None:
         """cudaFree a free block that is a whole segment."""
         pool = block.pool
@@ -58,6 +70,10 @@ class CachedBlocks:
                 self.expandable_segments.unmap_block(block)
             elif not block.is_split():
                 self.release_block(block)
+
+    def releasable_bytes(self, pool: BlockPool) -> int:
+        """Free bytes of a pool that `release_blocks` would give back."""
+        return sum(_releasable(block) for block in pool)
 
     def release_available_cached_blocks(self, params: AllocParams) -> bool:
         """Give back oversize blocks of the request's stream until the segment may fit; False when they are too few."""
@@ -80,6 +96,13 @@ class CachedBlocks:
 
     def _is_oversize(self, size: int) -> bool:
         return self.max_split_size is not None and size >= self.max_split_size
+
+
+def _releasable(block: Block) -> int:
+    segment = block.expandable_segment
+    if segment is None:
+        return 0 if block.is_split() else block.size
+    return max(0, segment.left(block.address + block.size) - segment.right(block.address))
 
 
 def _largest_first(oversize: Iterator[Block], limit: int) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""Whether NVML and each GPU answer, and which GPU is which. Asks nothing itself: it tells how the reading went."""
+"""Whether NVML and each GPU answer, and which is which. Asks nothing itself: it tells how the reading went."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torchmem.core import catalog
 from torchmem.core.families import family, info
 from torchmem.exporter.gpu import GpuIdentity, GpuLabels
 from torchmem.exporter.reading import Reading
+from torchmem.exporter.values import Versions
 
 
 def collect(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
@@ -22,6 +23,8 @@ def collect(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metr
     codes = [(labels, float(code)) for labels, code in reading.lost.items() if code is not None]
     yield family(catalog.NVML_GPU_ERROR, codes)
     yield info(catalog.NVML_GPU_INFO, [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)])
+    versions = _versions(reading.versions)
+    yield info(catalog.NVML_DRIVER_INFO, [((), versions)] if versions else [])
 
 
 def _identities(reading: Reading, known: Mapping[str, GpuIdentity]) -> list[GpuIdentity]:
@@ -31,5 +34,20 @@ def _identities(reading: Reading, known: Mapping[str, GpuIdentity]) -> list[GpuI
 
 
 def _facts(gpu: GpuIdentity) -> dict[str, str]:
-    facts = {"name": gpu.name, "pci_bus_id": gpu.pci_bus_id, "driver_version": gpu.driver_version}
+    facts = {
+        "name": gpu.name,
+        "pci_bus_id": gpu.pci_bus_id,
+        "driver_version": gpu.driver_version,
+        "vbios_version": gpu.vbios_version,
+        "compute_mode": gpu.compute_mode,
+        "persistence_mode": gpu.persistence_mode,
+    }
+    return _given(facts)
+
+
+def _versions(versions: Versions) -> dict[str, str]:
+    return _given({"driver_version": versions.driver, "nvml_version": versions.nvml, "cuda_version": versions.cuda})
+
+
+def _given(facts: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in facts.items() if text is not None}

@@ -9,14 +9,18 @@ from prometheus_client.core import Metric
 from torchmem.core import catalog
 from torchmem.core.families import View, family
 from torchmem.core.sample import LIVING_STATES, DeviceSample
-from torchmem.exporter.gpu import GpuIdentity, ProcessMemory
+from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.rundir import Published
+from torchmem.exporter.values import ProcessMemory
 
 Processes = Mapping[tuple[str, int], ProcessMemory]
 
 
 def collect(published: Sequence[Published], known: Mapping[str, GpuIdentity], processes: Processes) -> Iterator[Metric]:
-    """Bytes outside the allocator by GPU and rank; `processes` by (GPU UUID, pid), as the exporter counts pids.
+    """Bytes outside the allocator by GPU and rank.
+
+    `known`: the GPU of each UUID, also of a MIG device's; `processes` by (UUID of GPU or MIG device, pid), as the
+    exporter counts pids.
 
     Left out when either side is unknown, when the process behind the sample is not certain, and when the two were
     read so far apart that the difference would be negative.

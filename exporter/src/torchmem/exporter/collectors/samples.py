@@ -12,6 +12,6 @@ from torchmem.exporter.rundir import Published
 
 
 def collect(published: Sequence[Published], known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
-    """All series of all processes; `known` gives the NVML index of a GPU by its UUID."""
+    """All series of all processes; `known` gives the GPU of each UUID, also of a MIG device's."""
     gpus = {uuid: str(gpu.index) for uuid, gpu in known.items()}
     return families([View(item.sample, item.pid, item.state, gpus) for item in published])

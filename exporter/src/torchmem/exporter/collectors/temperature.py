@@ -1,4 +1,4 @@
-"""Temperatures by sensor."""
+"""Temperatures by sensor, and the thresholds at which the GPU protects itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torchmem.exporter.reading import Reading
 
 def collect(reading: Reading) -> Iterator[Metric]:
     """Degrees Celsius of the GPU and, where it has a sensor, of its memory."""
-    sensors = reading.each(reading.nvml.temperatures)
-    rows = [((*gpu.labels, sensor), degrees) for gpu, found in sensors for sensor, degrees in found.items()]
-    yield family(catalog.NVML_TEMPERATURE, rows)
+    found = reading.each(reading.nvml.temperatures)
+    sensors = [((*gpu.labels, name), value) for gpu, heat in found for name, value in heat.sensors.items()]
+    yield family(catalog.NVML_TEMPERATURE, sensors)
+    limits = [((*gpu.labels, name), value) for gpu, heat in found for name, value in heat.thresholds.items()]
+    yield family(catalog.NVML_TEMPERATURE_THRESHOLD, limits)

@@ -1,4 +1,4 @@
-"""Utilization of the compute engine and of the memory interface."""
+"""How busy the engines are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmem.exporter.reading import Reading
 
 
 def collect(reading: Reading) -> Iterator[Metric]:
-    """Ratios by engine: gpu, memory."""
+    """Ratios by engine."""
     rates = reading.each(reading.nvml.utilization)
     rows = [((*gpu.labels, engine), ratio) for gpu, rate in rates for engine, ratio in rate.ratios()]
     yield family(catalog.NVML_UTILIZATION, rows)

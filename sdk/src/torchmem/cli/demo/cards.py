@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from ctypes import c_uint64
 from multiprocessing.context import SpawnContext
 
-from torchmem.exporter.gpu import GpuIdentity, MemoryInfo, ProcessMemory
+from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.values import MemoryInfo, ProcessMemory
 from torchmem.simulator.card import CardUse
 from torchmem.simulator.scenarios import Scenario
 

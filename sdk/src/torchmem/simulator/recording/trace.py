@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBlock:
-    """One block of a segment: `state` is active_allocated, active_awaiting_free or inactive."""
+    """One block of a segment: `state` is active_allocated, active_pending_free or inactive."""
 
     address: int
     size: int
@@ -56,7 +56,10 @@ class Recording:
     """One device of one snapshot: the final segments, the trace before them (oldest first) and the settings in force.
 
     `settings`: `allocator_settings` of the snapshot as PyTorch wrote it, empty where the version did not.
-    `truncated`: the ring buffer was full, so that the trace may begin later than the recording.
+    `truncated`: whether the oldest entries were overwritten (`max_entries`) or cleared: True when a block in use
+    carries a stack of the recording but the trace does not hold its allocation, False when the trace holds the
+    allocation of everything it frees and leaves, None when nobody can tell. `ignored`: entries of kinds that touch no
+    memory.
     """
 
     name: str
@@ -65,3 +68,4 @@ class Recording:
     events: tuple[Event, ...]
     settings: Mapping[str, object]
     truncated: bool | None = None
+    ignored: int = 0

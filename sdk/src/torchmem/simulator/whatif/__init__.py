@@ -1,1 +1,4 @@
-"""Replaying a recorded trace under other allocator settings."""
+"""Replaying a recorded trace under other allocator settings.
+
+whatif.engine.what_if(recording, card_bytes=None, progress=None) -> whatif.result.WhatIf
+"""

@@ -1,0 +1,89 @@
+"""A node to scrape: GPUs that the fake NVML plays, living processes on them, and what their ranks publish."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from support import fake_nvml
+from support.samples import full_sample
+
+from torchmem.core import proc
+from torchmem.core.codec import encode
+from torchmem.core.rundir import sample_name
+from torchmem.core.sample import Sample
+
+MAX_LISTED = 90  # processes of one GPU that one line of the fake's file can hold
+GIB = 1 << 30
+
+
+@contextmanager
+def processes(count: int) -> Iterator[list[int]]:
+    """Pids of living processes that do nothing."""
+    running = [subprocess.Popen(["sleep", "3600"]) for _ in range(count)]
+    try:
+        yield [process.pid for process in running]
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
+
+
+class Node:
+    """`gpus` equal H100 cards with the processes `pids` dealt out to them, one rank each."""
+
+    def __init__(self, folder: Path, gpus: int, pids: Sequence[int]) -> None:
+        self.run_dir = folder / "run"
+        self.run_dir.mkdir()
+        self._uuids = [f"GPU-{index:08x}-0000-4000-8000-00000000000a" for index in range(gpus)]
+        self._samples = [self._sample(rank, pid) for rank, pid in enumerate(pids)]
+        self._fake = fake_nvml.FakeNode(folder, "h100_busy")
+        self._fake.write(self._state(pids))
+        self.publish()
+
+    def environment(self) -> dict[str, str]:
+        """Where nvidia-ml-py finds these GPUs; the fake keeps no log of its calls."""
+        return {name: value for name, value in self._fake.environment().items() if name != "FAKE_NVML_LOG"}
+
+    def publish(self) -> None:
+        """Every rank replaces its file, as it does once a second: no scrape finds one that it knows."""
+        now = time.time()
+        for sample in self._samples:
+            process = sample.process
+            path = self.run_dir / sample_name(process.pid, process.pid_namespace, process.start_ticks)
+            path.with_suffix(".new").write_bytes(encode(replace(sample, timestamp=now)))
+            path.with_suffix(".new").replace(path)
+
+    def _sample(self, rank: int, pid: int) -> Sample:
+        sample = full_sample(rank, pid, self._uuids[rank % len(self._uuids)])
+        own = replace(sample.process, pid_namespace=proc.pid_namespace(), start_ticks=proc.start_ticks(pid))
+        return replace(sample, process=own)
+
+    def _state(self, pids: Sequence[int]) -> str:
+        """The busy node of the tests, with all cards made like its second.
+
+        Without events: the fake waits for them by looking every few milliseconds, where a driver sleeps.
+        """
+        head, *sections = self._fake.text.split("\n[gpu ")
+        shared, card = sections[0], sections[2].split("]\n", 1)[1]
+        head = "\n".join(line for line in head.splitlines() if not line.startswith("event."))
+        cards = [self._card(card, index, pids[index :: len(self._uuids)]) for index in range(len(self._uuids))]
+        return "\n[gpu ".join([head, shared, *cards])
+
+    def _card(self, text: str, index: int, pids: Sequence[int]) -> str:
+        listed = pids[:MAX_LISTED]
+        rows = " ".join(f"{pid}:{GIB}:0xffffffff:0xffffffff" for pid in listed)
+        own = {
+            "UUID": self._uuids[index],
+            "SupportedEventTypes": "0",
+            "PciInfo": f"00000000:{index + 16:02X}:00.0",
+            "ComputeRunningProcesses": rows,
+            "ProcessUtilization": " ".join(f"{pid}:now:1:1:0:0" for pid in listed),
+        }
+        lines = [line for line in text.splitlines() if line.split(" = ")[0] not in own]
+        return f"{index}]\n" + "\n".join([*lines, *(f"{key} = {value}" for key, value in own.items())]) + "\n"

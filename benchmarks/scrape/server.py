@@ -1,0 +1,113 @@
+"""An exporter under test: a process that serves /metrics, asked as Prometheus asks, and what it costs."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# What Prometheus 3 sends (scrape/scrape.go), as far as a Python exporter knows it.
+HEADERS = {
+    "Accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+    "Accept-Encoding": "gzip",
+    "X-Prometheus-Scrape-Timeout-Seconds": "10",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One scrape: wall seconds until the last byte, bytes on the wire, and the text."""
+
+    seconds: float
+    wire_bytes: int
+    text: str
+
+    @property
+    def series(self) -> int:
+        """Lines that hold a value."""
+        return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
+
+
+class Server:
+    """A running exporter; it keeps one connection, as Prometheus does."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], port: int) -> None:
+        self._process = psutil.Process(popen.pid)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def scrape(self) -> Answer:
+        """One scrape, as a Prometheus server would make it."""
+        start = time.perf_counter()
+        try:
+            answer, body = self._get()
+        except (http.client.RemoteDisconnected, ConnectionError):  # an idle connection that it has closed
+            self._connection.close()
+            answer, body = self._get()
+        seconds = time.perf_counter() - start
+        assert answer.status == 200, body[:200]
+        text = gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
+        return Answer(seconds, len(body), text.decode())
+
+    def _get(self) -> tuple[http.client.HTTPResponse, bytes]:
+        self._connection.request("GET", "/metrics", headers=HEADERS)
+        answer = self._connection.getresponse()
+        return answer, answer.read()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all its threads since it started; the kernel rounds it to 10 ms."""
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory now."""
+        return int(self._process.memory_info().rss)
+
+
+@contextmanager
+def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Server]:
+    """Run `command`, in which PORT stands for a free port, until the end of the block."""
+    port = _free_port()
+    with tempfile.TemporaryFile() as log:
+        words = [word.replace("PORT", str(port)) for word in command]
+        popen = subprocess.Popen(words, env=dict(environment), stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+        try:
+            if not _listens(popen, port):
+                log.seek(0)
+                sys.exit(f"{command[0]} did not start:\n{log.read().decode()}")
+            yield Server(popen, port)
+        finally:
+            popen.terminate()
+            try:
+                popen.wait(10)
+            except subprocess.TimeoutExpired:
+                popen.kill()
+                popen.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _listens(popen: subprocess.Popen[bytes], port: int) -> bool:
+    for _ in range(600):
+        if popen.poll() is not None:
+            return False
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        time.sleep(0.1)
+    return False

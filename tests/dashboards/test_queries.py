@@ -1,0 +1,70 @@
+"""The dashboards ask only for series that exist, and follow the choices above them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support import promql
+from support.dashboards import BOARDS, QUERIES, filled_in
+
+each_query = pytest.mark.parametrize(("name", "expression"), QUERIES.items(), ids=QUERIES)
+FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
+
+
+@each_query
+def test_a_query_reads_only_series_and_labels_that_exist(name: str, expression: str) -> None:
+    """Every metric and label of every panel is in the catalogue, recorded by a rule, or Prometheus' own."""
+    assert promql.complaints(filled_in(expression, "x")) == []
+
+
+@each_query
+def test_a_query_follows_the_choices_above_the_dashboard(name: str, expression: str) -> None:
+    """Each selector is narrowed by every visible variable whose label its series has; who lives needs none.
+
+    An alert or a scrape is narrowed where it has the label.
+    """
+    board = BOARDS[name.partition(":")[0]]
+    visible = {f"${item['name']}" for item in board["templating"]["list"] if not item.get("hide")}
+    filters = {label for label, variable in FILTERS.items() if variable in visible}
+    known = promql.series()
+    for series, labels in promql.selectors(filled_in(expression, "x")):
+        if not series.endswith(":live"):
+            assert filters & known[series] & _declared(series) <= labels, series
+
+
+def _declared(series: str) -> set[str]:
+    """Labels of an info metric that are facts and no identity narrow nothing."""
+    facts = promql.FACTS.get(series, set())
+    return promql.series()[series] - facts
+
+
+@each_query
+def test_a_rate_fits_the_resolution(name: str, expression: str) -> None:
+    """Rates over time follow Grafana's interval; only numbers over the whole range use the range."""
+    for function in re.findall(r"\b(rate|irate|increase)\(", expression):
+        assert function != "irate"
+    assert not re.search(r"\[\d", expression)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_choices_read_series_that_exist(name: str) -> None:
+    """Each variable's query names a series and a label of it."""
+    for variable in BOARDS[name]["templating"]["list"][1:]:
+        query = filled_in(variable["query"])
+        listed = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
+        if listed:
+            assert promql.complaints(listed[1]) == []
+            ((series, _),) = promql.selectors(listed[1])
+            assert listed[2] in promql.series()[series]
+        else:
+            assert promql.complaints(query.removeprefix("query_result(").removesuffix(")")) == []
+
+
+def test_the_stack_shows_every_part_of_a_device() -> None:
+    """Each part that the recording rules know is an area of every stack, so that the areas add up to the device."""
+    recorded = {rule["labels"]["part"] for rule in promql.rules("record") if "part" in rule.get("labels", {})}
+    stacks: dict[str, set[str]] = {}
+    for name, expression in QUERIES.items():
+        stacks.setdefault(name.rpartition(" ")[0], set()).update(re.findall(r'part="(\w+)"', expression))
+    assert [recorded] * 4 == [parts for parts in stacks.values() if parts]

@@ -1,0 +1,56 @@
+"""docs/web-config.md: its files and commands work as they stand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from torchmem.exporter.web import config, tls
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    """The text of the page."""
+    return (root / "docs" / "web-config.md").read_text()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """All code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not on PATH")
+def test_the_certificates_and_the_file_go_together(page: str, tmp_path: Path) -> None:
+    """The openssl commands make what the web configuration names, and the exporter takes it."""
+    (commands,) = blocks(page, "bash")
+    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, capture_output=True)
+    for suffix in ("pem", "key"):
+        (tmp_path / f"gpu1.example.org.{suffix}").rename(tmp_path / f"server.{suffix}")
+    (tmp_path / "web.yml").write_text(blocks(page, "yaml")[0])
+    loaded = config.load(tmp_path / "web.yml")
+
+    assert loaded.tls is not None
+    assert {"prometheus.example.org"} == loaded.tls.allowed_sans
+    assert ["prometheus"] == [name for name, _ in loaded.users]
+
+
+@pytest.mark.stack
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus")
+def test_prometheus_takes_its_part(page: str, tmp_path: Path) -> None:
+    """Both scrape configurations are valid."""
+    for number, block in enumerate(blocks(page, "yaml")[1:]):
+        file = tmp_path / f"{number}.yml"
+        file.write_text(block)
+        checked = subprocess.run(
+            ["promtool", "check", "config", "--syntax-only", str(file)], capture_output=True, text=True, check=False
+        )
+        assert 0 == checked.returncode, checked.stderr
+
+
+def test_every_key_is_explained(page: str) -> None:
+    """No key of the TLS section is missing on the page."""
+    assert [key for key in tls.Tls.KEYS if f"`{key}`" not in page] == []

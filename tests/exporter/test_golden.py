@@ -1,0 +1,32 @@
+"""Whole scrapes of the exporter process against the fake NVML; recorded anew by record_goldens.py."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.golden_scrapes import GOLDEN, NAMES, portable, scrape_of
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scrape_is_the_recorded_one(name: str, tmp_path: Path) -> None:
+    """On this node the exporter serves, byte for byte, what was reviewed."""
+    golden = portable((GOLDEN / f"{name}.metrics").read_text()).splitlines(keepends=True)
+    shown = portable(scrape_of(name, tmp_path)).splitlines(keepends=True)
+    difference = "".join(difflib.unified_diff(golden, shown, "golden", "now", n=0))
+
+    assert not difference, f"if this is meant, run tests/exporter/record_goldens.py and review:\n{difference}"
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", NAMES)
+def test_prometheus_has_no_complaint(name: str) -> None:
+    """`promtool check metrics` finds nothing to correct in names, types, help texts and labels."""
+    golden = (GOLDEN / f"{name}.metrics").read_text()
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=golden, capture_output=True, text=True, check=False
+    )
+
+    assert (0, "", "") == (checked.returncode, checked.stdout, checked.stderr)

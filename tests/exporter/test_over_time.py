@@ -1,0 +1,165 @@
+"""The exporter process while its node changes: GPUs go and come, the driver hangs, reloads and is repartitioned."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from support.exporter_process import ExporterProcess, exporter_process
+from support.exposition import Exposition
+from support.fake_nvml import LIBRARY, FakeNode
+from support.waiting import until
+
+SUCCESS = "torchmem_exporter_collector_success"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    """Two H100."""
+    return FakeNode(tmp_path / "node", "hung")
+
+
+def heal(node: FakeNode) -> None:
+    """Let the call return that hangs on the node `hung`."""
+    node.change("gpu 1", nvmlDeviceGetUtilizationRates="success")
+
+
+def scraped_until(exporter: ExporterProcess, condition: Callable[[Exposition], object]) -> Exposition:
+    """The first scrape of which `condition` is true."""
+    return until(lambda: next((shown for shown in [exporter.scrape()] if condition(shown)), None), pause=0.1)
+
+
+def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
+    """A lost GPU costs its own values in the next scrape, and they are back in the one after it answers again."""
+    heal(node)
+    with exporter_process(node, run_dir) as exporter:
+        before = exporter.scrape()
+        node.change("gpu 1", error="gpu_is_lost")
+        lost = exporter.scrape()
+        node.change("gpu 1", error="success")
+        after = exporter.scrape()
+
+    assert {"0": 1.0, "1": 0.0} == lost.by("gpu", "nvml_gpu_up")
+    assert {"1": 15.0} == lost.by("gpu", "nvml_gpu_error_code")
+    assert {"0"} == set(lost.by("gpu", "nvml_power_watts"))
+    for name in ("nvml_gpu_up", "nvml_power_watts", "nvml_memory_used_bytes", "nvml_gpu_error_code"):
+        assert before.series.get(name) == after.series.get(name)
+
+
+def test_driver_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
+    """While a call hangs scrapes answer and nothing else is asked; when it returns, scrapes are complete again."""
+    with exporter_process(node, run_dir, scrape_deadline_seconds=0.5) as exporter:
+        exporter.scrape()
+        until(lambda: 2 == node.calls("nvmlDeviceGetUtilizationRates"))
+        asked = [node.calls("nvmlDeviceGetCount_v2"), node.calls("nvmlDeviceGetUtilizationRates")]
+        hung = [exporter.scrape() for _ in range(5)]
+        asked_later = [node.calls("nvmlDeviceGetCount_v2"), node.calls("nvmlDeviceGetUtilizationRates")]
+        heal(node)
+        scraped_until(exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu")))
+
+    assert [1, 2] == asked == asked_later
+    for shown in hung:
+        assert 0.0 == shown.value("nvml_up", reason="timeout")
+        assert 0.0 == shown.value("nvml_gpu_up", gpu="1")
+        assert (0.0, 1.0) == (shown.value(SUCCESS, collector="utilization"), shown.value(SUCCESS, collector="samples"))
+
+
+def test_hung_driver_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> None:
+    """SIGTERM ends the exporter with 0 while a call inside the library hangs and a scrape waits for it."""
+    with exporter_process(node, run_dir, scrape_deadline_seconds=300) as exporter:
+        until(lambda: 2 == node.calls("nvmlDeviceGetUtilizationRates"))
+        exporter.popen.send_signal(signal.SIGTERM)
+
+        assert 0 == exporter.popen.wait(60)
+        assert "Traceback" not in exporter.messages
+
+
+@pytest.mark.parametrize(("code", "reason"), [("driver_not_loaded", "driver_not_loaded"), ("unknown", "unknown_error")])
+def test_driver_goes_and_comes_back(node: FakeNode, run_dir: Path, code: str, reason: str) -> None:
+    """A driver that was reloaded, or that the container lost, is initialised again; meanwhile its reason is shown."""
+    heal(node)
+    with exporter_process(node, run_dir) as exporter:
+        before = exporter.scrape()
+        node.change("node", error=code)
+        unloaded = exporter.scrape()
+        node.change("node", error="success")
+        after = scraped_until(exporter, lambda shown: 1.0 == shown.value("nvml_up"))
+
+    assert 0.0 == unloaded.value("nvml_up", reason=reason)
+    assert {} == unloaded.matching("nvml_power_watts")
+    assert before.series["nvml_memory_used_bytes"] == after.series["nvml_memory_used_bytes"]
+    assert 2 <= node.calls("nvmlInitWithFlags")
+
+
+def test_driver_is_installed(node: FakeNode, run_dir: Path, tmp_path: Path) -> None:
+    """An exporter that started on a node without the library finds it when it comes."""
+    heal(node)
+    library = tmp_path / LIBRARY
+    library.touch()  # an empty file hides the library of a node that has one
+    with exporter_process(node, run_dir, {"LD_LIBRARY_PATH": str(tmp_path)}) as exporter:
+        before = exporter.scrape()
+        library.unlink()
+        library.symlink_to(node.library() / LIBRARY)
+        after = scraped_until(exporter, lambda shown: 1.0 == shown.value("nvml_up"))
+
+    assert 0.0 == before.value("nvml_up", reason="library_not_found")
+    assert {"0", "1"} == set(after.by("gpu", "nvml_memory_used_bytes"))
+
+
+def test_mig_is_reconfigured(tmp_path: Path, run_dir: Path) -> None:
+    """After another cut only the new instances are there, though one took over the id of an old one."""
+    node = FakeNode(tmp_path / "node", "mig")
+    with exporter_process(node, run_dir) as exporter:
+        before = exporter.scrape()
+        for index in range(3):
+            node.remove(f"mig 0/{index}")
+        node.change("mig 0/0", UUID="MIG-new", Name="NVIDIA H100 80GB HBM3 MIG 7g.80gb", GpuInstanceId=2,
+                    ComputeInstanceId=0, MemoryInfo="84825604096 424128020 84401476076 0",
+                    ComputeRunningProcesses="")  # fmt: skip
+        after = exporter.scrape()
+
+    assert {"3g.40gb", "2g.20gb", "1g.10gb"} == set(before.by("profile", "nvml_mig_info"))
+    assert {"2": 42412802048.0, "3": 21076377600.0, "9": 10468982784.0} == before.by(
+        "gpu_instance", "nvml_mig_memory_total_bytes"
+    )
+    assert {"7g.80gb"} == set(after.by("profile", "nvml_mig_info"))
+    assert {"2": 84825604096.0} == after.by("gpu_instance", "nvml_mig_memory_total_bytes")
+
+
+def test_xid_is_counted(node: FakeNode, run_dir: Path) -> None:
+    """An XID error counts once, on the GPU and under the number that it has, however often one scrapes."""
+    heal(node)
+    with exporter_process(node, run_dir) as exporter:
+        exporter.scrape()
+        node.change("node", **{"event.1": "1 0x8 79", "event.2": "1 0x8 31", "event.3": "1 0x8 31"})
+        scraped_until(exporter, lambda shown: 3.0 == sum(shown.matching("nvml_xid_errors_total").values()))
+        shown = exporter.scrape()
+
+    assert {"79": 1.0, "31": 2.0} == {
+        xid: count for xid, count in shown.by("xid", "nvml_xid_errors_total", gpu="1").items() if count
+    }
+    assert shown.series["nvml_xid_last_timestamp_seconds"].keys() <= shown.series["nvml_xid_errors_total"].keys()
+
+
+def test_simultaneous_scrapes_share_one_collection(node: FakeNode, run_dir: Path) -> None:
+    """Two servers that scrape at once get the same values from one reading of the driver."""
+    heal(node)
+    with exporter_process(node, run_dir) as exporter:
+        exporter.scrape()
+        before = node.calls("nvmlDeviceGetCount_v2")
+        node.change("gpu 1", nvmlDeviceGetUtilizationRates="hang")
+        servers = [HTTPConnection(exporter.url.removeprefix("http://")) for _ in range(2)]
+        for server in servers:
+            server.request("GET", "/metrics")
+        for _ in range(3):
+            exporter.get("/-/healthy")  # asked later: when it is answered, the scrapes were taken up
+        heal(node)
+        first, second = (server.getresponse().read() for server in servers)
+        for server in servers:
+            server.close()
+
+    assert first == second
+    assert before + 1 == node.calls("nvmlDeviceGetCount_v2")

@@ -1,0 +1,154 @@
+"""Processes on GPUs: the large ones by pid, the others in sum, and what nobody accounts for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.exposition import Exposition, scrape
+from support.publishing import own_process, own_sample, publish
+from support.samples import UUID
+
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.collectors.processes import MOST_PROCESSES_PER_NODE
+from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.values import MemoryInfo, ProcessMemory, ProcessUtilization
+
+OpenExporter = Callable[..., Exporter]
+MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"
+TOTAL = 1000
+
+
+def card(*rows: ProcessMemory, used: int = 600, reserved: int | None = 100, index: int = 0) -> FakeGpu:
+    """A GPU of 1000 bytes with these processes."""
+    identity = GpuIdentity(index, f"{UUID[:-1]}{index}")
+    return FakeGpu(identity, MemoryInfo(TOTAL, used, TOTAL - used - (reserved or 0), reserved), processes=rows)
+
+
+def show(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
+    """One scrape of a node with these GPUs."""
+    return scrape(open_exporter(FakeNvml.of(*cards), **settings))
+
+
+def test_largest_are_shown_and_the_rest_is_one_sum(open_exporter: OpenExporter) -> None:
+    """With three of five shown, the other two are pid="other"; all five are counted."""
+    rows = [ProcessMemory(pid, used) for pid, used in ((11, 5), (12, 300), (13, 7), (14, 100), (15, 90))]
+    shown = show(open_exporter, card(*rows), processes_per_gpu=3)
+
+    assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == shown.by("pid", MEMORY_OF)
+    assert 5.0 == shown.value("nvml_processes", gpu="0")
+
+
+used_bytes = st.lists(st.none() | st.integers(0, TOTAL), max_size=12)
+
+
+@given(used_bytes, st.integers(1, 14))
+def test_nothing_is_lost_in_the_sum(sizes: list[int | None], most: int) -> None:
+    """However many are shown, the series of a GPU add up to what its processes hold."""
+    rows = [ProcessMemory(pid, size) for pid, size in enumerate(sizes, start=1)]
+    exporter = Exporter(FakeNvml.of(card(*rows)), RunDirectory(Path("absent")), processes_per_gpu=most)
+    shown = scrape(exporter)
+    exporter.close()
+
+    assert sum(size for size in sizes if size) == sum(shown.by("pid", MEMORY_OF).values())
+    assert len(shown.by("pid", MEMORY_OF)) <= most + 1
+    assert float(len(sizes)) == shown.value("nvml_processes")
+
+
+def test_series_of_a_node_are_bounded(open_exporter: OpenExporter) -> None:
+    """A setting of a million does not fill Prometheus."""
+    rows = [ProcessMemory(pid, 1) for pid in range(1 << 22, (1 << 22) + 900)]
+    cards = [card(*rows, index=index) for index in range(4)]
+    shown = show(open_exporter, *cards, processes_per_gpu=10**6)
+
+    assert MOST_PROCESSES_PER_NODE + 4 == len(shown.matching(MEMORY_OF))
+
+
+def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
+    """An empty list is the answer 0; a list that is not given is none."""
+    shown = show(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b"), processes=None))
+
+    assert {"0": 0.0} == shown.by("gpu", "nvml_processes")
+    assert {} == shown.matching(MEMORY_OF)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        (card(ProcessMemory(11, 400), ProcessMemory(12, 150)), 50.0),
+        (card(), 600.0),
+        (card(ProcessMemory(11, 600)), 0.0),
+        (card(ProcessMemory(11, 601)), None),
+        (card(ProcessMemory(11, None)), None),
+        (card(ProcessMemory(11, 5), reserved=None), None),
+        (FakeGpu(GpuIdentity(0, "GPU-a"), processes=[ProcessMemory(11, 5)]), None),
+    ],
+    ids=["rest", "no process", "nothing left", "more than used", "unknown bytes", "first version", "unified memory"],
+)
+def test_unattributed_memory(open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None) -> None:
+    """Used minus what processes hold; absent unless all of it is known, and never negative."""
+    assert expected == show(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
+
+
+def test_utilization_of_the_shown(open_exporter: OpenExporter) -> None:
+    """Engines by process; one that was idle, one that is not shown, and one that is gone have none."""
+    rows = [ProcessMemory(11, 300), ProcessMemory(12, 200), ProcessMemory(13, 1)]
+    used = {11: ProcessUtilization(0.8, 0.4), 13: ProcessUtilization(0.1, 0.1), 99: ProcessUtilization(0.5, None)}
+    base = card(*rows)
+    gpu = FakeGpu(base.identity, base.memory, processes=rows, process_utilization=used)
+    shown = show(open_exporter, gpu, processes_per_gpu=2)
+
+    assert {"11": 0.8} == shown.by("pid", "nvml_process_utilization_ratio", engine="sm")
+    assert {"11": 0.4} == shown.by("pid", "nvml_process_utilization_ratio", engine="memory")
+
+
+def test_process_on_several_gpus_is_shown_on_each(open_exporter: OpenExporter) -> None:
+    """One pid with memory on two GPUs is two series, each with its own bytes and facts."""
+    pid = os.getpid()
+    shown = show(open_exporter, card(ProcessMemory(pid, 5)), card(ProcessMemory(pid, 7), index=1))
+
+    assert {"0": 5.0, "1": 7.0} == shown.by("gpu", MEMORY_OF, pid=str(pid))
+    assert {"0", "1"} == set(shown.by("gpu", INFO, pid=str(pid)))
+
+
+def facts(shown: Exposition) -> dict[str, str]:
+    """Facts of the process that runs the tests."""
+    (labels,) = shown.matching(INFO, pid=str(os.getpid()))
+    return dict(labels)
+
+
+def test_rank_and_run_of_our_own(open_exporter: OpenExporter, run_dir: Path) -> None:
+    """A process that publishes samples is named by rank and run beside what the kernel says of it."""
+    publish(run_dir, own_sample())
+    found = facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))
+
+    assert {"rank": "0", "run": "night", "uid": str(os.geteuid())}.items() <= found.items()
+
+
+def test_rank_of_a_predecessor_is_not_shown(open_exporter: OpenExporter, run_dir: Path) -> None:
+    """A sample of an earlier process with the same pid names nobody."""
+    publish(run_dir, own_sample(process=own_process(start_ticks=1)))
+    found = facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))
+
+    assert {"rank", "run"}.isdisjoint(found)
+
+
+def test_command_line_is_nowhere(open_exporter: OpenExporter) -> None:
+    """Arguments hold tokens: only declared facts are served."""
+    allowed = {"gpu", "uuid", "pid", "name", "uid", "user", "container_id", "pod_uid", "slurm_job_id", "rank", "run"}
+
+    assert set(facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))) <= allowed
+
+
+def test_vanished_process_has_memory_but_no_facts(open_exporter: OpenExporter) -> None:
+    """What NVML still lists is shown; nothing is made up about who it was."""
+    shown = show(open_exporter, card(ProcessMemory(1 << 22, 5)))
+
+    assert {str(1 << 22): 5.0} == shown.by("pid", MEMORY_OF)
+    assert {} == shown.matching(INFO)

@@ -1,0 +1,252 @@
+"""The web configuration file: what exporter-toolkit takes is taken, what cannot be done is refused in one sentence."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import bcrypt
+import pytest
+from support.certificates import Authority
+
+from torchmem.core.errors import UsageError
+from torchmem.exporter.web.config import RateLimit, load
+from torchmem.exporter.web.live import LiveConfig
+from torchmem.exporter.web.rate_limit import Bucket
+
+HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a server's certificate and its authority's."""
+    folder = tmp_path_factory.mktemp("web")
+    Authority(folder).issue("server")
+    return folder
+
+
+@pytest.fixture
+def write(folder: Path) -> Write:
+    """Writes the configuration file into that folder."""
+
+    def write_one(content: str) -> Path:
+        file = folder / "web.yml"
+        file.write_text(content)
+        return file
+
+    return write_one
+
+
+def test_everything_at_once(write: Write) -> None:
+    """Every key of the toolkit that Python's TLS can do has its effect; relative paths start at the file."""
+    config = load(
+        write(f"""
+tls_server_config:
+  cert_file: server.pem
+  key_file: server.key
+  client_auth_type: RequireAndVerifyClientCert
+  client_ca_file: ca.pem
+  client_allowed_sans: [prometheus, 10.0.0.1]
+  min_version: TLS12
+  max_version: TLS12
+  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_AES_128_GCM_SHA256]
+  curve_preferences: [CurveP384]
+  prefer_server_cipher_suites: false
+http_server_config:
+  http2: true
+  headers:
+    X-Frame-Options: deny
+    Strict-Transport-Security: max-age=60
+rate_limit: {{interval: 1m30s, burst: 3}}
+basic_auth_users:
+  prometheus: {HASH}
+""")
+    )
+
+    assert config.tls is not None
+    context = config.tls.context
+    below_13 = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] == "TLSv1.2"]
+    assert (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2) == (context.minimum_version, context.maximum_version)
+    assert ssl.CERT_REQUIRED is context.verify_mode
+    assert ["ECDHE-RSA-AES256-GCM-SHA384"] == below_13
+    assert not context.options & ssl.OP_CIPHER_SERVER_PREFERENCE
+    assert {"prometheus", "10.0.0.1"} == config.tls.allowed_sans
+    assert (("prometheus", HASH),) == config.users
+    assert (("X-Frame-Options", "deny"), ("Strict-Transport-Security", "max-age=60")) == config.headers
+    assert RateLimit(90.0, 3) == config.rate_limit
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "tls_server_config:", "basic_auth_users: {}", "rate_limit: {interval: 0}"]
+)
+def test_nothing_asked_for_is_plain_http(write: Write, content: str) -> None:
+    """An empty file, or one with empty parts, is valid and changes nothing."""
+    config = load(write(content))
+
+    assert (None, (), (), None) == (config.tls, config.users, config.headers, config.rate_limit)
+
+
+def test_certificate_and_key_in_the_file_itself(write: Write, folder: Path) -> None:
+    """`cert` and `key` hold PEM text instead of a path."""
+    parts = {"cert": folder / "server.pem", "key": folder / "server.key", "client_ca": folder / "ca.pem"}
+    text = "".join(f"  {key}: |\n" + "".join(f"    {line}\n" for line in file.read_text().splitlines())
+                   for key, file in parts.items())  # fmt: skip
+    config = load(write(f"tls_server_config:\n  client_auth_type: VerifyClientCertIfGiven\n{text}"))
+
+    assert config.tls is not None
+    assert (ssl.CERT_OPTIONAL, ()) == (config.tls.context.verify_mode, config.tls.files)
+
+
+def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
+    """Without a suite for TLS 1.2 that version is not served, as with Go."""
+    tls = load(write(TLS + "  cipher_suites: [TLS_AES_128_GCM_SHA256]")).tls
+
+    assert tls is not None
+    assert ssl.TLSVersion.TLSv1_3 is tls.context.minimum_version
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("tls_server_confg: {}", "Unknown key 'tls_server_confg' in {file}, line 1: did you mean 'tls_server_config'?"),
+        (TLS + "  client_ca: x\n  min_versoin: TLS12", "'tls_server_config.min_versoin' in {file}, line 5: did you"),
+        (TLS + "  cert_file: other.pem", "The key 'cert_file' is in {file}, line 4, once more"),
+        ("tls_server_config: {cert_file: server.pem}", "tls_server_config.key_file in {file} is missing"),
+        ("tls_server_config: {key_file: server.key}", "tls_server_config.cert_file in {file} is missing"),
+        ("tls_server_config: {client_auth_type: NoClientCert}", "cert_file in {file} is missing"),
+        (
+            "tls_server_config: {cert_file: none.pem, key_file: server.key}",
+            "cannot be read ({folder}/none.pem: No such",
+        ),
+        ("tls_server_config: {cert_file: server.pem, key_file: web.yml}", "and its key cannot be used"),
+        (TLS + "  cert: x", "tls_server_config.cert in {file}, line 4, is given beside cert_file"),
+        (TLS + "  client_auth_type: RequireAnyClientCert", "Python's TLS always verifies a certificate"),
+        (TLS + "  client_auth_type: RequestClientCert", "Python's TLS always verifies a certificate"),
+        (TLS + "  client_auth_type: Require", "is 'Require': give one of NoClientCert"),
+        (TLS + "  client_auth_type: RequireAndVerifyClientCert", "needs to know whom to trust: add client_ca_file"),
+        (TLS + "  client_ca_file: ca.pem", "is given, but no client is asked"),
+        (TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: web.yml", "holds no certificate"),
+        (TLS + "  client_allowed_sans: [a]", "needs client_auth_type: RequireAndVerifyClientCert"),
+        (TLS + "  client_allowed_sans: a", "is 'a': give a list of text"),
+        (TLS + "  client_allowed_sans: [[a]]", "line 4, is no list of text"),
+        (TLS + "  min_version: TLS10", "is TLS10, which OpenSSL no longer serves"),
+        (TLS + "  min_version: TLS13\n  max_version: TLS12", "is TLS12, below min_version"),
+        (TLS + "  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "has 'TLS_RSA_WITH_RC4_128_SHA'"),
+        (TLS + "  max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]", "has none for TLS 1.2"),
+        (TLS + "  curve_preferences: [X25519, CurveP256]", "Python's TLS takes one only"),
+        (TLS + "  curve_preferences: [P256]", "did you mean 'CurveP256'?"),
+        (TLS + "  prefer_server_cipher_suites: 1", "is 1: give true or false"),
+        ("http_server_config: {http2: often}", "http_server_config.http2 in {file}, line 1, is 'often': give true"),
+        ("http_server_config: {headers: {Server: x}}", "Unknown key 'http_server_config.headers.Server'"),
+        ("http_server_config: {headers: {X-Frame-Options: allow}}", "is 'allow': give one of deny, sameorigin"),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "is no header's text"),
+        ("basic_auth_users: {alice: secret}", "basic_auth_users.alice in {file}, line 1, is no bcrypt hash"),
+        ("basic_auth_users: {alice: " + HASH.replace("$04$", "$31$") + "}", "has the cost 31"),
+        ("basic_auth_users: [alice]", "basic_auth_users in {file}, line 1, is a list: give `key: value` lines"),
+        ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval in {file}, line 1, is 'soon': give a duration"),
+        ("rate_limit: {interval: 1s}", "lets no request through without a burst"),
+        ("rate_limit: {interval: 1s, burst: -1}", "rate_limit.burst in {file}, line 1, is -1: give a whole number"),
+        ("- tls_server_config", "must hold `key: value` lines"),
+        ("a: [", "is not valid YAML at line 1"),
+        ("a: &x [*x]", "is not valid YAML"),
+        ("[" * 5000, "is not valid YAML"),
+    ],
+)
+def test_mistake_is_one_sentence(write: Write, folder: Path, content: str, expected: str) -> None:
+    """Each mistake names the key, the file, the line and what to do; secrets are not repeated."""
+    file = write(content)
+
+    with pytest.raises(UsageError) as raised:
+        load(file)
+
+    assert expected.format(file=file, folder=folder) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_key_with_a_password_does_not_ask_on_the_terminal(folder: Path, write: Write) -> None:
+    """An encrypted key is refused instead of waiting for somebody to type."""
+    locked = folder / "locked.key"
+    locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
+
+    with pytest.raises(UsageError, match="without a password"):
+        load(write("tls_server_config: {cert_file: server.pem, key_file: locked.key}"))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """The path is in the sentence."""
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "none.yml"))):
+        load(tmp_path / "none.yml")
+
+
+def test_live_config_follows_the_file_and_survives_a_broken_one(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """A new version holds at once; a broken one is logged once and the last good one stays until it is repaired."""
+    now = [0.0]
+    live = LiveConfig(write(f"basic_auth_users: {{a: {HASH}}}"), clock=lambda: now[0])
+    write(f"basic_auth_users: {{a: {HASH}, b: {HASH}}}")
+    followed = live.current().users
+    write("basic_auth_users: [")
+    broken = [live.current().users for _ in range(3)]
+    now[0] += 60
+    broken.append(live.current().users)
+    write(f"basic_auth_users: {{c: {HASH}}}")
+
+    assert ["a", "b"] == [name for name, _ in followed]
+    assert [followed] * 4 == broken
+    assert 1 == sum(record.levelname == "ERROR" for record in caplog.records)
+    assert ["c"] == [name for name, _ in live.current().users]
+
+
+def test_live_config_retries_what_no_watched_file_tells(tmp_path: Path) -> None:
+    """A certificate that comes after the configuration that names it is found without another change."""
+    now = [0.0]
+    first, second = (Authority(tmp_path / name).issue("server") for name in ("first", "second"))
+    file = tmp_path / "web.yml"
+    template = "tls_server_config: {{cert_file: {}, key_file: {}}}"
+    file.write_text(template.format(first.certificate, first.key))
+    live = LiveConfig(file, clock=lambda: now[0])
+    key = second.key.read_bytes()
+    second.key.unlink()
+    file.write_text(template.format(second.certificate, second.key))
+    before = live.current()
+    second.key.write_bytes(key)
+    now[0] += 60
+    after = live.current()
+
+    assert before.tls is not None
+    assert after.tls is not None
+    assert (first.key, second.key) == (before.tls.files[1], after.tls.files[1])
+
+
+def test_tls_cannot_be_switched_while_running(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Losing the TLS section never turns a running server to plain HTTP."""
+    live = LiveConfig(write(TLS))
+    write("http_server_config: {http2: false}")
+
+    assert live.current().tls is not None
+    assert "restart the exporter" in caplog.text
+
+
+def test_bucket_gives_a_burst_then_the_rate() -> None:
+    """Three at once, then one for each interval; a new limit starts afresh."""
+    now = [0.0]
+    bucket, limit = Bucket(lambda: now[0]), RateLimit(10.0, 3)
+    at_once = [bucket.take(limit) for _ in range(4)]
+    now[0] = 10.0
+    later = [bucket.take(limit) for _ in range(2)]
+
+    assert ([True, True, True, False], [True, False]) == (at_once, later)
+    assert bucket.take(RateLimit(10.0, 1))
+    assert bucket.take(None)
+
+
+def test_folder_in_place_of_a_key_is_named(folder: Path, write: Write) -> None:
+    """A key that is a folder says so, with its path."""
+    (folder / "dir.key").mkdir()
+
+    with pytest.raises(UsageError, match=r"dir\.key: Is a directory"):
+        load(write("tls_server_config: {cert_file: server.pem, key_file: dir.key}"))

@@ -1,0 +1,265 @@
+"""TLS and passwords on a running exporter, as browsers, strangers and the real Prometheus meet them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import httpx
+import pytest
+from support.certificates import Authority, Pair
+from support.publishing import own_sample, publish
+from support.raw_http import connect, everything
+from support.stack import Prometheus, answers, free_port, running
+from support.waiting import until
+
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.serve import ExporterServer, serve
+from torchmem.exporter.web.basic_auth import MAX_WAITING, BasicAuth, BusyError
+from torchmem.exporter.web.connections import Limits
+from torchmem.exporter.web.live import LiveConfig
+
+PASSWORD = "correct horse"  # noqa: S105 - of this test
+HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+USERS = f"basic_auth_users:\n  prometheus: {HASH}\n"
+TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
+CLIENT_CERTIFICATE = (
+    "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  client_allowed_sans: [prometheus]\n"
+)
+Open = Callable[..., ExporterServer]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Signs the server's certificate, which is there, and others."""
+    authority = Authority(tmp_path / "web")
+    authority.issue("server")
+    return authority
+
+
+@pytest.fixture
+def open_server(
+    open_exporter: Callable[..., Exporter], run_dir: Path, authority: Authority, tmp_path: Path
+) -> Iterator[Open]:
+    """Serves an exporter with one rank under a web configuration file, which lies in `web`."""
+    publish(run_dir, own_sample())
+    with ExitStack() as stack:
+
+        def open_one(content: str, limits: Limits | None = None) -> ExporterServer:
+            file = tmp_path / "web" / "web.yml"
+            file.write_text(content)
+            server = serve(open_exporter(), web=LiveConfig(file), limits=limits or Limits())
+            stack.callback(server.close)
+            return server
+
+        yield open_one
+
+
+def trusting(authority: Authority, own: Pair | None = None) -> ssl.SSLContext:
+    """A client's context that trusts `authority` and shows `own`."""
+    context = ssl.create_default_context(cafile=str(authority.file))
+    if own:
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def get(server: ExporterServer, context: ssl.SSLContext | None = None, path: str = "/-/healthy", **options: Any) -> int:
+    """Status code of one request on a connection of its own, 0 when there is no answer."""
+    try:
+        with httpx.Client(base_url=server.url, verify=context or False, trust_env=False, timeout=30) as client:
+            return client.get(path, **options).status_code
+    except (httpx.TransportError, ssl.SSLError):
+        return 0
+
+
+def test_client_certificate_decides(open_server: Open, authority: Authority, tmp_path: Path) -> None:
+    """Only a certificate of the right authority with an allowed name is served; without TLS nothing is."""
+    server = open_server(TLS + CLIENT_CERTIFICATE)
+    stranger = Authority(tmp_path / "stranger", "other").issue("prometheus", "prometheus")
+
+    assert 200 == get(server, trusting(authority, authority.issue("good", "prometheus")))
+    assert 0 == get(server, trusting(authority))
+    assert 0 == get(server, trusting(authority, authority.issue("colleague", "grafana")))
+    assert 0 == get(server, trusting(authority, stranger))
+    with connect(server.url) as plain:
+        plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"torchmem_" not in everything(plain)
+
+
+def test_versions_are_limited(open_server: Open, authority: Authority) -> None:
+    """With TLS 1.3 as the lowest version, a client that can do 1.2 only is refused."""
+    server = open_server(TLS + "  min_version: TLS13\n")
+    old = trusting(authority)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    assert (200, 0) == (get(server, trusting(authority)), get(server, old))
+
+
+def test_renewed_certificate_and_authority_are_served_without_a_restart(
+    open_server: Open, authority: Authority, tmp_path: Path
+) -> None:
+    """New connections see the new certificate, key and client authority; a half-done renewal harms nothing."""
+    server = open_server(TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n")
+    old = trusting(authority, authority.issue("old", "prometheus"))
+    new = Authority(tmp_path / "renewed")
+    pair, client = new.issue("server"), new.issue("client", "prometheus")
+    before = (get(server, old), get(server, trusting(new)))
+    shutil.copy(pair.certificate, tmp_path / "web" / "server.pem")
+    halfway = get(server)
+    shutil.copy(pair.key, tmp_path / "web" / "server.key")
+    shutil.copy(new.file, tmp_path / "web" / "ca.pem")
+
+    assert ((200, 0), 200) == (before, halfway)
+    assert 200 == get(server, trusting(new, client))
+    assert 0 == get(server, old)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 401),
+        ({"auth": ("prometheus", "wrong")}, 401),
+        ({"auth": ("nobody", PASSWORD)}, 401),
+        ({"auth": ("prometheus", PASSWORD)}, 200),
+        ({"auth": ("prometheus", "x" * 5000)}, 401),
+        ({"auth": ("prometheus", "a\0b")}, 401),
+        ({"headers": {"Authorization": "Bearer abc"}}, 401),
+        ({"headers": {"Authorization": "Basic ???"}}, 401),
+        ({"headers": {"Authorization": "Basic " + "=" * 9}}, 401),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/sd", "/", "/-/healthy", "/nothing"])
+def test_password_is_asked_for_everywhere(open_server: Open, path: str, options: dict[str, Any], expected: int) -> None:
+    """No path tells anything without the right name and password, not even whether it is there."""
+    answered = get(open_server(USERS), path=path, **options)
+
+    assert (404 if (path, expected) == ("/nothing", 200) else expected) == answered
+
+
+def test_users_change_without_a_restart(open_server: Open, tmp_path: Path) -> None:
+    """A removed user is out at the next request, also one whose password is remembered."""
+    server = open_server(USERS)
+    before = get(server, auth=("prometheus", PASSWORD))
+    (tmp_path / "web" / "web.yml").write_text(f"basic_auth_users: {{other: {HASH}}}")
+
+    assert (200, 401, 200) == (
+        before,
+        get(server, auth=("prometheus", PASSWORD)),
+        get(server, auth=("other", PASSWORD)),
+    )
+
+
+def header(name: str, password: str) -> str:
+    """An Authorization header."""
+    return httpx.BasicAuth(name, password)._auth_header
+
+
+def test_right_password_costs_bcrypt_once_and_wrong_names_as_much() -> None:
+    """Scrapes do not pay for bcrypt again; an unknown name is compared with a hash of the same cost."""
+    checked: list[str] = []
+
+    def check(password: bytes, hashed: str) -> bool:
+        checked.append(hashed[:7])
+        return bcrypt.checkpw(password, hashed.encode())
+
+    async def ask() -> list[bool]:
+        auth, users = BasicAuth(check), {"prometheus": HASH}
+        asked = [("prometheus", PASSWORD)] * 5 + [("nobody", PASSWORD), ("prometheus", "wrong")] * 2
+        return [await auth.admits(header(*who), users) for who in asked]
+
+    assert [True] * 5 + [False] * 4 == asyncio.run(ask())
+    assert [HASH[:7]] * 5 == checked
+
+
+def test_guessing_is_bounded() -> None:
+    """However many passwords come at once, a few wait for one core and the rest are turned away."""
+
+    async def guess() -> list[bool | BaseException]:
+        auth, users = BasicAuth(), {"prometheus": HASH}
+        asked = (auth.admits(header("prometheus", str(number)), users) for number in range(MAX_WAITING + 30))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(guess())
+
+    assert (MAX_WAITING, 30) == (answers.count(False), sum(isinstance(answer, BusyError) for answer in answers))
+
+
+def test_headers_and_rate_limit(open_server: Open) -> None:
+    """Configured headers are on every answer, refusals too; beyond the burst requests are turned away."""
+    content = "http_server_config: {headers: {X-Frame-Options: deny}}\nrate_limit: {interval: 1h, burst: 2}\n"
+    server = open_server(content)
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
+        answered = [client.get("/-/healthy") for _ in range(3)]
+
+    assert [200, 200, 429] == [answer.status_code for answer in answered]
+    assert ["deny"] * 3 == [answer.headers["x-frame-options"] for answer in answered]
+
+
+def test_silent_handshakes_keep_nobody_out(open_server: Open, authority: Authority) -> None:
+    """Connections that never begin TLS make room for one that does, and are ended after a while."""
+    limits = Limits(connections=4, head_seconds=2.0, sweep_seconds=0.05)
+    server = open_server(TLS, limits)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(server.url)) for _ in range(20)]
+
+        assert 200 == get(server, trusting(authority))
+        assert [b""] * 20 == [everything(client) for client in silent]
+
+
+def test_broken_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_path: Path) -> None:
+    """The exporter does not start unprotected when its web configuration is wrong."""
+    (tmp_path / "web.yml").write_text("basic_auth_user: {}")
+    command = [sys.executable, "-m", "torchmem.exporter", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    ended = subprocess.run(
+        [*command, "--web.config.file", str(tmp_path / "web.yml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (2, 1) == (ended.returncode, ended.stderr.count("\n"))
+    assert re.search(
+        r"Unknown key 'basic_auth_user' in .*web\.yml, line 1: did you mean 'basic_auth_users'", ended.stderr
+    )
+
+
+PROMETHEUS = """
+scrape_configs:
+  - job_name: torchmem
+    scheme: https
+    scrape_interval: 1s
+    basic_auth: {{username: prometheus, password: {password}}}
+    tls_config: {{ca_file: {folder}/ca.pem, cert_file: {folder}/prometheus.pem, key_file: {folder}/prometheus.key}}
+    static_configs:
+      - targets: ['{address}']
+"""
+
+
+@pytest.mark.stack
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus")
+def test_prometheus_scrapes_with_certificate_and_password(
+    open_server: Open, authority: Authority, tmp_path: Path
+) -> None:
+    """The real Prometheus gets in with TLS, a client certificate and basic auth together."""
+    server = open_server(TLS + CLIENT_CERTIFICATE + USERS)
+    authority.issue("prometheus", "prometheus")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(
+        PROMETHEUS.format(password=PASSWORD, folder=tmp_path / "web", address=server.url.removeprefix("https://"))
+    )
+    url = f"127.0.0.1:{free_port()}"
+    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
+               f"--web.listen-address={url}", "--log.level=warn"]  # fmt: skip
+    with running(command, tmp_path / "prometheus.log"):
+        until(lambda: answers(f"http://{url}/-/ready"))
+        prometheus = Prometheus(f"http://{url}")
+
+        assert until(lambda: prometheus.value('up{job="torchmem"} == 1'))
+        assert until(lambda: prometheus.value('torchmem_process_state{state="running"}'))

@@ -1,0 +1,81 @@
+/* Events: the lines `event.N = GPU TYPE DATA` of the node, each delivered once to a set that registered for it. */
+#include "state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_REGISTERED = 64, STEP_MILLISECONDS = 2 };
+
+struct event_set {
+    int count;
+    struct {
+        nvmlDevice_t device;
+        u64 types;
+    } registered[MAX_REGISTERED];
+};
+
+static _Atomic unsigned delivered;
+
+NVML(EventSetCreate, nvmlEventSet_t *set)
+{
+    *set = calloc(1, sizeof **set);
+    return answer("nvmlEventSetCreate", NULL, NULL, NULL);
+}
+
+NVML(EventSetFree, nvmlEventSet_t set)
+{
+    free(set);
+    return answer("nvmlEventSetFree", NULL, NULL, NULL);
+}
+
+NVML(DeviceRegisterEvents, nvmlDevice_t device, u64 types, nvmlEventSet_t set)
+{
+    u64 supported = 0;
+    nvmlReturn_t code =
+        numbers("nvmlDeviceRegisterEvents", device, "SupportedEventTypes", 0, 1, &supported);
+    if (code || types & ~supported || set->count == MAX_REGISTERED)
+        return code ? code : NOT_SUPPORTED;
+    set->registered[set->count].device = device;
+    set->registered[set->count++].types = types;
+    return SUCCESS;
+}
+
+static u64 types_of(nvmlEventSet_t set, nvmlDevice_t device)
+{
+    u64 types = 0;
+    for (int i = 0; i < set->count; i++)
+        types |= set->registered[i].device == device ? set->registered[i].types : 0;
+    return types;
+}
+
+/* The next event that this set wants; those that nobody registered for are lost, as with the driver. */
+static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
+{
+    for (;;) {
+        char key[32], name[32];
+        u64 found[3];
+        snprintf(key, sizeof key, "event.%u", delivered + 1);
+        nvmlReturn_t code = numbers("nvmlEventSetWait_v2", NULL, key, 0, 3, found);
+        if (code)
+            return code == NOT_SUPPORTED ? TIMEOUT : code;
+        delivered++;
+        snprintf(name, sizeof name, "gpu %u", (unsigned)found[0]);
+        nvmlDevice_t device = device_named(name);
+        if (device && types_of(set, device) & found[1]) {
+            *data = (nvmlEventData_t){device, found[1], found[2], ~0u, ~0u};
+            return SUCCESS;
+        }
+    }
+}
+
+NVML(EventSetWait_v2, nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_milliseconds)
+{
+    for (unsigned waited = 0;; waited += STEP_MILLISECONDS) {
+        nvmlReturn_t code = next_event(set, data);
+        if (code != TIMEOUT || waited >= timeout_milliseconds)
+            return code;
+        nanosleep(&(struct timespec){.tv_nsec = STEP_MILLISECONDS * 1000000L}, NULL);
+    }
+}

@@ -1,0 +1,33 @@
+/* The state file, parsed: sections in order, each with its lines. Only file.c and answers.c look at it. */
+#pragma once
+
+#include "state.h"
+
+#include <pthread.h>
+
+enum { MAX_SECTIONS = 256, MAX_ENTRIES = 160 };
+
+struct entry {
+    const char *key, *value;
+};
+
+struct section {
+    const char *name;
+    struct device *device;
+    int entries;
+    struct entry entry[MAX_ENTRIES];
+};
+
+/* Held while a section is looked at. */
+extern pthread_mutex_t lock;
+extern struct section sections[MAX_SECTIONS];
+extern int section_count;
+
+/* Read the file again when it is another one than last time. Writers replace it whole. */
+void refresh(void);
+struct section *section_named(const char *name);
+struct section *section_of(const struct device *device);
+/* The last value of the key; NULL when the section, which may be NULL, has none. */
+const char *value_in(const struct section *section, const char *key);
+/* What is wrong with a test's own file or set-up is said on stderr, and ends the process. */
+_Noreturn void stop(const char *problem, const char *what);

@@ -1,0 +1,33 @@
+"""Coverage-guided fuzzing of one door with Google's atheris, which is no dependency of the tests.
+
+    pip install atheris
+    python tests/fuzz/fuzz.py sample_file -max_total_time=120
+
+The doors are the functions of tests/support/fuzz.py; everything after the name goes to libFuzzer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Fuzz until libFuzzer ends; a crash writes its input to the current folder."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    atheris = importlib.import_module("atheris")
+    with atheris.instrument_imports(include=["torchmem", "yaml", "support"]):
+        targets = importlib.import_module("support.fuzz").TARGETS
+    if len(sys.argv) < 2 or sys.argv[1] not in targets:
+        sys.stderr.write(f"usage: python {sys.argv[0]} {{{','.join(targets)}}} [libFuzzer options]\n")
+        return 2
+    logging.disable()
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], targets[sys.argv[1]])
+    atheris.Fuzz()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

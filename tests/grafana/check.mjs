@@ -1,0 +1,106 @@
+// Hold dashboards/json against the types that Grafana 11, 12 and 13 publish: node check.mjs DASHBOARD.json...
+//
+// The types leave a panel's `options` and `fieldConfig` open; each panel type publishes its own, which are looked up
+// here. Unknown keys are errors: they are what a renamed option looks like.
+import Ajv from "ajv";
+import { existsSync, mkdirSync, readFileSync, symlinkSync } from "node:fs";
+import { createRequire } from "node:module";
+import { dirname, join } from "node:path";
+import { createGenerator } from "ts-json-schema-generator";
+
+const require = createRequire(import.meta.url);
+const VERSIONS = ["grafana-11", "grafana-12", "grafana-13"];
+// What Grafana reads but its types do not know: data sources add their own words to an annotation.
+const ANNOTATION_WORDS = ["expr", "titleFormat", "textFormat", "useValueForTime"];
+
+class Types {
+  constructor(version) {
+    this.version = version;
+    this.root = dirname(require.resolve(`${version}/package.json`));
+    this.known = new Map();
+    this.#nameItself();
+  }
+
+  // A panel's types import "@grafana/schema", which here has the version in its name.
+  #nameItself() {
+    const folder = join(this.root, "node_modules", "@grafana");
+    if (existsSync(folder)) return;
+    mkdirSync(folder, { recursive: true });
+    symlinkSync(this.root, join(folder, "schema"));
+  }
+
+  file(folder, name) {
+    const places = [`dist/types/raw/${folder}/x/types.gen.d.ts`, `dist/esm/raw/${folder}/x/${name}_types.gen.d.ts`];
+    const found = places.map((place) => join(this.root, place)).find(existsSync);
+    if (!found) throw new Error(`${this.version} has no types of ${folder}`);
+    return found;
+  }
+
+  panel(type, part) {
+    const names = { timeseries: "TimeSeries", "state-timeline": "StateTimeline", "status-history": "StatusHistory" };
+    const name = names[type] ?? type[0].toUpperCase() + type.slice(1);
+    const folder = `composable/${type.replace("-", "")}/panelcfg`;
+    return this.validator(this.file(folder, `${name}PanelCfg`), part);
+  }
+
+  dashboard(type) {
+    return this.validator(this.file("dashboard", "dashboard"), type);
+  }
+
+  validator(path, type) {
+    const key = `${path} ${type}`;
+    if (!this.known.has(key)) {
+      const generator = createGenerator({ path, type, skipTypeCheck: true, additionalProperties: false });
+      const ajv = new Ajv({ strict: false, allErrors: true });
+      const schema = generator.createSchema(type);
+      this.known.set(key, { all: ajv.compile(schema), some: ajv.compile(withoutRequired(schema)) });
+    }
+    return this.known.get(key);
+  }
+}
+
+function withoutRequired(schema) {
+  const copy = structuredClone(schema);
+  for (const definition of Object.values(copy.definitions)) delete definition.required;
+  return copy;
+}
+
+function* wrong(where, validate, value) {
+  if (validate(value)) return;
+  for (const error of validate.errors) {
+    yield `${where}${error.instancePath}: ${error.message} ${JSON.stringify(error.params)}`;
+  }
+}
+
+function* findings(types, board) {
+  const plain = structuredClone(board);
+  for (const annotation of plain.annotations?.list ?? []) {
+    for (const word of ANNOTATION_WORDS) delete annotation[word];
+  }
+  yield* wrong("dashboard", types.dashboard("Dashboard").some, plain);
+  for (const panel of board.panels.filter((panel) => panel.type !== "row")) {
+    const where = `panel "${panel.title}" (${panel.type})`;
+    yield* wrong(`${where} options`, types.panel(panel.type, "Options").some, panel.options);
+    const custom = panel.fieldConfig.defaults.custom ?? {};
+    if (Object.keys(custom).length) {
+      yield* wrong(`${where} custom`, types.panel(panel.type, "FieldConfig").some, custom);
+    }
+    for (const { id, value } of panel.fieldConfig.overrides.flatMap((override) => override.properties)) {
+      const own = id.startsWith("custom.");
+      const validator = own ? types.panel(panel.type, "FieldConfig") : types.dashboard("FieldConfig");
+      yield* wrong(`${where} override ${id}`, validator.some, { [id.replace("custom.", "")]: value });
+    }
+  }
+}
+
+let failed = 0;
+for (const version of VERSIONS) {
+  const types = new Types(version);
+  for (const path of process.argv.slice(2)) {
+    const found = [...findings(types, JSON.parse(readFileSync(path, "utf8")))];
+    for (const finding of found) console.error(`${version}: ${path}: ${finding}`);
+    failed += found.length ? 1 : 0;
+  }
+}
+console.log(`${VERSIONS.length * (process.argv.length - 2) - failed} passed, ${failed} failed`);
+process.exitCode = failed ? 1 : 0;

@@ -1,0 +1,100 @@
+"""What must hold for any bytes at all, one function for each door that strangers' or people's text comes in by."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from support.exposition import Exposition
+
+from torchmem.core.errors import UsageError
+from torchmem.exporter import config, strict_yaml
+from torchmem.exporter.collectors import samples
+from torchmem.exporter.decode import decode
+from torchmem.exporter.discovery import target_groups
+from torchmem.exporter.refusals import RefusedError
+from torchmem.exporter.rundir import Published
+from torchmem.exporter.scrapes import patience
+from torchmem.exporter.web import config as web_config
+from torchmem.exporter.web.basic_auth import credentials
+from torchmem.exporter.web.negotiation import choose_format, takes_gzip
+
+
+class _Families:
+    def __init__(self, families: list[Metric]) -> None:
+        self.collect = lambda: families
+
+
+def _with_file(content: bytes, load: Callable[[Path], object]) -> None:
+    """Load it, or get one sentence."""
+    with tempfile.NamedTemporaryFile(suffix=".yml") as file:
+        file.write(content)
+        file.flush()
+        sentence = ""
+        try:
+            load(Path(file.name))
+        except UsageError as error:
+            sentence = str(error)
+        assert sentence.isprintable(), sentence
+
+
+def settings_file(content: bytes) -> None:
+    """`--config`: settings that print as a file which gives the same ones, or one sentence."""
+
+    def load(file: Path) -> None:
+        settings = config.load(file, {})
+        file.write_text(settings.as_yaml())
+        assert settings == config.load(file, {}), settings
+
+    _with_file(content, load)
+
+
+def web_config_file(content: bytes) -> None:
+    """`--web.config.file`: a checked configuration or one sentence."""
+    _with_file(content, web_config.load)
+
+
+def yaml_file(content: bytes) -> None:
+    """The strict reader agrees with PyYAML on what plain mappings of plain keys hold."""
+
+    def load(file: Path) -> None:
+        section = strict_yaml.read(file, None)
+        with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
+            plain = yaml.safe_load(content)
+            if isinstance(plain, dict) and all(isinstance(key, str) for key in plain):
+                assert {key for key in plain if plain[key] is not None} <= set(section), plain
+
+    _with_file(content, load)
+
+
+def sample_file(content: bytes) -> None:
+    """A sample file: refused, or its exposition is valid and its endpoint is this node's."""
+    try:
+        sample = decode(content)
+    except RefusedError:
+        return
+    published = [Published(sample, sample.process.pid, "running", attributed=True)]
+    Exposition.of_text(generate_latest(_Families(list(samples.collect(published, {})))).decode())
+    for group in target_groups(published, "node5", "10.0.0.9", {"10.0.0.5"}):
+        assert group["targets"][0].rpartition(":")[0] in {"node5", "10.0.0.5"}, group
+
+
+def headers(content: bytes) -> None:
+    """Request headers, as a server decodes them: every one of them is understood as something."""
+    text = content.decode("latin-1")
+    choose_format(text)
+    takes_gzip(text)
+    seconds = patience(text)
+    assert seconds is None or seconds > 0
+    credentials(text)
+    target_groups([], text, text, ())
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    function.__name__: function for function in (settings_file, web_config_file, yaml_file, sample_file, headers)
+}

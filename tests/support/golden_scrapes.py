@@ -1,0 +1,125 @@
+"""What the exporter serves on each node of tests/fake_nvml/nodes, with all that differs between two runs replaced."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from support.exporter_process import ExporterProcess, exporter_process
+from support.exposition import Exposition
+from support.fake_nvml import NO_PID, NODES, FakeNode
+from support.publishing import own_process, publish
+from support.samples import UUID, full_sample
+from support.waiting import until
+
+from torchmem.core import proc
+from torchmem.core.sample import Allocator, ByPool, Sample
+from torchmem.exporter.processes import INITIAL_PID_NAMESPACE
+
+GOLDEN = Path(__file__).resolve().parents[1] / "exporter" / "golden"
+NAMES = sorted(file.stem for file in NODES.glob("*.txt"))
+FULL_SAMPLE_BYTES = 61 << 30
+
+HAPPENS = r"^(event\..*|error = gpu_is_lost)\n"  # what comes over a node while the exporter runs
+
+# Times and durations, recorded as NaN, which the exporter never gives.
+VOLATILE_VALUES = {
+    "torchmem_exporter_collector_duration_seconds",
+    "torchmem_sample_timestamp_seconds",
+    "nvml_xid_last_timestamp_seconds",
+}
+# Labels that name the machine, the user or an installed version, left out.
+VOLATILE_LABELS = {
+    "torchmem_exporter_build_info": {"version", "python_version"},
+    "nvml_process_info": {"uid", "user", "container_id", "pod_uid", "slurm_job_id"},
+}
+# Only where the exporter counts pids as the driver does can it say who a process is; in containers it cannot.
+NEEDS_INITIAL_PID_NAMESPACE = ("nvml_process_info", "torchmem_outside_allocator_bytes")
+
+
+def scrape_of(name: str, folder: Path) -> str:
+    """The body of a scrape of the exporter process on that node, normalised."""
+    with subprocess.Popen(["sleep", "600"]) as trainer:
+        try:
+            node = FakeNode(folder / "node", name, pid=trainer.pid)
+            now = node.text
+            _publish_ranks(node, folder / "run", trainer.pid, most=3 if name == "h100_busy" else 1)
+            node.write(re.sub(HAPPENS, "", now, flags=re.MULTILINE))
+            deadline = 1 if name == "hung" else 30
+            with exporter_process(node, folder / "run", scrape_deadline_seconds=deadline) as exporter:
+                exporter.get()
+                node.write(now)
+                return _settled(exporter, node, trainer.pid)
+        finally:
+            trainer.kill()
+
+
+def normalised(body: str, pid: int) -> str:
+    """The body without what differs between two runs on any machine."""
+    return "".join(_normalised_line(line, pid) + "\n" for line in body.splitlines())
+
+
+def portable(text: str) -> str:
+    """What is the same inside and outside of containers: all of it where pids count as the driver counts them."""
+    if proc.pid_namespace() == INITIAL_PID_NAMESPACE:
+        return text
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(NEEDS_INITIAL_PID_NAMESPACE))
+
+
+def _normalised_line(line: str, pid: int) -> str:
+    name = re.match(r"\w*", line)[0]  # type: ignore[index]
+    if name in VOLATILE_VALUES:
+        line = f"{line.rpartition(' ')[0]} NaN"
+    for label in VOLATILE_LABELS.get(name, ()):
+        line = re.sub(rf'\b{label}="[^"]*",?', "", line)
+    return line.replace(f'pid="{pid}"', 'pid="PID"')
+
+
+def _settled(exporter: ExporterProcess, node: FakeNode, pid: int) -> str:
+    """The first scrape that is like the one before it, with all events and, where it measures them, GPM's means."""
+    events = len(re.findall(r"^event\.", node.text, re.MULTILINE))
+    measures = "GpmQueryDeviceSupport = 1" in node.text and not re.search("= hang|nvmlGpmSampleGet = ", node.text)
+    bodies = [""]
+
+    def settled() -> str | None:
+        bodies.append(normalised(exporter.get(), pid))
+        arrived = sum(Exposition.of_text(bodies[-1]).matching("nvml_xid_errors_total").values())
+        complete = arrived == events and ("nvml_sm_active_ratio{" in bodies[-1] or not measures)
+        return bodies[-1] if complete and bodies[-1] == bodies[-2] else None
+
+    return until(settled, pause=0.2)
+
+
+def _publish_ranks(node: FakeNode, run_dir: Path, trainer: int, most: int) -> None:
+    for sample in islice(_samples(node, trainer), most):
+        publish(run_dir, sample, f"{sample.process.rank}.sample.json")
+
+
+def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
+    """Rank 0 trains on the first GPU, rank 1 ran out of memory, rank 2 was killed."""
+    held = re.search(rf"\b{trainer}:(\d+)", node.text)
+    uuids = re.findall(r"^UUID = (.*)$", node.text[: held.start()] if held else "", re.MULTILINE)
+    sample = full_sample(uuid=uuids[-1] if uuids else UUID)
+    if held and int(held[1]) < FULL_SAMPLE_BYTES:
+        sample = _on_a_small_card(sample)
+    living = own_process(pid=trainer, start_ticks=proc.start_ticks(trainer))
+    gone = replace(living, pid=NO_PID, start_ticks=1)
+    now = time.time()
+    yield replace(sample, process=living, timestamp=now)
+    yield replace(sample, process=replace(gone, rank=1, local_rank=1), timestamp=now - 10, ended="oom")
+    yield replace(sample, process=replace(gone, rank=2, local_rank=2), timestamp=now - 20)
+
+
+def _on_a_small_card(sample: Sample) -> Sample:
+    gib = 1 << 30
+    reserved = Allocator(
+        ByPool(1 << 20, 10 * gib), ByPool(1 << 20, 10 * gib), ByPool(2 << 20, 15 * gib),
+        ByPool(1 << 20, 9 * gib), ByPool(1 << 20, 3 * gib), 12 * gib, 12 * gib, 16 * gib,
+    )  # fmt: skip
+    device = replace(sample.devices[0], total_bytes=24 * gib, allocator=reserved, layout=None, phase_peaks={})
+    return replace(sample, devices=(device,))

@@ -1,0 +1,164 @@
+"""Scenarios in simulated time: what Prometheus would have scraped in an hour, made in a second.
+
+Everything but the clock is real: the simulated allocator under the SDK's own recorder, the sample that the SDK would
+write, and the function that makes metric families of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from prometheus_client.core import Metric
+
+from torchmem.core import catalog
+from torchmem.core.families import View, families, family
+from torchmem.core.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
+from torchmem.sdk._recorder import Recorder
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.scenarios import SCENARIOS, Worker
+
+RANKS = 2
+STEPS = 240
+"""Of 15 seconds each."""
+TRAINED_SECONDS = 3600.0
+WATCHED_SECONDS = 4200.0
+"""Ten minutes more than the training: what dead ranks leave is seen too."""
+SCRAPE_SECONDS = 15.0
+SNAPSHOT_SECONDS = 10.0
+MOMENTS_PER_STEP = 4
+"""As in the demo, where each moment of a scenario takes a quarter of a step."""
+
+Series = dict[str, dict[int, float]]
+"""Values by the number of the scrape, by the series as Prometheus writes it."""
+
+
+@dataclass
+class Rank:
+    """One rank on a card of its own, and what is scraped of both."""
+
+    name: str
+    rank: int
+    series: Series = field(default_factory=lambda: defaultdict(dict))
+
+    def __post_init__(self) -> None:
+        scenario = SCENARIOS[self.name]
+        self.total = scenario.card_bytes
+        cells = [0] * (1 + scenario.neighbours)
+        self.card = SimulatedCard(self.total, use=CardUse(cells), uuid=self.uuid, name="Simulated")
+        self.allocator = DeviceCachingAllocator(self.card)
+        self.backend = SimulatedBackend([self.allocator])
+        self.recorder = Recorder(self.backend)
+        self.backend.on_oom(self._on_oom)
+        self.chance = Random(self.rank)
+        self.now, self.scraped, self.steps = 0.0, 0, 0
+        self.snapshot_at = 0.0
+        self.oom_at: float | None = None
+
+    def play(self) -> Series:
+        """Train for an hour or until memory runs out, and go on being scraped."""
+        self.recorder.read_settings()
+        self.recorder.read_stats()
+        worker = Worker(self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0])
+        state: State = "exited"
+        try:
+            for moment in SCENARIOS[self.name].train(worker):
+                self._live(moment == "step")
+                if self.now >= TRAINED_SECONDS:
+                    break
+        except OutOfMemoryError:
+            state, self.oom_at = "oom", self.now
+        self.card.use.cells[0] = 0
+        while self.now < WATCHED_SECONDS:
+            self.now += SCRAPE_SECONDS
+            self._scrape(state)
+        return self.series
+
+    def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
+        self.recorder.record_oom(device, requested, limit, driver_free)
+
+    def _live(self, step_ended: bool) -> None:
+        self.now += TRAINED_SECONDS / STEPS / MOMENTS_PER_STEP
+        if self.now >= self.snapshot_at:
+            self.recorder.take_snapshot()
+            self.snapshot_at = self.now + SNAPSHOT_SECONDS * self.chance.uniform(0.75, 1.25)
+        if step_ended:
+            self.steps += 1
+            self.recorder.read_stats()
+        self._scrape("running")
+
+    def _scrape(self, state: State) -> None:
+        if self.now < self.scraped * SCRAPE_SECONDS:
+            return
+        self.recorder.measure_snapshot()
+        target = {"job": "torchmem", "instance": instance(self.name)}
+        for metric in [*families([View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})]),
+                       *self._nvml(state)]:  # fmt: skip
+            for sample in metric.samples:
+                labels = {**target, **{name: value for name, value in sample.labels.items() if value}}
+                written = ",".join(f'{name}="{value}"' for name, value in labels.items())
+                self.series[f"{sample.name}{{{written}}}"][self.scraped] = sample.value
+        self.scraped += 1
+
+    @property
+    def uuid(self) -> str:
+        """One card for each rank of each scenario."""
+        return f"GPU-{self.name}-{self.rank}"
+
+    @property
+    def _pid(self) -> int:
+        return 1000 + self.rank
+
+    def _sample(self) -> Sample:
+        durations = Steps().duration_counts
+        return Sample(
+            timestamp=self.now,
+            process=Process(self._pid, None, None, "n", self.name, self.rank),
+            devices=tuple(self._dated(device) for device in self.recorder.samples()),
+            steps=Steps(self.steps, durations, self.now),
+            cost=SelfCost(2e-5, 2e-3, self.now * 1e-4),
+            allocator_settings=self.recorder.settings,
+        )
+
+    def _dated(self, device: DeviceSample) -> DeviceSample:
+        """The recorder takes the time from the clock; here it is simulated."""
+        layout = device.layout and replace(device.layout, timestamp=self.now)
+        oom = device.last_oom and replace(device.last_oom, timestamp=self.oom_at or self.now)
+        return replace(device, layout=layout, last_oom=oom)
+
+    def _nvml(self, state: State) -> Iterator[Metric]:
+        gpu = (str(self.rank), self.uuid)
+        used, own = self.card.use.total(), self.card.use.own()
+        reserved = self.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
+        yield family(catalog.NVML_GPU_UP, [(gpu, 1)])
+        yield family(catalog.NVML_MEMORY_TOTAL, [(gpu, self.total)])
+        yield family(catalog.NVML_MEMORY_USED, [(gpu, used)])
+        yield family(catalog.NVML_MEMORY_FREE, [(gpu, self.total - used)])
+        yield family(catalog.NVML_UTILIZATION, [((*gpu, "gpu"), 0.9 if state == "running" else 0.0)])
+        if state == "running":
+            outside = (*gpu, str(self.rank), str(self._pid), self.name)
+            yield family(catalog.OUTSIDE_ALLOCATOR, [(outside, own - reserved)])
+
+
+def scrapes(name: str) -> Series:
+    """Every series of a scenario's ranks, their cards and their exporter; buckets are left out, no rule reads them."""
+    found: Series = {}
+    for rank in (0, RANKS - 1):
+        found |= {name: values for name, values in Rank(name, rank).play().items() if "_bucket{" not in name}
+    up = f'up{{job="torchmem",instance="{instance(name)}"}}'
+    return found | {up: dict.fromkeys(range(max(max(values) for values in found.values()) + 1), 1.0)}
+
+
+def instance(name: str) -> str:
+    """The node on which a scenario plays."""
+    return f"{name}:9847"
+
+
+def promtool_values(values: dict[int, float]) -> str:
+    """One value for each scrape until the last, in promtool's notation."""
+    return " ".join(f"{values[number]:.17g}" if number in values else "_" for number in range(max(values) + 1))
