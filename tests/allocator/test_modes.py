@@ -42,7 +42,7 @@ def show(device=0):
     stats = torch.cuda.memory_stats(device)
     print(json.dumps({{"stats": stats, "snapshot": count(default), "private": {{"used": used, "free": free}}}}))
 def read():
-    session.step(); session._monitor.recorder.take_snapshot(); session._monitor.recorder.measure_snapshot(); session.step()
+    session.step(); own = session._monitor.recorder; own.take_snapshot(); own.measure_snapshot(); session.step()
 """
 
 
@@ -211,7 +211,8 @@ def test_a_pluggable_allocator_is_a_closed_book(run: Run, series: Series, tmp_pa
 own = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "take", "give")
 torch.cuda.memory.change_current_allocator(own)
 session = sdk.instrument(interval=1e-6)
-held = torch.empty(1 << 24, device="cuda"); session.step(); session._monitor.recorder.take_snapshot(); session._monitor.recorder.measure_snapshot(); session.step()
+held = torch.empty(1 << 24, device="cuda"); session.step()
+recorder = session._monitor.recorder; recorder.take_snapshot(); recorder.measure_snapshot(); session.step()
 print(sum(session.errors.counts.values()))
 session.close(); sys.stdout.flush(); os._exit(0)
 """)

@@ -12,7 +12,7 @@ from torchmem.simulator.recording.trace import Recording
 from torchmem.simulator.whatif.case import Case
 from torchmem.simulator.whatif.caveats import caveats
 from torchmem.simulator.whatif.fidelity import find_card, judge, reserved_over_time
-from torchmem.simulator.whatif.rebuild import rebuild
+from torchmem.simulator.whatif.rebuild import Before, rebuild
 from torchmem.simulator.whatif.repetition import Repetition, repeat
 from torchmem.simulator.whatif.replay import Replayer, outcome
 from torchmem.simulator.whatif.result import Fidelity, Outcome, Start, Verdict, WhatIf
@@ -86,7 +86,7 @@ def what_if(
             repetition.program, before, len(recording.events), card, total_bytes, oldest_first, work.on_sample
         )
         baseline = _baseline(before, is_own=is_own or card is None)
-        outcomes += _replay(replayer, baseline and replace(recorded, name=baseline), candidates, work)
+        outcomes += _replay(replayer, None if baseline is None else replace(recorded, name=baseline), candidates, work)
     verdict = _decide(recording, fidelity, outcomes)
     said = caveats(case, repetition, fidelity, card, source)
     return WhatIf(
