@@ -21,7 +21,7 @@ CAUSES = {
     "limit": "this process may not take more.",
 }
 STATE_STYLES = {"running": "green", "stalled": "yellow", "exited": "dim", "oom": "bold red", "killed": "red"}
-# The alert's own mark for severe fragmentation; see prometheus/rules/alerts.yml.
+# The alert's own mark for severe fragmentation; see prometheus/thresholds.yml.
 SEVERE_FRAGMENTATION = 0.7
 
 

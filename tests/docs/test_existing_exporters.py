@@ -1,0 +1,144 @@
+"""The queries of docs/existing-exporters.md on series of the shapes that the other exporters have."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+from support.dashboards import BOARDS, QUERIES, filled_in
+from support.promql import ROOT, RULES, selectors
+
+PAGE = (ROOT / "docs" / "existing-exporters.md").read_text()
+QUERIES_OF_THE_PAGE = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+CARD, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"
+GIB = 1 << 30
+TARGET = 'job="torchmem",instance="n:9847"'
+GPU = f'{TARGET},gpu="3",uuid="GPU-{CARD}"'
+RANK = f'{GPU},rank="1",pid="7",run="gpt"'
+
+
+def ours() -> dict[str, str]:
+    """One rank on one card whose memory is held while nothing runs."""
+    return {
+        f'torchmem_process_state{{{TARGET},rank="1",pid="7",run="gpt",state="running"}}': "1",
+        f'torchmem_reserved_bytes{{{RANK},pool="large"}}': f"{40 * GIB}",
+        f'torchmem_active_bytes{{{RANK},pool="large"}}': f"{30 * GIB}",
+        f'torchmem_free_bytes{{{RANK},state="stranded"}}': f"{10 * GIB}",
+        f'torchmem_free_bytes{{{RANK},state="releasable"}}': "0",
+        f'torchmem_private_pool_bytes{{{RANK},state="free"}}': "0",
+        f'torchmem_headroom_bytes{{{RANK},flush="true"}}': f"{9 * GIB}",
+        f"torchmem_device_total_bytes{{{RANK}}}": f"{80 * GIB}",
+        f"nvml_memory_used_bytes{{{GPU}}}": f"{42 * GIB}",
+        f'nvml_utilization_ratio{{{GPU},engine="gpu"}}': "0",
+    }
+
+
+def dcgm(card: str, tensor: float, engine: float) -> dict[str, str]:
+    """What dcgm-exporter 4 says of a card, with the labels that it and Kubernetes give it."""
+    labels = (
+        f'job="dcgm-exporter",instance="10.0.0.9:9400",gpu="0",UUID="GPU-{card}",pci_bus_id="00000000:18:00.0",'
+        'device="nvidia0",modelName="NVIDIA H100 80GB HBM3",Hostname="n",DCGM_FI_DRIVER_VERSION="580.95.05",'
+        'exported_namespace="team",exported_pod="gpt-0",exported_container="train"'
+    )
+    return {
+        f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{labels}}}": f"{tensor}",
+        f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{labels}}}": f"{engine}",
+        f"DCGM_FI_DEV_FB_USED{{{labels}}}": f"{42 * 1024}",
+        f"DCGM_FI_DEV_GPU_UTIL{{{labels}}}": "0",
+    }
+
+
+def nvidia_gpu_exporter(card: str) -> dict[str, str]:
+    """What nvidia_gpu_exporter 1 says of a card."""
+    labels = f'job="nvidia_gpu_exporter",instance="n:9835",uuid="{card}"'
+    facts = 'name="NVIDIA H100 80GB HBM3",driver_version="580.95.05",index="0",pci_bus_id="00000000:18:00.0"'
+    return {
+        f"nvidia_smi_power_draw_watts{{{labels}}}": "120",
+        f"nvidia_smi_memory_used_bytes{{{labels}}}": f"{42 * GIB}",
+        f"nvidia_smi_gpu_info{{{labels},{facts}}}": "1",
+    }
+
+
+def answers(folder: Path, series: dict[str, str]) -> list[list[str]]:
+    """What Prometheus answers to each query of the page after two minutes: the series, as promtool writes them.
+
+    Promtool tells what it got when it was told to expect nothing.
+    """
+    (folder / "page.yml").write_text(SNIPPETS[0])
+    return [_answer(folder, series, text) for text in QUERIES_OF_THE_PAGE]
+
+
+def _answer(folder: Path, series: dict[str, str], text: str) -> list[str]:
+    test = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": f"{value}x6"} for name, value in series.items()],
+        "promql_expr_test": [{"expr": f"({text})", "eval_time": "2m", "exp_samples": []}],
+    }
+    rules = [*map(str, RULES), "page.yml"]
+    content = {"rule_files": rules, "evaluation_interval": "30s", "tests": [test]}
+    (folder / "test.yml").write_text(json.dumps(content))
+    told = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    output = told.stdout + told.stderr
+    assert told.returncode == 0 or "got:" in output, output
+    return re.findall(r"\{.*?\} [-+.e\d]+", output.partition("got:")[2])
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("tensor", "engine", "silent"),
+    [(0.7, 0.9, [2]), (0.0, 0.01, [1, 8])],
+    ids=["the card computes", "the card is idle"],
+)
+def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, silent: list[int]) -> None:
+    """Each query of the page finds the one card in both exporters, unless its own threshold excludes it."""
+    found = answers(tmp_path, ours() | dcgm(CARD, tensor, engine) | nvidia_gpu_exporter(CARD))
+    assert {number: len(answer) for number, answer in enumerate(found)} == {
+        number: 0 if number in silent else 1 for number in range(len(QUERIES_OF_THE_PAGE))
+    }, found
+
+
+@pytest.mark.stack
+def test_no_query_joins_different_cards(tmp_path: Path) -> None:
+    """Where the other exporters speak of another card only, each query is empty: it joins by UUID and nothing else."""
+    found = answers(tmp_path, ours() | dcgm(OTHER, 0.7, 0.01) | nvidia_gpu_exporter(OTHER))
+    assert [[] for _ in QUERIES_OF_THE_PAGE] == found
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("snippet", SNIPPETS[1:])
+def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
+    """Each piece of configuration on the page can be added to the shipped one."""
+    (tmp_path / "prometheus.yml").write_text("scrape_configs: []\n" + snippet)
+    checked = subprocess.run(
+        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_what_is_sent_is_enough_for_fleet() -> None:
+    """The names that the page keeps for a store are all that the dashboard Fleet, its marks and its choices read."""
+    (relabel,) = yaml.safe_load(SNIPPETS[2])["remote_write"][0]["write_relabel_configs"]
+    texts = [filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")]
+    read = {name for text in texts for name, _ in selectors(text)} | _names_of_choices()
+    assert [] == sorted(name for name in read if not re.fullmatch(relabel["regex"], name))
+
+
+def _names_of_choices() -> set[str]:
+    """Metrics that the variables above the dashboard are read from."""
+    texts = [str(choice.get("query")) for choice in BOARDS["fleet"]["templating"]["list"]]
+    return {name for text in texts for name in re.findall(r"\b(?:nvml|torchmem)_\w+", text)}
+
+
+def test_the_queries_are_promql() -> None:
+    """There are queries on the page, and each is one expression."""
+    assert len(QUERIES_OF_THE_PAGE) >= 8
+    for text in QUERIES_OF_THE_PAGE:
+        promql_parser.parse(text)
