@@ -13,7 +13,7 @@ from support.waiting import until
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuDownError, GpuIdentity, NvmlDownError
 from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.tally import EXPECTED_XIDS, MOST_XIDS, UNKNOWN_XID_HOLD_SECONDS, Count
+from torchmem.exporter.tally import EXPECTED_XIDS, MOST_XIDS, UNEXPECTED_XID_HOLD_SECONDS, Count
 from torchmem.exporter.testing import FakeEvents, FakeGpu, FakeNvml
 from torchmem.exporter.values import GpuEvent
 
@@ -59,8 +59,8 @@ def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
     assert 0.0 == shown.value(EVENTS, uuid=B, event="double_bit_ecc_error")
 
 
-def test_catalogued_xids_stand_at_zero() -> None:
-    """A rate sees the first event of every code that NVIDIA documents."""
+def test_expected_xids_stand_at_zero() -> None:
+    """A rate sees the first event of the frequent codes at once, for their series are there before it."""
     count = Count()
     count.expect(["xid"])
 
@@ -81,16 +81,18 @@ def test_event_before_the_first_scrape_is_seen_as_a_rise() -> None:
     assert {79: 1.0} == first.xid_times
 
 
-def test_unknown_xid_is_shown_at_zero_for_a_minute() -> None:
-    """A code that nobody catalogued has its timestamp at once, and its count when every server has seen the 0."""
+@pytest.mark.parametrize("xid", [62, 143, 4711])
+def test_unexpected_xid_is_shown_at_zero_for_a_minute(xid: int) -> None:
+    """Any other code has its timestamp at once, and its count when every server has seen the 0."""
     count = Count()
+    count.expect(["xid"])
     count.tally(0.0)
-    count.add("xid", 4711, 10.0)
+    count.add("xid", xid, 10.0)
 
-    early, late = count.tally(11.0), count.tally(10.0 + UNKNOWN_XID_HOLD_SECONDS)
+    early, late = count.tally(11.0), count.tally(10.0 + UNEXPECTED_XID_HOLD_SECONDS)
 
-    assert ({4711: 0}, {4711: 10.0}) == (early.xids, early.xid_times)
-    assert {4711: 1} == late.xids
+    assert (0, {xid: 10.0}) == (early.xids[xid], early.xid_times)
+    assert {xid: 1} == {code: times for code, times in late.xids.items() if times}
 
 
 def test_codes_are_bounded() -> None:
@@ -219,7 +221,8 @@ def subscribed(binding: FakeBinding) -> PyNvml:
     """NVML, open, its GPUs listed."""
     nvml = PyNvml(binding)
     nvml.open()
-    nvml.gpus()
+    for index in range(nvml.count()):
+        nvml.gpu(index)
     return nvml
 
 

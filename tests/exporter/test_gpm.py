@@ -125,6 +125,15 @@ def test_gpu_that_is_asked_in_vain_is_not_asked_again(node: Node) -> None:
     assert 0 == node.binding.calls["nvmlGpmSampleAlloc"]
 
 
+def test_sample_is_freed_once(node: Node) -> None:
+    """When NVML was closed while a call hung, what that call returns to is gone, and is not freed again."""
+    node.read(0)
+    node.binding.answers["nvmlGpmMetricsGet"] = lambda request: node.windows.forget_all_but(())
+
+    assert node.read(15) is None
+    assert set() == node.allocated
+
+
 def test_samples_are_freed(node: Node) -> None:
     """Before NVML is shut down and when a GPU is gone, nothing is kept of it."""
     node.read(0)

@@ -32,7 +32,8 @@ def nvml(binding: FakeBinding) -> PyNvml:
     """NVML over that binding, open, its GPUs listed."""
     nvml = PyNvml(binding)
     nvml.open()
-    nvml.gpus()
+    for index in range(nvml.count()):
+        nvml.gpu(index)
     return nvml
 
 
@@ -45,7 +46,7 @@ def test_values_come_in_base_units(nvml: PyNvml) -> None:
     """Percent become ratios, milliwatts watts; identity is complete."""
     uuid = uuid_of(0)
 
-    assert GpuIdentity(0, uuid, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", "580.65.06") == nvml.gpus()[0]
+    assert GpuIdentity(0, uuid, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", "580.65.06") == nvml.gpu(0)
     assert MemoryInfo(total=80 * GIB, used=2 * GIB, free=77 * GIB, reserved=GIB) == nvml.memory(uuid)
     assert Utilization(0.97, 0.41) == nvml.utilization(uuid)
     assert 412.5 == nvml.power(uuid).watts
@@ -61,8 +62,12 @@ def test_memory_adds_up(open_exporter: OpenExporter, binding: FakeBinding) -> No
 
 
 @pytest.mark.parametrize("code", [FUNCTION_NOT_FOUND, 25])
-def test_older_driver_gives_no_reserved_memory(binding: FakeBinding, nvml: PyNvml, code: int) -> None:
-    """Without the second version of the call the first one answers, and what it cannot tell is absent."""
+def test_older_driver_gives_no_reserved_memory(
+    binding: FakeBinding, nvml: PyNvml, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """Without the second version of the call the first one answers: what it cannot tell is absent, and no complaint."""
+    caplog.set_level(logging.INFO)
+    caplog.clear()
     both = binding.answers["nvmlDeviceGetMemoryInfo"]
 
     def only_first(gpu: int, version: int | None = None) -> SimpleNamespace:
@@ -74,6 +79,26 @@ def test_older_driver_gives_no_reserved_memory(binding: FakeBinding, nvml: PyNvm
     binding.answers["nvmlDeviceGetMemoryInfo"] = only_first
 
     assert MemoryInfo(total=80 * GIB, used=3 * GIB, free=77 * GIB, reserved=None) == nvml.memory(uuid_of(0))
+    assert [] == caplog.messages
+
+
+@pytest.mark.parametrize(("milliwatts", "watts"), [(664_074, 664.074), (700_001, 700.001), (1, 0.001)])
+def test_units_add_no_noise(binding: FakeBinding, nvml: PyNvml, milliwatts: int, watts: float) -> None:
+    """A value is the number that one would write down, without digits of the conversion."""
+    binding.answers["nvmlDeviceGetPowerUsage"] = lambda gpu: milliwatts
+
+    assert watts == nvml.power(uuid_of(0)).watts
+
+
+def test_value_that_no_version_gives_is_logged(
+    binding: FakeBinding, nvml: PyNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the older call fails too, it is said, once."""
+    caplog.set_level(logging.INFO)
+    binding.fail("nvmlDeviceGetMemoryInfo", FUNCTION_NOT_FOUND)
+
+    assert [None, None] == [nvml.memory(uuid_of(0)), nvml.memory(uuid_of(1))]
+    assert ["nvmlDeviceGetMemoryInfo gives no value here: NVML return code 13"] == caplog.messages
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, 6, FUNCTION_NOT_FOUND])
@@ -103,15 +128,21 @@ def test_all_ones_mean_unknown(binding: FakeBinding, nvml: PyNvml) -> None:
     assert [ProcessMemory(7, None)] == nvml.processes(uuid_of(0))
 
 
-def test_processes_of_all_kinds_are_listed_once(binding: FakeBinding, nvml: PyNvml) -> None:
+def test_processes_of_all_kinds_are_listed_once(
+    binding: FakeBinding, nvml: PyNvml, caplog: pytest.LogCaptureFixture
+) -> None:
     """A pid that holds a compute and a graphics context is one process; older drivers answer the older call."""
     del binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"]
     binding.answers["nvmlDeviceGetComputeRunningProcesses_v2"] = lambda gpu: [process(7, 5), process(8, None)]
     binding.answers["nvmlDeviceGetGraphicsRunningProcesses_v3"] = lambda gpu: [process(7, 9), process(9, 1)]
     binding.answers["nvmlDeviceGetMPSComputeRunningProcesses_v3"] = lambda gpu: [process(8, 3)]
 
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+
     found = nvml.processes(uuid_of(0))
 
+    assert [] == [message for message in caplog.messages if "RunningProcesses" in message]
     assert [ProcessMemory(7, 9), ProcessMemory(8, 3), ProcessMemory(9, 1)] == found
 
 
@@ -193,6 +224,24 @@ def test_one_lost_gpu_of_eight(open_exporter: OpenExporter, binding: FakeBinding
     assert 1.0 == shown.value("nvml_up")
 
 
+def test_loss_and_return_are_logged_once(
+    open_exporter: OpenExporter, binding: FakeBinding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line when a GPU is lost, one when it is back, none for each scrape between."""
+    caplog.set_level(logging.INFO, "torchmem.exporter.journal")
+    exporter = open_exporter(PyNvml(binding))
+    scrape(exporter)
+    binding.fail("*", GPU_IS_LOST, gpu=3)
+    for _ in range(3):
+        scrape(exporter)
+    binding.heal()
+    for _ in range(2):
+        scrape(exporter)
+
+    told = [message for message in caplog.messages if uuid_of(3) in message]
+    assert [f"GPU 3 ({uuid_of(3)}) is lost: NVML return code 15", f"GPU 3 ({uuid_of(3)}) answers again"] == told
+
+
 def test_gpu_lost_before_the_exporter_started(open_exporter: OpenExporter, binding: FakeBinding) -> None:
     """Without a UUID ever seen the NVML index still names the GPU that does not answer."""
     binding.fail("nvmlDeviceGetHandleByIndex", GPU_IS_LOST, gpu=3)
@@ -234,7 +283,7 @@ def test_gpu_without_uuid_is_a_fault(binding: FakeBinding) -> None:
     """Two cards are never merged because one of them gives no identity."""
     binding.fail("nvmlDeviceGetUUID", NOT_SUPPORTED, gpu=1)
 
-    assert GpuFault(1, NOT_SUPPORTED) == PyNvml(binding).gpus()[1]
+    assert GpuFault(1, NOT_SUPPORTED) == PyNvml(binding).gpu(1)
 
 
 def test_node_without_gpus(open_exporter: OpenExporter) -> None:
@@ -250,34 +299,3 @@ def test_broken_binding_does_not_end_the_scrape(open_exporter: OpenExporter, bin
     del binding.answers["nvmlDeviceGetCount"]
 
     assert 0.0 == scrape(open_exporter(PyNvml(binding))).value("nvml_up", reason="unexpected_error")
-
-
-def test_hung_driver_costs_only_what_it_hides(open_exporter: OpenExporter, binding: FakeBinding) -> None:
-    """A call that never returns: the scrape answers in time, names the GPU, and nothing is asked meanwhile."""
-    gate = binding.block("nvmlDeviceGetUtilizationRates", gpu=5)
-    exporter = open_exporter(PyNvml(binding), deadline_seconds=0.2)
-
-    first, second = scrape(exporter), scrape(exporter)
-    calls = binding.calls["nvmlDeviceGetCount"]
-    gate.set()
-
-    assert 8 == len(first.matching("nvml_memory_used_bytes"))
-    assert 0.0 == first.value("nvml_up", reason="timeout")
-    assert 0.0 == first.value("nvml_gpu_up", gpu="5") == second.value("nvml_gpu_up", gpu="5")
-    success = "torchmem_exporter_collector_success"
-    assert {"utilization": 0.0, "memory": 1.0, "samples": 1.0}.items() <= first.by("collector", success).items()
-    assert {"utilization": 0.0, "memory": 0.0, "samples": 1.0}.items() <= second.by("collector", success).items()
-    assert {} == second.matching("nvml_memory_used_bytes")
-    assert 1 == calls
-
-
-def test_recovered_driver_is_read_again(open_exporter: OpenExporter, binding: FakeBinding) -> None:
-    """When the stuck call returns after all, the next scrape is complete."""
-    gate = binding.block("nvmlDeviceGetUtilizationRates")
-    exporter = open_exporter(PyNvml(binding), deadline_seconds=0.05)
-    scrape(exporter)
-    gate.set()
-    exporter._worker._thread.join(30)  # type: ignore[union-attr]
-    exporter._deadline_seconds = 30
-
-    assert 8 == len(scrape(exporter).matching("nvml_utilization_ratio", engine="gpu"))

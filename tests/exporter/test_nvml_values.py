@@ -44,7 +44,8 @@ def nvml(binding: FakeBinding) -> PyNvml:
     """NVML over that binding, open, its GPU listed."""
     nvml = PyNvml(binding)
     nvml.open()
-    nvml.gpus()
+    for index in range(nvml.count()):
+        nvml.gpu(index)
     return nvml
 
 
@@ -61,7 +62,7 @@ def test_setup_of_the_gpu(binding: FakeBinding, nvml: PyNvml) -> None:
     binding.answers["nvmlDeviceGetVbiosVersion"] = lambda gpu: "96.00.A5.00.01"
     binding.answers["nvmlDeviceGetComputeMode"] = lambda gpu: 3
     binding.answers["nvmlDeviceGetPersistenceMode"] = lambda gpu: 7
-    gpu = nvml.gpus()[0]
+    gpu = nvml.gpu(0)
 
     assert ("96.00.A5.00.01", "exclusive_process", None) == (
         getattr(gpu, "vbios_version", ""),
@@ -200,6 +201,22 @@ def test_nvlink(linked: FakeBinding, nvml: PyNvml) -> None:
     assert NvLink({0: True, 1: False, 2: True}, errors, Transfer(rx=8192, tx=7168)) == nvml.nvlink(UUID)
 
 
+def test_errors_of_a_link_that_goes_down_stay(linked: FakeBinding, nvml: PyNvml) -> None:
+    """The sum over links must not fall when one of them can no longer be asked, and goes on when it can."""
+    before = nvml.nvlink(UUID).errors
+    linked.answers["nvmlDeviceGetNvLinkState"] = lambda gpu, link: int(link == 0)
+    linked.answers["nvmlDeviceGetNvLinkErrorCounter"] = lambda gpu, link, kind: 100
+    down = nvml.nvlink(UUID).errors
+    nvml.keep([])
+    for index in range(nvml.count()):
+        nvml.gpu(index)
+
+    assert {(0, "replay"): 0, (0, "recovery"): 1, (2, "replay"): 20, (2, "recovery"): 21} == before
+    assert {link: errors for link, errors in before.items() if link[0] == 2}.items() <= down.items()
+    assert {100} == {errors for (link, _), errors in down.items() if link == 0}
+    assert {0} == {link for link, _ in nvml.nvlink(UUID).errors}
+
+
 def test_nvlink_5_counts_bytes(linked: FakeBinding, nvml: PyNvml) -> None:
     """Where the older fields are gone the newer ones answer."""
     linked.fields |= {(202, ALL_LINKS): 7, (204, ALL_LINKS): 8}
@@ -283,7 +300,8 @@ def test_process_utilization_is_the_newest_of_each_process(binding: FakeBinding)
     """Samples from before the window and shares of more than everything are no answer."""
     now = 1_000_000.0
     nvml = PyNvml(binding, clock=lambda: now)
-    nvml.gpus()
+    for index in range(nvml.count()):
+        nvml.gpu(index)
     rows = [
         sample(7, now - 1, 80, 40),
         sample(7, now - 5, 10, 10),

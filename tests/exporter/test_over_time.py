@@ -49,22 +49,58 @@ def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
         assert before.series.get(name) == after.series.get(name)
 
 
-def test_driver_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
-    """While a call hangs scrapes answer and nothing else is asked; when it returns, scrapes are complete again."""
-    with exporter_process(node, run_dir, scrape_deadline_seconds=0.5) as exporter:
-        exporter.scrape()
-        until(lambda: 2 == node.calls("nvmlDeviceGetUtilizationRates"))
-        asked = [node.calls("nvmlDeviceGetCount_v2"), node.calls("nvmlDeviceGetUtilizationRates")]
+def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
+    """While a call on one GPU hangs the other one is complete in every later scrape, and when it returns both are."""
+    with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
+        first = exporter.scrape()
         hung = [exporter.scrape() for _ in range(5)]
-        asked_later = [node.calls("nvmlDeviceGetCount_v2"), node.calls("nvmlDeviceGetUtilizationRates")]
+        asked = node.calls("nvmlDeviceGetUtilizationRates")
         heal(node)
         scraped_until(exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu")))
+        told = [line for line in exporter.messages.splitlines() if "GPU 1" in line]
 
-    assert [1, 2] == asked == asked_later
+    assert 0.0 == first.value("nvml_up", reason="timeout")
+    assert (0.0, 1.0) == (first.value(SUCCESS, collector="utilization"), first.value(SUCCESS, collector="samples"))
+    assert {"0": 1.0, "1": 0.0} == first.by("gpu", "nvml_gpu_up")
+    for shown in hung:
+        assert 1.0 == shown.value("nvml_up")
+        assert {"0": 1.0, "1": 0.0} == shown.by("gpu", "nvml_gpu_up")
+        assert {"0", "1"} == set(shown.by("gpu", "nvml_gpu_info"))
+        assert {"0"} == set(shown.by("gpu", "nvml_utilization_ratio")) == set(shown.by("gpu", "nvml_power_watts"))
+        assert {1.0} == set(shown.by("collector", SUCCESS).values())
+    assert ["utilization" in line for line in told] == [True, False]
+    assert 1 + 6 == asked
+
+
+def test_driver_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
+    """While a call on NVML as a whole hangs scrapes answer, and nothing else is asked until it returns."""
+    heal(node)
+    with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
+        exporter.scrape()
+        node.change("node", nvmlDeviceGetCount_v2="hang")
+        exporter.scrape()
+        asked = node.log.read_text()
+        hung = [exporter.scrape() for _ in range(5)]
+        asked_later = node.log.read_text()
+        node.change("node", nvmlDeviceGetCount_v2="success")
+        scraped_until(exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu")))
+
+    assert 2 == asked.count("nvmlDeviceGetCount_v2") == asked_later.count("nvmlDeviceGetCount_v2")
+    assert asked.count("nvmlDeviceGet") == asked_later.count("nvmlDeviceGet")
     for shown in hung:
         assert 0.0 == shown.value("nvml_up", reason="timeout")
-        assert 0.0 == shown.value("nvml_gpu_up", gpu="1")
         assert (0.0, 1.0) == (shown.value(SUCCESS, collector="utilization"), shown.value(SUCCESS, collector="samples"))
+
+
+def test_hung_gpu_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> None:
+    """SIGTERM ends the exporter with 0 while one GPU hangs in a thread of its own."""
+    with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
+        exporter.scrape()
+        exporter.scrape()
+        exporter.popen.send_signal(signal.SIGTERM)
+
+        assert 0 == exporter.popen.wait(60)
+        assert "Traceback" not in exporter.messages
 
 
 def test_hung_driver_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> None:

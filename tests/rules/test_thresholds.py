@@ -38,7 +38,7 @@ def test_the_shipped_rules_are_what_the_shipped_thresholds_give() -> None:
 
 
 def test_every_threshold_is_used() -> None:
-    """No number in the file is without effect, and every one has a comment above it or above its neighbours."""
+    """No threshold in the file is without effect."""
     used = {name for _, text in templates() for name in re.findall(r"\[\[(\w+)\]\]", text)}
     links = {"runbooks_at", "dashboards_at"}
 

@@ -37,8 +37,8 @@ class FakeBinding:
     """`count` equal 80 GiB GPUs, whose handle is their index.
 
     `fail(name, code, gpu)` makes a function return an NVML code, for one GPU or all; `block(name, gpu)` makes it
-    wait for the returned event; `answers` replaces what a function returns; `fields` holds field values by id, or by
-    (id, scope); `calls` counts.
+    wait for the returned event, and `waits` counts how often one did; `answers` replaces what a function returns;
+    `fields` holds field values by id, or by (id, scope); `calls` counts.
     """
 
     NVMLError = NVMLError
@@ -48,6 +48,7 @@ class FakeBinding:
     def __init__(self, count: int = 1) -> None:
         self.count = count
         self.calls: Counter[str] = Counter()
+        self.waits = 0
         self.fields: dict[Any, int] = {82: 70}
         self.answers: dict[str, Callable[..., Any]] = {
             "nvmlInit": lambda: None,
@@ -127,6 +128,7 @@ class FakeBinding:
         gpu = arguments[0] if arguments and not isinstance(arguments[0], (list, SimpleNamespace)) else None
         for key in ((name, None), (name, gpu), ("*", gpu)):
             if key in self._blocks:
+                self.waits += 1
                 assert self._blocks[key].wait(60)
             if key in self._failures:
                 raise NVMLError(self._failures[key])

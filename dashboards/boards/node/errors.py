@@ -77,10 +77,12 @@ def _rows() -> Panel:
 
 def _link_errors() -> Panel:
     text = Text(
-        "NVLink errors per minute", "Is a link between GPUs bad? Replays and recoveries slow collectives down.",
+        "NVLink errors per minute",
+        "Is a link between GPUs bad? Replays and recoveries slow collectives down. All links of a GPU in sum: which "
+        "one it is tells `nvidia-smi nvlink -e` on the node.",
         "This GPU has no NVLink",
-    )  # fmt: skip
-    query = Query(node.per_minute("nvlink_errors_total"), f"{common.GPU} link {{{{link}}}}, {{{{kind}}}}")
+    )
+    query = Query(node.per_minute("nvlink_errors_total"), f"{common.GPU}, {{{{kind}}}}")
     return lines(text, [query], COUNT)
 
 

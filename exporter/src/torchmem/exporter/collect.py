@@ -15,12 +15,13 @@ from torchmem.exporter import collectors
 from torchmem.exporter.collectors import events, exporter, gpu, join, process_info, samples
 from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
 from torchmem.exporter.driver import Driver
-from torchmem.exporter.gpu import GpuIdentity, Nvml, NvmlDownError
+from torchmem.exporter.gpu import GpuIdentity, GpuLabels, Nvml, NvmlDownError
+from torchmem.exporter.journal import Journal
 from torchmem.exporter.owners import Owners
-from torchmem.exporter.reading import Outcome, Reading, attempt
+from torchmem.exporter.reading import AbandonedError, Outcome, Reading, attempt
 from torchmem.exporter.rundir import Published, RunDirectory
 from torchmem.exporter.watch import Watch
-from torchmem.exporter.worker import Worker
+from torchmem.exporter.worker import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ _CLOSE_SECONDS = 1.0
 class Exporter:
     """Gives all metric families on demand; safe to call from several threads.
 
-    `deadline_seconds` bounds the wait for the driver; past it the scrape answers from what is known.
+    `deadline_seconds` bounds the wait for the driver; past it the scrape answers from what is known, and a collector
+    that was not done has failed. A GPU whose call hangs is left alone in the scrapes after that, until the call
+    returns: `nvml_gpu_up` tells of it, and a collector is successful when every GPU answered that was asked.
     `processes_per_gpu`: how many of a GPU's processes are shown by pid, the largest first; `pcie_throughput`: whether
     PCIe throughput is measured, which costs 40 ms for each GPU and scrape.
     """
@@ -54,9 +57,11 @@ class Exporter:
         self._run_directory = run_directory
         self._deadline_seconds = deadline_seconds
         self._clock = clock
-        self._worker = Worker()
+        self._workers = Workers[GpuLabels]()
+        self._journal = Journal(deadline_seconds)
         self._reading = Reading(nvml)
         self._current = self._reading
+        self._is_closed = False
         self._asking = threading.Lock()
         self._lock = threading.Lock()
 
@@ -64,6 +69,8 @@ class Exporter:
         """All families of one scrape; never raises for what a GPU, the driver or a sample file does."""
         with self._asking:
             reading = self._read_driver()
+            if not self._is_closed:
+                self._journal.note(reading)
             self._current = Reading(self._driver.nvml)
         return self._families(reading)
 
@@ -84,17 +91,27 @@ class Exporter:
 
     def close(self) -> None:
         """Let NVML go, without waiting for a driver call that never returns."""
-        self._worker.release()
+        self._is_closed = True
+        self._workers.current.release()
         self._watch.close()
-        self._worker.run(self._driver.close, _CLOSE_SECONDS)
+        if not self._workers.stuck():
+            self._workers.current.run(self._driver.close, _CLOSE_SECONDS)
 
     def _read_driver(self) -> Reading:
-        """A finished reading, or what there is of it at the deadline; while one is stuck only the GPU it waits for."""
-        reading = self._current = Reading(self._driver.nvml)
-        if self._worker.run(lambda: self._read(reading), self._deadline_seconds) == "busy":
-            return Reading(self._driver.nvml, asked=self._reading.asked)
-        self._reading = reading
+        """A finished reading, or what there is of it at the deadline; nothing while the driver as a whole is stuck."""
+        self._leave_hung()
+        reading = self._current = Reading(self._driver.nvml, self._workers.stuck())
+        if self._workers.current.run(lambda: self._read(reading), self._deadline_seconds) != "busy":
+            self._reading = reading
         return reading
+
+    def _leave_hung(self) -> None:
+        """If the last reading still waits for a GPU, let it wait there alone."""
+        if self._workers.current.is_busy:
+            self._journal.note(self._reading)
+            hung = self._reading.abandon()
+            if hung is not None:
+                self._workers.leave(hung)
 
     def _join(self, reading: Reading) -> list[Outcome]:
         """What needs both sides, or neither."""
@@ -121,6 +138,8 @@ class Exporter:
         """In the driver's thread: roll call, then every NVML collector."""
         try:
             self._read_all(reading)
+        except AbandonedError:
+            return
         except NvmlDownError as error:
             self._fail(reading, error)
         except Exception:  # noqa: BLE001 - a broken driver must not end the scrape; it is logged
@@ -131,12 +150,12 @@ class Exporter:
             reading.reason = ""
 
     def _read_all(self, reading: Reading) -> None:
-        roll = self._driver.roll_call()
+        roll = self._driver.roll_call(reading.hung, reading.asking)
         reading.present, reading.lost = roll.present, roll.lost
         reading.versions = reading.nvml.versions()
         self._watch.follow(reading.nvml, [gpu.uuid for gpu in roll.present])
         for name, collect in self._collectors.items():
-            reading.faulty = False
+            reading.collector, reading.faulty = name, False
             outcome = attempt(name, partial(collect, reading))
             outcome = replace(outcome, success=outcome.success and not reading.faulty)
             reading.outcomes = (*reading.outcomes, outcome)

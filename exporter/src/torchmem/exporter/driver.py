@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torchmem.exporter.gpu import GpuFault, GpuIdentity, GpuLabels, Nvml, NvmlDownError
@@ -13,6 +14,9 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+
+
+Asking = Callable[[GpuLabels], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +40,32 @@ class Driver:
         self._pause = FIRST_PAUSE_SECONDS
         self._retry_at = 0.0
 
-    def roll_call(self) -> Roll:
-        """Ask every GPU for its identity; raises NvmlDownError, also while it waits before the next attempt."""
+    def roll_call(self, hung: Collection[GpuLabels] = (), asking: Asking = nullcontext) -> Roll:
+        """Ask every GPU for its identity but those that are `hung`, each call within `asking` of its labels.
+
+        Raises NvmlDownError, also while it waits before the next attempt.
+        """
         self._open()
-        answers = self.nvml.gpus()
+        answers = self._answers({index for index, _ in hung}, asking)
         present = {answer.uuid: answer for answer in answers if isinstance(answer, GpuIdentity)}
         faults = [answer for answer in answers if isinstance(answer, GpuFault)]
         lost: dict[GpuLabels, int | None] = {self._place(fault.index, present): fault.code for fault in faults}
-        placed = {uuid for _, uuid in lost}
+        placed = {uuid for _, uuid in [*lost, *hung]}
+        self.nvml.keep({*present, *(uuid for _, uuid in hung)})
         for uuid, gpu in self.known.items():
             if uuid not in present and uuid not in placed:
                 lost[gpu.labels] = self.nvml.fault(uuid)
         self._slots |= {gpu.index: gpu for gpu in present.values()}
         self.known = {**self.known, **present}
         return Roll(tuple(present.values()), lost)
+
+    def _answers(self, left_out: Collection[str], asking: Asking) -> list[GpuIdentity | GpuFault]:
+        answers = []
+        for index in range(self.nvml.count()):
+            if str(index) not in left_out:
+                with asking(self._place(index, {})):
+                    answers.append(self.nvml.gpu(index))
+        return answers
 
     def fail(self, error: NvmlDownError) -> None:
         """NVML as a whole stopped answering: let it go and try again later; while waiting, nothing is new."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,11 +114,17 @@ class Nvml(Protocol):
     def versions(self) -> Versions:
         """Versions of the driver and its libraries."""
 
-    def gpus(self) -> Sequence[GpuIdentity | GpuFault]:
-        """Every GPU of the node, asked anew."""
+    def count(self) -> int:
+        """How many GPUs the node has."""
+
+    def gpu(self, index: int) -> GpuIdentity | GpuFault:
+        """The GPU at this NVML index, asked anew: until it answered, no call with its uuid is made."""
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Only these GPUs are there: what belongs to others is let go."""
 
     def fault(self, uuid: str) -> int | None:
-        """NVML's return code for a GPU that `gpus` no longer lists; None when there is none."""
+        """NVML's return code for a GPU that has no index any more; None when there is none."""
 
     def subscribe(self, uuids: Sequence[str]) -> Events | None:
         """Watch these GPUs from now on; None where events are not supported."""

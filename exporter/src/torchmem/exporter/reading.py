@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,6 +20,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class AbandonedError(Exception):
+    """The call that was waited for has returned at last, but another reading has taken this one's place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one collector gave: its families, and its duration in seconds, None when it did not come to an end."""
@@ -29,11 +35,14 @@ class Outcome:
 
 
 def attempt(collector: str, collect: Callable[[], Iterable[Metric]]) -> Outcome:
-    """Run one collector; its failure is logged and becomes `success=False`. NvmlDownError goes through."""
+    """Run one collector; its failure is logged and becomes `success=False`.
+
+    NvmlDownError and AbandonedError go through.
+    """
     start = time.perf_counter()
     try:
         families = tuple(collect())
-    except NvmlDownError:
+    except (NvmlDownError, AbandonedError):
         raise
     except Exception:  # noqa: BLE001 - one collector never fails the scrape; it is logged
         _log.exception("collector %s failed", collector)
@@ -45,7 +54,9 @@ def attempt(collector: str, collect: Callable[[], Iterable[Metric]]) -> Outcome:
 class Reading:
     """The state of one reading, written by the driver's thread and read by the scrape when the deadline is over.
 
+    `hung`: GPUs that are left alone, because a call on them in an earlier reading has not returned;
     `reason`: why NVML does not answer, empty when it does; `asked`: the GPU whose answer is being waited for;
+    `collector`: the one that asks;
     `faulty`: whether a GPU gave an answer that nobody foresaw since this was last set to False;
     `processes`: those that are shown, by GPU, None when the lists were not read;
     `memory_of`: bytes by UUID of GPU or MIG device and pid; `mig`: the GPU of each MIG device by every
@@ -53,10 +64,12 @@ class Reading:
     """
 
     nvml: Nvml
+    hung: frozenset[GpuLabels] = frozenset()
     reason: str = "timeout"
     present: tuple[GpuIdentity, ...] = ()
     lost: Mapping[GpuLabels, int | None] = field(default_factory=dict)
-    asked: GpuIdentity | None = None
+    asked: GpuLabels | None = None
+    collector: str = "gpu"
     faulty: bool = False
     versions: Versions = field(default_factory=Versions)
     processes: Mapping[GpuLabels, tuple[int, ...]] | None = None
@@ -64,6 +77,32 @@ class Reading:
     mig: Mapping[str, GpuIdentity] = field(default_factory=dict)
     mig_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_abandoned: bool = False
+
+    @property
+    def silent(self) -> frozenset[GpuLabels]:
+        """GPUs that do not answer: lost, hung, or waited for just now."""
+        asked = self.asked
+        return frozenset({*self.lost, *self.hung, *([] if asked is None else [asked])})
+
+    @contextmanager
+    def asking(self, labels: GpuLabels) -> Iterator[None]:
+        """Around every call on one GPU; raises AbandonedError when it took so long that nobody reads the answer."""
+        self.asked = labels
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.asked = None
+                if self._is_abandoned:
+                    raise AbandonedError
+
+    def abandon(self) -> GpuLabels | None:
+        """End this reading when the call that it waits for returns: the GPU of that call, None if it waits for none."""
+        with self._lock:
+            self._is_abandoned = self.asked is not None
+            return self.asked
 
     def each(self, ask: Callable[[str], T | None]) -> list[tuple[GpuIdentity, T]]:
         """Ask every GPU that still answers; unknown values are left out, a GPU that fails is lost from here on."""
@@ -71,10 +110,10 @@ class Reading:
         return [(gpu, answer) for gpu, answer in asked if answer is not None]
 
     def _ask(self, gpu: GpuIdentity, ask: Callable[[str], T | None]) -> T | None:
-        self.asked = gpu
         try:
-            return ask(gpu.uuid)
-        except NvmlDownError:
+            with self.asking(gpu.labels):
+                return ask(gpu.uuid)
+        except (NvmlDownError, AbandonedError):
             raise
         except GpuDownError as error:
             self.lost = {**self.lost, gpu.labels: error.code}
@@ -83,6 +122,4 @@ class Reading:
         except Exception:  # noqa: BLE001 - one GPU never takes another's values away; it is logged
             _log.exception("GPU %d gave an answer that could not be read", gpu.index)
             self.faulty = True
-        finally:
-            self.asked = None
         return None

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 XID = "xid"
 MOST_XIDS = 256
-UNKNOWN_XID_HOLD_SECONDS = 60.0
-# The codes of NVIDIA's catalogue "XID Errors" (driver 580) that a training node meets: faults of applications (13, 31,
-# 43, 45), of memory (48, 63, 64, 92, 94, 95, 140, 160, 171, 172), of the bus, NVLink and the GSP processor.
-EXPECTED_XIDS = (
-    13, 31, 32, 38, 43, 45, 46, 48, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 122, 123, 136,
-    137, 140, 143, 144, 145, 146, 147, 148, 149, 150, 154, 156, 158, 160, 171, 172,
-)  # fmt: skip
+UNEXPECTED_XID_HOLD_SECONDS = 60.0
+# Codes of NVIDIA's catalogue "XID Errors" (driver 580): faults of applications (13, 31, 43, 45), and those of which the
+# node dashboard says what to do: memory (48, 63, 64, 92, 94, 95), NVLink (74), bus (79), GSP (119, 120).
+EXPECTED_XIDS = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Count:
     def tally(self, now: float) -> Tally:
         """The counts as they are shown at `now`.
 
-        Everything is shown as 0 once, and a code that nobody expected for a minute, so that a rate of the counter does
+        Everything is shown as 0 once, and a code that was not expected for a minute, so that a rate of the counter does
         not miss its first event; the timestamp is there at once.
         """
         xids = {xid: self._xids[xid] for xid in sorted(self._expected_xids | set(self._xids))}
@@ -67,5 +64,5 @@ class Count:
         return Tally(shown, dict(self._last), events)
 
     def _is_held(self, xid: int, now: float) -> bool:
-        young = now - self._first.get(xid, now) < UNKNOWN_XID_HOLD_SECONDS
+        young = now - self._first.get(xid, now) < UNEXPECTED_XID_HOLD_SECONDS
         return not self._was_shown or (young and xid not in self._expected_xids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
@@ -88,6 +88,7 @@ class FakeNvml:
     def __init__(self, gpus: Callable[[], Sequence[FakeGpu | GpuFault]], versions: Versions | None = None) -> None:
         self._ask = gpus
         self._versions = versions or Versions()
+        self._answers: Sequence[FakeGpu | GpuFault] = ()
         self._gpus: dict[str, FakeGpu] = {}
         self.subscriptions: list[FakeEvents] = []
 
@@ -119,11 +120,19 @@ class FakeNvml:
         """The versions given."""
         return self._versions
 
-    def gpus(self) -> Sequence[GpuIdentity | GpuFault]:
-        """Identities and faults of what `gpus` gave."""
-        answers = self._ask()
-        self._gpus = {gpu.identity.uuid: gpu for gpu in answers if isinstance(gpu, FakeGpu)}
-        return [gpu.identity if isinstance(gpu, FakeGpu) else gpu for gpu in answers]
+    def count(self) -> int:
+        """Asks `gpus` anew."""
+        self._answers = self._ask()
+        self._gpus = {gpu.identity.uuid: gpu for gpu in self._answers if isinstance(gpu, FakeGpu)}
+        return len(self._answers)
+
+    def gpu(self, index: int) -> GpuIdentity | GpuFault:
+        """Identity or fault of what `gpus` gave."""
+        gpu = self._answers[index]
+        return gpu.identity if isinstance(gpu, FakeGpu) else gpu
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Nothing to let go."""
 
     def fault(self, uuid: str) -> int | None:
         """NVML_ERROR_NOT_FOUND for a GPU that is not listed."""

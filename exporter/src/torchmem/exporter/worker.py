@@ -1,11 +1,12 @@
-"""One driver call at a time in a thread of its own, so that a call that never returns blocks nothing else."""
+"""Calls that may never return run in threads of their own, so that they block nothing else."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Hashable
+from typing import Generic, Literal, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 Ending = Literal["done", "expired", "busy"]
 
 
@@ -18,7 +19,7 @@ class Worker:
 
     def run(self, job: Callable[[], None], seconds: float) -> Ending:
         """Wait for `job` at most `seconds`: done, expired (it goes on alone), or busy (an earlier one is stuck)."""
-        if self._thread is not None and self._thread.is_alive():
+        if self.is_busy:
             return "busy"
         finished = threading.Event()
         self._released = finished
@@ -26,11 +27,33 @@ class Worker:
         self._thread.start()
         finished.wait(seconds)
         self._thread.join(0.1 if finished.is_set() else 0)
-        return "expired" if self._thread.is_alive() else "done"
+        return "expired" if self.is_busy else "done"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job that has expired still runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def release(self) -> None:
         """Let whoever waits go on at once, as at the end of the process."""
         self._released.set()
+
+
+class Workers(Generic[K]):
+    """A worker, and for each key at most one more, which was left alone with a job that is stuck."""
+
+    def __init__(self) -> None:
+        self.current = Worker()
+        self._stuck: dict[K, Worker] = {}
+
+    def leave(self, key: K) -> None:
+        """The job that runs now is stuck, and `key` says where: the next job gets another worker."""
+        self._stuck[key], self.current = self.current, Worker()
+
+    def stuck(self) -> frozenset[K]:
+        """Where jobs are stuck still."""
+        self._stuck = {key: worker for key, worker in self._stuck.items() if worker.is_busy}
+        return frozenset(self._stuck)
 
 
 def _run(job: Callable[[], None], finished: threading.Event) -> None:

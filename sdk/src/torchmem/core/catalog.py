@@ -239,7 +239,7 @@ OUTSIDE_ALLOCATOR = _declare(
 _G = "NVML: devices and memory"
 NVML_UP = _declare(_G, "gauge", "nvml_up", "1 if NVML answers, else 0 with the reason.", ("reason",))
 NVML_DRIVER_INFO = _declare(_G, "info", "nvml_driver_info", "Versions of the driver, of NVML, and of the newest CUDA.")
-NVML_GPU_UP = _declare(_G, "gauge", "nvml_gpu_up", "1 if this GPU answers, 0 if it was lost.", GPU)
+NVML_GPU_UP = _declare(_G, "gauge", "nvml_gpu_up", "1 if this GPU answers, 0 if it is lost or a call on it hangs.", GPU)
 NVML_GPU_ERROR = _declare(
     _G, "gauge", "nvml_gpu_error_code", "NVML return code of the newest failed call on this GPU.", GPU
 )
@@ -398,8 +398,8 @@ NVML_NVLINK_ERRORS = _declare(
     _G,
     "counter",
     "nvml_nvlink_errors_total",
-    "Errors of the NVLink by kind: replay, recovery, crc_flit, crc_data, ecc_data.",
-    (*GPU, "link", "kind"),
+    "Errors over all NVLinks of the GPU, by kind: replay, recovery, crc_flit, crc_data, ecc_data.",
+    (*GPU, "kind"),
 )
 NVML_NVLINK_BYTES = _declare(
     _G,
@@ -421,7 +421,7 @@ NVML_XID_ERRORS = _declare(
     _G,
     "counter",
     "nvml_xid_errors_total",
-    "XID errors by code since the exporter started; the codes of NVIDIA's catalogue stand at 0 before the first one.",
+    "XID errors by code since the exporter started; the most frequent codes stand at 0 before the first one.",
     (*GPU, "xid"),
 )
 NVML_XID_LAST = _declare(

@@ -14,11 +14,9 @@ from torchmem.exporter.values import Versions
 
 
 def collect(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
-    """`known` holds every GPU ever seen; one that is being waited for at the deadline counts as not answering."""
+    """`known` holds every GPU ever seen; one whose call hangs, now or since before, counts as not answering."""
     yield family(catalog.NVML_UP, [((reading.reason,), float(not reading.reason))])
-    answers = {**{gpu.labels: 1.0 for gpu in reading.present}, **dict.fromkeys(reading.lost, 0.0)}
-    if reading.asked is not None:
-        answers[reading.asked.labels] = 0.0
+    answers = {**{gpu.labels: 1.0 for gpu in reading.present}, **dict.fromkeys(sorted(reading.silent), 0.0)}
     yield family(catalog.NVML_GPU_UP, answers.items())
     codes = [(labels, float(code)) for labels, code in reading.lost.items() if code is not None]
     yield family(catalog.NVML_GPU_ERROR, codes)
@@ -29,8 +27,9 @@ def collect(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metr
 
 def _identities(reading: Reading, known: Mapping[str, GpuIdentity]) -> list[GpuIdentity]:
     present: dict[GpuLabels, GpuIdentity] = {gpu.labels: gpu for gpu in reading.present}
-    lost = {gpu.labels: gpu for gpu in known.values() if gpu.labels in reading.lost}
-    return list((present | lost).values())
+    silent = reading.silent
+    remembered = {gpu.labels: gpu for gpu in known.values() if gpu.labels in silent}
+    return list((present | remembered).values())
 
 
 def _facts(gpu: GpuIdentity) -> dict[str, str]:

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from torchmem.core import catalog
 from torchmem.core.families import Row, family
-from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.gpu import GpuLabels
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.values import MemoryInfo, ProcessMemory, ProcessUtilization
 
@@ -22,7 +22,7 @@ OTHER = "other"
 class _Gpu:
     """The processes of one GPU: bytes by pid, those to show by the largest first, and the rest."""
 
-    identity: GpuIdentity
+    labels: GpuLabels
     memory: MemoryInfo | None
     used: Mapping[int, int | None]
     utilization: Mapping[int, ProcessUtilization]
@@ -40,8 +40,8 @@ def collect(reading: Reading, processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
     most = max(1, min(processes_per_gpu, MOST_PROCESSES_PER_NODE // max(1, len(reading.present))))
     reading.processes, reading.memory_of = {}, {}
     gpus = [gpu for _, gpu in reading.each(lambda uuid: _read(reading, uuid, most))]
-    reading.processes = {gpu.identity.labels: tuple(gpu.shown) for gpu in gpus}
-    yield family(catalog.NVML_PROCESSES, [(gpu.identity.labels, len(gpu.used)) for gpu in gpus])
+    reading.processes = {gpu.labels: tuple(gpu.shown) for gpu in gpus}
+    yield family(catalog.NVML_PROCESSES, [(gpu.labels, len(gpu.used)) for gpu in gpus])
     yield family(catalog.NVML_PROCESS_MEMORY, [row for gpu in gpus for row in _memory(gpu)])
     yield family(catalog.NVML_PROCESS_UTILIZATION, [row for gpu in gpus for row in _utilization(gpu)])
     yield family(catalog.NVML_UNATTRIBUTED_MEMORY, [row for gpu in gpus for row in _unattributed(gpu)])
@@ -81,15 +81,15 @@ def _memory(gpu: _Gpu) -> Iterator[Row]:
     for pid in gpu.shown:
         bytes_ = gpu.used[pid]
         if bytes_ is not None:
-            yield (*gpu.identity.labels, str(pid)), bytes_
+            yield (*gpu.labels, str(pid)), bytes_
     if gpu.others:
-        yield (*gpu.identity.labels, OTHER), sum(gpu.others)
+        yield (*gpu.labels, OTHER), sum(gpu.others)
 
 
 def _utilization(gpu: _Gpu) -> Iterator[Row]:
     for pid in gpu.shown:
         found = gpu.utilization.get(pid, ProcessUtilization())
-        yield from (((*gpu.identity.labels, str(pid), engine), ratio) for engine, ratio in found.ratios())
+        yield from (((*gpu.labels, str(pid), engine), ratio) for engine, ratio in found.ratios())
 
 
 def _unattributed(gpu: _Gpu) -> Iterator[Row]:
@@ -99,4 +99,4 @@ def _unattributed(gpu: _Gpu) -> Iterator[Row]:
         return
     rest = gpu.memory.used - sum(held)
     if rest >= 0:
-        yield gpu.identity.labels, rest
+        yield gpu.labels, rest

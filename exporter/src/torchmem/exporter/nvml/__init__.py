@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,7 @@ class PyNvml:
         self._clock = clock
         self._handles: dict[str, Any] = {}
         self._gpm = GpmWindows(self._door)
+        self._link_errors: dict[str, Mapping[tuple[int, str], int]] = {}
 
     def open(self) -> None:
         """nvmlInit; raises NvmlDownError with the reason when there is no module, library or matching driver."""
@@ -48,6 +49,7 @@ class PyNvml:
     def close(self) -> None:
         """Shut NVML down, best effort."""
         with suppress(NvmlDownError):
+            self._link_errors = {}
             self._gpm.forget_all_but(())
             self._door.code_of("nvmlShutdown")
 
@@ -59,11 +61,19 @@ class PyNvml:
         """Driver, NVML, CUDA."""
         return identity.versions(self._door)
 
-    def gpus(self) -> Sequence[GpuIdentity | GpuFault]:
-        """Every GPU with its identity; a fault where one does not answer."""
-        found, self._handles = identity.gpus(self._door)
-        self._gpm.forget_all_but(self._handles)
-        return found
+    def count(self) -> int:
+        """nvmlDeviceGetCount."""
+        return int(self._door.demand("nvmlDeviceGetCount"))
+
+    def gpu(self, index: int) -> GpuIdentity | GpuFault:
+        """The identity; a fault where the GPU does not answer."""
+        return identity.gpu(self._door, index, self._handles)
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Forget handles, GPM samples and NVLink counts of all other GPUs."""
+        self._handles = {uuid: handle for uuid, handle in self._handles.items() if uuid in uuids}
+        self._link_errors = {uuid: errors for uuid, errors in self._link_errors.items() if uuid in uuids}
+        self._gpm.forget_all_but(uuids)
 
     def fault(self, uuid: str) -> int | None:
         """The return code of nvmlDeviceGetHandleByUUID."""
@@ -115,7 +125,9 @@ class PyNvml:
 
     def nvlink(self, uuid: str) -> NvLink:
         """State, errors and bytes."""
-        return links.nvlink(self._door, self._handles[uuid])
+        found = links.nvlink(self._door, self._handles[uuid], self._link_errors.get(uuid, {}))
+        self._link_errors[uuid] = found.errors
+        return found
 
     def ecc(self, uuid: str) -> Ecc:
         """Mode and errors."""

@@ -95,12 +95,20 @@ class Door:
 
         Raises NvmlDownError or GpuDownError when driver or GPU do not answer, NvmlCallError for any other failure.
         """
-        code = FUNCTION_NOT_FOUND
+        value, code = None, FUNCTION_NOT_FOUND
         for name in names:
             value, code = self._call(name, *arguments, **keywords)
             if code not in OTHER_VERSION:
-                return value, code
-        return None, code
+                break
+        self._judge(name, code)
+        return value, code
+
+    def newer(self, name: str, *arguments: Any, **keywords: Any) -> tuple[Any, int]:
+        """As `answer`, for a call that an older one can stand in for: a code of OTHER_VERSION is no news yet."""
+        value, code = self._call(name, *arguments, **keywords)
+        if code not in OTHER_VERSION:
+            self._judge(name, code)
+        return value, code
 
     def fields(self, handle: Any, *wanted: int | tuple[int, int]) -> list[int | None]:
         """Field values (nvmlDeviceGetFieldValues), each by its id or by (id, scope)."""
@@ -130,11 +138,12 @@ class Door:
                 code = int(error.value)
             if code != _INSUFFICIENT_SIZE:
                 break
-        self._judge(name, code)
         return None, code
 
     def _judge(self, name: str, code: int) -> None:
-        """Return for a value that is merely absent."""
+        """Return for a value, and for one that is merely absent."""
+        if code == 0:
+            return
         if code in _DOWN:
             raise NvmlDownError(_DOWN[code])
         if code in _GPU_DOWN:
@@ -163,6 +172,12 @@ def scaled(value: int | None, factor: float) -> float | None:
     """A value in another unit."""
     known = real(value)
     return None if known is None else known * factor
+
+
+def thousandths(value: int | None) -> float | None:
+    """Milliwatts as watts, millijoules as joules. Dividing rounds once: 0.001 is no binary number."""
+    known = real(value)
+    return None if known is None else known / 1000
 
 
 def text(value: Any) -> str | None:

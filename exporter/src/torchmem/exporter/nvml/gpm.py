@@ -13,8 +13,8 @@ from torchmem.exporter.values import Gpm, Transfer
 
 SHORTEST_SECONDS = 1.0
 LONGEST_SECONDS = 600.0
-_MEBIBYTE = 1 << 20
-_PERCENT = 0.01
+# What a value is divided by: dividing by 100 rounds once, and by a power of two not at all.
+_PERCENT, _MEBIBYTE = 100, 1 / (1 << 20)
 # nvmlGpmMetricId_t of nvml.h: NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _ANY_TENSOR_UTIL, _DRAM_BW_UTIL (percent),
 # _PCIE_TX_PER_SEC, _PCIE_RX_PER_SEC, _NVLINK_TOTAL_RX_PER_SEC, _NVLINK_TOTAL_TX_PER_SEC (MiB/s).
 _METRICS = {2: _PERCENT, 3: _PERCENT, 5: _PERCENT, 10: _PERCENT, 20: _MEBIBYTE, 21: _MEBIBYTE, 60: _MEBIBYTE,
@@ -65,7 +65,11 @@ class GpmWindows:
             return None
         fresh = window is not None and now - window.taken <= LONGEST_SECONDS
         means = self._means(window.sample, sample) if window is not None and fresh else None
-        self._windows[uuid] = _Window(sample, now, means)
+        following = _Window(sample, now, means)
+        if self._windows.get(uuid) is not window:  # let go while a call hung
+            self._free(following)
+            return None
+        self._windows[uuid] = following
         self._free(window)
         return means
 
@@ -90,7 +94,7 @@ class GpmWindows:
         if self._door.ask("nvmlGpmMetricsGet", request) is None:
             return None
         sm, occupancy, tensor, dram, pcie_tx, pcie_rx, nvlink_rx, nvlink_tx = (
-            _value(request.metrics[place], factor) for place, factor in enumerate(_METRICS.values())
+            _value(request.metrics[place], unit) for place, unit in enumerate(_METRICS.values())
         )
         return Gpm(sm, occupancy, tensor, dram, Transfer(nvlink_rx, nvlink_tx), Transfer(pcie_rx, pcie_tx))
 
@@ -99,7 +103,7 @@ class GpmWindows:
             self._door.code_of("nvmlGpmSampleFree", window.sample)
 
 
-def _value(metric: Any, factor: float) -> float | None:
+def _value(metric: Any, unit: float) -> float | None:
     """One mean in base units, if NVML gave it."""
     given = metric.nvmlReturn == 0 and math.isfinite(metric.value) and metric.value >= 0
-    return metric.value * factor if given else None
+    return metric.value / unit if given else None

@@ -23,16 +23,8 @@ def versions(door: Door) -> Versions:
     )
 
 
-def gpus(door: Door) -> tuple[list[GpuIdentity | GpuFault], dict[str, Any]]:
-    """Every GPU by NVML index, and the handles by UUID; raises NvmlDownError."""
-    count = door.demand("nvmlDeviceGetCount")
-    driver = text(door.ask("nvmlSystemGetDriverVersion"))
-    handles: dict[str, Any] = {}
-    return [_identify(door, index, driver, handles) for index in range(count)], handles
-
-
-def _identify(door: Door, index: int, driver: str | None, handles: dict[str, Any]) -> GpuIdentity | GpuFault:
-    """One GPU; its handle is added to `handles`."""
+def gpu(door: Door, index: int, handles: dict[str, Any]) -> GpuIdentity | GpuFault:
+    """The GPU at an NVML index; its handle is put into `handles` by UUID. Raises NvmlDownError."""
     try:
         handle = _certain(door, "nvmlDeviceGetHandleByIndex", index)
         uuid = str(text(_certain(door, "nvmlDeviceGetUUID", handle)))
@@ -42,7 +34,7 @@ def _identify(door: Door, index: int, driver: str | None, handles: dict[str, Any
             uuid,
             name=text(door.ask("nvmlDeviceGetName", handle)),
             pci_bus_id=None if pci is None else text(pci.busId),
-            driver_version=driver,
+            driver_version=text(door.ask("nvmlSystemGetDriverVersion")),
             vbios_version=text(door.ask("nvmlDeviceGetVbiosVersion", handle)),
             compute_mode=_COMPUTE_MODES.get(door.ask("nvmlDeviceGetComputeMode", handle)),
             persistence_mode=_SWITCH.get(door.ask("nvmlDeviceGetPersistenceMode", handle)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchmem.exporter.nvml.binding import Door, real, scaled
@@ -36,14 +37,18 @@ def pcie_throughput(door: Door, handle: Any) -> Transfer:
     )
 
 
-def nvlink(door: Door, handle: Any) -> NvLink:
-    """State of every link, error counters of those that are up, bytes over all; nothing on a GPU without links."""
+def nvlink(door: Door, handle: Any, known: Mapping[tuple[int, str], int]) -> NvLink:
+    """State of every link, error counters, bytes over all; nothing on a GPU without links.
+
+    Only links that are up count: one that is down keeps its errors of `known`, else the sum over links would fall.
+    """
     (count,) = door.fields(handle, _LINK_COUNT)
     up = _states(door, handle, _MOST_LINKS if count is None else min(count, _MOST_LINKS))
     if not up:
         return NvLink()
     active = [link for link, is_up in up.items() if is_up]
-    return NvLink(up, _error_counters(door, handle, active), _transferred(door, handle))
+    errors = {**known, **_error_counters(door, handle, active)}
+    return NvLink(up, errors, _transferred(door, handle))
 
 
 def _states(door: Door, handle: Any, count: int) -> dict[int, bool]:

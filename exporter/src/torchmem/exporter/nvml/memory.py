@@ -12,7 +12,7 @@ _CALL = ("nvmlDeviceGetMemoryInfo",)
 
 def read(door: Door, handle: Any) -> MemoryInfo | None:
     """nvmlDeviceGetMemoryInfo_v2, else v1, whose `used` includes what the driver reserves."""
-    info, code = door.answer(_CALL, handle, version=door.module.nvmlMemory_v2)
+    info, code = door.newer(*_CALL, handle, version=door.module.nvmlMemory_v2)
     if code == 0:
         return MemoryInfo(info.total, info.used, info.free, info.reserved)
     info = door.ask(*_CALL, handle) if code in OTHER_VERSION else None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmem.exporter.nvml.binding import Door, ratio, real, scaled
+from torchmem.exporter.nvml.binding import Door, ratio, real, thousandths
 from torchmem.exporter.values import Power, Temperatures
 
-_MILLI = 1e-3
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_t
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}  # nvmlTemperatureThresholds_t
@@ -17,10 +16,10 @@ def read(door: Door, handle: Any) -> Power:
     """Milliwatts and millijoules: usage, enforced limit, limit constraints, total energy consumption."""
     constraints = door.ask("nvmlDeviceGetPowerManagementLimitConstraints", handle)
     return Power(
-        watts=scaled(door.ask("nvmlDeviceGetPowerUsage", handle), _MILLI),
-        limit_watts=scaled(door.ask("nvmlDeviceGetEnforcedPowerLimit", handle), _MILLI),
-        limit_max_watts=None if constraints is None else scaled(constraints[1], _MILLI),
-        energy_joules=scaled(door.ask("nvmlDeviceGetTotalEnergyConsumption", handle), _MILLI),
+        watts=thousandths(door.ask("nvmlDeviceGetPowerUsage", handle)),
+        limit_watts=thousandths(door.ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
+        limit_max_watts=None if constraints is None else thousandths(constraints[1]),
+        energy_joules=thousandths(door.ask("nvmlDeviceGetTotalEnergyConsumption", handle)),
     )
 
 
