@@ -1,16 +1,17 @@
 #!/bin/sh
-# Install the real Prometheus and Alertmanager for the tests where that is possible; elsewhere those tests skip.
+# Install the real Prometheus, Alertmanager and VictoriaMetrics for the tests where that is possible; elsewhere those
+# tests skip.
 set -eu
 missing=
-for program in prometheus promtool prometheus-alertmanager amtool; do
+for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics; do
     command -v "$program" >/dev/null 2>&1 || missing=1
 done
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        prometheus prometheus-alertmanager >/dev/null
+        prometheus prometheus-alertmanager victoria-metrics >/dev/null
 else
     echo "Tests with the real Prometheus will be skipped; for them run:" \
-        "sudo apt-get install prometheus prometheus-alertmanager" >&2
+        "sudo apt-get install prometheus prometheus-alertmanager victoria-metrics" >&2
 fi

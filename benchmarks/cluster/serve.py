@@ -1,0 +1,97 @@
+"""Every node of a simulated fleet on one port of loopback: /node/NUMBER/metrics (PORT SPEED START healthy|sick).
+
+Two nodes are rendered anew by the exporter's own code at each interval, one of them with ranks that ended. All others
+are these with other names: UUIDs, pids, ranks and runs. A run takes four nodes and an hour; the next one starts at
+once, with new pids, and for 15 minutes the exporter shows the ended one beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import uvicorn
+from support.h100_node import DEAD_PIDS, H100Node, h100_node
+
+GPUS = 8
+NODES_OF_A_RUN = 4
+RUN_SECONDS = 3600.0
+SHOWN_SECONDS = 900.0
+INTERVAL = 15.0
+_NODE, _NEW, _OLD = "NODENODE", "NEWRUN", "OLDRUN"
+_CHANGING = re.compile(rf'({_NODE}|{_NEW}|{_OLD}|pid="\d+"|rank="\d+")')
+
+
+class Fleet:
+    """Pages of all nodes; `speed` simulated seconds pass in one second, since `start` (Unix seconds)."""
+
+    def __init__(self, plain: H100Node, changing: H100Node, speed: float, start: float) -> None:
+        self._nodes = {False: plain, True: changing}
+        self._cards = {pid: card for each in (plain, changing) for card, pid in enumerate(each.pids)}
+        self._speed, self._start = speed, start
+        self._pieces: dict[bool, tuple[int, list[str]]] = {}
+
+    def page(self, number: int) -> bytes:
+        """The exposition of one node now."""
+        moment = RUN_SECONDS + (time.time() - self._start) * self._speed
+        # Runs end one after the other, not all at once.
+        run = number // NODES_OF_A_RUN
+        generation, age = divmod(moment + run * 0.618 * RUN_SECONDS, RUN_SECONDS)
+        pieces = list(self._rendered(age < SHOWN_SECONDS, moment))
+        names = _names(number, run, int(generation), self._cards)
+        pieces[1::2] = [names(piece) for piece in pieces[1::2]]
+        return "".join(pieces).encode()
+
+    def _rendered(self, changing: bool, moment: float) -> list[str]:
+        tick = int(moment / INTERVAL)
+        if self._pieces.get(changing, (None,))[0] != tick:
+            self._pieces[changing] = tick, _CHANGING.split(self._nodes[changing].page(tick * INTERVAL))
+        return self._pieces[changing][1]
+
+
+def _names(number: int, run: int, generation: int, cards: Mapping[int, int]) -> Callable[[str], str]:
+    known = {_NODE: f"{number:08x}", _NEW: f"train-{run}-{generation}", _OLD: f"train-{run}-{generation - 1}"}
+
+    def name(piece: str) -> str:
+        if piece not in known:
+            label, _, value = piece.rstrip('"').partition('="')
+            known[piece] = f'{label}="{_number(label, int(value), number, generation, cards)}"'
+        return known[piece]
+
+    return name
+
+
+def _number(label: str, value: int, number: int, generation: int, cards: Mapping[int, int]) -> int:
+    if label == "rank":
+        return value + number % NODES_OF_A_RUN * GPUS
+    if value >= DEAD_PIDS:
+        return 10_000 + (generation - 1) * GPUS + value - DEAD_PIDS
+    return 10_000 + generation * GPUS + cards[value]
+
+
+def application(fleet: Fleet) -> Callable[..., Any]:
+    """The ASGI application; its paths end in /NUMBER/metrics."""
+
+    async def answer(scope: Mapping[str, Any], _receive: object, send: Callable[..., Any]) -> None:
+        if scope["type"] != "http":
+            return
+        body = fleet.page(int(scope["path"].split("/")[-2]))
+        headers = [(b"content-type", b"text/plain; version=0.0.4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return answer
+
+
+if __name__ == "__main__":
+    uuids = [f"GPU-{_NODE}-0000-4000-8000-00000000000{index}" for index in range(GPUS)]
+    healthy = sys.argv[4] == "healthy"
+    with ExitStack() as stack:
+        plain = stack.enter_context(h100_node(uuids, GPUS, _NEW, healthy=healthy))
+        changing = stack.enter_context(h100_node(uuids, GPUS, _NEW, _OLD, healthy=healthy))
+        fleet = Fleet(plain, changing, float(sys.argv[2]), float(sys.argv[3]))
+        uvicorn.run(application(fleet), host="127.0.0.1", port=int(sys.argv[1]), log_level="error", lifespan="off")

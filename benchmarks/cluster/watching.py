@@ -1,0 +1,124 @@
+"""A real Prometheus that watches a simulated fleet with the shipped rules, in simulated time; and what it costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.serve import INTERVAL
+from support.dashboards import PANELS, filled_in
+from support.stack import ROOT, answers, free_port, get, running
+from support.waiting import until
+
+_DURATION = re.compile(r"(?<=\[)\d+[smhd](?=\])|(?<=offset )\d+[smhd]|(?<=for: )\d+[smhd]|(?<=interval: )\d+[smhd]")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+HOUR = 3600
+FLEET = "fleet: "
+
+
+def shortened(rules: str, speed: float) -> str:
+    """The rules with every window, offset and delay divided by `speed`: as many samples in each as before."""
+    return _DURATION.sub(lambda found: _divided(found[0], speed), rules)
+
+
+def _divided(duration: str, speed: float) -> str:
+    return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 / speed:.0f}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """A running Prometheus with its URL; `speed` simulated seconds pass in one second."""
+
+    url: str
+    speed: float
+
+    def own(self) -> dict[str, dict[str, float]]:
+        """Prometheus' metrics about itself: value by the text of the labels, by name."""
+        found: dict[str, dict[str, float]] = {}
+        for line in get(f"{self.url}/metrics").decode().splitlines():
+            if matched := re.fullmatch(r"([a-z_]+)(\{.*\})? (\S+)", line):
+                found.setdefault(matched[1], {})[matched[2] or ""] = float(matched[3])
+        return found
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """The data of an answer of the HTTP API."""
+        return json.loads(get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))["data"]
+
+    def value(self, expression: str) -> float:
+        """The single value of an expression; 0 without one."""
+        result = self.ask("query", query=expression)["result"]
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def rules(self) -> dict[str, float]:
+        """Seconds of the newest evaluation of each rule, by its group and name."""
+        groups = self.ask("rules")["groups"]
+        return {
+            f"{group['name']}: {number} {rule['name']}": rule["evaluationTime"]
+            for group in groups
+            for number, rule in enumerate(group["rules"])
+        }
+
+    def panels(self) -> dict[str, float]:
+        """Seconds that each panel of the dashboard Fleet waits: the sum over its queries."""
+        panels = {name.removeprefix(FLEET): panel for name, panel in PANELS.items() if name.startswith(FLEET)}
+        return {name: sum(map(self._seconds, panel["targets"])) for name, panel in panels.items()}
+
+    def _seconds(self, target: dict[str, Any]) -> float:
+        text = filled_in(target["expr"], span=f"{HOUR / self.speed:.0f}s")
+        now = time.time()
+        over = {"start": now - HOUR / self.speed, "end": now, "step": INTERVAL / self.speed}
+        begun = time.perf_counter()
+        if target["range"]:
+            self.ask("query_range", query=text, **over)
+        else:
+            self.ask("query", query=text)
+        return time.perf_counter() - begun
+
+
+@contextmanager
+def watching(folder: Path, nodes: int, speed: float, state: str) -> Iterator[Watcher]:
+    """A fleet of `nodes`, all `state` (healthy or sick), and Prometheus that scrapes it every 15 simulated seconds."""
+    server, port = f"127.0.0.1:{free_port()}", free_port()
+    _configure(folder, server, nodes, speed)
+    fleet = [
+        sys.executable,
+        "-m",
+        "benchmarks.cluster.serve",
+        server.rpartition(":")[2],
+        str(speed),
+        str(time.time()),
+        state,
+    ]
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+               f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(running(fleet, folder / "fleet.log"))
+        until(lambda: answers(f"http://{server}/node/0/metrics"), 60)
+        stack.enter_context(running(command, folder / "prometheus.log"))
+        until(lambda: answers(f"http://127.0.0.1:{port}/-/ready"), 60)
+        yield Watcher(f"http://127.0.0.1:{port}", speed)
+
+
+def _configure(folder: Path, server: str, nodes: int, speed: float) -> None:
+    (folder / "rules").mkdir()
+    for path in (ROOT / "prometheus" / "rules").glob("*.yml"):
+        (folder / "rules" / path.name).write_text(shortened(path.read_text(), speed))
+    targets = [
+        {"targets": [server], "labels": {"instance": f"node-{number}", "__metrics_path__": f"/node/{number}/metrics"}}
+        for number in range(nodes)
+    ]
+    (folder / "targets.json").write_text(json.dumps(targets))
+    every = f"{INTERVAL * 1000 / speed:.0f}ms"
+    (folder / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {every}}}\n"
+        "rule_files: [rules/*.yml]\n"
+        "scrape_configs: [{job_name: torchmem, file_sd_configs: [{files: [targets.json]}]}]\n"
+    )

@@ -1,0 +1,181 @@
+"""A node of H100 cards with one rank on each, as the real exporter's code shows it; only NVML and the samples are made.
+
+Whatever the driver of such a card tells is told, and of each rank whatever the SDK can know: the most series there can
+be at defaults.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+from support.samples import full_sample
+
+from torchmem.core import proc
+from torchmem.core.codec import encode
+from torchmem.core.rundir import sample_name
+from torchmem.core.sample import ByPool, Sample
+from torchmem.exporter import exposition
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.values import (
+    Bar1,
+    Clocks,
+    Ecc,
+    Gpm,
+    MemoryInfo,
+    Mig,
+    NvLink,
+    Pcie,
+    Power,
+    ProcessMemory,
+    ProcessUtilization,
+    Repairs,
+    Temperatures,
+    Transfer,
+    Utilization,
+    Versions,
+)
+
+GIB = 1 << 30
+LINKS = 18
+DEAD_PIDS = 4_194_200  # with a start that no living process has
+EVENTS = ("xid", "single_bit_ecc_error", "double_bit_ecc_error", "non_fatal_poison_error", "fatal_poison_error",
+          "gpu_unavailable_error", "gpu_recovery_action")  # fmt: skip
+NVLINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
+REASONS = ("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
+           "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
+           "display_clock_setting")  # fmt: skip
+
+
+class H100Node:
+    """Cards with a living rank of the run `run` on each and, with `old_run`, one that ended a while ago.
+
+    `healthy`: no rank has any of the troubles that alerts look for; else each has as many as can be at once.
+    """
+
+    def __init__(
+        self, folder: Path, uuids: Sequence[str], pids: Sequence[int], run: str, old_run: str | None, *, healthy: bool
+    ) -> None:
+        self._folder, self._uuids, self.pids, self._run, self._old_run = folder, uuids, pids, run, old_run
+        self._healthy = healthy
+        self._moment, self._chance = 0.0, Random(0)
+        self.exporter = Exporter(FakeNvml(self._gpus, Versions("580.95", "13.580.95", "13.0")), RunDirectory(folder))
+
+    def page(self, moment: float) -> str:
+        """What a scrape reads, in the text format; `moment`: seconds that move the values, counters go up with it."""
+        self._moment, self._chance = moment, Random(moment)
+        for rank, pid in enumerate(self.pids):
+            self._publish(self._sample(rank, pid, self._run, start_ticks=proc.start_ticks(pid)))
+            if self._old_run:
+                ended = self._sample(rank, DEAD_PIDS + rank, self._old_run, start_ticks=1)
+                self._publish(replace(ended, ended="exited"))
+        return exposition.text(SimpleNamespace(collect=self.exporter.collect)).decode()
+
+    def _publish(self, sample: Sample) -> None:
+        process = sample.process
+        path = self._folder / sample_name(process.pid, process.pid_namespace, process.start_ticks)
+        path.with_suffix(".new").write_bytes(encode(sample))
+        path.with_suffix(".new").replace(path)
+
+    def _sample(self, rank: int, pid: int, run: str, start_ticks: int | None) -> Sample:
+        full = full_sample(rank, pid, self._uuids[rank], run)
+        device = full.devices[0]
+        assert device.allocator
+        assert device.layout
+        layout = replace(
+            device.layout, timestamp=time.time(), stranded_bytes=self._bytes(6), releasable_bytes=self._bytes(4),
+            headroom_bytes=self._bytes(3), headroom_flush_bytes=self._bytes(9),
+        )  # fmt: skip
+        allocator = replace(
+            device.allocator, allocated_bytes=ByPool(1 << 20, self._bytes(20)),
+            active_bytes=ByPool(1 << 20, self._bytes(20)), requested_bytes=ByPool(1 << 20, self._bytes(20)),
+        )  # fmt: skip
+        counters = replace(device.counters, alloc_retries=int(self._moment / 60), device_allocs=int(self._moment / 20))
+        device = replace(device, allocator=allocator, layout=layout, counters=counters)
+        process = replace(full.process, pid_namespace=proc.pid_namespace(), start_ticks=start_ticks)
+        steps = replace(full.steps, count=int(self._moment * 2), duration_sum_seconds=self._moment)
+        sample = replace(full, timestamp=time.time(), process=process, devices=(device,), steps=steps)
+        return _without_troubles(sample) if self._healthy else sample
+
+    def _bytes(self, most_gib: int) -> int:
+        return self._chance.randrange(most_gib * GIB // 2, most_gib * GIB, 512)
+
+    def _gpus(self) -> list[FakeGpu]:
+        return [self._gpu(index) for index in range(len(self._uuids))]
+
+    def _gpu(self, index: int) -> FakeGpu:
+        chance, pid = self._chance.uniform, self.pids[index] if self.pids else None
+        used, moved = 61 * GIB + self._bytes(1), int(self._moment * 1e9)
+        return FakeGpu(
+            GpuIdentity(index, self._uuids[index], "NVIDIA H100 80GB HBM3", f"00000000:{index:02X}:00.0", "580.95",
+                        "96.00", "default", "enabled"),
+            MemoryInfo(80 * GIB, used, 79 * GIB - used, GIB), False, Bar1(128 * GIB, GIB),
+            Utilization(chance(0.5, 1), chance(0, 1), 0, 0, 0),
+            Power(chance(400, 700), 700, 700, self._moment * 600),
+            Temperatures({"gpu": int(chance(50, 70)), "memory": int(chance(60, 80))},
+                         {"shutdown": 92, "slowdown": 89, "memory_max": 95, "gpu_max": 87}),
+            Clocks(dict.fromkeys(("graphics", "sm", "memory", "video"), int(chance(14, 19)) * 1e8),
+                   dict.fromkeys(("graphics", "sm", "memory", "video"), 1.98e9),
+                   dict.fromkeys(REASONS, False), 0),
+            pcie=Pcie(5, 5, 16, 16, 0),
+            nvlink=NvLink(dict.fromkeys(range(LINKS), True),
+                          dict.fromkeys(product(range(LINKS), NVLINK_ERRORS), 0), Transfer(moved, moved)),
+            ecc=Ecc(True, dict.fromkeys(product(("corrected", "uncorrected"), ("volatile", "aggregate")), 0)),
+            repairs=Repairs({"correctable": 0, "uncorrectable": 0}, False, False, recovery_action="none"),
+            mig=Mig(False),
+            processes=[ProcessMemory(pid, used)] if pid else [],
+            process_utilization={pid: ProcessUtilization(chance(0.5, 1), chance(0, 1))} if pid else {},
+            gpm=Gpm(chance(0, 1), chance(0, 1), chance(0, 1), chance(0, 1), Transfer(moved, 1e9), Transfer(1e9, 1e9)),
+            event_kinds=frozenset(EVENTS),
+        )  # fmt: skip
+
+
+def _without_troubles(sample: Sample) -> Sample:
+    device = sample.devices[0]
+    assert device.layout
+    layout = replace(device.layout, stranded_bytes=GIB, headroom_bytes=15 * GIB, headroom_flush_bytes=20 * GIB)
+    counters = replace(device.counters, alloc_retries=0, ooms={})
+    device = replace(device, layout=layout, counters=counters, last_oom=None)
+    heeded = dict.fromkeys(sample.settings_ignored, False)
+    return replace(sample, devices=(device,), settings_ignored=heeded, cost=replace(sample.cost, errors={}))
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[list[int]]:
+    """Pids of living processes that do nothing."""
+    running = [subprocess.Popen(["sleep", "3600"]) for _ in range(count)]
+    try:
+        yield [process.pid for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def h100_node(
+    uuids: Sequence[str], ranks: int, run: str = "night", old_run: str | None = None, *, healthy: bool = False
+) -> Iterator[H100Node]:
+    """A node with these cards and a living rank on each of the first `ranks`."""
+    with TemporaryDirectory() as folder, _processes(ranks) as pids:
+        found = H100Node(Path(folder), uuids, pids, run, old_run, healthy=healthy)
+        try:
+            yield found
+        finally:
+            found.exporter.close()
+
+
+def series(page: str) -> int:
+    """Lines of an exposition that hold a value."""
+    return sum(1 for line in page.splitlines() if line and not line.startswith("#"))
