@@ -5,7 +5,7 @@ CUDA_VENV ?= .venv-cuda
 # The CUDA build; === keeps pip from preferring a local CPU build.
 CUDA_TORCH ?= torch===2.13.0
 BIN := $(VENV)/bin
-SOURCES := sdk/src exporter/src dashboards tests benchmarks examples phantom
+SOURCES := sdk/src exporter/src phantom/src dashboards tests benchmarks examples
 
 .PHONY: demo test check format dashboards docs check-grafana kubernetes stack test-allocator test-gpu clean
 

@@ -1,7 +1,7 @@
 """What the SDK costs, beside Stormlog's tracker and a Lightning-style callback, all at their defaults.
 
     python -m benchmarks.sdk_overhead                            # on a GPU; without one, on the simulator
-    python phantom/run.py -- python -m benchmarks.sdk_overhead   # PyTorch's real allocator, no GPU needed
+    python -m torchmem.phantom -- python -m benchmarks.sdk_overhead   # PyTorch's real allocator, no GPU needed
 
 It takes about a quarter of an hour.
 

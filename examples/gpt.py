@@ -4,7 +4,7 @@ An ordinary training script: 135 M parameters, bf16 autocast, AdamW. Sequence le
 what fragments the memory of a GPU. The two lines marked `torchmem` are all that the monitoring needs.
 
     python examples/gpt.py --steps 200
-    python phantom/run.py --memory 9GB -- python examples/gpt.py --steps 200      # on a machine without a GPU
+    python -m torchmem.phantom --memory 9GB -- python examples/gpt.py --steps 200      # on a machine without a GPU
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA here: run this on a GPU, or with phantom/run.py (phantom/README.md)", file=sys.stderr)
+        print("no CUDA here: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
         raise SystemExit(2)
     train(arguments.steps, arguments.batch, arguments.seed)
 

@@ -19,7 +19,7 @@ from support.waiting import until
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
-PHANTOM = [sys.executable, str(ROOT / "phantom" / "run.py")]
+PHANTOM = [sys.executable, "-m", "torchmem.phantom"]
 
 
 def _missing() -> str | None:

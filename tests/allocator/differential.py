@@ -1,6 +1,6 @@
 """Run random programs on PyTorch's allocator and on the simulated one, and compare them after every operation.
 
-PYTORCH_CUDA_ALLOC_CONF=CONF python phantom/run.py --memory BYTES -- python differential.py SETTING OPERATIONS SEED
+PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- python differential.py SETTING OPERATIONS SEED
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a random program on PyTorch's allocator with its history on, or the same program again under other settings.
 
-PYTORCH_CUDA_ALLOC_CONF=CONF python phantom/run.py --memory BYTES -- python recorded_program.py record FOLDER SEED ...
+PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- python recorded_program.py record FOLDER SEED ...
                                                                       python recorded_program.py again FOLDER
 
 `record` writes the snapshot and the program, and takes its length and any of the words streams, events, pools, ooms.

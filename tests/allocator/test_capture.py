@@ -66,7 +66,7 @@ def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> It
 @pytest.fixture
 def phantom() -> list[str]:
     """The command that puts another on a card of 4 GiB."""
-    return [sys.executable, str(Path(__file__).resolve().parents[2] / "phantom" / "run.py"), "--memory", "4GiB", "--"]
+    return [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 pytestmark = pytest.mark.allocator
 
 HERE = Path(__file__).resolve().parent
-PHANTOM = HERE.parents[1] / "phantom" / "run.py"
 MIB = 1 << 20
 Run = Callable[[str], subprocess.CompletedProcess[str]]
 Rows = list[tuple[dict[str, str], float]]
@@ -126,7 +125,7 @@ def test_headroom_is_never_too_much(conf: str, fraction: str, claim: str, enviro
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": conf, "FRACTION": fraction}
     trying = [sys.executable, "-W", "ignore", str(HERE / "headroom_by_trying.py"), "25", "1", claim]
     done = subprocess.run(
-        [sys.executable, str(PHANTOM), "--memory", "1200MB", "--", *trying],
+        [sys.executable, "-m", "torchmem.phantom", "--memory", "1200MB", "--", *trying],
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from torchmem.core.sizes import format_size
 pytestmark = pytest.mark.allocator
 
 ROOT = Path(__file__).resolve().parents[2]
-PHANTOM = [sys.executable, str(ROOT / "phantom" / "run.py"), "--memory", "4GiB", "--"]
+PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 PRELUDE = """
 import ctypes, subprocess, sys, torch
 from torchmem import sdk

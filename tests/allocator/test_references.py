@@ -26,7 +26,7 @@ print([after - before for before, after in zip(counts, (sys.getrefcount(False), 
 
 def test_many_snapshots_do_not_use_up_false(tmp_path: Path) -> None:
     """After 30,000 snapshots, three and a half days at the default cadence, the process lives and owes nobody."""
-    phantom = [sys.executable, str(ROOT / "phantom" / "run.py"), "--memory", "4GiB", "--"]
+    phantom = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", "-c", SCRIPT],
         env=os.environ | {"PHANTOM_STATE_DIR": str(tmp_path)},

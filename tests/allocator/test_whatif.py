@@ -40,7 +40,7 @@ Counts = dict[str, int]
 
 def run(state: Path, conf: str, *script: str, card: int = CARD_BYTES) -> Counts:
     """Run a script of ours on a card of its own; the statistics that it prints."""
-    phantom = [sys.executable, str(ROOT / "phantom" / "run.py"), "--memory", str(card), "--state", str(state), "--"]
+    phantom = [sys.executable, "-m", "torchmem.phantom", "--memory", str(card), "--state", str(state), "--"]
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", *script],
         env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}, capture_output=True, text=True, timeout=300, check=False,

@@ -15,7 +15,7 @@ static uint64_t setting(const char *name, uint64_t otherwise, uint64_t most)
         return otherwise;
     uint64_t value = strtoull(text, &end, 10);
     if (*end || value < 1 || value > most)
-        stop("%s=%s is not a number from 1 to %llu: start the command with phantom/run.py", name, text,
+        stop("%s=%s is not a number from 1 to %llu: start the command with python -m torchmem.phantom", name, text,
              (unsigned long long)most);
     return value;
 }
