@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 Ended = Literal["steps", "finished", "oom", "error", "unsupported"]
-"""Stopped after the steps asked for; by itself with exit code 0; by an OutOfMemoryError; by another error of its own; by
-a call that the phantom GPU lacks."""
+"""Stopped after the steps asked for; by itself with exit code 0; by an OutOfMemoryError; by another error of its own;
+by a call that the phantom GPU lacks."""
 Phase = Literal["setup", "forward", "backward", "optimizer"]
 """Setup is everything before the first optimizer step's forward pass ended in a backward; forward is all of a step that
 is neither backward nor the optimizer."""
@@ -59,12 +59,12 @@ class DeviceMemory:
 class Outcome:
     """How a run ended and what it needed.
 
-    steps: optimizer steps seen. devices: those that the script used; empty when it never started CUDA. lacking: names of
-    the calls that the phantom GPU lacks, in the order they were made. snapshot: file for memory_viz and `torchmem
+    steps: optimizer steps seen. devices: those that the script used; empty when it never started CUDA. lacking: names
+    of the calls that the phantom GPU lacks, in the order they were made. snapshot: file for memory_viz and `torchmem
     whatif`, with the trace from the start of CUDA; None when nothing was recorded. oom_report: the JSON report of the
     last OOM, readable with `torchmem oom`. oom_message: PyTorch's own words. seconds: wall time. host_bytes: most RAM
-    of the process. computed: whether the script read values from the card (`Tensor.item()` and the like), which are
-    zero here.
+    of the process. values_read: how often the script read from the card (`Tensor.item()` and the like), which gives
+    zeros.
     """
 
     ended: Ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Watches this process's allocator; made by `instrument`, closed by hand, by `with`, or at exit."""
+    """Watches this process's allocator; made by `instrument`, closed by hand, by `with`, or at exit.
+
+    after_step: for tools that run the script; called after every `step`.
+    """
 
     def __init__(self, settings: Settings, backend: Backend, environment: Mapping[str, str]) -> None:
         self.settings = settings
@@ -31,6 +34,7 @@ class Session:
         self._environment = environment
         self._iterations = Iterations()
         self._explicit_steps = False
+        self.after_step: Callable[[], None] | None = None
         self._closed = False
         self._monitor = self._new_monitor()
         self._remove_step_hook = backend.on_step(self._on_step)
@@ -59,6 +63,8 @@ class Session:
             self._explicit_steps = True
             self._monitor.step(samples)
         self._monitor.cost.add(time.thread_time() - started)
+        if self.after_step:
+            self.after_step()
 
     def phase(self, name: str) -> Phase:
         """`with session.phase("forward"):` measures the highest allocated bytes within this part of a step.

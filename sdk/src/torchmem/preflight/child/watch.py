@@ -1,0 +1,154 @@
+"""Watches the memory of the script's process, ends it when the steps are over, and writes the report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from torchmem.core.fragmentation import measure
+from torchmem.preflight.child._torch import WatchedBackend, is_out_of_memory
+from torchmem.preflight.child.ending import Report, most_host_bytes, write_report, write_trace
+from torchmem.preflight.child.meter import Meter
+from torchmem.preflight.child.phases import PhaseClock
+from torchmem.preflight.child.steps import StepCounter
+from torchmem.preflight.orders import PROGRESS_FILE, Orders
+from torchmem.preflight.outcome import DeviceMemory, Phase
+from torchmem.sdk._session import Session
+
+MOST_EVENTS = 10_000_000
+"""Of the trace of each card; `torchmem whatif` reads no more."""
+
+
+class Watch:
+    """Everything happens in the script's own threads, at PyTorch's hooks."""
+
+    def __init__(self, backend: WatchedBackend, session: Session, orders: Orders) -> None:
+        self.phases = PhaseClock(self._phase_ended)
+        self._backend = backend
+        self._session = session
+        self._orders = orders
+        self._counter = StepCounter(orders.steps)
+        self._meters: dict[int, Meter] = {}
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._step = 1
+        self._ooms_at_step = 0
+        self._has_trace = False
+        self._steps_by_hand = False
+        self._stepped_in_backward = False
+
+    def cuda_is_up(self) -> None:
+        """Record the trace from the first allocation on, unless the script does so itself."""
+        if self._is_own and self._backend.history_enabled() is False:
+            self._backend.start_history(MOST_EVENTS)
+        self._has_trace = bool(self._backend.history_enabled())
+
+    def optimizer_stepped(self, optimizer: int) -> None:
+        """After every optimizer's step; those within a backward count when it is over."""
+        if self._steps_by_hand:
+            return
+        self._counter.stepped(optimizer)
+        if self.phases.in_backward:
+            self._stepped_in_backward = True
+        else:
+            self._iteration_may_end()
+
+    def backward_ended(self) -> None:
+        """After every backward, inner ones included."""
+        self.phases.backward_ends()
+        if self._stepped_in_backward and not self.phases.in_backward:
+            self._stepped_in_backward = False
+            self._iteration_may_end()
+
+    def step_called(self) -> None:
+        """After the script's own `Session.step()`; from then on no optimizer's step counts."""
+        self._steps_by_hand = True
+        self._counter.called()
+        self._step_ended()
+
+    def script_ended(self) -> None:
+        """At the interpreter's exit: the script came to its end, or an error was not caught."""
+        if self._is_own and self._backend.is_initialized():
+            self._phase_ended(self.phases.now)
+            self._write(stopped=False)
+
+    @property
+    def _is_own(self) -> bool:
+        """False in a forked child, which has no CUDA."""
+        return os.getpid() == self._pid
+
+    def _iteration_may_end(self) -> None:
+        if self._counter.is_complete:
+            self._step_ended()
+
+    def _step_ended(self) -> None:
+        self._step = self._counter.count
+        self.phases.forward()
+        self._measure()
+        self._tell()
+        self._step += 1
+        if self._counter.is_over:
+            self._write(stopped=True)
+            self._session.close()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _phase_ended(self, phase: Phase) -> None:
+        if not (self._is_own and self._backend.is_initialized()):
+            return
+        with self._lock:
+            for device in self._backend.devices():
+                stats = self._backend.window_stats(device.index)
+                if stats:
+                    meter = self._meters.setdefault(device.index, Meter(device.index))
+                    meter.phase_ended(phase, 0 if phase == "setup" else self._step, stats)
+                    self._backend.reset_peaks(device.index)
+
+    def _measure(self) -> None:
+        """What is left at the end of a step."""
+        segments = self._backend.memory_snapshot() or []
+        for index, meter in self._meters.items():
+            stats = self._backend.window_stats(index)
+            if stats:
+                layout = measure(segments, index, 0.0)
+                meter.step_ended(self._counter.count, stats["allocated_bytes"]["all"]["current"], layout.stranded_bytes)
+        self._ooms_at_step = self._ooms()
+
+    def _tell(self) -> None:
+        """One line for the parent: the step, and the most that any card held."""
+        allocated = max((meter.peak_allocated for meter in self._meters.values()), default=0)
+        reserved = max((meter.peak_reserved for meter in self._meters.values()), default=0)
+        with (self._orders.folder / PROGRESS_FILE).open("a") as file:
+            file.write(f"{self._counter.count} {allocated} {reserved}\n")
+
+    def _write(self, *, stopped: bool) -> None:
+        """The report, and the trace beside it."""
+        uncaught = getattr(sys, "last_value", None)
+        message = str(uncaught) if is_out_of_memory(uncaught) else None
+        report = Report(
+            stopped=stopped,
+            steps=self._counter.count,
+            out_of_memory=message is not None or (not stopped and self._ooms() > self._ooms_at_step),
+            message=message,
+            devices=tuple(memory for meter in self._meters.values() if (memory := self._memory(meter))),
+            host_bytes=most_host_bytes(),
+        )
+        write_report(self._orders.folder, report)
+        snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
+        if snapshot is not None:
+            write_trace(self._orders.folder, snapshot)
+
+    def _memory(self, meter: Meter) -> DeviceMemory | None:
+        stats = self._backend.window_stats(meter.device)
+        total = {device.index: device.total_bytes for device in self._backend.devices()}.get(meter.device)
+        free = self._backend.free_bytes(meter.device)
+        if not stats or total is None or free is None:
+            return None
+        outside = total - free - int(stats["reserved_bytes"]["all"]["current"])
+        return meter.memory(stats, total, outside)
+
+    def _ooms(self) -> int:
+        stats = (self._backend.window_stats(index) for index in self._meters)
+        return sum(int(found["num_ooms"]) for found in stats if found)
