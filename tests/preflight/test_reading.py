@@ -41,13 +41,22 @@ def test_how_it_ended(changed: dict[str, Any], exit_code: int, ended: Ended, tmp
 
 
 def test_a_lacking_call_explains_the_error(tmp_path: Path) -> None:
-    """An error after a call that the phantom GPU lacks is put down to that, each name once."""
-    report(tmp_path, 7)
+    """An error of a library that follows a call which the phantom GPU lacks is put down to that, each name once."""
+    report(tmp_path, 7, message="cuFFT error: CUFFT_NOT_SUPPORTED")
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "lacking").write_text("cuFirst\ncuSecond\ncuFirst\n")
     outcome = read_outcome(tmp_path, 1, 1.0)
     assert (outcome.ended, outcome.lacking) == ("unsupported", ("cuFirst", "cuSecond"))
     assert read_outcome(tmp_path, 0, 1.0).ended == "finished"
+
+
+def test_a_script_s_own_error_is_its_own(tmp_path: Path) -> None:
+    """An error that has nothing to do with a lacking call, which the script survived, stays the script's."""
+    report(tmp_path, 7, message="list index out of range")
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards" / "lacking").write_text("cuFirst\n")
+    outcome = read_outcome(tmp_path, 1, 1.0)
+    assert (outcome.ended, outcome.lacking) == ("error", ("cuFirst",))
 
 
 def test_the_training_process_is_the_one_that_stepped(tmp_path: Path) -> None:

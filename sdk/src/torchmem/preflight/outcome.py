@@ -62,9 +62,9 @@ class Outcome:
     steps: optimizer steps seen. devices: those that the script used; empty when it never started CUDA. lacking: names
     of the calls that the phantom GPU lacks, in the order they were made. snapshot: file for memory_viz and `torchmem
     whatif`, with the trace from the start of CUDA; None when nothing was recorded. oom_report: the JSON report of the
-    last OOM, readable with `torchmem oom`. oom_message: PyTorch's own words. seconds: wall time. host_bytes: most RAM
-    of the process. values_read: how often the script read from the card (`Tensor.item()` and the like), which gives
-    zeros.
+    last OOM, readable with `torchmem oom`. error_message: of the exception that ended the script, PyTorch's own in the
+    case of an OOM. seconds: wall time. host_bytes: most RAM of the process. values_read: how often the script read from
+    the card (`Tensor.item()` and the like), which gives zeros.
     """
 
     ended: Ended
@@ -76,5 +76,5 @@ class Outcome:
     lacking: tuple[str, ...] = ()
     snapshot: Path | None = None
     oom_report: Path | None = None
-    oom_message: str | None = None
+    error_message: str | None = None
     values_read: int = 0

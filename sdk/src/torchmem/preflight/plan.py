@@ -46,8 +46,8 @@ class Plan:
     """One run of a command on a phantom card.
 
     command: program and arguments, run as they stand. devices: cards of the node. steps: optimizer steps after which
-    the script is stopped. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, None for what the environment says. placement: None for a
-    script that is not distributed. run: the label `run` under which it is published.
+    the script is stopped. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, None for what the environment says. placement: None for
+    a script that is not distributed. run: the label `run` under which it is published.
     """
 
     command: tuple[str, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from torchmem.preflight.orders import OOM_SUFFIX, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.preflight.outcome import DeviceMemory, Ended, Outcome, StepMemory
 
 LACKING_FILE = Path("cards", "lacking")
+NOT_SUPPORTED = re.compile("not.?supported", re.IGNORECASE)
+"""In the words that PyTorch has for the error codes of every CUDA library."""
 
 
 def read_outcome(folder: Path, exit_code: int, seconds: float) -> Outcome:
@@ -23,10 +26,10 @@ def read_outcome(folder: Path, exit_code: int, seconds: float) -> Outcome:
         return Outcome(ended, exit_code, 0, seconds, 0, lacking=lacking)
     path, outcome = max(found, key=lambda pair: (pair[1].steps, _reserved(pair[1])))
     name = path.name.removesuffix(REPORT_SUFFIX)
-    ended = "unsupported" if outcome.ended == "error" and lacking else outcome.ended
+    unsupported = outcome.ended == "error" and lacking and NOT_SUPPORTED.search(outcome.error_message or "")
     return replace(
         outcome,
-        ended=ended,
+        ended="unsupported" if unsupported else outcome.ended,
         lacking=lacking,
         snapshot=_existing(path.with_name(name + SNAPSHOT_SUFFIX)),
         oom_report=_existing(path.with_name(name + OOM_SUFFIX)),
@@ -45,7 +48,7 @@ def _outcome(report: Mapping[str, Any], exit_code: int, seconds: float) -> Outco
         seconds=seconds,
         host_bytes=report["host_bytes"],
         devices=tuple(_device(fields) for fields in report["devices"]),
-        oom_message=report["message"],
+        error_message=report["message"],
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchmem.core.errors import UsageError
 from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.torch_build import cuda_build
 from torchmem.preflight.orders import PROGRESS_FILE, Orders
 from torchmem.preflight.outcome import Outcome
 from torchmem.preflight.plan import Plan
@@ -61,7 +62,8 @@ def _start(plan: Plan, folder: Path, stdout: int | None, stderr: int | None) -> 
 def child_environment(plan: Plan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with everything that puts the command on its phantom cards; `base` itself is left as it is."""
     kept = {name: value for name, value in base.items() if name not in HIDING or not _replaces(plan, name)}
-    environment = phantom_environment(plan.card, plan.devices, folder / "cards", kept)
+    torch = cuda_build(plan.command, kept)
+    environment = phantom_environment(plan.card, plan.devices, folder / "cards", kept, torch)
     environment |= Orders(folder, plan.steps, plan.placement).environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *filter(None, [base.get("PYTHONPATH")])])
     environment["TORCHMEM_RUN"] = run_label(plan)

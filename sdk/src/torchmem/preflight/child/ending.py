@@ -23,8 +23,8 @@ from torchmem.preflight.outcome import DeviceMemory
 class Report:
     """What one process says at its end; `preflight.reading` makes the outcome of it.
 
-    stopped: by us, after the steps wanted. message: PyTorch's own, of the OOM that ended the script. host_bytes: most
-    RAM of the process.
+    stopped: by us, after the steps wanted. message: of the error that nobody caught. host_bytes: most RAM of this
+    process.
     """
 
     stopped: bool

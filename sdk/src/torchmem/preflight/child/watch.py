@@ -126,12 +126,11 @@ class Watch:
     def _write(self, *, stopped: bool) -> None:
         """The report, and the trace beside it."""
         uncaught = getattr(sys, "last_value", None)
-        message = str(uncaught) if is_out_of_memory(uncaught) else None
         report = Report(
             stopped=stopped,
             steps=self._counter.count,
-            out_of_memory=message is not None or (not stopped and self._ooms() > self._ooms_at_step),
-            message=message,
+            out_of_memory=is_out_of_memory(uncaught) or (not stopped and self._ooms() > self._ooms_at_step),
+            message=None if uncaught is None else str(uncaught),
             devices=tuple(memory for meter in self._meters.values() if (memory := self._memory(meter))),
             host_bytes=most_host_bytes(),
         )
