@@ -4,6 +4,8 @@ VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
 # The CUDA build; === keeps pip from preferring a local CPU build.
 CUDA_TORCH ?= torch===2.13.0
+# What examples/huggingface.py and lightning_loop.py train with.
+EXAMPLES := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6
 BIN := $(VENV)/bin
 SOURCES := sdk/src exporter/src phantom/src dashboards tests benchmarks examples
 
@@ -61,7 +63,7 @@ stack: $(VENV)/.demo  ## Exporter, Prometheus, Alertmanager (and Grafana, if ins
 
 $(CUDA_VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' numpy
+	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' numpy $(EXAMPLES)
 	$(CUDA_VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 

@@ -4,8 +4,8 @@ Two processes train the same network, in turns: while one has large batches, the
 steps they change places. The large phase of both does not fit at once, and neither does the large phase of one beside
 the cache that the other kept. A step that runs out of memory is given up and counted, and training goes on.
 
-    python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py     # counts only: the phantom computes nothing
-    python benchmarks/release.py                                            # on a GPU: steps per second, too
+    python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py    # counts only, nothing is computed
+    python benchmarks/release.py    # on a GPU: steps per second, too
 
 Three runs: `release` off, `release` on, and `torch.cuda.empty_cache()` by hand after every step.
 """

@@ -80,7 +80,6 @@ def loss(model: GPT, tokens: Tensor) -> Tensor:
 def train(steps: int, batch: int, seed: int) -> None:
     """Train for `steps` optimizer steps and print the memory every ten."""
     torch.manual_seed(seed)
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     model = GPT().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for step, length in enumerate(sequence_lengths(steps, seed), start=1):
@@ -101,7 +100,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA here: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
+        print("no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
         raise SystemExit(2)
     train(arguments.steps, arguments.batch, arguments.seed)
 

@@ -1,7 +1,7 @@
 """Run a random program on PyTorch's allocator with its history on, or the same program again under other settings.
 
-PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- python recorded_program.py record FOLDER SEED ...
-                                                                      python recorded_program.py again FOLDER
+PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- COMMAND, where COMMAND is
+python recorded_program.py record FOLDER SEED ..., or python recorded_program.py again FOLDER
 
 `record` writes the snapshot and the program, and takes its length and any of the words streams, events, pools, ooms.
 Both print the statistics as JSON. `again` ends where a request fails that was served when it was recorded.

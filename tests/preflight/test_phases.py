@@ -14,7 +14,7 @@ def test_one_step_has_its_phases_in_order() -> None:
     clock.forward()
     clock.backward_begins()
     clock.backward_ends()
-    clock.optimizer()
+    clock.optimizer(has_closure=False)
     clock.forward()
     assert ended == ["setup", "forward", "backward", "forward", "optimizer"]
 
@@ -25,11 +25,24 @@ def test_a_backward_inside_a_backward_is_one() -> None:
     clock = PhaseClock(ended.append)
     clock.backward_begins()
     clock.backward_begins()
-    clock.optimizer()
+    clock.optimizer(has_closure=False)
     clock.backward_ends()
     assert clock.in_backward
     clock.backward_ends()
     assert ended == ["setup", "backward"]
+
+
+def test_forward_and_backward_inside_the_optimizer() -> None:
+    """A step with a closure, as Lightning makes it, is in the optimizer only once the closure's backward is over."""
+    ended: list[Phase] = []
+    clock = PhaseClock(ended.append)
+    clock.forward()
+    clock.optimizer(has_closure=True)
+    clock.backward_begins()
+    clock.backward_ends()
+    clock.forward()
+    clock.backward_begins()
+    assert ended == ["setup", "forward", "backward", "optimizer", "forward"]
 
 
 def test_one_optimizer_steps_once_an_iteration() -> None:

@@ -19,6 +19,7 @@ def report(folder: Path, pid: int, **changed: Any) -> None:
         "out_of_memory": False,
         "message": None,
         "host_bytes": 1,
+        "values_read": 0,
         "devices": [],
     }
     (folder / f"{pid}.report.json").write_text(json.dumps(fields | changed))

@@ -19,6 +19,7 @@ from torchmem.core.sizes import MIB
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.recording import read
 from torchmem.simulator.recording.trace import Recording
+from torchmem.simulator.whatif.cards import CardMemory, on_cards
 from torchmem.simulator.whatif.engine import what_if
 from torchmem.simulator.whatif.result import Outcome
 
@@ -117,6 +118,22 @@ def test_a_whole_recording_foretells_every_setting(program: Program, conf: str, 
             real = recording_allocator(outcome.conf, card, oldest_first=rule is not False)
             play_steps(real, seen)
             assert truth(real) == told(outcome)
+
+
+@settings(max_examples=20, deadline=None)
+@given(programs, st.sampled_from(CONFS), st.lists(st.integers(1, 100 * CARD_BYTES), min_size=1, max_size=5))
+def test_a_whole_recording_foretells_every_card(program: Program, conf: str, sizes: list[int]) -> None:
+    """On cards of any size, given in any order, its run under the recorded settings follows to the byte."""
+    recorded = recording_allocator(conf, 100 * CARD_BYTES)
+    seen = play(recorded, program)
+    recording = recorded.recording({CONF: conf})
+    answer = what_if(recording, card_bytes=100 * CARD_BYTES, settings=())
+    cards = [CardMemory(str(size), size, size) for size in (*sizes, recorded.stats.reserved_bytes.peak or 1)]
+    own = CardMemory("own", 100 * CARD_BYTES, 100 * CARD_BYTES)
+    for card, outcome in zip(cards, on_cards(recording, own, cards, answer), strict=True):
+        real = recording_allocator(conf, card.total)
+        play_steps(real, seen)
+        assert (card.name, truth(real)) == (outcome.name, told(outcome))
 
 
 class PlainPools(Programmer):

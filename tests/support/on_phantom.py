@@ -10,7 +10,6 @@ from pathlib import Path
 from support.allocator_programs import SETTINGS
 
 
-
 def on_phantom(state: Path, script: str, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `script NAME ARGUMENTS...` on a card of its own, with the allocator configured as the setting says."""
     setting = SETTINGS[name]

@@ -13,6 +13,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.stats import DeviceStats
 
 # As py_symbolize makes them: each frame one dict, which the stacks of all entries share.
 FRAMES = [{"name": f"forward_{line}", "filename": "/job/model.py", "line": line} for line in range(20)]
@@ -63,6 +64,11 @@ class RecordedJob:
             {"action": action, **place, "size": size, "stream": 0, "time_us": self._time_us, "pool_id": (0, 0)}
             | {"compile_context": "N/A", "user_metadata": "", "frames": FRAMES[size % 17 : size % 17 + 3]} | more
         )  # fmt: skip
+
+    @property
+    def stats(self) -> DeviceStats:
+        """The allocator's counters."""
+        return self._allocator.stats
 
     def alloc(self, size: int) -> Block | None:
         """Allocate; None at an OOM, which the trace then holds."""

@@ -1,4 +1,4 @@
-"""Run a command on the phantom GPU: `python -m torchmem.phantom --memory 9GB -- python examples/gpt.py`."""
+"""Run a command on phantom GPUs: `python -m torchmem.phantom --card h100-80gb -- python examples/gpt.py`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from torchmem.core.errors import UsageError
-from torchmem.phantom.cards import MAX_CARDS, card
+from torchmem.phantom.cards import MAX_CARDS, Card, card, memory_size
 from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.torch_build import TorchBuild, interpreter, torch_of, usable
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,12 +38,27 @@ def _become_the_command() -> NoReturn:
     arguments = _parser().parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or not shutil.which(command[0]):
-        raise UsageError(
-            f"cannot run {command[0]!r}: name a program" if command else "no command: name one after --"
-        )
-    devices = _device_number(arguments.devices)
-    environment = phantom_environment(card(arguments.memory), devices, Path(arguments.state), os.environ)
+        raise UsageError(f"cannot run {command[0]!r}: name a program" if command else "no command: name one after --")
+    shown = _card(arguments.card, arguments.memory, os.environ)
+    devices, torch = _device_number(arguments.devices), _torch(command, os.environ)
+    environment = phantom_environment(shown, devices, Path(arguments.state), os.environ, torch)
     os.execvpe(command[0], command, environment)  # noqa: S606 (no shell is wanted)
+
+
+def _card(name: str | None, memory: str | None, environment: Mapping[str, str]) -> Card:
+    """What the flags say, otherwise the card of the run around this one."""
+    if name is None and memory is None:
+        name, memory = environment.get("PHANTOM_CARD"), environment.get("PHANTOM_MEMORY")
+    if name is None:
+        return card(memory or "h100-80gb")
+    return replace(card(name), memory_bytes=memory_size(memory)) if memory else card(name)
+
+
+def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild | None:
+    """The PyTorch that the command will use. A command without one is welcome: an exporter needs only NVML."""
+    python = interpreter(command, environment)
+    build = torch_of(python, environment) if python else None
+    return usable(build, python) if python and build else None
 
 
 def _device_number(text: str) -> int:
@@ -52,14 +70,11 @@ def _device_number(text: str) -> int:
 def _parser() -> Parser:
     """The command line. Its defaults come from the environment, so that nested runs share their card."""
     parser = Parser(
-        prog="python -m torchmem.phantom", usage="%(prog)s [--memory 80GB] [--devices 1] [--state DIR] -- COMMAND ...",
-        description=__doc__,
+        prog="python -m torchmem.phantom", description=__doc__,
+        usage="%(prog)s [--card h100-80gb] [--memory 80GB] [--devices 1] [--state DIR] -- COMMAND ...",
     )  # fmt: skip
-    parser.add_argument(
-        "--memory",
-        default=os.environ.get("PHANTOM_MEMORY", "80GB"),
-        help="memory of each card; GB is 10^9 bytes, GiB is 2^30 (default: PHANTOM_MEMORY or 80GB)",
-    )
+    parser.add_argument("--card", help="name from the catalogue, or a size such as 24GB (default: h100-80gb)")
+    parser.add_argument("--memory", help="memory of each card; GB is 10^9 bytes, GiB is 2^30 (default: the card's own)")
     parser.add_argument(
         "--devices",
         default=os.environ.get("PHANTOM_DEVICES", "1"),
@@ -67,7 +82,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--state",
-        default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108 (as processes.c)
+        default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108 (as unsupported.c)
         help="folder through which processes share the cards (default: PHANTOM_STATE_DIR or %(default)s)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")

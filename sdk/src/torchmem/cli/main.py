@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from torchmem.core.errors import TorchmemError
 
-COMMANDS = ("exporter", "demo", "oom", "capture", "whatif", "rules")
+COMMANDS = ("exporter", "demo", "oom", "capture", "whatif", "preflight", "rules")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

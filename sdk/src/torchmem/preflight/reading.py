@@ -49,6 +49,7 @@ def _outcome(report: Mapping[str, Any], exit_code: int, seconds: float) -> Outco
         host_bytes=report["host_bytes"],
         devices=tuple(_device(fields) for fields in report["devices"]),
         error_message=report["message"],
+        values_read=report["values_read"],
     )
 
 

@@ -6,6 +6,7 @@
 #include <search.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static void *newest;
 
@@ -26,10 +27,11 @@ void *reserve_addresses(size_t size)
     return newest = start + ahead;
 }
 
-/* Whole 4 KiB pages only: the first bytes of the first one may belong to the range before it. */
+/* Whole pages only: the first bytes of the first one may belong to the range before it. */
 void release_addresses(void *start, size_t size)
 {
-    uintptr_t first = ((uintptr_t)start + 4095) & ~(uintptr_t)4095, end = (uintptr_t)start + size;
+    uintptr_t rest = (uintptr_t)sysconf(_SC_PAGESIZE) - 1, end = (uintptr_t)start + size;
+    uintptr_t first = ((uintptr_t)start + rest) & ~rest;
     if (end > first)
         munmap((void *)first, end - first);
 }

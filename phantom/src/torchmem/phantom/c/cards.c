@@ -1,4 +1,4 @@
-/* The cards of the machine: how many, how large, what they are called, and which this process sees. */
+/* The cards of the machine: what is free on them, what they are called, and which of them this process sees. */
 #include "phantom.h"
 
 #include <pthread.h>
@@ -7,22 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-static uint64_t setting(const char *name, uint64_t otherwise, uint64_t most)
-{
-    const char *text = getenv(name);
-    char *end;
-    if (!text || !*text)
-        return otherwise;
-    uint64_t value = strtoull(text, &end, 10);
-    if (*end || value < 1 || value > most)
-        stop("%s=%s is not a number from 1 to %llu: start the command with python -m torchmem.phantom", name, text,
-             (unsigned long long)most);
-    return value;
-}
-
-int card_count(void) { return (int)setting("PHANTOM_DEVICES", 1, MAX_CARDS); }
-
-uint64_t card_bytes(void) { return setting("PHANTOM_MEMORY", 80000000000ull, 1ull << 46); }
+uint64_t card_bytes(void) { return model()->bytes; }
 
 uint64_t card_free_bytes(int card)
 {
@@ -106,7 +91,7 @@ static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 bool open_context(int card)
 {
     pthread_mutex_lock(&opening);
-    bool open = process_bytes(card) > 0 || process_take(card, CONTEXT_BYTES, card_bytes());
+    bool open = process_bytes(card) > 0 || process_take(card, model()->context_bytes, card_bytes());
     pthread_mutex_unlock(&opening);
     return open;
 }

@@ -46,6 +46,10 @@ static const struct {
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported by the phantom GPU"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
 };
 
 const char *cudaGetErrorName(cudaError_t error)
@@ -105,7 +109,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = CUDA_VERSION_SHOWN;
+    *version = model()->cuda_version;
     return cudaSuccess;
 }
 
@@ -122,22 +126,20 @@ void *driver_entry(const char *name)
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, unsigned version,
                                              unsigned long long flags,
-                                             enum cudaDriverEntryPointQueryResult *status)
+                                             int *status)
 {
     (void)version, (void)flags;
     *entry = driver_entry(name);
     if (status)
-        *status = *entry ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+        *status = *entry ? ENTRY_FOUND : ENTRY_NOT_FOUND;
     return cudaSuccess;
 }
 
-#if CUDART_VERSION < 13000
-cudaError_t cudaGetDriverEntryPoint(const char *name, void **entry, unsigned long long flags,
-                                    enum cudaDriverEntryPointQueryResult *status)
+/* CUDA 12's form. */
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **entry, unsigned long long flags, int *status)
 {
     return cudaGetDriverEntryPointByVersion(name, entry, 0, flags, status);
 }
-#endif
 
 SUCCEED(cudaProfilerStart)
 SUCCEED(cudaProfilerStop)

@@ -3,29 +3,42 @@
 
 #include <string.h>
 
-SUCCEED(cudaLaunchKernel)
-SUCCEED(cudaLaunchKernelExC)
-SUCCEED(__cudaLaunchKernel)
+WORK(cudaLaunchKernelExC)
+WORK(cudaLaunchCooperativeKernel)
 SUCCEED(__cudaPushCallConfiguration)
 SUCCEED(__cudaRegisterFatBinaryEnd)
 SUCCEED(__cudaUnregisterFatBinary)
-SUCCEED(__cudaRegisterFunction)
 SUCCEED(__cudaRegisterVar)
 SUCCEED(cudaFuncSetAttribute)
+SUCCEED(cudaFuncSetCacheConfig)
 SUCCEED(cudaKernelSetAttributeForDevice)
 SUCCEED(cudaLibraryUnload)
 
-/* The names nvcc puts into every CUDA program; no header for C declares them. */
-void **__cudaRegisterFatBinary(void *binary);
-char __cudaInitModule(void **module);
-cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function);
-cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_bytes, void *stream);
+cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments)
+{
+    (void)grid, (void)block;
+    forget_echoes();
+    hear_kernel(function, arguments);
+    return cudaSuccess;
+}
 
+cudaError_t __cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments)
+{
+    return cudaLaunchKernel(function, grid, block, arguments);
+}
+
+/* Names with two underscores are what nvcc puts into every CUDA program. */
 void **__cudaRegisterFatBinary(void *binary)
 {
     static void *module;
     (void)binary;
     return &module;
+}
+
+void __cudaRegisterFunction(void **module, const void *function, char *host_name, const char *name)
+{
+    (void)module, (void)host_name;
+    learn_kernel(function, name);
 }
 
 char __cudaInitModule(void **module)
@@ -48,13 +61,9 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_b
     return cudaSuccess;
 }
 
-#if CUDART_VERSION >= 12080
-cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *options,
-                                void **values, unsigned option_count, enum cudaLibraryOption *library_options,
-                                void **library_values, unsigned library_option_count)
+/* Options follow; they are not looked at. */
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code)
 {
-    (void)options, (void)values, (void)option_count;
-    (void)library_options, (void)library_values, (void)library_option_count;
     *library = (cudaLibrary_t)code;
     return cudaSuccess;
 }
@@ -65,16 +74,33 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
     *kernel = (cudaKernel_t)name;
     return cudaSuccess;
 }
-#endif
+
+static int attribute_of_card(int attribute)
+{
+    int value = 0;
+    device_attribute(attribute, card_of(current_device()), &value);
+    return value;
+}
+
+/* The architecture whose code runs on the card: the nearest below it that PyTorch's wheels are built for (their
+ * TORCH_CUDA_ARCH_LIST, 2.4 to 2.15). CUB looks it up and refuses one that it was not compiled for. */
+static int architecture(void)
+{
+    static const int built_for[] = {120, 100, 90, 86, 80, 75, 70, 60, 50};
+    for (size_t row = 0; row < sizeof built_for / sizeof *built_for; row++)
+        if (built_for[row] <= model()->capability)
+            return built_for[row];
+    return model()->capability;
+}
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
     (void)function;
     memset(attributes, 0, sizeof *attributes);
     attributes->maxThreadsPerBlock = 1024;
-    attributes->maxDynamicSharedSizeBytes = 227 << 10;
+    attributes->maxDynamicSharedSizeBytes = attribute_of_card(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     attributes->numRegs = 32;
-    attributes->ptxVersion = attributes->binaryVersion = 90;
+    attributes->ptxVersion = attributes->binaryVersion = architecture();
     return cudaSuccess;
 }
 
@@ -83,8 +109,15 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
                                                                    unsigned flags)
 {
     (void)function, (void)shared_bytes, (void)flags;
-    *blocks = block_size > 0 && block_size < 2048 ? 2048 / block_size : 1;
+    int threads = attribute_of_card(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
+    *blocks = block_size > 0 && block_size < threads ? threads / block_size : 1;
     return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
+                                                          size_t shared_bytes)
+{
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_bytes, 0);
 }
 
 /* Every device variable lies at the same address: nothing is ever read from it. */

@@ -2,6 +2,7 @@
 #include "cudart.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -106,7 +107,7 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream)
     return answer(size ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, int attribute, void *value)
 {
     switch (attribute) {
     case cudaMemPoolAttrReservedMemCurrent:
@@ -117,7 +118,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr att
     }
 }
 
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, int attribute, void *value)
 {
     (void)value;
     if (attribute == cudaMemPoolAttrReservedMemHigh || attribute == cudaMemPoolAttrUsedMemHigh)
@@ -126,7 +127,7 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr att
 }
 
 /* Memory that a graph allocates by itself; no graph of ours does. Asked for by torch from 2.15 on. */
-cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attribute, void *value)
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
 {
     (void)device, (void)attribute;
     *(uint64_t *)value = 0;
@@ -175,12 +176,20 @@ cudaError_t cudaHostUnregister(void *pointer)
     return answer(remove_range(pointer, &range) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
+/* Host and card share their addresses. */
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
+{
+    (void)flags;
+    *device = host;
+    return answer(find_range(host, &(struct range){0}) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
 {
     struct range range;
     memset(attributes, 0, sizeof *attributes);
     attributes->type = cudaMemoryTypeUnregistered;
-    attributes->device = -2; /* cudaInvalidDeviceId */
+    attributes->device = cudaInvalidDevice;
     if (!find_range(pointer, &range))
         return cudaSuccess;
     bool device = range.kind <= DEVICE_MAPPED;
@@ -191,25 +200,35 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     return cudaSuccess;
 }
 
+static atomic_ullong values_read;
+
+/* For preflight, through ctypes: how often the host has read from a card. */
+unsigned long long phantom_values_read(void) { return values_read; }
+
 /* Where a pointer lies decides, not the stated kind: the host must never touch device addresses. */
 static cudaError_t copy(void *to, const void *from, size_t size)
 {
-    if (on_device(to))
-        return cudaSuccess;
-    if (on_device(from))
-        memset(to, 0, size);
-    else
+    bool from_device = on_device(from), to_device = on_device(to);
+    if (from_device && to_device)
+        copy_echo(to, from, size);
+    else if (to_device)
+        keep_echo(to, from, size);
+    else if (from_device) {
+        values_read++;
+        read_echo(to, from, size);
+        answer_question(to, size);
+    } else
         memmove(to, from, size);
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind)
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind)
 {
     (void)kind;
     return copy(to, from, size);
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind,
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, int kind,
                             cudaStream_t stream)
 {
     (void)kind, (void)stream;
@@ -217,7 +236,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMe
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
+                              size_t height, int kind, cudaStream_t stream)
 {
     (void)kind, (void)stream;
     for (size_t row = 0; row < height; row++)
@@ -225,7 +244,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     return cudaSuccess;
 }
 
-SUCCEED(cudaMemcpyPeerAsync)
+WORK(cudaMemcpyPeerAsync)
 SUCCEED(cudaMemcpyToSymbol)
-SUCCEED(cudaMemset)
-SUCCEED(cudaMemsetAsync)
+WORK(cudaMemset)
+WORK(cudaMemsetAsync)

@@ -1,14 +1,9 @@
-/* Stands in for libcudart: streams, events, graph capture. Work takes no time: all of it is done. */
+/* Stands in for libcudart: streams, events. Work takes no time: all of it is done. */
 #include "cudart.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
-
-struct capture {
-    bool open;
-    unsigned long long id;
-};
 
 struct CUstream_st {
     int priority;
@@ -32,6 +27,8 @@ static struct CUstream_st *stream_of(cudaStream_t stream)
            : stream == cudaStreamPerThread              ? &per_thread
                                                         : stream;
 }
+
+struct capture **capture_of(cudaStream_t stream) { return &stream_of(stream)->capture; }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
@@ -72,11 +69,11 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    (void)stream;
-    return answer(held ? cudaErrorNotReady : cudaSuccess);
+    cudaError_t error = wait_in_capture(*capture_of(stream));
+    return answer(error ? error : held ? cudaErrorNotReady : cudaSuccess);
 }
 
-SUCCEED(cudaStreamSynchronize)
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return answer(wait_in_capture(*capture_of(stream))); }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data)
 {
@@ -142,97 +139,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;
-    if (event->capture && event->capture->open)
+    if (capture_open(event->capture))
         stream_of(stream)->capture = event->capture;
     return cudaSuccess;
 }
-
-/* A capture is never freed: streams and events may name it for as long as they live. */
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
-{
-    static atomic_ullong captures;
-    (void)mode;
-    struct capture *capture = malloc(sizeof *capture);
-    *capture = (struct capture){.open = true, .id = ++captures};
-    stream_of(stream)->capture = capture;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
-{
-    struct capture *capture = stream_of(stream)->capture;
-    *status = capture && capture->open ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-/* A captured graph has no nodes to depend on; its handle only has to be its own. CUDA 12 knows no edges. */
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
-                                     unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **dependencies,
-#if CUDART_VERSION >= 13000
-                                     const cudaGraphEdgeData **edges,
-#endif
-                                     size_t *count)
-{
-    struct capture *capture = stream_of(stream)->capture;
-    cudaStreamIsCapturing(stream, status);
-    if (id)
-        *id = capture ? capture->id : 0;
-    if (graph)
-        *graph = (cudaGraph_t)capture;
-    if (dependencies)
-        *dependencies = NULL;
-#if CUDART_VERSION >= 13000
-    if (edges)
-        *edges = NULL;
-#endif
-    if (count)
-        *count = 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
-{
-    struct capture *capture = stream_of(stream)->capture;
-    if (!capture || !capture->open)
-        return answer(cudaErrorInvalidValue);
-    capture->open = false;
-    *graph = malloc(1);
-    return cudaSuccess;
-}
-
-/* One node: PyTorch warns about a graph that has none. */
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)
-{
-    (void)graph;
-    *count = 1;
-    return nodes ? answer(unsupported("cudaGraphGetNodes", cudaErrorNotSupported)) : cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph_t graph,
-                                          unsigned long long flags)
-{
-    (void)graph, (void)flags;
-    *executable = malloc(1);
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
-{
-    return cudaGraphInstantiateWithFlags(executable, graph, flags);
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    free(graph);
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
-{
-    free(executable);
-    return cudaSuccess;
-}
-
-SUCCEED(cudaGraphLaunch)
-SUCCEED(cudaThreadExchangeStreamCaptureMode)

@@ -1,8 +1,7 @@
-/* Stands in for libcuda.so.1: devices, contexts, pointers, and modules that do nothing. */
+/* Stands in for libcuda.so.1: devices, contexts, pointers. */
 #include "cudart.h"
 
-#include <cuda.h>
-#include <string.h>
+#include <stdio.h>
 
 CUresult cuInit(unsigned flags)
 {
@@ -10,32 +9,31 @@ CUresult cuInit(unsigned flags)
     return device_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
-CUresult cuDriverGetVersion(int *version) { return (CUresult)cudaDriverGetVersion(version); }
+CUresult cuDriverGetVersion(int *version) { return cudaDriverGetVersion(version); }
 
 CUresult cuGetErrorString(CUresult error, const char **text)
 {
-    *text = cudaGetErrorString((cudaError_t)error);
+    *text = cudaGetErrorString(error);
     return CUDA_SUCCESS;
 }
 
 CUresult cuGetErrorName(CUresult error, const char **name)
 {
-    *name = cudaGetErrorName((cudaError_t)error);
+    *name = cudaGetErrorName(error);
     return CUDA_SUCCESS;
 }
 
-CUresult cuGetProcAddress(const char *name, void **entry, int version, cuuint64_t flags,
-                          CUdriverProcAddressQueryResult *status)
+CUresult cuGetProcAddress_v2(const char *name, void **entry, int version, uint64_t flags, int *status)
 {
     (void)version, (void)flags;
     *entry = driver_entry(name);
     if (status)
-        *status = *entry ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+        *status = *entry ? ENTRY_FOUND : ENTRY_NOT_FOUND;
     return *entry ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 /* NVIDIA's private interface between its libraries; nvrtc asks for it and goes on without. */
-CUresult cuGetExportTable(const void **table, const CUuuid *id)
+CUresult cuGetExportTable(const void **table, const void *id)
 {
     (void)id;
     *table = NULL;
@@ -57,28 +55,28 @@ CUresult cuDeviceGet(CUdevice *device, int index)
 CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 {
     (void)device;
-    strncpy(name, CARD_NAME, (size_t)length);
+    snprintf(name, (size_t)length, "%s", model()->name);
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 {
-    card_uuid(card_of(device), (unsigned char *)uuid->bytes);
+    card_uuid(card_of(device), uuid);
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     (void)device;
     *bytes = card_bytes();
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     if (card_of(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
-    return device_attribute((int)attribute, card_of(device), value) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+    return device_attribute(attribute, card_of(device), value) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 /* A device's primary context is any address that is its own. */
@@ -94,7 +92,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *activ
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     *context = (CUcontext)&contexts[device];
-    return (CUresult)enter(device);
+    return enter(device);
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context)
@@ -106,10 +104,10 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
-    return context ? (CUresult)cudaSetDevice((int)((char *)context - contexts)) : CUDA_SUCCESS;
+    return context ? cudaSetDevice((int)((char *)context - contexts)) : CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size, CUdeviceptr address)
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr address)
 {
     struct range range;
     if (!find_range((void *)address, &range))
@@ -121,7 +119,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size, CUdeviceptr addr
     return CUDA_SUCCESS;
 }
 
-CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
 {
     struct range range;
     if (!find_range((void *)address, &range))
@@ -138,32 +136,4 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
     }
 }
 
-/* Kernels that PyTorch compiles at run time: a module and its functions are any non-null handle. */
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-    *module = (CUmodule)image;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    (void)name;
-    *function = (CUfunction)module;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int block_size,
-                                                     size_t shared)
-{
-    return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size,
-                                                                            shared, 0);
-}
-
-SUCCEED(cuModuleUnload)
-SUCCEED(cuLaunchKernel)
-SUCCEED(cuLaunchCooperativeKernel)
-SUCCEED(cuFuncSetAttribute)
-SUCCEED(cuFuncSetCacheConfig)
-SUCCEED(cuMemsetD32Async)
-/* The descriptor it would fill is read by kernels only. */
-SUCCEED(cuTensorMapEncodeTiled)
+WORK(cuMemsetD32Async)

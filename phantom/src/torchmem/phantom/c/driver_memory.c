@@ -1,11 +1,10 @@
 /* Stands in for libcuda.so.1: the virtual memory behind expandable segments. */
 #include "cudart.h"
 
-#include <cuda.h>
 #include <stdlib.h>
 
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
-                                       CUmemAllocationGranularity_flags flags)
+                                       int flags)
 {
     (void)properties, (void)flags;
     *bytes = PAGE_BYTES;

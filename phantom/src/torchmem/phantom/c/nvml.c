@@ -121,7 +121,7 @@ NVML(SystemGetNVMLVersion, char *text, unsigned length)
 
 NVML(SystemGetCudaDriverVersion_v2, int *version)
 {
-    *version = CUDA_VERSION_SHOWN;
+    *version = model()->cuda_version;
     return NVML_SUCCESS;
 }
 
@@ -173,7 +173,7 @@ NVML(DeviceGetName, nvmlDevice_t handle, char *text, unsigned length)
 {
     int card;
     nvmlReturn_t error = card_of_handle(handle, &card);
-    return error ? error : give_text(text, length, CARD_NAME);
+    return error ? error : give_text(text, length, model()->name);
 }
 
 NVML(DeviceGetUUID, nvmlDevice_t handle, char *text, unsigned length)
@@ -198,8 +198,8 @@ NVML(DeviceGetPciInfo_v3, nvmlDevice_t handle, struct nvmlPciInfo *info)
 NVML(DeviceGetCudaComputeCapability, nvmlDevice_t handle, int *major, int *minor)
 {
     int card;
-    *major = 9;
-    *minor = 0;
+    *major = model()->capability / 10;
+    *minor = model()->capability % 10;
     return card_of_handle(handle, &card);
 }
 

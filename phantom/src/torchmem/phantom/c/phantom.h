@@ -12,14 +12,20 @@
 
 enum { MAX_CARDS = 16 };
 
-/* What a process's CUDA context occupies on a card before the first cudaMalloc. */
-#define CONTEXT_BYTES ((uint64_t)512 << 20)
 /* The page of cuMemCreate, and the alignment of device addresses. */
 #define PAGE_BYTES ((size_t)2 << 20)
 
-#define CUDA_VERSION_SHOWN 13000
 #define DRIVER_VERSION_SHOWN "580.0.phantom"
-#define CARD_NAME "Phantom GPU"
+
+/* model.c: what every card of the machine is. `context_bytes`: what a process's CUDA context occupies before the first
+ * cudaMalloc. `capability`: 90 is compute capability 9.0. `cuda_version`: 12040 is CUDA 12.4. */
+struct model {
+    char name[96];
+    uint64_t bytes, context_bytes;
+    int multiprocessors, capability, l2_bytes, cuda_version;
+};
+const struct model *model(void);
+int card_count(void);
 
 /* processes.c: who holds how much of which card, for every living phantom process of this machine. */
 struct process_memory {
@@ -33,8 +39,7 @@ int processes_on(int card, struct process_memory *list, int room);
 uint64_t bytes_on(int card);
 bool forked_with_context(void);
 
-/* cards.c: the cards, their capacity and names, and which of them this process sees. */
-int card_count(void);
+/* cards.c: the cards, what is free on them, their names, and which of them this process sees. */
 uint64_t card_bytes(void);
 uint64_t card_free_bytes(int card);
 void card_uuid(int card, unsigned char uuid[16]);
@@ -65,12 +70,37 @@ bool find_range(const void *address, struct range *found);
 bool remove_range(const void *start, struct range *removed);
 bool on_device(const void *address);
 
+/* echo.c: what the host wrote to a card comes back as long as no work on the card can have changed it. */
+#define ECHO_BYTES ((size_t)1 << 20) /* the largest copy that is kept */
+void keep_echo(const void *device, const void *host, size_t size);
+void read_echo(void *host, const void *device, size_t size);
+void copy_echo(void *to, const void *from, size_t size);
+void forget_echo(const void *device, size_t size);
+void forget_echoes(void);
+/* verdict.c: the answer, where the kernel that this thread launched last asked a question. */
+void learn_kernel(const void *function, const char *name);
+void hear_kernel(const void *function, void **arguments);
+void forget_verdict(void);
+void answer_question(void *host, size_t size);
+
+/* A call that works on the card succeeds. Its arguments are not looked at, which the calling conventions of C allow; the
+ * second name hides it from headers. */
+#define WORK(name)                           \
+    int phantom_##name(void) __asm__(#name); \
+    int phantom_##name(void)                 \
+    {                                        \
+        forget_echoes();                     \
+        return 0;                            \
+    }
+
 /* cudart_device.c, properties.c */
 int current_device(void);
 void *driver_entry(const char *name);
 int device_attribute(int attribute, int card, int *value);
 
-/* unsupported.c: says on stderr which call the phantom GPU lacks, and returns `code` to the caller. */
+/* unsupported.c: says on stderr which call the phantom GPU lacks, once, writes it into the file `lacking` of the folder
+ * of state, and returns `code`. */
 int unsupported(const char *call, int code);
+const char *state_file(const char *name, char path[4096]);
 /* Says one sentence on stderr and ends the process with exit code 2. */
 _Noreturn void stop(const char *format, ...);

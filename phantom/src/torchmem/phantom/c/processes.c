@@ -28,14 +28,8 @@ static void after_fork(void) { forked = own != NULL; }
 
 static void open_table(void)
 {
-    char directory[4000], path[4096];
-    const char *set = getenv("PHANTOM_STATE_DIR");
-    if (set)
-        snprintf(directory, sizeof directory, "%s", set);
-    else
-        snprintf(directory, sizeof directory, "/tmp/phantom-%u", (unsigned)getuid());
-    mkdir(directory, 0700);
-    snprintf(path, sizeof path, "%s/processes", directory);
+    char path[4096];
+    state_file("processes", path);
     size_t size = MAX_PROCESSES * sizeof(struct row);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0 || ftruncate(fd, (off_t)size))

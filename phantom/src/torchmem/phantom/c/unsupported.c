@@ -1,16 +1,66 @@
-/* Calls the phantom GPU lacks: each says its name on stderr and returns its library's "not supported", so
- * that the program ends with a traceback that shows where, never with a wrong number. */
+/* What the phantom GPU says when it cannot go on: the call it lacks, or why it stops. */
+#define _GNU_SOURCE
 #include "phantom.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The path of a file in the folder through which processes share the cards; creates the folder. */
+const char *state_file(const char *name, char path[4096])
+{
+    char folder[4000];
+    const char *set = getenv("PHANTOM_STATE_DIR");
+    if (set && *set)
+        snprintf(folder, sizeof folder, "%s", set);
+    else
+        snprintf(folder, sizeof folder, "/tmp/phantom-%u", (unsigned)getuid());
+    mkdir(folder, 0700);
+    snprintf(path, 4096, "%s/%s", folder, name);
+    return path;
+}
+
+/* For whoever started this process: one name a line. */
+static void write_down(const char *call)
+{
+    char path[4096], line[256];
+    int file = open(state_file("lacking", path), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int length = snprintf(line, sizeof line, "%.250s\n", call);
+    if (file < 0 || write(file, line, (size_t)length) < 0)
+        fprintf(stderr, "phantom: cannot write %s: %s\n", path, strerror(errno));
+    if (file >= 0)
+        close(file);
+}
+
+static bool said_before(const char *call)
+{
+    static char *said[512];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    size_t row = 0;
+    pthread_mutex_lock(&lock);
+    while (row < 512 && said[row] && strcmp(said[row], call))
+        row++;
+    bool before = row == 512 || said[row];
+    if (!before)
+        said[row] = strdup(call);
+    pthread_mutex_unlock(&lock);
+    return before;
+}
 
 int unsupported(const char *call, int code)
 {
+    if (said_before(call))
+        return code;
     fprintf(stderr,
-            "phantom: the phantom GPU has no %s: do without it here, or use a real GPU (phantom/README.md)\n",
+            "phantom: the phantom GPU has no %s: do without it here, or run this on a real GPU (phantom/README.md)\n",
             call);
+    write_down(call);
     return code;
 }
 
@@ -23,70 +73,3 @@ void stop(const char *format, ...)
     fputc('\n', stderr);
     _Exit(2);
 }
-
-#define LACKING(name, code) \
-    int name(void);         \
-    int name(void) { return unsupported(#name, code); }
-
-/* libcudart: cudaErrorNotSupported */
-LACKING(cudaDeviceEnablePeerAccess, 801)
-LACKING(cudaGraphAddNode, 801)
-LACKING(cudaGraphConditionalHandleCreate, 801)
-LACKING(cudaGraphDebugDotPrint, 801)
-LACKING(cudaGraphNodeGetDependencies, 801)
-LACKING(cudaStreamBeginCaptureToGraph, 801)
-LACKING(cudaStreamUpdateCaptureDependencies, 801)
-LACKING(cudaIpcCloseMemHandle, 801)
-LACKING(cudaIpcGetEventHandle, 801)
-LACKING(cudaIpcGetMemHandle, 801)
-LACKING(cudaIpcOpenEventHandle, 801)
-LACKING(cudaIpcOpenMemHandle, 801)
-
-/* libcuda: CUDA_ERROR_NOT_SUPPORTED */
-LACKING(cuCtxFromGreenCtx, 801)
-LACKING(cuCtxPopCurrent_v2, 801)
-LACKING(cuCtxPushCurrent_v2, 801)
-LACKING(cuDevResourceGenerateDesc, 801)
-LACKING(cuDevSmResourceSplitByCount, 801)
-LACKING(cuDeviceGetDevResource, 801)
-LACKING(cuFuncGetAttribute, 801)
-LACKING(cuGreenCtxCreate, 801)
-LACKING(cuGreenCtxDestroy, 801)
-LACKING(cuGreenCtxStreamCreate, 801)
-LACKING(cuLinkAddData_v2, 801)
-LACKING(cuLinkComplete, 801)
-LACKING(cuLinkCreate_v2, 801)
-LACKING(cuMemExportToShareableHandle, 801)
-LACKING(cuMemGetAllocationPropertiesFromHandle, 801)
-LACKING(cuMemImportFromShareableHandle, 801)
-LACKING(cuMemRetainAllocationHandle, 801)
-LACKING(cuModuleLoad, 801)
-LACKING(cuModuleLoadDataEx, 801)
-LACKING(cuMulticastAddDevice, 801)
-LACKING(cuMulticastBindMem, 801)
-LACKING(cuMulticastCreate, 801)
-LACKING(cuMulticastUnbind, 801)
-LACKING(cuStreamWriteValue32_v2, 801)
-
-/* The doors of the libraries it does not stand in for, each with that library's own code. */
-LACKING(cudnnCreate, 3000)
-LACKING(cusolverDnCreate, 9)
-LACKING(cusparseCreate, 10)
-LACKING(cusparseLtInit, 10)
-LACKING(cufftCreate, 16)
-LACKING(curandCreateGenerator, 204)
-LACKING(ncclGetUniqueId, 5)
-LACKING(ncclCommInitAll, 5)
-LACKING(ncclCommInitRank, 5)
-LACKING(ncclCommInitRankConfig, 5)
-LACKING(ncclCommInitRankScalable, 5)
-
-#define LACKING_ALL(name)      \
-    LACKING(cublasS##name, 15) \
-    LACKING(cublasD##name, 15) LACKING(cublasC##name, 15) LACKING(cublasZ##name, 15)
-
-/* libcublas: CUBLAS_STATUS_NOT_SUPPORTED */
-LACKING_ALL(gelsBatched)
-LACKING_ALL(geqrfBatched)
-LACKING_ALL(getrfBatched)
-LACKING_ALL(getrsBatched)

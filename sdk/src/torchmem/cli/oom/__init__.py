@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
-import sys
 from pathlib import Path
 
 from torchmem.cli.oom import files, text
+from torchmem.cli.output import write_out
 from torchmem.core.report import encode
 from torchmem.core.rundir import run_directory
 
@@ -25,8 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for; raises UsageError when there is no report or it cannot be read."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot draw bars still gets the words
     directory = arguments.run_dir or run_directory(os.environ)
     if arguments.list:
         found = files.load_all(directory)
@@ -34,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         path = arguments.file or files.newest(directory)
         found = [(path, files.load(path))]
     if arguments.json:
-        sys.stdout.write("".join(encode(report).decode() for _, report in found))
+        write_out("".join(encode(report).decode() for _, report in found))
     else:
-        sys.stdout.write(text.table(found) if arguments.list else text.page(*found[0]))
+        write_out(text.table(found) if arguments.list else text.page(*found[0]))
     return 0

@@ -21,15 +21,15 @@ MOST_SPARKS = 30
 
 def page(path: Path, report: OomReport) -> str:
     """Everything about one OOM."""
-    sections = [
-        [headline(report), "", *_who(report)],
-        _wrapped(" ".join(reason(report))),
-        list(_memory(report)),
-        list(_trend(report)),
-        list(_advice(remedies(report))),
-        [f"Report: {harmless(str(path))}"],
-    ]
+    trend, file = list(_trend(report)), [f"Report: {harmless(str(path))}"]
+    cause, memory, advice = explanation(report)
+    sections = [[headline(report), "", *_who(report)], cause, memory, trend, advice, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
+    """Lines: why the request failed, where the memory was, what to do."""
+    return _wrapped(" ".join(reason(report))), list(_memory(report)), list(_advice(remedies(report)))
 
 
 def table(reports: Iterable[tuple[Path, OomReport]]) -> str:

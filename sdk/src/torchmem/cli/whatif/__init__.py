@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from torchmem.cli.whatif.checks import check_plot, check_settings
 from torchmem.cli.whatif.sizes import parse_size
 from torchmem.cli.whatif.wanted import Wanted
-from torchmem.core.alloc_conf_check import refusal
-from torchmem.core.errors import MissingExtraError, UsageError
-from torchmem.core.untrusted import harmless
+from torchmem.core.errors import UsageError
 
 HELP = "replay a memory snapshot's allocations under other allocator settings"
 NO_VERDICT = 1
@@ -45,9 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     A file that cannot be used is one sentence on stderr, and the others are still answered.
     """
     if arguments.plot:
-        _check_plot(arguments.plot, len(arguments.snapshots))
+        if len(arguments.snapshots) > 1:
+            raise UsageError("--plot draws one snapshot: name only one.")
+        check_plot(arguments.plot, "whatif")
     card = parse_size(arguments.card) if arguments.card else None
-    _check_settings(arguments.setting)
+    check_settings(arguments.setting)
     wanted = Wanted(arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json)
     code = 0
     for number, path in enumerate(arguments.snapshots):
@@ -63,21 +63,3 @@ def _code(path: Path, wanted: Wanted, *, is_first: bool) -> int:
     except UsageError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code
-
-
-def _check_settings(settings: Sequence[str]) -> None:
-    for text in settings:
-        reason = refusal(text)
-        if reason is not None:
-            raise UsageError(f"--setting: {harmless(reason)}")
-
-
-def _check_plot(path: Path, snapshots: int) -> None:
-    if snapshots > 1:
-        raise UsageError("--plot draws one snapshot: name only one.")
-    try:
-        from torchmem.cli.whatif import plot
-
-        plot.check(path)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("whatif --plot", error.name or "", "plot") from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchmem.cli.output import write_out
 from torchmem.cli.whatif import text
 from torchmem.cli.whatif.document import document
 from torchmem.cli.whatif.progress import Progress
@@ -36,7 +36,7 @@ def answer(path: Path, wanted: Wanted, *, is_first: bool) -> bool:
                 settings=wanted.settings or None,
                 progress=progress,
             )
-        _print(document(result) if wanted.json else "\n" * (number > 0 or not is_first) + text.page(result))
+        write_out(document(result) if wanted.json else "\n" * (number > 0 or not is_first) + text.page(result))
         if wanted.plot:
             _draw(result, wanted.plot)
         decided &= result.verdict.decision != "none"
@@ -64,10 +64,3 @@ def _selected(recordings: Sequence[Recording], path: Path, wanted: Wanted) -> Se
     if wanted.plot and len(recordings) > 1:
         raise UsageError(f"--plot draws one GPU: choose with --device among {devices}.")
     return recordings
-
-
-def _print(words: str) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    sys.stdout.write(words)
-    sys.stdout.flush()

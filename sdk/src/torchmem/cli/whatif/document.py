@@ -12,11 +12,16 @@ SCHEMA = 1
 
 
 def document(result: WhatIf) -> str:
-    """One line of JSON: the fields of `WhatIf` with what they imply, the timelines as one list for each column."""
-    values: dict[str, Any] = {"schema": SCHEMA} | asdict(result)
+    """One line of JSON."""
+    return json.dumps({"schema": SCHEMA} | whatif_values(result), ensure_ascii=True) + "\n"
+
+
+def whatif_values(result: WhatIf) -> dict[str, Any]:
+    """The fields of `WhatIf` with what they imply, the timelines as one list for each column."""
+    values: dict[str, Any] = asdict(result)
     values["fidelity"] |= {"share": result.fidelity.share, "trusted": result.fidelity.trusted}
     values["outcomes"] = [_outcome(outcome) for outcome in result.outcomes]
-    return json.dumps(values, ensure_ascii=True) + "\n"
+    return values
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:

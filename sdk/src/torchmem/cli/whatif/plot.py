@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torchmem.simulator.whatif.result import Oom, Outcome, WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 SUFFIXES = (".png", ".svg")
 # Distinguishable with any kind of colour blindness, and in grey.
@@ -23,25 +24,53 @@ DOTS_PER_INCH = 110
 
 def draw(result: WhatIf, path: Path) -> None:
     """Write the picture as png or svg; raises UsageError when the file cannot be written."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    outcomes = [outcome for outcome in result.outcomes if outcome.refused is None and outcome.timeline]
-    columns = 1 if len(outcomes) == 1 else 2 if len(outcomes) <= 4 else 3
-    rows = -(-len(outcomes) // columns)
-    width, height = PANEL_INCHES
-    with mpl.rc_context({"svg.hashsalt": "torchmem", "font.size": 9}):
-        figure = Figure(figsize=(width * columns, height * rows + 1.1), layout="constrained")
-        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-        for panel, outcome in zip(panels, outcomes, strict=False):
-            _panel(panel, result, outcome)
-        for panel in panels[len(outcomes) :]:
-            panel.remove()
-        _frame(figure, panels[: len(outcomes)], result, columns)
-        try:
-            figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}): name another file with --plot.") from None
+    with style():
+        columns, rows = grid(result)
+        figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 1.1), layout="constrained")
+        fill(figure, result)
+        figure.suptitle(
+            f"{harmless(result.name)}, GPU {result.device}: the same allocations under other settings", fontsize=12
+        )
+        save(figure, path)
+
+
+def style() -> AbstractContextManager[None]:
+    """How all pictures look; the same data give the same file."""
+    import matplotlib as mpl
+
+    return mpl.rc_context({"svg.hashsalt": "torchmem", "font.size": 9})
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write it; raises UsageError when the file cannot be written."""
+    try:
+        figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}): name another file with --plot.") from None
+
+
+def grid(result: WhatIf) -> tuple[int, int]:
+    """Columns and rows of panels."""
+    panels = len(_drawn(result))
+    columns = 1 if panels == 1 else 2 if panels <= 4 else 3
+    return columns, -(-panels // columns)
+
+
+def fill(figure: FigureBase, result: WhatIf) -> None:
+    """Draw the panels of all settings, and the legend below them."""
+    outcomes, (columns, rows) = _drawn(result), grid(result)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
+    for panel, outcome in zip(panels, outcomes, strict=False):
+        _panel(panel, result, outcome)
+    for panel in panels[len(outcomes) :]:
+        panel.remove()
+    _frame(figure, panels[: len(outcomes)], result, columns)
+
+
+def _drawn(result: WhatIf) -> list[Outcome]:
+    return [outcome for outcome in result.outcomes if outcome.refused is None and outcome.timeline]
 
 
 def _panel(panel: Axes, result: WhatIf, outcome: Outcome) -> None:
@@ -91,7 +120,7 @@ def _gib(outcome: Outcome, column: str) -> list[float]:
     return [getattr(moment, column) / GIB for moment in outcome.timeline]
 
 
-def _frame(figure: Figure, panels: list[Any], result: WhatIf, columns: int) -> None:
+def _frame(figure: FigureBase, panels: list[Any], result: WhatIf, columns: int) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -113,8 +142,6 @@ def _frame(figure: Figure, panels: list[Any], result: WhatIf, columns: int) -> N
         keys.append(Line2D([], [], color=LIMIT, linestyle="--", label=_card(result)))
     if any(outcome.oom for outcome in result.outcomes):
         keys.append(Line2D([], [], color=LIMIT, marker="X", linestyle="none", label="out of memory"))
-    title = f"{harmless(result.name)}, GPU {result.device}: the same allocations under other settings"
-    figure.suptitle(title, fontsize=12)
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False)
 
 

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-QUIET_SECONDS = 1.0
-INTERVAL_SECONDS = 0.1
-WIDTH = 30
+from torchmem.cli.status_line import StatusLine, bar
 
 
-class Progress:
-    """Called with events done and in all; draws after a second, and wipes its line at the end."""
+class Progress(StatusLine):
+    """Called with events done and in all."""
 
     def __init__(self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """`label`: what is being replayed."""
-        self._label = label
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._next = clock() + QUIET_SECONDS
-        self._drawn = ""
+        super().__init__(stream, clock)
+        self._label = label[:30]
 
     def __call__(self, done: int, total: int) -> None:
         """Draw, unless the replay is young, the last line is fresh, or nobody looks."""
-        now = self._clock()
-        if now < self._next or not self._stream.isatty():
-            return
-        self._next = now + INTERVAL_SECONDS
-        share = min(1.0, done / total) if total else 1.0
-        bar = "=" * round(WIDTH * share)
-        self._draw(f"{self._label[:30]} [{bar:<{WIDTH}}] {share:4.0%}")
-
-    def _draw(self, line: str) -> None:
-        self._stream.write("\r" + line.ljust(len(self._drawn)))
-        self._stream.flush()
-        self._drawn = line
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._drawn:
-            self._draw("")
-            self._stream.write("\r")
-            self._stream.flush()
+        self.show(lambda: bar(self._label, done, total))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
+from torchmem.cli.layout import aligned, wrapped
 from torchmem.core.sizes import format_size
 from torchmem.core.untrusted import harmless
 from torchmem.simulator.whatif.result import Fidelity, Outcome, WhatIf
 
-WIDTH = 98
 HEADINGS = (
     ("", "peak", "peak", "stranded", "", "", "device"),
     ("  settings", "reserved", "allocated", "at worst", "retries", "OOM", "allocs"),
@@ -21,10 +20,10 @@ _MARK = "* "
 def page(result: WhatIf) -> str:
     """Everything about one device of one snapshot."""
     sections = [
-        _wrapped(_headline(result)),
-        _wrapped(trust(result.fidelity)),
-        [] if result.verdict.decision == "none" else list(_table(result)),
-        list(_verdict(result)),
+        wrapped(_headline(result)),
+        wrapped(trust(result.fidelity)),
+        [] if result.verdict.decision == "none" else list(table(result)),
+        list(verdict(result)),
         list(_caveats(result)),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
@@ -62,16 +61,13 @@ def _percent(share: float) -> str:
     return "100%" if share == 1 else f"{min(share, 0.9999):.2%}"
 
 
-def _table(result: WhatIf) -> Iterator[str]:
+def table(result: WhatIf) -> Iterator[str]:
+    """What each setting would have done, the recommended one marked."""
     replayed = [outcome for outcome in result.outcomes if outcome.refused is None]
-    rows = [*HEADINGS, *(_row(result, outcome) for outcome in replayed)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        yield "  ".join([row[0].ljust(widths[0]), *cells])
+    yield from aligned([*HEADINGS, *(_row(result, outcome) for outcome in replayed)])
     for outcome in result.outcomes:
         if outcome.refused is not None:
-            yield from _wrapped(f"{outcome.name}: not replayed. {outcome.refused}", "  ")
+            yield from wrapped(f"{outcome.name}: not replayed. {outcome.refused}", "  ")
 
 
 def _row(result: WhatIf, outcome: Outcome) -> tuple[str, ...]:
@@ -95,13 +91,14 @@ def _oom(result: WhatIf, outcome: Outcome) -> str:
     return f"at {share:.0%}"
 
 
-def _verdict(result: WhatIf) -> Iterator[str]:
-    verdict = result.verdict
-    yield from _wrapped(verdict.sentence)
-    if verdict.line:
-        yield f"    {verdict.line}"
-    for reason in verdict.reasons:
-        yield from _wrapped(reason, "  - ")
+def verdict(result: WhatIf) -> Iterator[str]:
+    """What to do, what to type, and what speaks for it."""
+    found = result.verdict
+    yield from wrapped(found.sentence)
+    if found.line:
+        yield f"    {found.line}"
+    for reason in found.reasons:
+        yield from wrapped(reason, "  - ")
 
 
 def _caveats(result: WhatIf) -> Iterator[str]:
@@ -109,13 +106,6 @@ def _caveats(result: WhatIf) -> Iterator[str]:
     if result.caveats:
         yield "Bear in mind"
     for caveat in result.caveats[:MOST_CAVEATS]:
-        yield from _wrapped(caveat, "  - ")
+        yield from wrapped(caveat, "  - ")
     if len(result.caveats) > MOST_CAVEATS:
         yield f"  ({len(result.caveats) - MOST_CAVEATS} more with --json)"
-
-
-def _wrapped(text: str, first: str = "") -> list[str]:
-    indent = " " * len(first)
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )

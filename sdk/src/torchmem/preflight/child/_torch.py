@@ -36,9 +36,13 @@ def on_first_forward(callback: Callable[[], None]) -> None:
     handle = register_module_forward_pre_hook(before)
 
 
-def on_optimizer(callback: Callable[[], None]) -> None:
-    """Run `callback` before every step of an optimizer of torch.optim."""
-    register_optimizer_step_pre_hook(lambda *_: callback())
+def on_optimizer(callback: Callable[[bool], None]) -> None:
+    """Run `callback` before every step of an optimizer of torch.optim; told whether the step gets a closure."""
+
+    def before(_: object, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        callback(any(callable(given) for given in (*arguments[1:2], keywords.get("closure"))))
+
+    register_optimizer_step_pre_hook(before)
 
 
 def around_backward(begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -71,6 +75,16 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def is_cuda_build() -> bool:
-    """Whether this torch was built for CUDA."""
-    return torch.version.cuda is not None
+def cards_without_kernels() -> list[str]:
+    """Names of the visible cards that this build of PyTorch has no code for.
+
+    Code runs on cards of its major architecture from its minor one on. `torch.cuda._check_cubins` decides alike, but
+    only warns (torch/cuda/__init__.py, 2.13). Only once CUDA is up.
+    """
+    built = [divmod(int(name[3:].rstrip("af")), 10) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        f"{card.name}, compute capability {card.major}.{card.minor}"
+        for card in cards
+        if built and not any(major == card.major and minor <= card.minor for major, minor in built)
+    ]

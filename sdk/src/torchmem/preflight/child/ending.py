@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
-import resource
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ class Report:
     """What one process says at its end; `preflight.reading` makes the outcome of it.
 
     stopped: by us, after the steps wanted. message: of the error that nobody caught. host_bytes: most RAM of this
-    process.
+    process. values_read: how often the host has read from a card.
     """
 
     stopped: bool
@@ -33,11 +33,20 @@ class Report:
     message: str | None
     devices: tuple[DeviceMemory, ...]
     host_bytes: int
+    values_read: int
 
 
 def most_host_bytes() -> int:
-    """Most RAM of this process so far; Linux counts in kilobytes (getrusage(2))."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Most RAM of this process so far (VmHWM, proc(5)); getrusage would count its parent's before exec too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def values_read() -> int:
+    """How often the host has read from a card; the phantom counts."""
+    count = ctypes.CDLL(None).phantom_values_read
+    count.restype = ctypes.c_ulonglong
+    return int(count())
 
 
 def write_report(folder: Path, report: Report) -> None:

@@ -18,6 +18,7 @@ class PhaseClock:
         self.now: Phase = "setup"
         self._turn = turn
         self._depth = 0
+        self._updates_after_backward = False
         self._lock = threading.Lock()
 
     @property
@@ -27,6 +28,7 @@ class PhaseClock:
 
     def forward(self) -> None:
         """A module is called for the first time, or a step is over."""
+        self._updates_after_backward = False
         self._go("forward")
 
     def backward_begins(self) -> None:
@@ -43,11 +45,12 @@ class PhaseClock:
             self._depth -= 1
             outermost = self._depth == 0
         if outermost:
-            self._go("forward")
+            self._go("optimizer" if self._updates_after_backward else "forward")
 
-    def optimizer(self) -> None:
-        """An optimizer begins to step."""
-        if not self._depth:
+    def optimizer(self, has_closure: bool) -> None:
+        """An optimizer begins to step; with a closure it runs forward and backward first, as Lightning has it."""
+        self._updates_after_backward = has_closure
+        if not self._depth and not has_closure:
             self._go("optimizer")
 
     def _go(self, phase: Phase) -> None:

@@ -7,17 +7,18 @@ import sys
 import threading
 
 from torchmem.core.fragmentation import measure
-from torchmem.preflight.child._torch import WatchedBackend, is_out_of_memory
-from torchmem.preflight.child.ending import Report, most_host_bytes, write_report, write_trace
+from torchmem.preflight.child._torch import WatchedBackend, cards_without_kernels, is_out_of_memory
+from torchmem.preflight.child.ending import Report, most_host_bytes, values_read, write_report, write_trace
 from torchmem.preflight.child.meter import Meter
+from torchmem.preflight.child.objects import stop
 from torchmem.preflight.child.phases import PhaseClock
 from torchmem.preflight.child.steps import StepCounter
 from torchmem.preflight.orders import PROGRESS_FILE, Orders
 from torchmem.preflight.outcome import DeviceMemory, Phase
 from torchmem.sdk._session import Session
 
-MOST_EVENTS = 10_000_000
-"""Of the trace of each card; `torchmem whatif` reads no more."""
+MOST_EVENTS = 2_000_000
+"""Of the trace of each card; an event takes about 1.2 KiB of RAM, most of it when the trace is written at the end."""
 
 
 class Watch:
@@ -40,6 +41,9 @@ class Watch:
 
     def cuda_is_up(self) -> None:
         """Record the trace from the first allocation on, unless the script does so itself."""
+        lacking = cards_without_kernels()
+        if lacking:
+            stop(f"this build of PyTorch has no code for {lacking[0]}: install a build for another CUDA version.")
         if self._is_own and self._backend.history_enabled() is False:
             self._backend.start_history(MOST_EVENTS)
         self._has_trace = bool(self._backend.history_enabled())
@@ -124,7 +128,10 @@ class Watch:
             file.write(f"{self._counter.count} {allocated} {reserved}\n")
 
     def _write(self, *, stopped: bool) -> None:
-        """The report, and the trace beside it."""
+        """The trace, and then the report, which tells what RAM it took."""
+        snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
+        if snapshot is not None:
+            write_trace(self._orders.folder, snapshot)
         uncaught = getattr(sys, "last_value", None)
         report = Report(
             stopped=stopped,
@@ -133,11 +140,9 @@ class Watch:
             message=None if uncaught is None else str(uncaught),
             devices=tuple(memory for meter in self._meters.values() if (memory := self._memory(meter))),
             host_bytes=most_host_bytes(),
+            values_read=values_read(),
         )
         write_report(self._orders.folder, report)
-        snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
-        if snapshot is not None:
-            write_trace(self._orders.folder, snapshot)
 
     def _memory(self, meter: Meter) -> DeviceMemory | None:
         stats = self._backend.window_stats(meter.device)

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torchmem.core.alloc_conf import LAST_PARSED, parse_alloc_conf
 from torchmem.core.errors import UsageError
 from torchmem.simulator.recording.trace import Recording
-from torchmem.simulator.whatif.case import Case
 from torchmem.simulator.whatif.caveats import caveats
-from torchmem.simulator.whatif.fidelity import find_card, judge, reserved_over_time
-from torchmem.simulator.whatif.rebuild import Before, rebuild
-from torchmem.simulator.whatif.repetition import Repetition, repeat
+from torchmem.simulator.whatif.ground import Progress, Work, repeat_best, survey
+from torchmem.simulator.whatif.rebuild import Before
 from torchmem.simulator.whatif.replay import Replayer, outcome
 from torchmem.simulator.whatif.result import Fidelity, Outcome, Start, Verdict, WhatIf
-from torchmem.simulator.whatif.settings import SIMULATED, Candidate, candidate, grid, recorded_settings
+from torchmem.simulator.whatif.settings import SIMULATED, Candidate, candidate, grid
 from torchmem.simulator.whatif.verdict import decide
 
 PACKED = "recorded, packed"
 OTHER_CARD = "recorded, this card"
 """Names of the row with the recorded settings that a replay on other terms is held against."""
-
-Progress = Callable[[int, int], None]
-"""Called with the events that were replayed so far, and those of all replays together."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """Progress over replays of the same trace."""
-
-    report: Progress
-    events: int
-    replays: int = 2
-    done: int = 0
-
-    def on_sample(self, number: int) -> None:
-        self.report(self.done * self.events + number, self.replays * self.events)
-
-    def next(self) -> None:
-        self.done += 1
 
 
 def what_if(
@@ -67,17 +46,11 @@ def what_if(
     """
     if (card_bytes is not None and card_bytes <= 0) or (total_bytes is not None and total_bytes <= 0):
         raise UsageError("The memory of the card must be more than 0 bytes.")
-    recorded = recorded_settings(recording)
-    before = rebuild(recording, recorded.config)
-    card, source = find_card(recording, before, card_bytes)
-    if source == "oom":  # what a memory fraction left is what the allocator could get
-        recorded = replace(recorded, config=replace(recorded.config, per_process_memory_fraction=1.0))
+    ground = survey(recording, card_bytes, total_bytes)
+    recorded, before, card = ground.recorded, ground.case.before, ground.card
     candidates = _candidates(recording, recorded, settings, card_known=card is not None)
-    # A card smaller than what was reserved is one to try, not the one of the recording.
-    is_own = card is not None and (source == "oom" or card >= max(reserved_over_time(recording, before)))
-    case = Case(recording, recorded.config, before, *((card, total_bytes) if is_own else (None, None)))
-    work = _Work(progress, max(1, len(recording.events)), 3 + len(candidates))
-    repetition, fidelity, oldest_first = _repeat(case, work)
+    work = Work(progress, max(1, len(recording.events)), 3 + len(candidates))
+    repetition, fidelity, oldest_first = repeat_best(ground.case, work)
     start: Start = "recorded" if before.segments else "empty"
     was = outcome("recorded", recorded.conf, start, repetition.player, len(recording.events))
     outcomes = [was]
@@ -85,12 +58,20 @@ def what_if(
         replayer = Replayer(
             repetition.program, before, len(recording.events), card, total_bytes, oldest_first, work.on_sample
         )
-        baseline = _baseline(before, is_own=is_own or card is None)
+        baseline = _baseline(before, is_own=ground.is_own or card is None)
         outcomes += _replay(replayer, None if baseline is None else replace(recorded, name=baseline), candidates, work)
     verdict = _decide(recording, fidelity, outcomes)
-    said = caveats(case, repetition, fidelity, card, source)
+    said = caveats(ground.case, repetition, fidelity, card, ground.source)
     return WhatIf(
-        recording.name, recording.device, len(recording.events), card, source, fidelity, tuple(outcomes), verdict, said
+        recording.name,
+        recording.device,
+        len(recording.events),
+        card,
+        ground.source,
+        fidelity,
+        tuple(outcomes),
+        verdict,
+        said,
     )
 
 
@@ -102,18 +83,6 @@ def _candidates(
     return [candidate(text or "default", text, card_known=card_known) for text in dict.fromkeys(settings)]
 
 
-def _repeat(case: Case, work: _Work) -> tuple[Repetition, Fidelity, bool]:
-    """The better repetition of the two rules for free blocks of equal size; whether it is that of PyTorch 2.13."""
-    found: list[Repetition] = []
-    for newer in (True, False):
-        misses = found[0].allocations - found[0].landed if found else len(case.recording.events)
-        found.append(repeat(case, oldest_segment_first=newer, most_misses=misses, on_sample=work.on_sample))
-        work.next()
-    newer = found[0].landed >= found[1].landed
-    best, other = found if newer else found[::-1]
-    return best, judge(case.recording, case.before, best, other, newer=newer), newer
-
-
 def _baseline(before: Before, *, is_own: bool) -> str | None:
     """Name of the row that all others are held against; None when that is the recording itself."""
     if before.segments:
@@ -122,7 +91,7 @@ def _baseline(before: Before, *, is_own: bool) -> str | None:
 
 
 def _replay(
-    replayer: Replayer, baseline: Candidate | None, candidates: Sequence[Candidate], work: _Work
+    replayer: Replayer, baseline: Candidate | None, candidates: Sequence[Candidate], work: Work
 ) -> list[Outcome]:
     outcomes = []
     if baseline is not None:
@@ -142,11 +111,11 @@ def _decide(recording: Recording, fidelity: Fidelity, outcomes: Sequence[Outcome
     baseline = others.pop(0) if others and others[0].name in {PACKED, OTHER_CARD} else recorded
     verdict = decide(fidelity, recorded, baseline, others)
     best = next((other for other in others if other.name == verdict.recommended), None)
-    return verdict if best is None else replace(verdict, line=_line(recording, best.conf))
+    return verdict if best is None else replace(verdict, line=line_to_type(recording, best.conf))
 
 
-def _line(recording: Recording, conf: str) -> str:
-    """What to type: the setting, and what else is set and has nothing to do with it."""
+def line_to_type(recording: Recording, conf: str) -> str:
+    """What sets `conf`, and what else is set and has nothing to do with it."""
     present = parse_alloc_conf(str(recording.settings.get(LAST_PARSED.upper()) or ""))
     kept = {key: value for key, value in present.items() if key not in SIMULATED - {"per_process_memory_fraction"}}
     merged = ",".join(f"{key}:{value}" for key, value in (kept | parse_alloc_conf(conf)).items())

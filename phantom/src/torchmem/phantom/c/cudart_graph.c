@@ -1,0 +1,119 @@
+/* Stands in for libcudart: the capture of graphs and their launch. A graph holds no work; what it takes is the memory
+ * that PyTorch's allocator keeps for it in a private pool. */
+#include "cudart.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* Never freed: streams and events may name it for as long as they live. */
+struct capture {
+    bool open, failed;
+    unsigned long long id;
+};
+
+bool capture_open(const struct capture *capture) { return capture && capture->open; }
+
+/* A graph cannot contain that the host waits for it: CUDA refuses, and the capture is lost. */
+cudaError_t wait_in_capture(struct capture *capture)
+{
+    if (!capture_open(capture))
+        return cudaSuccess;
+    capture->failed = true;
+    return cudaErrorStreamCaptureUnsupported;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode)
+{
+    static atomic_ullong captures;
+    (void)mode;
+    struct capture *capture = malloc(sizeof *capture);
+    *capture = (struct capture){.open = true, .id = ++captures};
+    *capture_of(stream) = capture;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, int *status)
+{
+    struct capture *capture = *capture_of(stream);
+    *status = capture_open(capture) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+/* A captured graph has no nodes to depend on; its handle only has to be its own. */
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, int *status, unsigned long long *id,
+                                        cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count)
+{
+    struct capture *capture = *capture_of(stream);
+    cudaStreamIsCapturing(stream, status);
+    if (id)
+        *id = capture ? capture->id : 0;
+    if (graph)
+        *graph = (cudaGraph_t)capture;
+    if (dependencies)
+        *dependencies = NULL;
+    if (count)
+        *count = 0;
+    return cudaSuccess;
+}
+
+/* CUDA 13's form, which CUDA 12 has under the name below it: edges carry data. */
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, int *status, unsigned long long *id, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **dependencies, const void **edges, size_t *count)
+{
+    if (edges)
+        *edges = NULL;
+    return cudaStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count);
+}
+
+cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, int *status, unsigned long long *id,
+                                        cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
+                                        const void **edges, size_t *count)
+{
+    return cudaStreamGetCaptureInfo(stream, status, id, graph, dependencies, edges, count);
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    struct capture *capture = *capture_of(stream);
+    if (!capture_open(capture))
+        return answer(cudaErrorInvalidValue);
+    capture->open = false;
+    *graph = capture->failed ? NULL : malloc(1);
+    return answer(capture->failed ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+}
+
+/* One node: PyTorch warns about a graph that has none. */
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)
+{
+    (void)graph;
+    *count = 1;
+    return nodes ? answer(unsupported("cudaGraphGetNodes", cudaErrorNotSupported)) : cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph_t graph,
+                                          unsigned long long flags)
+{
+    (void)graph, (void)flags;
+    *executable = malloc(1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
+{
+    return cudaGraphInstantiateWithFlags(executable, graph, flags);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    free(graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
+{
+    free(executable);
+    return cudaSuccess;
+}
+
+WORK(cudaGraphLaunch)
+SUCCEED(cudaThreadExchangeStreamCaptureMode)

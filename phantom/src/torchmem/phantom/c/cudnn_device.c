@@ -1,0 +1,86 @@
+/* The card, described to cuDNN as it wants it for building plans without one (cuDNN 9.8, "deviceless"). */
+#include "cudnn.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+/* Numbers of CUdevice_attribute. */
+static const struct {
+    const char *name;
+    int attribute;
+} shown[] = {
+    {"regsPerBlock", 12}, {"multiProcessorCount", 16}, {"warpSize", 10}, {"maxSharedMemoryPerBlock", 8},
+    {"maxSharedMemoryPerBlockOptin", 97}, {"reservedSharedMemoryPerBlock", 111}, {"maxRegistersPerSM", 82},
+    {"maxCtasPerSM", 106}, {"maxThreadsPerBlock", 1}, {"maxThreadsPerSM", 39}, {"supportCoopLaunch", 95},
+    {"smClockRateKHz", 13}, {"memClockRateKHz", 36}, {"l2CacheSize", 38},
+};
+enum { BLOCK_X = 2, GRID_X = 5, DEVICE_JSON = 2702 };
+
+static int value_of(int attribute, int card)
+{
+    int value = 0;
+    device_attribute(attribute, card, &value);
+    return value;
+}
+
+static int describe(char *text, size_t room, int card)
+{
+    int n = snprintf(text, room, "{\"deviceName\":\"%s\",\"cudaDeviceId\":%d,\"deviceVer\":%d,\"driverVer\":%d",
+                     model()->name, current_device(), model()->capability * 10, model()->cuda_version);
+    n += snprintf(text + n, room - (size_t)n, ",\"totalGlobalMem\":%llu,\"isTccDriver\":0,\"pciDeviceId\":0",
+                  (unsigned long long)card_bytes());
+    const char *lists[] = {"maxBlockSize", "maxGridSize"};
+    for (int list = 0, first = BLOCK_X; list < 2; list++, first = GRID_X)
+        n += snprintf(text + n, room - (size_t)n, ",\"%s\":[%d,%d,%d]", lists[list], value_of(first, card),
+                      value_of(first + 1, card), value_of(first + 2, card));
+    for (size_t row = 0; row < sizeof shown / sizeof *shown; row++)
+        n += snprintf(text + n, room - (size_t)n, ",\"%s\":%d", shown[row].name, value_of(shown[row].attribute, card));
+    return n + snprintf(text + n, room - (size_t)n, "}");
+}
+
+int backend_create(int type, void **descriptor)
+{
+    return REAL(cudnnBackendCreateDescriptor, int, void **)(type, descriptor);
+}
+
+int backend_destroy(void *descriptor) { return REAL(cudnnBackendDestroyDescriptor, void *)(descriptor); }
+
+int backend_finalize(void *descriptor) { return REAL(cudnnBackendFinalize, void *)(descriptor); }
+
+int backend_set(void *descriptor, int name, int type, int64_t count, const void *values)
+{
+    return REAL(cudnnBackendSetAttribute, void *, int, int, int64_t, const void *)(descriptor, name, type, count,
+                                                                                   values);
+}
+
+int backend_get(void *descriptor, int name, int type, int64_t room, int64_t *count, void *values)
+{
+    return REAL(cudnnBackendGetAttribute, void *, int, int, int64_t, int64_t *, void *)(descriptor, name, type, room,
+                                                                                        count, values);
+}
+
+static void *new_device(int card)
+{
+    char text[2048];
+    void *device;
+    int64_t length = describe(text, sizeof text, card);
+    int error = backend_create(BACKEND_DEVICE, &device);
+    error = error ? error : backend_set(device, DEVICE_JSON, BACKEND_CHAR, length, text);
+    error = error ? error : backend_finalize(device);
+    return error ? NULL : device;
+}
+
+static void *devices[MAX_CARDS];
+static bool described[MAX_CARDS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void *backend_device(void)
+{
+    int card = card_of(current_device());
+    pthread_mutex_lock(&lock);
+    if (!described[card] && workspaces() != ESTIMATED)
+        devices[card] = new_device(card);
+    described[card] = true;
+    pthread_mutex_unlock(&lock);
+    return devices[card];
+}

@@ -1,0 +1,47 @@
+/* Stands in for libcufft: plans know the size of their work area, transforms compute nothing. */
+#include "cudart.h"
+
+/* An estimate, not held against the library: one copy of the transformed data, in complex numbers; eight copies where a
+ * side has a prime factor other than 2, 3, 5 and 7, for which cuFFT has kernels, since other sizes are transformed by way
+ * of a longer one. */
+static int copies(long long side)
+{
+    for (int factor = 2; factor <= 7; factor++)
+        while (side > 1 && side % factor == 0)
+            side /= factor;
+    return side > 1 ? 8 : 1;
+}
+
+/* Bytes of one complex number, by cudaDataType of its parts: CUDA_R_64F and CUDA_C_64F; CUDA_{R,C}_{16F,16BF}; others
+ * single precision. */
+static size_t complex_bytes(int type) { return type == 1 || type == 5 ? 16 : type == 0 || type == 4 ? 8 : 4; }
+
+int cufftXtMakePlanMany(int plan, int rank, long long *sides, long long *in_embed, long long in_stride,
+                        long long in_distance, int in_type, long long *out_embed, long long out_stride,
+                        long long out_distance, int out_type, long long batch, size_t *work_bytes, int type)
+{
+    (void)plan, (void)in_embed, (void)in_stride, (void)in_distance, (void)in_type;
+    (void)out_embed, (void)out_stride, (void)out_distance, (void)out_type;
+    size_t elements = (size_t)batch, most = 1;
+    for (int side = 0; side < rank; side++) {
+        size_t needed = (size_t)copies(sides[side]);
+        elements *= (size_t)sides[side];
+        most = needed > most ? needed : most;
+    }
+    *work_bytes = elements * most * complex_bytes(type);
+    return 0;
+}
+
+int cufftCreate(int *plan)
+{
+    static int plans;
+    *plan = __atomic_add_fetch(&plans, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+
+SUCCEED(cufftDestroy)
+SUCCEED(cufftSetAutoAllocation)
+SUCCEED(cufftSetStream)
+SUCCEED(cufftSetWorkArea)
+WORK(cufftXtExec)

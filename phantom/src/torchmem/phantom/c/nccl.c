@@ -1,0 +1,356 @@
+/* Stands in for libnccl: communicators of any size, in which nothing is sent. What a real one takes of the card is
+ * an estimate (phantom/README.md): the buffers of its connections, taken when a connection is first used. */
+#define _GNU_SOURCE
+#include "phantom.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4 }; /* ncclResult_t of nccl.h */
+enum { NO_COLOR = -1, FIRST_OWN_OPERATOR = 5, VERSION_WITHOUT_NCCL = 22907 };
+
+int cudaMalloc(void **pointer, size_t size);
+int cudaFree(void *pointer);
+
+struct unique_id {
+    char bytes[128];
+};
+
+struct communicator {
+    int rank, ranks, device, peers;
+    bool ring;
+    uint64_t taken;
+};
+
+#define MIB ((uint64_t)1 << 20)
+/* Channels between eight H100s behind NVSwitch, for a ring and for a peer of send and receive (NVIDIA/nccl#1685). */
+enum { RING_CHANNELS = 24, PEER_CHANNELS = 32 };
+
+static uint64_t setting(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    uint64_t value = text ? strtoull(text, NULL, 10) : 0;
+    return value ? value : otherwise;
+}
+
+/* One channel to one peer: buffers of the protocols LL, LL128 and Simple (computeBuffSizes in NCCL's src/init.cc)
+ * in pages of 2 MiB, and one page more for either direction. */
+static uint64_t channel_bytes(void)
+{
+    uint64_t buffers = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + setting("NCCL_BUFFSIZE", 4 * MIB);
+    return (buffers + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES + 2 * PAGE_BYTES;
+}
+
+static int connect_channels(struct communicator *comm, uint64_t channels)
+{
+    uint64_t most = setting("NCCL_MAX_NCHANNELS", channels);
+    uint64_t bytes = channel_bytes() * (channels < most ? channels : most);
+    if (!process_take(card_of(comm->device), bytes, card_bytes()))
+        return CUDA_ERROR;
+    comm->taken += bytes;
+    return SUCCESS;
+}
+
+static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
+
+static int collective(struct communicator *comm)
+{
+    pthread_mutex_lock(&connecting);
+    int result = comm->ring || comm->ranks < 2 ? SUCCESS : connect_channels(comm, RING_CHANNELS);
+    comm->ring |= result == SUCCESS;
+    pthread_mutex_unlock(&connecting);
+    return result;
+}
+
+/* Buffers towards other nodes are shared, so only the peers of this node count. */
+static int with_peers(struct communicator *comm, int peers)
+{
+    int most = (int)setting("LOCAL_WORLD_SIZE", 8), result = SUCCESS;
+    most = (comm->ranks < most ? comm->ranks : most) - 1;
+    pthread_mutex_lock(&connecting);
+    for (; comm->peers < peers && comm->peers < most && result == SUCCESS; comm->peers += result == SUCCESS)
+        result = connect_channels(comm, PEER_CHANNELS);
+    pthread_mutex_unlock(&connecting);
+    return result;
+}
+
+#define CALL(name, ...)    \
+    int name(__VA_ARGS__); \
+    int name(__VA_ARGS__)
+
+/* As the NCCL that torch was built with: its library is loaded too, behind this one. */
+CALL(ncclGetVersion, int *version)
+{
+    void *library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
+    int (*real)(int *) = library ? (int (*)(int *))dlsym(library, "ncclGetVersion") : NULL;
+    *version = VERSION_WITHOUT_NCCL;
+    int result = real && real != ncclGetVersion ? real(version) : SUCCESS;
+    if (library)
+        dlclose(library);
+    return result;
+}
+
+CALL(ncclGetUniqueId, struct unique_id *id)
+{
+    *id = (struct unique_id){"phantom"};
+    return SUCCESS;
+}
+
+static int create(struct communicator **comm, int ranks, int rank, int device)
+{
+    *comm = NULL;
+    if (ranks < 1 || rank < 0 || rank >= ranks || card_of(device) < 0)
+        return INVALID_ARGUMENT;
+    if (!open_context(card_of(device)))
+        return CUDA_ERROR;
+    *comm = malloc(sizeof **comm);
+    **comm = (struct communicator){.rank = rank, .ranks = ranks, .device = device};
+    return SUCCESS;
+}
+
+CALL(ncclCommInitRankConfig, struct communicator **comm, int ranks, struct unique_id id, int rank, void *config)
+{
+    (void)id, (void)config;
+    return create(comm, ranks, rank, current_device());
+}
+
+CALL(ncclCommInitRank, struct communicator **comm, int ranks, struct unique_id id, int rank)
+{
+    return ncclCommInitRankConfig(comm, ranks, id, rank, NULL);
+}
+
+CALL(ncclCommInitRankScalable, struct communicator **comm, int ranks, int rank, int id_count, struct unique_id *ids,
+     void *config)
+{
+    (void)id_count, (void)ids, (void)config;
+    return create(comm, ranks, rank, current_device());
+}
+
+CALL(ncclCommInitAll, struct communicator **comms, int count, const int *devices)
+{
+    int result = SUCCESS;
+    for (int rank = 0; rank < count && result == SUCCESS; rank++)
+        result = create(&comms[rank], count, rank, devices ? devices[rank] : rank);
+    return result;
+}
+
+/* How many ranks share the color is known to them alone, so the new one counts as many as the old one. */
+CALL(ncclCommSplit, struct communicator *comm, int color, int key, struct communicator **fresh, void *config)
+{
+    (void)config;
+    *fresh = NULL;
+    bool within = key >= 0 && key < comm->ranks;
+    return color == NO_COLOR ? SUCCESS : create(fresh, comm->ranks, within ? key : comm->rank, comm->device);
+}
+
+CALL(ncclCommShrink, struct communicator *comm, int *excluded, int count, struct communicator **fresh, void *config,
+     int flags)
+{
+    (void)config, (void)flags;
+    int before = 0;
+    for (int index = 0; index < count; index++)
+        before += excluded[index] < comm->rank;
+    return create(fresh, comm->ranks - count, comm->rank - before, comm->device);
+}
+
+CALL(ncclCommGrow, struct communicator *comm, int ranks, void *id, int rank, struct communicator **fresh, void *config)
+{
+    (void)id, (void)config;
+    return create(fresh, ranks, comm ? comm->rank : rank, comm ? comm->device : current_device());
+}
+
+CALL(ncclCommGetUniqueId, struct communicator *comm, struct unique_id *id)
+{
+    (void)comm;
+    return ncclGetUniqueId(id);
+}
+
+CALL(ncclCommDestroy, struct communicator *comm)
+{
+    if (comm)
+        process_give(card_of(comm->device), comm->taken);
+    free(comm);
+    return SUCCESS;
+}
+
+CALL(ncclCommAbort, struct communicator *comm) { return ncclCommDestroy(comm); }
+
+CALL(ncclCommCount, const struct communicator *comm, int *count)
+{
+    if (!comm) /* a rank that a split left out */
+        return INVALID_ARGUMENT;
+    *count = comm->ranks;
+    return SUCCESS;
+}
+
+CALL(ncclCommCuDevice, const struct communicator *comm, int *device)
+{
+    if (!comm)
+        return INVALID_ARGUMENT;
+    *device = comm->device;
+    return SUCCESS;
+}
+
+CALL(ncclCommUserRank, const struct communicator *comm, int *rank)
+{
+    if (!comm)
+        return INVALID_ARGUMENT;
+    *rank = comm->rank;
+    return SUCCESS;
+}
+
+CALL(ncclCommGetAsyncError, const struct communicator *comm, int *error)
+{
+    (void)comm;
+    return *error = SUCCESS;
+}
+
+CALL(ncclCommMemStats, const struct communicator *comm, int statistic, uint64_t *value)
+{
+    *value = statistic == 1 ? 0 : comm->taken; /* ncclStatGpuMemSuspended is a flag */
+    return SUCCESS;
+}
+
+const char *ncclGetErrorString(int result);
+const char *ncclGetErrorString(int result)
+{
+    static const char *const texts[] = {"no error", "unhandled cuda error (out of memory on the phantom GPU)",
+                                        "unhandled system error", "internal error", "invalid argument"};
+    bool known = result >= 0 && result < (int)(sizeof texts / sizeof *texts);
+    return known ? texts[result] : "unknown result code";
+}
+
+const char *ncclGetLastError(const struct communicator *comm);
+const char *ncclGetLastError(const struct communicator *comm)
+{
+    (void)comm;
+    return "";
+}
+
+CALL(ncclMemAlloc, void **pointer, size_t size) { return cudaMalloc(pointer, size) ? CUDA_ERROR : SUCCESS; }
+
+CALL(ncclMemFree, void *pointer) { return cudaFree(pointer) ? CUDA_ERROR : SUCCESS; }
+
+static size_t bytes_of(size_t count, int type)
+{
+    static const unsigned char widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* ncclDataType_t of nccl.h */
+    return type >= 0 && type < (int)sizeof widths ? count * widths[type] : 0;
+}
+
+/* What other ranks send is what this one sends; a sum of it is unknown. */
+CALL(ncclAllGather, const void *from, void *to, size_t count, int type, struct communicator *comm, void *stream)
+{
+    (void)stream;
+    size_t size = bytes_of(count, type);
+    for (int rank = 0; rank < comm->ranks && size <= ECHO_BYTES; rank++)
+        copy_echo((char *)to + (size_t)rank * size, from, size);
+    return collective(comm);
+}
+
+CALL(ncclBroadcast, const void *from, void *to, size_t count, int type, int root, struct communicator *comm,
+     void *stream)
+{
+    (void)root, (void)stream;
+    copy_echo(to, from, bytes_of(count, type));
+    return collective(comm);
+}
+
+CALL(ncclBcast, void *buffer, size_t count, int type, int root, struct communicator *comm, void *stream)
+{
+    (void)buffer, (void)count, (void)type, (void)root, (void)stream;
+    return collective(comm);
+}
+
+CALL(ncclAllReduce, const void *from, void *to, size_t count, int type, int operator, struct communicator *comm,
+     void *stream)
+{
+    (void)from, (void)operator, (void)stream;
+    forget_echo(to, bytes_of(count, type));
+    return collective(comm);
+}
+
+CALL(ncclReduce, const void *from, void *to, size_t count, int type, int operator, int root,
+     struct communicator *comm, void *stream)
+{
+    (void)root;
+    return ncclAllReduce(from, to ? to : (void *)from, count, type, operator, comm, stream);
+}
+
+CALL(ncclReduceScatter, const void *from, void *to, size_t count, int type, int operator,
+     struct communicator *comm, void *stream)
+{
+    return ncclAllReduce(from, to, count, type, operator, comm, stream);
+}
+
+CALL(ncclSend, const void *buffer, size_t count, int type, int peer, struct communicator *comm, void *stream)
+{
+    (void)buffer, (void)count, (void)type, (void)peer, (void)stream;
+    return with_peers(comm, 1);
+}
+
+CALL(ncclRecv, void *buffer, size_t count, int type, int peer, struct communicator *comm, void *stream)
+{
+    (void)peer, (void)stream;
+    forget_echo(buffer, bytes_of(count, type));
+    return with_peers(comm, 1);
+}
+
+static int with_everyone(const struct communicator *comm) { return with_peers((struct communicator *)comm, comm->ranks); }
+
+CALL(ncclAlltoAll, const void *from, void *to, size_t count, int type, struct communicator *comm, void *stream)
+{
+    (void)from, (void)stream;
+    forget_echo(to, bytes_of(count, type) * (size_t)comm->ranks);
+    return with_everyone(comm);
+}
+
+CALL(ncclGather, const void *from, void *to, size_t count, int type, int root, struct communicator *comm, void *stream)
+{
+    (void)root;
+    return to ? ncclAlltoAll(from, to, count, type, comm, stream) : with_everyone(comm);
+}
+
+CALL(ncclScatter, const void *from, void *to, size_t count, int type, int root, struct communicator *comm,
+     void *stream)
+{
+    (void)from, (void)root, (void)stream;
+    forget_echo(to, bytes_of(count, type));
+    return with_everyone(comm);
+}
+
+/* Handles are never looked into. */
+CALL(ncclCommRegister, const struct communicator *comm, void *buffer, size_t size, void **handle)
+{
+    (void)comm, (void)size;
+    *handle = buffer;
+    return SUCCESS;
+}
+
+CALL(ncclCommWindowRegister, const struct communicator *comm, void *buffer, size_t size, void **window, int flags)
+{
+    (void)flags;
+    return ncclCommRegister(comm, buffer, size, window);
+}
+
+CALL(ncclRedOpCreatePreMulSum, int *operator)
+{
+    *operator = FIRST_OWN_OPERATOR;
+    return SUCCESS;
+}
+
+/* Arguments are not looked at, which the calling conventions of C allow. */
+#define SUCCEED(name) \
+    int name(void);   \
+    int name(void) { return SUCCESS; }
+
+SUCCEED(ncclCommDeregister)
+SUCCEED(ncclCommFinalize)
+SUCCEED(ncclCommResume)
+SUCCEED(ncclCommRevoke)
+SUCCEED(ncclCommSuspend)
+SUCCEED(ncclCommWindowDeregister)
+SUCCEED(ncclGroupEnd)
+SUCCEED(ncclGroupStart)
+SUCCEED(ncclRedOpDestroy)

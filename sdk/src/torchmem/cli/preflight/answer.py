@@ -1,0 +1,78 @@
+"""From the flags to what is printed and drawn."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from torchmem.cli.output import write_out
+from torchmem.cli.preflight import document, tables, text
+from torchmem.cli.preflight.attempts import Attempts, Runner, ScriptError
+from torchmem.cli.preflight.catalogue import listing
+from torchmem.cli.preflight.find_batch import find_batch
+from torchmem.cli.preflight.guard import check_machine
+from torchmem.cli.preflight.single import report
+from torchmem.cli.preflight.sweep import sweep
+from torchmem.cli.preflight.wanted import Wanted, checked
+
+INTERRUPTED = 130
+"""What a shell gives for a program that Ctrl-C ended."""
+
+
+def answer(arguments: argparse.Namespace, runner: Runner | None) -> int:
+    """Do what the flags say and return the exit code; raises UsageError or ScriptError."""
+    if arguments.list_cards:
+        write_out(listing())
+        return 0
+    wanted = checked(arguments)
+    check_machine(os.environ, beside_gpu=arguments.beside_gpu)
+    with _interrupted_by_sigterm(), tempfile.TemporaryDirectory(prefix="torchmem-preflight-") as scratch:
+        return _say(wanted, Attempts(runner or _real(), Path(scratch), wanted.json))
+
+
+def _real() -> Runner:
+    from torchmem.preflight.run import run
+
+    return run
+
+
+def _say(wanted: Wanted, attempts: Attempts) -> int:
+    if wanted.search:
+        found = find_batch(wanted.plan, wanted.search, attempts)
+        write_out(document.found(found) if wanted.json else tables.found(found))
+        return 0 if found.best else 1
+    if wanted.sweep:
+        swept = sweep(wanted.plan, wanted.sweep, attempts)
+        write_out(document.swept(swept) if wanted.json else tables.swept(swept))
+        return swept.exit_code
+    said = report(wanted, attempts)
+    write_out(document.single(said) if wanted.json else "\n" + text.page(said))
+    if wanted.plot:
+        from torchmem.cli.preflight import plot
+
+        plot.draw(said, wanted.plot)
+    return 0 if said.verdict.fits else 1
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the script and leaves nothing, as Ctrl-C does; both are one line."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise ScriptError("interrupted: nothing is left running.", INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        sys.stdout.flush()

@@ -1,0 +1,107 @@
+"""Running plans one after the other: where their files and what the script says go, and how far they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from torchmem.cli.preflight.progress import Lines, Steps
+from torchmem.core.errors import TorchmemError, UsageError
+from torchmem.preflight.outcome import Outcome
+from torchmem.preflight.plan import Plan
+from torchmem.preflight.progress import Progress
+
+SIGNAL_BASE = 128
+"""What a shell adds to the number of the signal that ended a program."""
+
+
+class Runner(Protocol):
+    """torchmem.preflight.run.run, or what stands in for it."""
+
+    def __call__(
+        self,
+        plan: Plan,
+        folder: Path,
+        progress: Callable[[Progress], None],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> Outcome:
+        """Run the plan."""
+
+
+class ScriptError(TorchmemError):
+    """The script ended with an error of its own, which has its own exit code."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Runs plans in folders of their own below `scratch`. `json`: stdout is ours alone."""
+
+    runner: Runner
+    scratch: Path
+    json: bool = False
+    _number: int = field(default=0, init=False)
+
+    def openly(self, plan: Plan) -> Outcome:
+        """Run it with its output passed through."""
+        with Lines() as progress:
+            return self.runner(plan, self._folder(), progress, stdout=sys.stderr.fileno() if self.json else None)
+
+    def quietly(self, plan: Plan, label: str) -> Outcome:
+        """Run it with its output kept; shown on stderr only when it ends with an error of its own."""
+        folder = self._folder()
+        with (folder.parent / f"{folder.name}.output").open("w+b") as output:
+            with Steps(label) as progress:
+                outcome = self.runner(plan, folder, progress, stdout=output.fileno(), stderr=output.fileno())
+            if outcome.ended in {"error", "unsupported"}:
+                _show(output)
+        return outcome
+
+    def _folder(self) -> Path:
+        self._number += 1
+        folder = self.scratch / str(self._number)
+        folder.mkdir()
+        return folder
+
+
+def _show(output: BinaryIO) -> None:
+    output.seek(0)
+    sys.stderr.flush()
+    sys.stderr.buffer.write(output.read())
+    sys.stderr.flush()
+
+
+def failure(outcome: Outcome) -> TorchmemError | None:
+    """Why an outcome allows no verdict; None when it does."""
+    if outcome.ended == "error":
+        code = outcome.exit_code if outcome.exit_code >= 0 else SIGNAL_BASE - outcome.exit_code
+        return ScriptError(
+            f"the script ended with exit code {code} {_after(outcome.steps)}, so there is no verdict: see its own "
+            "messages above.",
+            code or 1,
+        )
+    if outcome.ended == "unsupported":
+        names = ", ".join(dict.fromkeys(outcome.lacking)) or "a CUDA call"
+        return UsageError(
+            f"the script needs {names}, which the phantom GPU does not have: leave that part out, or use a real card."
+        )
+    if outcome.ended != "oom" and not outcome.devices:
+        return UsageError("the script never used CUDA: let it train on the GPU, as with a --device cuda of its own.")
+    if outcome.ended != "oom" and not outcome.steps:
+        return UsageError(
+            "the script ended without an optimizer step: let it train for one, or call session.step() of torchmem.sdk "
+            "in a loop without an optimizer of torch.optim."
+        )
+    return None
+
+
+def _after(steps: int) -> str:
+    return "before its first optimizer step" if not steps else f"after {steps:,} optimizer step{'s' * (steps != 1)}"

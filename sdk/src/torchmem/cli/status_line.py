@@ -1,0 +1,55 @@
+"""A line on a terminal that is drawn over again and wiped at the end; nothing where the stream is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+QUIET_SECONDS = 1.0
+INTERVAL_SECONDS = 0.1
+WIDTH = 30
+
+
+class StatusLine:
+    """Draws after a second and then at intervals."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._next = clock() + QUIET_SECONDS
+        self._drawn = ""
+
+    def show(self, line: Callable[[], str]) -> None:
+        """Draw, unless the work is young, the last line is fresh, or nobody looks."""
+        now = self._clock()
+        if now >= self._next and self._stream.isatty():
+            self._next = now + INTERVAL_SECONDS
+            self._draw(line())
+
+    def _draw(self, line: str) -> None:
+        self._stream.write("\r" + line.ljust(len(self._drawn)))
+        self._stream.flush()
+        self._drawn = line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._drawn:
+            self._draw("")
+            self._stream.write("\r")
+            self._stream.flush()
+
+
+def bar(label: str, done: int, total: int) -> str:
+    """`label` and how much is done."""
+    share = min(1.0, done / total) if total else 1.0
+    return f"{label} [{'=' * round(WIDTH * share):<{WIDTH}}] {share:4.0%}"

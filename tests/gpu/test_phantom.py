@@ -1,0 +1,89 @@
+"""The phantom GPU beside a real one: the same scripts, the same peaks, the same OutOfMemoryError."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchmem.phantom.cards import Card
+from torchmem.preflight.outcome import DeviceMemory
+from torchmem.preflight.plan import Plan
+from torchmem.preflight.run import run
+
+pytestmark = pytest.mark.gpu
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SCRIPTS = {
+    "gpt": ("gpt.py", "--steps", "20"),
+    "resnet50": ("resnet50.py", "--steps", "3"),
+    "resnet50 --amp": ("resnet50.py", "--steps", "3", "--amp"),
+    "resnet50 --amp --checkpoint": ("resnet50.py", "--steps", "3", "--amp", "--checkpoint"),
+    "custom_function --fused": ("custom_function.py", "--fused"),
+}
+# Runs a script to its end, or to the error, under a limit; prints what PyTorch saw.
+REAL = """
+import json, runpy, sys, torch
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]))
+sys.argv = sys.argv[2:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+fits = True
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except torch.OutOfMemoryError:
+    fits = False
+stats = torch.cuda.memory_stats()
+print(json.dumps([fits, stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def card() -> Card:
+    """The card of this machine, as a phantom."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed; run make test-gpu")
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU that PyTorch can use")
+    shown = torch.cuda.get_device_properties(0)
+    capability = (shown.major, shown.minor)
+    return Card("this", shown.name, shown.total_memory, shown.multi_processor_count, capability)
+
+
+def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, int]:
+    """Whether the script fits into the fraction of the real card, and its peaks: allocated and reserved bytes."""
+    command = [sys.executable, "-W", "ignore", "-c", REAL, str(fraction), str(EXAMPLES / script[0]), *script[1:]]
+    environment = os.environ | {"TORCHMEM_RUN_DIR": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    fits, allocated, reserved = json.loads(done.stdout.splitlines()[-1])
+    return fits, allocated, reserved
+
+
+def phantom(card: Card, folder: Path, *script: str) -> DeviceMemory:
+    """What the script needs on the phantom of that card."""
+    command = (sys.executable, "-W", "ignore", str(EXAMPLES / script[0]), *script[1:])
+    (device,) = run(Plan(command, card, steps=1_000_000), folder, lambda _: None).devices
+    return device
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_peaks_are_those_of_the_real_card(name: str, card: Card, tmp_path: Path) -> None:
+    """Peak allocated agrees within 1 %, peak reserved within 5 %."""
+    _, allocated, reserved = real(tmp_path, *SCRIPTS[name])
+    device = phantom(card, tmp_path, *SCRIPTS[name])
+    assert device.peak_allocated == pytest.approx(allocated, rel=0.01)
+    assert device.peak_reserved == pytest.approx(reserved, rel=0.05)
+
+
+def test_the_same_memory_is_too_little(card: Card, tmp_path: Path) -> None:
+    """What the phantom says is enough is enough on the real card, and 5 % less than all tensors need is not."""
+    device = phantom(card, tmp_path, *SCRIPTS["gpt"])
+    enough, too_little = device.peak_reserved * 1.05, device.peak_allocated * 0.95
+    decisions = [real(tmp_path, *SCRIPTS["gpt"], fraction=size / card.memory_bytes)[0] for size in (enough, too_little)]
+    assert decisions == [True, False]

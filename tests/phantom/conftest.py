@@ -1,0 +1,41 @@
+"""What the phantom's tests share: they need a C compiler, and no PyTorch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchmem.phantom.build import library_folder
+from torchmem.phantom.cards import Card, card
+from torchmem.phantom.environment import phantom_environment
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with a cache of its own, in which the library is built once."""
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler; apt install gcc libc6-dev")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    library_folder(None, environment)
+    return environment
+
+
+@pytest.fixture
+def on_card(cache: dict[str, str], tmp_path: Path) -> Run:
+    """Runs Python code with `cuda` (ctypes) at hand, on one or more cards of a machine of its own."""
+    prelude = "import ctypes; from ctypes import byref; cuda = ctypes.CDLL(None)\n"
+
+    def run(code: str, of: Card | None = None, devices: int = 1) -> subprocess.CompletedProcess[str]:
+        environment = phantom_environment(of or card("24GB"), devices, tmp_path / "state", cache)
+        command = [sys.executable, "-c", prelude + code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    return run

@@ -1,0 +1,63 @@
+"""The raw runner: `python -m torchmem.phantom --card NAME -- COMMAND`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHOW = "import os; print(*[os.environ['PHANTOM_' + name] for name in ('CARD', 'MEMORY', 'MULTIPROCESSORS', 'DEVICES')])"
+BARE = ["env", "-u", "PYTHONPATH", str(Path(sys.executable).resolve()), "-S", "-c", SHOW]
+
+
+def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The runner with these arguments."""
+    command = [sys.executable, "-m", "torchmem.phantom", "--state", str(tmp_path / "state"), *arguments]
+    return subprocess.run(command, env=cache, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ([], "h100-80gb 85020639232 132 1"),
+        (["--card", "t4"], "t4-16gb 15828254720 40 1"),
+        (["--memory", "9GB", "--devices", "2"], "9GB 9000000000 132 2"),
+        (["--card", "t4", "--memory", "8GiB"], "t4-16gb 8589934592 40 1"),
+    ],
+    ids=["default", "card", "memory", "both"],
+)
+def test_the_command_finds_the_card(cache: dict[str, str], tmp_path: Path, flags: list[str], shown: str) -> None:
+    """Its environment says which card, how many, and how much memory each has."""
+    done = run(cache, tmp_path, *flags, "--", *BARE)
+
+    assert (0, shown) == (done.returncode, done.stdout.strip()), done.stderr
+
+
+def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: Path) -> None:
+    """Without flags of its own it takes those of the run around it."""
+    inner = [sys.executable, "-m", "torchmem.phantom", "--", *BARE]
+
+    done = run(cache, tmp_path, "--card", "l4", "--memory", "20GB", "--devices", "3", "--", "env", *inner)
+
+    assert "l4-24gb 20000000000 58 3" == done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--card", "h10", "--", "true"], "'h10' names no card"),
+        (["--memory", "lots", "--", "true"], "'lots' names no card"),
+        (["--devices", "99", "--", "true"], "'99' is not a number of cards from 1 to 16"),
+        ([], "no command: name one after --"),
+        (["--", "no-such-program"], "cannot run 'no-such-program': name a program"),
+    ],
+)
+def test_a_mistake_is_one_sentence(cache: dict[str, str], tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    """On stderr, with exit code 2."""
+    done = run(cache, tmp_path, *arguments)
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith(f"phantom: {sentence}")
+    assert 1 == len(done.stderr.splitlines())

@@ -1,0 +1,81 @@
+"""The reader of shared libraries, on libraries of this machine and on damaged ones."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchmem.phantom.elf import ElfError, dynamic_symbols
+
+SOURCE = """
+int missing(void);
+__attribute__((weak)) int optional(void) { return 1; }
+int present(void) { return missing() + optional(); }
+static int hidden(void) { return 2; }
+int uses_hidden(void) { return hidden(); }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small library, built here."""
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler; apt install gcc libc6-dev")
+    folder = tmp_path_factory.mktemp("elf")
+    (folder / "small.c").write_text(SOURCE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "small.so", folder / "small.c"], check=True)
+    return folder / "small.so"
+
+
+def test_what_a_library_has_and_lacks_is_told(library: Path) -> None:
+    """Calls it takes from elsewhere are undefined, its own are defined, static ones are not seen."""
+    found = {symbol.name: (symbol.defined, symbol.weak) for symbol in dynamic_symbols(library)}
+
+    assert (False, False) == found["missing"]
+    assert (True, True) == found["optional"]
+    assert (True, False) == found["present"]
+    assert "hidden" not in found
+
+
+def test_it_agrees_with_binutils() -> None:
+    """On the C library of this system it finds what nm finds."""
+    if not shutil.which("nm"):
+        pytest.skip("nm is not on PATH; apt install binutils")
+    linked = subprocess.run(["ldd", sys.executable], capture_output=True, text=True, check=True).stdout
+    libc = next(Path(word) for word in linked.split() if word.startswith("/") and "libc.so" in word)
+    lines = subprocess.run(["nm", "-D", libc], capture_output=True, text=True, check=True).stdout.splitlines()
+    expected = {(line.split()[-1].split("@")[0], " U " not in line and " w " not in line) for line in lines}
+
+    assert expected == {(symbol.name, symbol.defined) for symbol in dynamic_symbols(libc) if symbol.name}
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_damaged_library_is_an_elf_error(
+    library: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Cut off or with other bytes in it, a file gives symbols or an ElfError, nothing else."""
+    image = bytearray(library.read_bytes())
+    del image[data.draw(st.integers(0, len(image))) :]
+    for place in data.draw(st.lists(st.integers(0, max(len(image) - 1, 0)), max_size=8)) if image else []:
+        image[place] = data.draw(st.integers(0, 255))
+    damaged = tmp_path_factory.getbasetemp() / "damaged.so"
+    damaged.write_bytes(image)
+
+    with suppress(ElfError):
+        dynamic_symbols(damaged)
+
+
+def test_a_text_file_is_no_library(tmp_path: Path) -> None:
+    """The message names the file."""
+    (tmp_path / "libtorch.so").write_text("/* GNU ld script */ " * 10)
+
+    with pytest.raises(ElfError, match=r"libtorch\.so is not a shared library"):
+        dynamic_symbols(tmp_path / "libtorch.so")

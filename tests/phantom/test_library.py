@@ -1,0 +1,168 @@
+"""The stub libraries by themselves, driven through ctypes: memory, properties, and calls that are lacking."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchmem.core.errors import UsageError
+from torchmem.phantom.build import SOURCES, library_folder
+from torchmem.phantom.cards import CATALOGUE, Card, card
+from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.torch_build import TorchBuild
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_the_sources_compile_without_a_warning(cache: dict[str, str]) -> None:
+    """Under -Wall -Wextra, with no header but the C library's."""
+    strict = ["cc", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+
+    done = subprocess.run(
+        [*strict, *SOURCES.glob("*.c")], env=cache, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_an_allocation_succeeds_exactly_when_it_fits(on_card: Run) -> None:
+    """What is free less one byte too much fails, what is free succeeds, and freeing gives it back."""
+    done = on_card("""
+free, total, pointer = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value, total.value)
+print(cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(free.value + 1)))
+print(cuda.cudaMalloc(byref(pointer), free), pointer.value % 512)
+print(cuda.cudaFree(pointer), cuda.cudaFree(pointer))
+cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
+""")
+
+    shown = card("24GB")
+    free = shown.memory_bytes - shown.context_bytes
+    assert f"{free} {shown.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
+
+
+def test_device_memory_costs_no_memory_of_the_host(on_card: Run) -> None:
+    """20 GB of a card are addresses only, and what is copied from them is zero."""
+    done = on_card("""
+import resource
+pointer, host = ctypes.c_void_p(), ctypes.create_string_buffer(b"x" * 64)
+print(cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(20 * 10**9)))
+print(cuda.cudaMemcpy(host, ctypes.c_void_p(pointer.value + 10**9), ctypes.c_size_t(64), 2), host.raw[:64] == bytes(64))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 200 * 1024)
+""")
+
+    assert "0\n0 True\nTrue\n" == done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
+def test_a_card_shows_what_the_catalogue_says(on_card: Run, one: Card) -> None:
+    """Driver, runtime and NVML agree on name, memory, multiprocessors and compute capability."""
+    done = on_card(
+        """
+name, size, value = ctypes.create_string_buffer(96), ctypes.c_size_t(), ctypes.c_int()
+cuda.cuDeviceGetName(name, 96, 0); cuda.cuDeviceTotalMem_v2(byref(size), 0)
+def attribute(number): cuda.cudaDeviceGetAttribute(byref(value), number, 0); return value.value
+print(name.value.decode(), size.value, attribute(16), attribute(75), attribute(76))
+properties = ctypes.create_string_buffer(2048); cuda.cudaGetDeviceProperties(properties, 0)
+print(properties.value.decode(), int.from_bytes(properties.raw[288:296], "little"))
+properties = ctypes.create_string_buffer(2048); cuda.cudaGetDeviceProperties_v2(properties, 0)
+print(properties.value.decode(), int.from_bytes(properties.raw[288:296], "little"))
+handle = ctypes.c_void_p(); cuda.nvmlInit_v2(); cuda.nvmlDeviceGetHandleByIndex_v2(0, byref(handle))
+cuda.nvmlDeviceGetName(handle, name, 96); print(name.value.decode())
+""",
+        one,
+    )
+
+    name, (major, minor) = f"{one.product} (phantom)", one.capability
+    expected = [f"{name} {one.memory_bytes} {one.multiprocessors} {major} {minor}"]
+    expected += [f"{name} {one.memory_bytes}"] * 2 + [name]
+    assert expected == done.stdout.splitlines(), done.stderr
+
+
+@pytest.fixture(scope="module")
+def calling(cache: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
+    """A PyTorch of two calls, one that is lacking and one that is there, and the environment for it."""
+    folder = tmp_path_factory.mktemp("calling")
+    source, library = folder / "calls.c", folder / "torch" / "lib" / "libtorch_cuda.so"
+    library.parent.mkdir(parents=True)
+    calls = {"lacking": "cudnnDreamOfElectricSheep", "present": "cudaDeviceSynchronize"}
+    source.write_text("".join(f"int {to}(void); int {name}(void) {{ return {to}(); }}\n" for name, to in calls.items()))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    torch = TorchBuild("2.13.0+cu124", "12.4", library.parent.parent)
+    return phantom_environment(card("24GB"), 1, folder / "state", cache, torch), library
+
+
+def call(calling: tuple[dict[str, str], Path], code: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in which `calls` is that PyTorch."""
+    command = [sys.executable, "-c", f"import ctypes; calls = ctypes.CDLL({str(calling[1])!r}); {code}"]
+    return subprocess.run(command, env=calling[0], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_call_that_is_lacking_says_its_name_once(calling: tuple[dict[str, str], Path]) -> None:
+    """It returns its library's "not supported", is named on stderr and in the file for whoever started the process."""
+    done = call(calling, "print(calls.lacking(), calls.lacking())")
+
+    assert "3000 3000\n" == done.stdout
+    assert 1 == len(done.stderr.splitlines())
+    assert done.stderr.startswith("phantom: the phantom GPU has no cudnnDreamOfElectricSheep: ")
+    state = Path(calling[0]["PHANTOM_STATE_DIR"])
+    assert "cudnnDreamOfElectricSheep\n" == (state / "lacking").read_text()
+
+
+def test_a_call_that_is_there_is_not_replaced(calling: tuple[dict[str, str], Path]) -> None:
+    """It is the phantom's own, and the version shown is that of the PyTorch which calls."""
+    done = call(
+        calling,
+        "v = ctypes.c_int(); ctypes.CDLL(None).cudaRuntimeGetVersion(ctypes.byref(v)); print(calls.present(), v.value)",
+    )
+
+    assert ("0 12040\n", "") == (done.stdout, done.stderr)
+
+
+def test_the_environment_of_others_is_left_alone(cache: dict[str, str], tmp_path: Path) -> None:
+    """Neither this process nor the given environment knows of the phantom afterwards."""
+    before, given = dict(os.environ), dict(cache)
+
+    made = phantom_environment(card("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/theirs.so"})
+
+    assert (before, given) == (dict(os.environ), cache)
+    assert made["LD_PRELOAD"].endswith(":/lib/theirs.so")
+    again = phantom_environment(card("t4"), 2, tmp_path, made)
+    assert made["LD_PRELOAD"] == again["LD_PRELOAD"]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("/no/such/cc", "CC=/no/such/cc is no program: apt install gcc"), ("false", "false cannot build the phantom GPU")],
+)
+def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path: Path, compiler: str, reason: str) -> None:
+    """A missing compiler and one that fails are told apart; nothing half built stays."""
+    with pytest.raises(UsageError, match=reason):
+        library_folder(None, {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CC": compiler})
+
+    assert [] == list((tmp_path / "torchmem" / "phantom").iterdir())
+
+
+def test_an_empty_path_has_no_compiler(tmp_path: Path) -> None:
+    """The sentence names the package."""
+    with pytest.raises(UsageError, match="there is no C compiler: apt install gcc libc6-dev"):
+        library_folder(None, {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)})
+
+
+def test_a_cache_that_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
+    """The library goes into a folder of the user's own under the temporary one."""
+    (tmp_path / "file").write_text("")
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nfor word; do [ "$before" = -o ] && : > "$word"; before=$word; done\n')
+    compiler.chmod(0o755)
+
+    settings = {"XDG_CACHE_HOME": str(tmp_path / "file"), "CC": str(compiler), "TMPDIR": str(tmp_path)}
+    folder = library_folder(None, {**os.environ, **settings})
+
+    assert tmp_path / f"torchmem-phantom-{os.getuid()}" == folder.parent
+    assert 0 == folder.parent.stat().st_mode & 0o022
