@@ -69,7 +69,7 @@ $(CUDA_VENV)/.dev: pyproject.toml
 
 test-allocator: $(CUDA_VENV)/.dev  ## PyTorch's real CUDA allocator on the phantom GPU; needs about 6 GB of disk
 	tests/install-stack.sh
-	$(CUDA_VENV)/bin/python -m pytest -m allocator $(ARGS)
+	$(CUDA_VENV)/bin/python -m pytest -m allocator --numprocesses 2 --dist loadfile $(ARGS)
 
 test-gpu: $(CUDA_VENV)/.dev  ## A real NVIDIA GPU
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)

@@ -39,6 +39,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, int *status)
     return cudaSuccess;
 }
 
+/* libcuda's own name for it, which Triton's launcher calls. */
+CUresult cuStreamIsCapturing(cudaStream_t stream, int *status) { return cudaStreamIsCapturing(stream, status); }
+
 /* A captured graph has no nodes to depend on; its handle only has to be its own. */
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, int *status, unsigned long long *id,
                                         cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count)

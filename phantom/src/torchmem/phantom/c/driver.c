@@ -102,6 +102,12 @@ CUresult cuCtxGetCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    *device = current_device();
+    return CUDA_SUCCESS;
+}
+
 CUresult cuCtxSetCurrent(CUcontext context)
 {
     return context ? cudaSetDevice((int)((char *)context - contexts)) : CUDA_SUCCESS;
@@ -137,3 +143,6 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
 }
 
 WORK(cuMemsetD32Async)
+/* The driver's own log; torch 2.15 listens to it. This driver has nothing to say. */
+SUCCEED(cuLogsRegisterCallback)
+SUCCEED(cuLogsUnregisterCallback)

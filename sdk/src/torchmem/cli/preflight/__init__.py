@@ -16,7 +16,7 @@ __all__ = ["HELP", "add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace, runner: Runner | None = None) -> int:
-    """Try the command and return the exit code; raises UsageError, and ScriptError for an error of the script's own.
+    """Try the command and return the exit code; raises UsageError.
 
     `runner`: what runs a plan, torchmem.preflight.run.run if not given.
     """

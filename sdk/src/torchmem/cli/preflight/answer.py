@@ -14,20 +14,18 @@ from typing import NoReturn
 
 from torchmem.cli.output import write_out
 from torchmem.cli.preflight import document, tables, text
-from torchmem.cli.preflight.attempts import Attempts, Runner, ScriptError
+from torchmem.cli.preflight.attempts import Attempts, Runner
 from torchmem.cli.preflight.catalogue import listing
 from torchmem.cli.preflight.find_batch import find_batch
 from torchmem.cli.preflight.guard import check_machine
 from torchmem.cli.preflight.single import report
 from torchmem.cli.preflight.sweep import sweep
 from torchmem.cli.preflight.wanted import Wanted, checked
-
-INTERRUPTED = 130
-"""What a shell gives for a program that Ctrl-C ended."""
+from torchmem.core.errors import TorchmemError
 
 
 def answer(arguments: argparse.Namespace, runner: Runner | None) -> int:
-    """Do what the flags say and return the exit code; raises UsageError or ScriptError."""
+    """Do what the flags say and return the exit code; raises UsageError, or InterruptedTryError after Ctrl-C."""
     if arguments.list_cards:
         write_out(listing())
         return 0
@@ -61,6 +59,12 @@ def _say(wanted: Wanted, attempts: Attempts) -> int:
     return 0 if said.verdict.fits else 1
 
 
+class InterruptedTryError(TorchmemError):
+    """Ctrl-C or SIGTERM; 128 and the number of SIGINT, as shells count."""
+
+    exit_code = 130
+
+
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the script and leaves nothing, as Ctrl-C does; both are one line."""
@@ -72,7 +76,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise ScriptError("interrupted: nothing is left running.", INTERRUPTED) from None
+        raise InterruptedTryError("interrupted: nothing is left running.") from None
     finally:
         signal.signal(signal.SIGTERM, before)
         sys.stdout.flush()

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 EPILOG = (
-    "Exit code: 0 when it fits, 1 when it does not, 2 for a flag or a script that cannot be tried; a script that ends "
-    "with an error of its own gives its own exit code."
+    "Exit code: 0 when it fits, 1 when it does not, 2 without a verdict: a flag or a script that cannot be tried, an "
+    "error of the script's own."
 )
 DEFAULT_STEPS = 20
 

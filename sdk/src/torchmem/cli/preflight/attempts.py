@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from torchmem.cli.preflight.progress import Lines, Steps
-from torchmem.core.errors import TorchmemError, UsageError
+from torchmem.core.errors import UsageError
 from torchmem.preflight.outcome import Outcome
 from torchmem.preflight.plan import Plan
 from torchmem.preflight.progress import Progress
@@ -31,14 +31,6 @@ class Runner(Protocol):
         stderr: int | None = None,
     ) -> Outcome:
         """Run the plan."""
-
-
-class ScriptError(TorchmemError):
-    """The script ended with an error of its own, which has its own exit code."""
-
-    def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 @dataclass(slots=True)
@@ -79,14 +71,13 @@ def _show(output: BinaryIO) -> None:
     sys.stderr.flush()
 
 
-def failure(outcome: Outcome) -> TorchmemError | None:
+def failure(outcome: Outcome) -> UsageError | None:
     """Why an outcome allows no verdict; None when it does."""
     if outcome.ended == "error":
         code = outcome.exit_code if outcome.exit_code >= 0 else SIGNAL_BASE - outcome.exit_code
-        return ScriptError(
+        return UsageError(
             f"the script ended with exit code {code} {_after(outcome.steps)}, so there is no verdict: see its own "
-            "messages above.",
-            code or 1,
+            f"messages above{_zeros(outcome.values_read)}."
         )
     if outcome.ended == "unsupported":
         names = ", ".join(dict.fromkeys(outcome.lacking)) or "a CUDA call"
@@ -101,6 +92,15 @@ def failure(outcome: Outcome) -> TorchmemError | None:
             "in a loop without an optimizer of torch.optim."
         )
     return None
+
+
+def _zeros(values_read: int) -> str:
+    if not values_read:
+        return ""
+    return (
+        f"; it had read {values_read:,} value{'s' * (values_read != 1)} from the phantom, which are zero, so leave out "
+        "what needs a real one"
+    )
 
 
 def _after(steps: int) -> str:

@@ -40,7 +40,7 @@ class Report:
 
 
 def report(wanted: Wanted, attempts: Attempts) -> Report:
-    """Run the plan and look at it from all sides; raises UsageError or ScriptError when there is no verdict."""
+    """Run the plan and look at it from all sides; raises UsageError when there is no verdict."""
     plan = wanted.plan
     outcome = attempts.openly(plan)
     error = failure(outcome)

@@ -34,7 +34,7 @@ class Sweep:
 
     @property
     def exit_code(self) -> int:
-        """1 when one does not fit, else that of the first without a verdict, else 0."""
+        """1 when one does not fit, else 2 when one has no verdict, else 0."""
         if any(place.fits is False for place in self.places):
             return 1
         return next((place.error.exit_code for place in self.places if place.error), 0)
