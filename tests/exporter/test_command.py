@@ -100,6 +100,29 @@ def test_signal_ends_it_cleanly(run_dir: Path, number: signal.Signals) -> None:
     assert (0, False) == (popen.returncode, "Traceback" in rest)
 
 
+ANOTHER_THREAD_HEARS_IT = """
+import signal, sys, threading, time
+from torchmem.exporter.__main__ import main
+
+def hear():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.01)
+    time.sleep(0.5)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=hear, daemon=True).start()
+sys.exit(main())
+"""
+
+
+def test_a_signal_that_does_not_wake_the_main_thread(run_dir: Path) -> None:
+    """A signal that arrives just before the main thread waits, or in another thread, ends the exporter too."""
+    command = [sys.executable, "-c", ANOTHER_THREAD_HEARS_IT, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert 0 == ended.returncode, ended.stderr
+
+
 def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
     """The second exporter on a port says what to do."""
     with socket.create_server(("127.0.0.1", 0)) as other:

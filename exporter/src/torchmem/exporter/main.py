@@ -70,5 +70,8 @@ def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
             signal.signal(number, lambda _signal, _frame: server.stopped.set())
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         systemd.notify("READY=1")
-        server.stopped.wait()
+        # Not for ever at once: a signal that comes just before the wait, or to another thread, does not end it, and its
+        # handler runs only when this thread is back in Python.
+        while not server.stopped.wait(1):
+            pass
         systemd.notify("STOPPING=1")
