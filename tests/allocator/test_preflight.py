@@ -216,6 +216,14 @@ def test_a_script_without_a_step_is_refused(place: Place) -> None:
     assert "torchmem: the script ended without an optimizer step: let it train for one, or call" in done.stderr
 
 
+def test_another_allocator_is_refused(place: Place) -> None:
+    """Where PyTorch's caching allocator is not in use there are no figures: one sentence, exit code 2."""
+    done = place.preflight("--alloc-conf", "backend:cudaMallocAsync")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "torchmem: a preflight watches PyTorch's own caching allocator, which this run does not use" in done.stderr
+
+
 def test_ended_from_outside_it_leaves_nothing(place: Place) -> None:
     """SIGTERM ends the script as well, and the scratch folder is gone."""
     with subprocess.Popen(

@@ -7,6 +7,7 @@ import sys
 import threading
 
 from torchmem.core.fragmentation import measure
+from torchmem.core.snapshot import SegmentInfo
 from torchmem.preflight.child._torch import WatchedBackend, cards_without_kernels, is_out_of_memory
 from torchmem.preflight.child.ending import Report, most_host_bytes, values_read, write_report, write_trace
 from torchmem.preflight.child.meter import Meter
@@ -16,6 +17,7 @@ from torchmem.preflight.child.steps import StepCounter
 from torchmem.preflight.orders import PROGRESS_FILE, Orders
 from torchmem.preflight.outcome import DeviceMemory, Phase
 from torchmem.sdk._session import Session
+from torchmem.sdk._torch_memory import NO_CACHING
 
 MOST_EVENTS = 2_000_000
 """Of the trace of each card; an event takes about 1.2 KiB of RAM, most of it when the trace is written at the end."""
@@ -44,6 +46,11 @@ class Watch:
         lacking = cards_without_kernels()
         if lacking:
             stop(f"this build of PyTorch has no code for {lacking[0]}: install a build for another CUDA version.")
+        if self._backend.history_enabled() is None or any(name in os.environ for name in NO_CACHING):
+            stop(
+                "a preflight watches PyTorch's own caching allocator, which this run does not use: leave out "
+                f"backend:cudaMallocAsync, a CUDAPluggableAllocator and {NO_CACHING[0]}."
+            )
         if self._is_own and self._backend.history_enabled() is False:
             self._backend.start_history(MOST_EVENTS)
         self._has_trace = bool(self._backend.history_enabled())
@@ -112,13 +119,20 @@ class Watch:
 
     def _measure(self) -> None:
         """What is left at the end of a step."""
-        segments = self._backend.memory_snapshot() or []
+        segments = self._segments()
         for index, meter in self._meters.items():
             stats = self._backend.window_stats(index)
             if stats:
                 layout = measure(segments, index, 0.0)
                 meter.step_ended(self._counter.count, stats["allocated_bytes"]["all"]["current"], layout.stranded_bytes)
         self._ooms_at_step = self._ooms()
+
+    def _segments(self) -> list[SegmentInfo]:
+        """Before PyTorch 2.11 a snapshot brings the whole trace along, so the SDK takes none while one is recorded."""
+        segments = self._backend.memory_snapshot()
+        if segments is None and self._has_trace:
+            segments = (self._backend.full_snapshot(traces=True) or {}).get("segments")
+        return segments or []
 
     def _tell(self) -> None:
         """One line for the parent: the step, and the most that any card held."""
