@@ -23,6 +23,8 @@ from torchmem.exporter.web.live import LiveConfig
 
 _log = logging.getLogger(__name__)
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run with parsed flags and return the exit code; raises UsageError for what cannot be used."""
@@ -62,16 +64,15 @@ def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
     listener = systemd.listener() if settings.systemd_socket else None
     beat = partial(systemd.notify, "WATCHDOG=1")
     web = LiveConfig(settings.web_config_file)
+    # Blocked in every thread that starts from here on and only asked for: a handler would run in the midst of whatever
+    # the main thread does, where it may wait for a lock that this thread holds.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with (
         closing(serve(exporter, *settings.address, listener=listener, web=web, beat=beat)) as server,
         closing(exporter),
     ):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _signal, _frame: server.stopped.set())
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         systemd.notify("READY=1")
-        # Not for ever at once: a signal that comes just before the wait, or to another thread, does not end it, and its
-        # handler runs only when this thread is back in Python.
-        while not server.stopped.wait(1):
+        while not server.stopped.is_set() and signal.sigtimedwait(_ENDING, 1) is None:
             pass
         systemd.notify("STOPPING=1")

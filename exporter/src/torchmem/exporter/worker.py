@@ -16,22 +16,27 @@ class Worker:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._released = threading.Event()
+        self._starting = threading.Lock()
 
     def run(self, job: Callable[[], None], seconds: float) -> Ending:
-        """Wait for `job` at most `seconds`: done, expired (it goes on alone), or busy (an earlier one is stuck)."""
-        if self.is_busy:
-            return "busy"
+        """Wait for `job` at most `seconds`: done, expired (it goes on alone), or busy (another one runs).
+
+        Safe to call from several threads.
+        """
         finished = threading.Event()
-        self._released = finished
-        self._thread = threading.Thread(target=_run, args=(job, finished), name="torchmem-nvml", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=_run, args=(job, finished), name="torchmem-nvml", daemon=True)
+        with self._starting:
+            if self.is_busy:
+                return "busy"
+            self._thread, self._released = thread, finished
+            thread.start()
         finished.wait(seconds)
-        self._thread.join(0.1 if finished.is_set() else 0)
-        return "expired" if self.is_busy else "done"
+        thread.join(0.1 if finished.is_set() else 0)
+        return "expired" if thread.is_alive() else "done"
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job that has expired still runs."""
+        """Whether a job runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def release(self) -> None:
