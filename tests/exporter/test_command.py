@@ -118,6 +118,36 @@ def test_every_further_signal_is_too_late(run_dir: Path) -> None:
     assert "Traceback" not in rest
 
 
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from torchmem.core.errors import TorchmemError
+from torchmem.exporter import main
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.config import Settings
+from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.testing import FakeNvml
+
+exporter = Exporter(FakeNvml.of(), RunDirectory(Path("none")))
+free = os.dup(0)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))  # enough to listen, too few for an event loop
+try:
+    main.serve_until_signal(exporter, Settings(listen="127.0.0.1:0"))
+except TorchmemError as error:
+    sys.exit(f"torchmem: {error}")
+"""
+
+
+def test_server_that_ends_by_itself_is_a_failure() -> None:
+    """When the server cannot go on, the exporter ends with a failure, so that whoever supervises it starts it again."""
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert 1 == ended.returncode, ended.stderr
+    assert "torchmem: The HTTP server ended by itself" in ended.stderr
+
+
 def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
     """The second exporter on a port says what to do."""
     with socket.create_server(("127.0.0.1", 0)) as other:

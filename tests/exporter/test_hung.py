@@ -98,7 +98,7 @@ def test_following_scrapes_leave_out_that_gpu_alone(exporter: Exporter, node: No
         assert {1.0} == set(shown.by("collector", SUCCESS).values())
         assert {} == shown.matching("nvml_gpu_error_code")
     assert 5 * 7 == node.binding.calls["nvmlDeviceGetUUID"] - asked
-    assert 1 == node.threads()
+    until(lambda: 1 == node.threads())
 
 
 def test_each_hung_gpu_costs_one_thread(exporter: Exporter, node: Node) -> None:
@@ -108,7 +108,7 @@ def test_each_hung_gpu_costs_one_thread(exporter: Exporter, node: Node) -> None:
         late_scrape(exporter, node)
     shown = [scrape(exporter) for _ in range(5)][-1]
 
-    assert 3 == node.threads()
+    until(lambda: 3 == node.threads())
     assert ALL - {"2", "5", "6"} == set(shown.by("gpu", MEMORY))
 
 
@@ -131,7 +131,7 @@ def test_whole_driver_that_hangs_is_left_alone(exporter: Exporter, node: Node) -
     shown = [scrape(exporter) for _ in range(5)][-1]
 
     assert calls == node.binding.calls
-    assert 1 == node.threads()
+    until(lambda: 1 == node.threads())
     assert 0.0 == shown.value("nvml_up", reason="timeout")
     assert {"memory": 0.0, "samples": 1.0}.items() <= shown.by("collector", SUCCESS).items()
 
@@ -195,7 +195,18 @@ def test_closing_does_not_wait_for_a_hung_gpu(exporter: Exporter, node: Node) ->
     exporter.close()
 
     assert 0 == node.binding.calls["nvmlShutdown"]
-    assert 1 == node.threads()
+    until(lambda: 1 == node.threads())
+
+
+def test_driver_that_fails_is_not_shut_down_under_a_hung_call(exporter: Exporter, node: Node) -> None:
+    """While a call on one GPU hangs, a failure of NVML as a whole waits for it with the shutdown."""
+    node.hang(UTILIZATION, gpu=5)
+    late_scrape(exporter, node)
+    node.binding.fail("nvmlDeviceGetCount", 1)
+    shown = scrape(exporter)
+
+    assert 0.0 == shown.value("nvml_up", reason="uninitialized")
+    assert 0 == node.binding.calls["nvmlShutdown"]
 
 
 def test_deadline_that_the_end_cuts_short_is_not_blamed(

@@ -73,7 +73,7 @@ def test_slow_head_is_ended(open_server: Open, begun: bytes) -> None:
 
 def test_head_that_trickles_on_a_used_connection_is_ended(open_server: Open) -> None:
     """A first good request buys no more time for the second one, and single bytes do not restart the clock."""
-    with connect(open_server(head_seconds=0.2).url) as client:
+    with connect(open_server(head_seconds=2.0).url) as client:
         client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
         client.sendall(b"G")
 

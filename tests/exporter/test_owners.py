@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from support.waiting import until
 
 from torchmem.exporter.owners import Owners, is_container
 
@@ -73,7 +74,7 @@ def test_user_database_that_hangs_is_not_waited_for(proc: Path) -> None:
     owners = Owners(proc, hang)
     first, second = owners.facts(7), owners.facts(7)
     answer.set()
-    owners._worker._thread.join(60)  # type: ignore[union-attr]
+    until(lambda: not owners._worker.is_busy)
 
     assert "user" not in {*first, *second}
     assert "ada" == owners.facts(7)["user"]

@@ -16,7 +16,7 @@ from torchmem.exporter.web.config import RateLimit, load
 from torchmem.exporter.web.live import LiveConfig
 from torchmem.exporter.web.rate_limit import Bucket
 
-HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+HASH = bcrypt.hashpw(b"secret", b"$2b$04$abcdefghijklmnopqrstuu").decode()
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 Write = Callable[[str], Path]
 

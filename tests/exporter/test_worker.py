@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.waiting import until
 
 from torchmem.exporter.worker import Worker
 
@@ -51,6 +52,44 @@ def test_end_while_a_job_runs() -> None:
     assert "busy" == worker.run(lambda: None, 60)
 
     gate.set()
+
+
+def test_a_job_is_done_when_it_has_ended() -> None:
+    """A thread that is slow to end after its job, as on a busy machine, holds up neither answer nor next job."""
+    worker, gate, at_the_end = Worker(), threading.Event(), threading.local()
+
+    def job() -> None:
+        at_the_end.waits = _Waits(gate)  # let go when the thread ends
+
+    endings = [worker.run(job, 60), worker.run(lambda: None, 60)]
+    gate.set()
+
+    assert ["done", "done"] == endings
+
+
+def test_closed_worker() -> None:
+    """Once closed it lets go whoever waits and starts nothing more, however long a deadline it is given."""
+    worker, gate, done = Worker(), threading.Event(), list[int]()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.run, lambda: _wait(gate), 60)
+        until(lambda: worker.is_busy)
+        worker.close()
+        assert "expired" == waiting.result(30)
+    gate.set()
+    until(lambda: not worker.is_busy)
+
+    assert "busy" == worker.run(lambda: done.append(1), 60)
+    assert [] == done
+
+
+class _Waits:
+    """Something that takes its time to go."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    def __del__(self) -> None:
+        self._gate.wait(60)
 
 
 def _wait(gate: threading.Event) -> None:

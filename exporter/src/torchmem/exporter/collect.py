@@ -21,7 +21,7 @@ from torchmem.exporter.owners import Owners
 from torchmem.exporter.reading import AbandonedError, Outcome, Reading, attempt
 from torchmem.exporter.rundir import Published, RunDirectory
 from torchmem.exporter.watch import Watch
-from torchmem.exporter.worker import Workers
+from torchmem.exporter.worker import Worker, Workers
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +71,9 @@ class Exporter:
             reading = self._read_driver()
             if not self._is_closed:
                 self._journal.note(reading)
+            families = self._families(reading)
             self._current = Reading(self._driver.nvml)
-        return self._families(reading)
+        return families
 
     def known(self) -> list[Metric]:
         """What the collection that runs now knows already, for a scrape that cannot wait for the driver."""
@@ -92,15 +93,21 @@ class Exporter:
     def close(self) -> None:
         """Let NVML go, without waiting for a driver call that never returns."""
         self._is_closed = True
-        self._workers.current.release()
+        self._workers.current.close()
         self._watch.close()
-        if not self._workers.stuck():
-            self._workers.current.run(self._driver.close, _CLOSE_SECONDS)
+        if not self._workers.is_busy:
+            Worker().run(self._driver.close, _CLOSE_SECONDS)
 
     def _read_driver(self) -> Reading:
-        """A finished reading, or what there is of it at the deadline; nothing while the driver as a whole is stuck."""
-        self._leave_hung()
+        """A finished reading, or what there is of it at the deadline.
+
+        Nothing while the driver as a whole is stuck, and once the exporter is closed.
+        """
+        if not self._is_closed:
+            self._leave_hung()
         reading = self._current = Reading(self._driver.nvml, self._workers.stuck())
+        if self._is_closed:  # asked again: the worker of now may have come after the one that was closed
+            return reading
         if self._workers.current.run(lambda: self._read(reading), self._deadline_seconds) != "busy":
             self._reading = reading
         return reading
@@ -163,7 +170,7 @@ class Exporter:
     def _fail(self, reading: Reading, error: NvmlDownError) -> None:
         reading.reason = error.reason
         self._watch.stop()
-        self._driver.fail(error)
+        self._driver.fail(error, in_use=bool(self._workers.stuck()))
 
     def _complete(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """One outcome for each NVML collector; those that were not reached have failed."""

@@ -67,13 +67,17 @@ class Driver:
                     answers.append(self.nvml.gpu(index))
         return answers
 
-    def fail(self, error: NvmlDownError) -> None:
-        """NVML as a whole stopped answering: let it go and try again later; while waiting, nothing is new."""
+    def fail(self, error: NvmlDownError, *, in_use: bool = False) -> None:
+        """NVML as a whole stopped answering: let it go and try again later; while waiting, nothing is new.
+
+        `in_use`: a call in another thread has not returned, and NVML must not be shut down under it.
+        """
         if error is self._failure:
             return
         if self._failure is None or self._failure.reason != error.reason:
             _log.warning("%s; trying again with pauses of up to %.0f s", error, LONGEST_PAUSE_SECONDS)
-        self.close()
+        if not in_use:
+            self.close()
         self._failure = error
         self._retry_at = self._clock() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
@@ -85,10 +89,10 @@ class Driver:
             self.nvml.close()
 
     def _open(self) -> None:
-        if self._is_open:
-            return
         if self._failure is not None and self._clock() < self._retry_at:
             raise self._failure
+        if self._is_open:
+            return
         self.nvml.open()
         self._is_open, self._slots = True, {}
 

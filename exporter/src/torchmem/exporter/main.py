@@ -13,6 +13,7 @@ from functools import partial
 
 from prometheus_client import generate_latest
 
+from torchmem.core.errors import TorchmemError
 from torchmem.exporter import config, systemd
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
@@ -60,7 +61,10 @@ def _print(text: str) -> None:
 
 
 def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then end at once, also while a scrape waits for the driver."""
+    """Serve until SIGTERM or SIGINT; then end at once, also while a scrape waits for the driver.
+
+    Raises TorchmemError when the server ends by itself.
+    """
     listener = systemd.listener() if settings.systemd_socket else None
     beat = partial(systemd.notify, "WATCHDOG=1")
     web = LiveConfig(settings.web_config_file)
@@ -76,3 +80,5 @@ def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
         while not server.stopped.is_set() and signal.sigtimedwait(_ENDING, 1) is None:
             pass
         systemd.notify("STOPPING=1")
+        if server.stopped.is_set():
+            raise TorchmemError("The HTTP server ended by itself: see the error above, then start it again.")

@@ -82,7 +82,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours is used
         """Begin to accept."""
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        self._ending, self._loop = asyncio.Event(), asyncio.get_running_loop()  # in this order: see `end`
         await super().startup(sockets=[])
         self._accepting = asyncio.create_task(self._connections.serve(self._listener))
 
@@ -102,6 +102,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - likewise
         """Accept no more, then end what is open."""
         self._accepting.cancel()
+        await asyncio.wait({self._accepting})
         self._listener.close()
         self._connections.close()
         await super().shutdown(sockets=[])

@@ -48,8 +48,8 @@ class Watch:
             _log.warning("events are not watched until the next reading: %s", error)
             return
         self._uuids, self._supported = wanted, events is not None
-        if events is not None:
-            self._start(events)
+        if events is not None and not self._start(events):
+            events.close()
 
     def stop(self) -> None:
         """Ask the thread to let its subscription go; it does within `SLICE_SECONDS`."""
@@ -65,20 +65,25 @@ class Watch:
 
     def close(self) -> None:
         """Stop for ever; returns after at most a second, also while NVML hangs."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self.stop()
         thread = self._thread
         if thread is not None:
             thread.join(_CLOSE_SECONDS)
 
-    def _start(self, events: Events) -> None:
+    def _start(self, events: Events) -> bool:
+        """Whether it has been started: not when it was closed while NVML was asked for the subscription."""
         with self._lock:
+            if self._closed:
+                return False
             for uuid, kinds in events.kinds.items():
                 self._counts.setdefault(uuid, Count()).expect(kinds)
-        self._stop = threading.Event()
-        arguments = (events, self._stop)
-        self._thread = threading.Thread(target=self._wait, args=arguments, name="torchmem-events", daemon=True)
-        self._thread.start()
+            self._stop = threading.Event()
+            arguments = (events, self._stop)
+            self._thread = threading.Thread(target=self._wait, args=arguments, name="torchmem-events", daemon=True)
+            self._thread.start()
+            return True
 
     def _wait(self, events: Events, stop: threading.Event) -> None:
         try:

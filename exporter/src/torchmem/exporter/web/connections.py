@@ -93,6 +93,16 @@ class Connection:
         self.lost()
 
 
+async def _readable(listener: socket.socket) -> None:
+    """Wait for a connection. Not `loop.sock_accept`: cancelled as one comes, it loses it and logs a traceback."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener)
+
+
 Build = Callable[[Connection], asyncio.Protocol]
 
 
@@ -144,8 +154,11 @@ class Connections:
             await asyncio.sleep(_FULL_SECONDS)
 
     async def _accept(self, listener: socket.socket) -> None:
+        await _readable(listener)
         try:
-            accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+            accepted, _ = listener.accept()
+        except BlockingIOError:  # the client is gone already
+            return
         except OSError as error:  # no descriptor is left, or the client is gone already
             self._note(f"cannot accept a connection: {error.strerror}")
             self._make_room(len(self._open))
@@ -154,6 +167,7 @@ class Connections:
         if not self._make_room(self._limits.connections):
             accepted.close()
             return
+        accepted.setblocking(False)
         with contextlib.suppress(OSError):  # else an answer waits for the client's delayed acknowledgement, 40 ms
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, self._tls())

@@ -25,32 +25,30 @@ class LiveConfig:
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = file, clock
-        self._config = load(file) if file else WebConfig()
-        self._version = self._read_version()
+        self._config, self._version = _read(file, load) if file else (WebConfig(), ())
         self._complaint = ""
         self._retry_at = 0.0
 
     def current(self) -> WebConfig:
         """What holds now."""
-        if self._file is not None and self._is_due():
+        if self._file is not None and self._is_due(self._file):
             self._reload(self._file)
         return self._config
 
-    def _is_due(self) -> bool:
-        version = self._read_version()
+    def _is_due(self, file: Path) -> bool:
+        version = _versions(file, self._config)
         changed, self._version = version != self._version, version
         return changed or (self._complaint != "" and self._clock() >= self._retry_at)
 
     def _reload(self, file: Path) -> None:
         try:
-            config = self._load(file)
+            config, version = _read(file, self._load)
         except UsageError as error:
             if str(error) != self._complaint:
                 _log.error("the web configuration stays as it was: %s", error)
             self._complaint, self._retry_at = str(error), self._clock() + RETRY_SECONDS
         else:
-            self._config, self._complaint = config, ""
-            self._version = self._read_version()
+            self._config, self._version, self._complaint = config, version, ""
             _log.info("the web configuration %s was read again", file)
 
     def _load(self, file: Path) -> WebConfig:
@@ -59,10 +57,19 @@ class LiveConfig:
             raise UsageError(f"TLS was switched on or off in {file}: restart the exporter to do so.")
         return config
 
-    def _read_version(self) -> _Version:
-        """What tells one version of each file from the next; None for one that is not there."""
-        files = (*([self._file] if self._file else ()), *(self._config.tls.files if self._config.tls else ()))
-        return tuple(_version(file) for file in files)
+
+def _read(file: Path, load_: Callable[[Path], WebConfig]) -> tuple[WebConfig, _Version]:
+    """The configuration and what its files looked like before: a change while they are read is found afterwards.
+
+    It is read twice, for only the configuration says which files those are.
+    """
+    version = _versions(file, load_(file))
+    return load_(file), version
+
+
+def _versions(file: Path, config: WebConfig) -> _Version:
+    """What tells one version of each file from the next; None for one that is not there."""
+    return tuple(_version(file) for file in (file, *(config.tls.files if config.tls else ())))
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:

@@ -24,6 +24,7 @@ from torchmem.simulator.scenarios import SCENARIOS, Moment, Worker
 STEP_SECONDS = 0.2
 MOMENTS_PER_STEP = 4
 END_SECONDS = 5.0
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Ranks:
         self.cards.clear()
         for rank in range(self.plan.ranks):
             process = self._process(rank)
+            log_path(self.folder, rank).write_bytes(b"")
             process.start()
             self._processes[rank] = process
             self.cards.pids[rank] = process.pid or 0
@@ -89,8 +91,9 @@ class Ranks:
         """End every rank that still runs."""
         for process in self._processes.values():
             process.terminate()
+        deadline = time.monotonic() + END_SECONDS
         for process in self._processes.values():
-            process.join(END_SECONDS)
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -135,6 +138,7 @@ def prepare(plan: Plan, rank: int, folder: Path) -> None:
     os.dup2(output, sys.stderr.fileno())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the demo ends its ranks itself
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # as the demo left them
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

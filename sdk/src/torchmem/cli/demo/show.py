@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from torchmem.cli.demo.listing import listing
-from torchmem.cli.demo.ranks import Plan, Ranks
+from torchmem.cli.demo.ranks import ENDING, Plan, Ranks
 from torchmem.cli.demo.readings import Exposition
 from torchmem.cli.demo.view import Heading, plain, screen
 from torchmem.core.errors import UsageError
@@ -46,6 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         stack.enter_context(_interrupted_by_sigterm())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmem-demo-")))
         ranks = Ranks(plan, folder)
+        # From here on asked for in `_pause` alone: a KeyboardInterrupt in the midst of starting and ending would leave
+        # ranks, files and tracebacks behind. Not earlier: what multiprocessing starts for `Ranks` lets them in again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         nvml = PyNvml() if plan.real else ranks.cards.nvml()
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
         server = stack.enter_context(closing(serve(exporter, *address)))
@@ -97,6 +100,11 @@ def _play(plan: Plan, ranks: Ranks, url: str) -> None:
         ranks.close()
 
 
+def _pause(seconds: float) -> None:
+    if signal.sigtimedwait(ENDING, seconds) is not None:
+        raise KeyboardInterrupt
+
+
 def _show(plan: Plan, ranks: Ranks, title: str, url: str) -> None:
     console = Console()
     started = time.monotonic()
@@ -104,9 +112,12 @@ def _show(plan: Plan, ranks: Ranks, title: str, url: str) -> None:
     pause = REFRESH_SECONDS if live else min(PLAIN_SECONDS, plan.duration / 3)
     with live or ExitStack():
         while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
-            time.sleep(min(pause, plan.duration - elapsed))
+            _pause(min(pause, plan.duration - elapsed))
             heading = Heading(title, url, time.monotonic() - started, plan.duration)
-            readings = Exposition.scrape(url).ranks(ranks.pids)
+            try:
+                readings = Exposition.scrape(url).ranks(ranks.pids)
+            except OSError:  # too many scrapes at once, or the machine is too busy: the next one may do
+                continue
             if live:
                 live.update(screen(heading, readings), refresh=True)
             else:
