@@ -6,17 +6,21 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 from xml.etree import ElementTree as ET
 
 import pytest
 from support.played_script import PlayedScript
 
 from torchmem.cli import preflight
+from torchmem.cli.preflight.attempts import Runner
 from torchmem.core.errors import TorchmemError, UsageError
 from torchmem.core.sizes import MIB
 from torchmem.preflight.outcome import Ended, Outcome
@@ -25,6 +29,7 @@ from torchmem.simulator.recording import read
 
 GOLDEN = Path(__file__).parent / "preflight"
 COMMAND = ("--", "sh", "train.sh")
+FILES = 20_000
 Preflight = Callable[..., tuple[int, str, str]]
 
 
@@ -32,9 +37,7 @@ Preflight = Callable[..., tuple[int, str, str]]
 def run(capfd: pytest.CaptureFixture[str]) -> Preflight:
     """Runs the command with a script that is played; exit code, stdout and stderr."""
 
-    def run_one(
-        script: PlayedScript, *arguments: str | Path, command: tuple[str, ...] = COMMAND
-    ) -> tuple[int, str, str]:
+    def run_one(script: Runner, *arguments: str | Path, command: tuple[str, ...] = COMMAND) -> tuple[int, str, str]:
         parser = argparse.ArgumentParser()
         preflight.add_arguments(parser)
         parsed = parser.parse_args(["--beside-gpu", *map(str, arguments), *command])
@@ -368,3 +371,25 @@ def test_a_real_gpu_is_left_alone(tmp_path: Path) -> None:
     check_machine({}, beside_gpu=True, root=tmp_path)
     with pytest.raises(UsageError, match=r"this machine has a real NVIDIA GPU: .* --beside-gpu"):
         check_machine({}, beside_gpu=False, root=tmp_path)
+
+
+def test_ctrl_c_while_the_scratch_folder_is_emptied(run: Preflight) -> None:
+    """An impatient second Ctrl-C leaves nothing of the traces, which may be large."""
+    scratch: list[Path] = []
+
+    def ended(folder: Path) -> None:
+        while len(list(folder.iterdir())) == FILES:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted(_: Plan, folder: Path, *__: object, **___: object) -> NoReturn:
+        scratch.append(folder.parent)
+        for number in range(FILES):
+            (folder / str(number)).touch()
+        threading.Thread(target=ended, args=(folder,)).start()
+        raise KeyboardInterrupt
+
+    code, _, said = run(interrupted, "--card", "2GB")
+
+    assert (130, "torchmem: interrupted: nothing is left running.\n") == (code, said)
+    assert not scratch[0].exists()

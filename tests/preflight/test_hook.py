@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -52,3 +53,14 @@ def test_orders_arrive_as_given(placement: Placement | None, tmp_path: Path) -> 
     orders = Orders(tmp_path, 7, placement)
     assert Orders.given(orders.environment()) == orders
     assert Orders.given({}) is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch")
+def test_a_script_may_be_instrumented_before_it_imports_torch(tmp_path: Path) -> None:
+    """The script's own `instrument()`, which imports torch, gets the session that the preflight opens meanwhile."""
+    code = (
+        "from torchmem import sdk; session = sdk.instrument(); import torch\n"
+        "print(type(session._backend).__name__, session is sdk.instrument(), session.after_step.__name__)"
+    )
+    done = python(code, **Orders(tmp_path, 7).environment())
+    assert (done.stderr, done.stdout) == ("", "WatchedBackend True step_called\n")

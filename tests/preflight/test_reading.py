@@ -74,3 +74,10 @@ def test_a_script_that_never_used_the_card(tmp_path: Path) -> None:
     """Without any report there are no devices, and the exit code decides."""
     assert read_outcome(tmp_path, 0, 1.0).devices == ()
     assert read_outcome(tmp_path, 2, 1.0).ended == "error"
+
+
+def test_a_killed_script_got_this_far(tmp_path: Path) -> None:
+    """Of a script that left no report, as after SIGKILL, the steps are known that it had told."""
+    (tmp_path / "progress").write_text("1 0 0\n2 0 0\n3 0")
+    outcome = read_outcome(tmp_path, -9, 1.0)
+    assert (outcome.ended, outcome.steps) == ("error", 2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,45 @@ def test_the_history_tells_what_was_published() -> None:
     assert (device.layout.headroom_flush_bytes,) == trend.headroom_bytes
     assert (device.counters.alloc_retries, SAMPLE.steps.count) == (trend.alloc_retries[0], trend.steps[0])
     assert Trend() == history.trend(1)
+
+
+@pytest.mark.usefixtures("restless")
+def test_the_trend_while_points_are_added() -> None:
+    """An OOM in the training thread gets its trend although the background thread remembers a point meanwhile."""
+    clock, ending = count(), threading.Event()
+    history = History(lambda: float(next(clock)))
+
+    def remember() -> None:
+        while not ending.is_set():
+            history.add(SAMPLE)
+
+    thread = threading.Thread(target=remember)
+    thread.start()
+    try:
+        for _ in range(3000):
+            history.trend(0)
+    finally:
+        ending.set()
+        thread.join()
+
+
+def test_an_oom_in_the_midst_of_a_report(tmp_path: Path) -> None:
+    """A signal handler of the script that runs out of memory while a report is written does not wait for itself."""
+    handlers: list[Callable[[], None]] = []
+
+    def clock() -> float:
+        if handlers:
+            handlers.pop()()
+        return 1000.0
+
+    evidence = Evidence(tmp_path / f"0-1-2{SAMPLE_SUFFIX}", clock)
+    evidence.write(_scene(1), SAMPLE)
+    evidence.write(_scene(2), SAMPLE)
+    handlers.append(lambda: None)  # the trend asks for the time first
+    handlers.insert(0, lambda: evidence.write(_scene(3), SAMPLE))
+    writing = threading.Thread(target=lambda: evidence.write(_scene(4), SAMPLE), daemon=True)
+    writing.start()
+    writing.join(20)
+
+    assert not writing.is_alive()
+    assert {1, 4} <= {report.oom.requested_bytes for report in _reports(tmp_path)}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from torchmem.sdk._moments import MOST_MISSES, PATIENCE_SECONDS, SILENT_SECONDS, WAIT_SECONDS, Moments
-from torchmem.sdk._pending_calls import PendingCalls
+from torchmem.sdk._pending_calls import LEAVING_SECONDS, PendingCalls, raise_soon
 
 
 class BusyMain:
@@ -116,6 +116,23 @@ def test_the_end_of_the_process_waits_for_nobody() -> None:
     assert not reads
 
 
+def test_a_main_thread_that_takes_no_more_calls_is_asked_again() -> None:
+    """When the interpreter refuses a call, the next one is asked for all the same."""
+    refusals = [RuntimeError("the interpreter has too many pending calls")]
+
+    def call_soon(call: Callable[[], None]) -> None:
+        if refusals:
+            raise refusals.pop()
+        call()
+
+    moments, reads = Moments(call_soon), list[int]()
+    with pytest.raises(RuntimeError):
+        moments.ask(lambda: reads.append(1), patient=True)
+
+    assert moments.ask(lambda: reads.append(2), patient=True)
+    assert [2] == reads
+
+
 def test_calls_run_in_the_main_thread_between_two_bytecodes() -> None:
     """A call asked for by another thread interrupts the main thread's Python code, and every one runs once."""
     calls, seen = PendingCalls(lambda entry: entry), list[threading.Thread]()
@@ -149,4 +166,25 @@ def test_what_a_signal_handler_raises_in_our_code_is_still_the_scripts(error: Ba
     with pytest.raises(type(error)) as raised:
         script()
 
-    assert error.args == raised.value.args
+    assert error is raised.value
+
+
+def test_what_is_raised_soon_waits_for_its_function_to_end() -> None:
+    """However long the function takes that C called and that must not raise, Ctrl-C comes behind it."""
+    ended: list[bool] = []
+
+    def must_not_raise() -> None:
+        raise_soon(KeyboardInterrupt())
+        for _ in range(5):
+            time.sleep(LEAVING_SECONDS)
+        ended.append(True)
+
+    def script() -> None:
+        must_not_raise()
+        while True:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
+
+    assert ended

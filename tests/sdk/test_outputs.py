@@ -7,14 +7,17 @@ import socket
 import stat
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.stack import free_port
 from support.waiting import until
 
 from torchmem.sdk._publish import make_run_directory, replace_file, sweep
 from torchmem.sdk._session import Session
+from torchmem.sdk._snapshot_file import write_snapshot
 from torchmem.simulator.backend import SimulatedBackend
 
 Opener = Callable[..., Session]
@@ -22,9 +25,17 @@ Opener = Callable[..., Session]
 
 def scrape(url: str) -> set[str]:
     """Names of the samples that an endpoint serves."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
         text = answer.read().decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def _replace(path: Path) -> None:
+    replace_file(path, bytes(1000))
+
+
+def _snapshot(path: Path) -> None:
+    write_snapshot(path, {"segments": [0] * 10})
 
 
 def test_port_zero_serves_this_process(backend: SimulatedBackend, open_session: Opener) -> None:
@@ -40,10 +51,7 @@ def test_port_zero_serves_this_process(backend: SimulatedBackend, open_session: 
 
 def test_the_port_counts_up_with_the_local_rank(backend: SimulatedBackend, open_session: Opener) -> None:
     """Rank 3 of a node listens on base + 3."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        base = probe.getsockname()[1] - 3
-
+    base = free_port() - 3
     session = open_session(backend, {"LOCAL_RANK": "3"}, port=base)
 
     assert f"http://127.0.0.1:{base + 3}/metrics" == session.url
@@ -112,3 +120,25 @@ def test_files_of_long_ago_are_swept(tmp_path: Path) -> None:
     sweep(tmp_path, before=2000)
 
     assert {new, other} == set(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_was_writing_is_swept(tmp_path: Path) -> None:
+    """A file that was not finished when its process was killed does not stay for ever either."""
+    for path in (tmp_path / ".1.sample.json.7.0.tmp", tmp_path / ".1.sample.json.8.0.tmp"):
+        path.write_text("half of")
+    os.utime(tmp_path / ".1.sample.json.7.0.tmp", (1000, 1000))
+    sweep(tmp_path, before=2000)
+
+    assert [".1.sample.json.8.0.tmp"] == [path.name for path in tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("write", [_replace, _snapshot], ids=["file", "snapshot"])
+def test_threads_that_write_one_file(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """Several threads may replace a file at once, as when two cards run out of memory: each write is done."""
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(write, path) for _ in range(400)]
+
+    assert [None] * 400 == [future.result() for future in done]
+    assert [path] == list(tmp_path.iterdir())

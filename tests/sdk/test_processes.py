@@ -94,6 +94,27 @@ for pid in children:
     assert 2 == len([sample for sample in published() if sample["steps"]["count"] == 1])
 
 
+def test_a_fork_in_the_midst_of_instrument(run_script: Run) -> None:
+    """A child that was forked while another thread called `instrument()` can call it itself and does not wait."""
+    done = run_script("""
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+import signal, threading
+entered, gate = threading.Event(), threading.Event()
+class Slow(SimulatedBackend):
+    def on_init(self, callback): entered.set(); gate.wait()
+thread = threading.Thread(target=lambda: sdk.instrument(backend=Slow([allocator])))
+thread.start(); entered.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)  # ends a child that hangs
+    sdk.instrument(backend=SimulatedBackend([allocator])); os._exit(0)
+gate.set(); thread.join()
+assert os.waitpid(pid, 0)[1] == 0
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 def test_multiprocessing_children_end_with_a_mark(run_script: Run, published: Published) -> None:
     """Children of multiprocessing skip atexit, yet their end is marked."""
     done = run_script("""
@@ -136,6 +157,44 @@ os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
 
     assert (5, "") == (done.returncode, done.stderr)
     assert [1] == [sample["steps"]["count"] for sample in published()]
+
+
+def test_sigterm_in_a_forked_child_leaves_the_parents_file_alone(run_script: Run, published: Published) -> None:
+    """A worker inherits the handler; when it is told to end, the parent's newer numbers stay."""
+    done = run_script("""
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+import signal
+signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+session = sdk.instrument(backend=backend, interval=3600.0)
+backend.step()
+reading, writing = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.write(writing, b"x"); time.sleep(30)
+os.read(reading, 1)
+backend.step(); session._monitor.publisher.publish()
+os.kill(pid, signal.SIGTERM)
+assert os.waitpid(pid, 0)[1] == 5 << 8
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+
+    assert (-signal.SIGKILL, "") == (done.returncode, done.stderr)
+    assert [2] == [sample["steps"]["count"] for sample in published()]
+
+
+def test_no_thread_can_be_started(run_script: Run, published: Published) -> None:
+    """Where the limit of threads is reached the script runs on, and its last state is published at its end."""
+    done = run_script("""
+session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+import threading
+threading.stack_size(1 << 47)  # more than there is
+session = sdk.instrument(backend=backend)
+backend.step()
+""")
+
+    assert 0 == done.returncode
+    assert "torchmem: setup failed and is left out (RuntimeError: can't start new thread)" == done.stderr.strip()
+    assert [(1, "exited")] == [(sample["steps"]["count"], sample["ended"]) for sample in published()]
 
 
 def test_sigterm_without_a_handler_kills_as_ever(run_script: Run) -> None:

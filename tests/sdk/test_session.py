@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import until
 
-from torchmem.core.backend import OomObserver
+from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
 from torchmem.sdk._device import Monotone
 from torchmem.sdk._session import Session
@@ -56,6 +56,26 @@ def test_nothing_happens_before_cuda_is_up(
     backend.step()
     session.close()
     assert 1 == len(list(tmp_path.iterdir()))
+
+
+class Unstarted(SimulatedBackend):
+    """CUDA is not up, and asking for its cards, which would start the driver, is counted."""
+
+    asked = 0
+
+    def devices(self) -> Sequence[Device]:
+        self.asked += not self.is_initialized()
+        return super().devices()
+
+
+def test_a_phase_before_cuda_is_up(allocator: DeviceCachingAllocator, open_session: Opener) -> None:
+    """A phase that begins before CUDA is initialised asks the driver nothing, also where it resets the peaks."""
+    backend = Unstarted([allocator], initialized=False)
+    session = open_session(backend, reset_peaks=True)
+    with session.phase("data"):
+        pass
+
+    assert 0 == backend.asked
 
 
 def test_peaks_survive_other_tools_resets(

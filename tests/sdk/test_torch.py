@@ -45,6 +45,31 @@ def test_a_cpu_run_is_left_alone(environment: dict[str, str], tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+CLOSED_IN_A_HOOK = """
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torchmem import sdk
+session = sdk.instrument()
+register_optimizer_step_post_hook(lambda *_: session.close())
+register_optimizer_step_post_hook(lambda *_: None)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+optimizer.step()
+again = sdk.instrument()
+optimizer.step()
+print(session.closed, again is not session)
+"""
+
+
+def test_a_session_may_be_closed_during_a_step(environment: dict[str, str]) -> None:
+    """`close()` in a hook, a signal handler or another thread, while PyTorch goes through its hooks, breaks no step."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CLOSED_IN_A_HOOK],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert (0, "True True\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
 def test_importing_the_sdk_does_not_import_torch(environment: dict[str, str]) -> None:
     """`from torchmem import sdk` alone costs no import of PyTorch."""
     script = "import sys; from torchmem import sdk; print('torch' in sys.modules)"

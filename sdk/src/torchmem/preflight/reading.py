@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.preflight.orders import OOM_SUFFIX, REPORT_SUFFIX, SNAPSHOT_SUFFIX
+from torchmem.preflight.orders import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.preflight.outcome import DeviceMemory, Ended, Outcome, StepMemory
 
 LACKING_FILE = Path("cards", "lacking")
@@ -23,7 +23,7 @@ def read_outcome(folder: Path, exit_code: int, seconds: float) -> Outcome:
     found = [(path, _outcome(json.loads(path.read_text()), exit_code, seconds)) for path in _reports(folder)]
     if not found:
         ended: Ended = "unsupported" if lacking and exit_code else "error" if exit_code else "finished"
-        return Outcome(ended, exit_code, 0, seconds, 0, lacking=lacking)
+        return Outcome(ended, exit_code, _steps(folder / PROGRESS_FILE), seconds, 0, lacking=lacking)
     path, outcome = max(found, key=lambda pair: (pair[1].steps, _reserved(pair[1])))
     name = path.name.removesuffix(REPORT_SUFFIX)
     unsupported = outcome.ended == "error" and lacking and NOT_SUPPORTED.search(outcome.error_message or "")
@@ -34,6 +34,12 @@ def read_outcome(folder: Path, exit_code: int, seconds: float) -> Outcome:
         snapshot=_existing(path.with_name(name + SNAPSHOT_SUFFIX)),
         oom_report=_existing(path.with_name(name + OOM_SUFFIX)),
     )
+
+
+def _steps(path: Path) -> int:
+    """How far a script got that was killed before it could say more."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return max((int(line.split()[0]) for line in lines), default=0)
 
 
 def _reports(folder: Path) -> list[Path]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torchmem.core.errors import UsageError
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.torch_build import cuda_build
 from torchmem.preflight.orders import PROGRESS_FILE, Orders
@@ -18,10 +14,9 @@ from torchmem.preflight.outcome import Outcome
 from torchmem.preflight.plan import Plan
 from torchmem.preflight.progress import Progress
 from torchmem.preflight.reading import read_outcome
+from torchmem.preflight.script import POLL_SECONDS, Script
 
 STARTUP = Path(__file__).resolve().parent / "child" / "startup"
-POLL_SECONDS = 0.05
-GRACE_SECONDS = 5.0
 HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF")
 """Of the caller's environment, what would hide the phantom cards; the last one goes before PYTORCH_CUDA_ALLOC_CONF."""
 
@@ -43,20 +38,13 @@ def run(
         UsageError: the phantom GPU cannot be built, or the command cannot be started.
     """
     started = time.monotonic()
-    process = _start(plan, folder, stdout, stderr)
+    script = Script(plan.command, child_environment(plan, folder, os.environ))
     try:
-        _wait(process, plan, folder / PROGRESS_FILE, progress)
+        script.start(stdout, stderr)
+        exit_code = _wait(script, plan, folder / PROGRESS_FILE, progress)
     finally:
-        _end_all(process)
-    return read_outcome(folder, process.returncode, time.monotonic() - started)
-
-
-def _start(plan: Plan, folder: Path, stdout: int | None, stderr: int | None) -> subprocess.Popen[bytes]:
-    environment = child_environment(plan, folder, os.environ)
-    try:
-        return subprocess.Popen(plan.command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True)
-    except OSError as error:
-        raise UsageError(f"cannot run {plan.command[0]!r} ({error.strerror}): name a program after --.") from error
+        script.end()
+    return read_outcome(folder, exit_code, time.monotonic() - started)
 
 
 def child_environment(plan: Plan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -82,29 +70,15 @@ def run_label(plan: Plan) -> str:
     return f"{plan.run or Path(script).stem} (phantom)"
 
 
-def _wait(process: subprocess.Popen[bytes], plan: Plan, path: Path, progress: Callable[[Progress], None]) -> None:
+def _wait(script: Script, plan: Plan, path: Path, progress: Callable[[Progress], None]) -> int:
     told = 0
     while True:
-        ended = process.poll() is not None
+        exit_code = script.poll()
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         for line in lines[told:]:
             step, allocated, reserved = map(int, line.split())
             progress(Progress(step, plan.steps, allocated, reserved))
         told = len(lines)
-        if ended:
-            return
+        if exit_code is not None:
+            return exit_code
         time.sleep(POLL_SECONDS)
-
-
-def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """The command and all that it started: they share a session of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            print("torchmem: the script does not end when asked to; it is killed.", file=sys.stderr)
-    process.wait()

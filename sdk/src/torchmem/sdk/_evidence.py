@@ -35,7 +35,7 @@ class Evidence:
         self._sample_name = sample_path.name
         self._clock = clock
         self._history = History(clock)
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # a signal handler of the script may run out of memory in the midst of it
         self._number = 0
         self._opened = 0.0
 

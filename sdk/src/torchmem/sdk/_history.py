@@ -39,7 +39,7 @@ class History:
     def trend(self, device: int) -> Trend:
         """The last five minutes of one device, thinned evenly to MOST_POINTS; the newest point is always kept."""
         now = self._clock()
-        points = [point for point in self._points.get(device, ()) if now - point[0] <= SPAN_SECONDS]
+        points = [point for point in tuple(self._points.get(device, ())) if now - point[0] <= SPAN_SECONDS]
         thin = -(-len(points) // MOST_POINTS) or 1
         kept = points[::-1][::thin][::-1]
         rows = [(round(now - point[0], 1), *point[1:]) for point in kept]

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from torchmem.core.backend import Backend
@@ -34,12 +35,23 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
     """
     resolved = resolve(settings, os.environ)
     global _current  # noqa: PLW0603 - one process, one session
+    if _current is None or _current.closed:
+        backend = _usable(resolved, backend)  # before the lock: at the import of torch a tool may come here as well
     with _lock:
         if _current is None or _current.closed:
             _current = _start(resolved, backend)
         elif settings and _current.settings != resolved:
             log.warning("instrument() was called before; its first settings stay in force")
         return _current
+
+
+def _renew_lock() -> None:
+    """In a forked child nobody is left who could release it."""
+    global _lock  # noqa: PLW0603 - it is the module's
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _start(settings: Settings, backend: Backend | None) -> Session:
@@ -64,6 +76,7 @@ def _usable(settings: Settings, backend: Backend | None) -> Backend:
     if backend is not None:
         return backend
     try:
+        import_module("torch")  # by itself first: whoever waits for it may import `_torch` as well
         from torchmem.sdk._torch import TorchBackend
 
         return TorchBackend()

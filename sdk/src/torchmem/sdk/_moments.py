@@ -54,10 +54,11 @@ class Moments:
         end = now + WAIT_SECONDS
         while now < end:
             latest = float("inf") if patient or self._misses >= MOST_MISSES else now + PATIENCE_SECONDS
-            self._errand = _Errand(read, self._clock, latest)
-            self._call_soon(self._errand.run)
-            if not self._errand.wait(end - now) or self._errand.ran:
-                return self._errand.ran
+            errand = _Errand(read, self._clock, latest)
+            self._call_soon(errand.run)
+            self._errand = errand
+            if not errand.wait(end - now) or errand.ran:
+                return errand.ran
             time.sleep(self._chance.uniform(0, PAUSE_SECONDS))
             now = self._clock()
         return False

@@ -74,12 +74,17 @@ class Monitor:
             self._evidence = Evidence(publisher.file.path)
             self._capture = Capture(self._backend, publisher.file.path, self._errors)
             self.publisher = publisher
+            before_sigterm(self._flush)
             self._sampler.start()
-            before_sigterm(publisher.publish)
         with self._errors.swallow("oom"):
             self._backend.on_oom(self._on_oom)
         if self.publisher:
             self.publisher.open_endpoint()
+
+    def _flush(self) -> None:
+        """In a signal handler, which forked children inherit."""
+        if self.publisher and self.is_awake:
+            self.publisher.publish()
 
     def step(self, samples: int | None) -> None:
         """The end of a training step, in the training thread."""
@@ -119,7 +124,8 @@ class Monitor:
         is_idle = self._clock.last is None or now - self._clock.last > self._settings.idle_after
         stats, layout = is_idle and self._idle_reads.is_due(now), self._snapshots.is_due(now)
         if stats or layout:
-            self._moments.ask(partial(self._read, stats=stats, layout=layout), patient=is_idle)
+            with self._errors.swallow("snapshot"):
+                self._moments.ask(partial(self._read, stats=stats, layout=layout), patient=is_idle)
 
     def _read(self, *, stats: bool, layout: bool) -> None:
         """At a moment that `_moments` found."""

@@ -30,7 +30,8 @@ class Phases:
     def begin(self, name: str) -> dict[int, WindowPeak] | None:
         """The windows, by device, of a phase that is to be measured; None when it is too early or nothing is known."""
         now = time.perf_counter()
-        if now < self._due.get(name, 0.0) or (name not in self._due and len(self._due) >= MOST_PHASES):
+        is_early = now < self._due.get(name, 0.0) or (name not in self._due and len(self._due) >= MOST_PHASES)
+        if is_early or not self.recorder.backend.is_initialized():
             return None
         if self._resets:
             self.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 import time
@@ -18,6 +19,13 @@ from torchmem.core.sample import Sample
 FORGOTTEN_AFTER_SECONDS = 24 * 3600
 # An exporter that cannot see the process judges it by the age of its sample, after a minute.
 HEARTBEAT_SECONDS = 15.0
+TEMPORARY_SUFFIX = ".tmp"
+_writes = itertools.count()
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name of its own for each write: several threads may replace a file at once."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{next(_writes)}{TEMPORARY_SUFFIX}")
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -25,7 +33,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises OSError when the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         _write_new(temporary, content)
         temporary.replace(path)
@@ -110,8 +118,9 @@ def make_run_directory(directory: Path) -> None:
 
 
 def sweep(directory: Path, before: float) -> None:
-    """Remove samples and captures of this user that were last written before the Unix time `before`."""
-    for path in (path for suffix in (SAMPLE_SUFFIX, *capture.SUFFIXES) for path in directory.glob(f"*{suffix}")):
+    """Remove samples and captures of this user, unfinished ones too, last written before the Unix time `before`."""
+    suffixes = (SAMPLE_SUFFIX, *capture.SUFFIXES, TEMPORARY_SUFFIX)
+    for path in (path for suffix in suffixes for path in directory.glob(f"*{suffix}")):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.getuid() and status.st_mtime < before:

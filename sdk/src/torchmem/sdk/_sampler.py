@@ -33,7 +33,7 @@ class Sampler:
         """Ask the thread to end, wait at most `timeout` seconds; True when it is stuck, most likely in the driver."""
         if self._running.locked():
             self._running.release()
-        if self._thread is threading.current_thread():
+        if self._thread.ident is None or self._thread is threading.current_thread():
             return False
         self._thread.join(timeout)
         return self._thread.is_alive()

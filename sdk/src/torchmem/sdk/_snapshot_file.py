@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchmem.core.capture import MAX_SNAPSHOT_BYTES
+from torchmem.sdk._publish import temporary_beside
 
 
 class _Bounded:
@@ -28,7 +29,7 @@ class _Bounded:
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
     """Replace `path` at once, readable by this user only; raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     temporary.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

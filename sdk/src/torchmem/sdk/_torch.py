@@ -19,10 +19,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.core.backend import Device, OomObserver
 from torchmem.core.snapshot import NestedStats, SegmentInfo
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
-from torchmem.sdk._pending_calls import PendingCalls
+from torchmem.sdk._pending_calls import PendingCalls, raise_soon
 from torchmem.sdk._torch_compile import untraced
 from torchmem.sdk._torch_devices import describe
 from torchmem.sdk._torch_memory import AllocatorReader
+
+_step_callbacks: list[Callable[[int], None]] = []
+
+
+def _stepped(optimizer: object, *_: object) -> None:
+    for callback in tuple(_step_callbacks):
+        callback(id(optimizer))
+
+
+# Once and for good: a step that goes through PyTorch's hooks fails when one of them is removed meanwhile.
+register_optimizer_step_post_hook(_stepped)
 
 
 class TorchBackend:
@@ -124,16 +135,26 @@ class TorchBackend:
 
     def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
         """A global post hook of every torch.optim optimizer, older ones included."""
-        handle = register_optimizer_step_post_hook(lambda optimizer, *_: callback(id(optimizer)))
-        return cast("Callable[[], None]", handle.remove)
+        _step_callbacks.append(callback)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):
+                _step_callbacks.remove(callback)
+
+        return remove
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach for ever; only once CUDA is up (before, it would initialise the driver)."""
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
-            # Anything raised here would replace the user's OutOfMemoryError.
-            with contextlib.suppress(BaseException):
+            # Anything raised here would replace the user's OutOfMemoryError; Ctrl-C is still the script's.
+            try:
                 observer(device, requested, limit, driver_free)
+            except Exception:  # noqa: BLE001, S110 - the observer counts its own
+                pass
+            except BaseException as error:  # noqa: BLE001
+                with contextlib.suppress(BaseException):
+                    raise_soon(error)
 
         if self._reader.backend() == "native":
             torch._C._cuda_attach_out_of_memory_observer(untraced(torch, observe))  # noqa: SLF001

@@ -22,6 +22,7 @@ from torchmem.cli.preflight.single import report
 from torchmem.cli.preflight.sweep import sweep
 from torchmem.cli.preflight.wanted import Wanted, checked
 from torchmem.core.errors import TorchmemError
+from torchmem.preflight.signals import ENDING, Postponed
 
 
 def answer(arguments: argparse.Namespace, runner: Runner | None) -> int:
@@ -31,8 +32,20 @@ def answer(arguments: argparse.Namespace, runner: Runner | None) -> int:
         return 0
     wanted = checked(arguments)
     check_machine(os.environ, beside_gpu=arguments.beside_gpu)
-    with _interrupted_by_sigterm(), tempfile.TemporaryDirectory(prefix="torchmem-preflight-") as scratch:
-        return _say(wanted, Attempts(runner or _real(), Path(scratch), wanted.json))
+    with _interrupted_by_signals(), _scratch_folder() as scratch:
+        return _say(wanted, Attempts(runner or _real(), scratch, wanted.json))
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """A folder that goes, also when a further signal comes while it is emptied."""
+    with Postponed():
+        scratch = tempfile.TemporaryDirectory(prefix="torchmem-preflight-")
+    try:
+        yield Path(scratch.name)
+    finally:
+        with Postponed():
+            scratch.cleanup()
 
 
 def _real() -> Runner:
@@ -60,23 +73,26 @@ def _say(wanted: Wanted, attempts: Attempts) -> int:
 
 
 class InterruptedTryError(TorchmemError):
-    """Ctrl-C or SIGTERM; 128 and the number of SIGINT, as shells count."""
+    """Ctrl-C, SIGTERM or SIGHUP; 128 and the number of SIGINT, as shells count."""
 
     exit_code = 130
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the script and leaves nothing, as Ctrl-C does; both are one line."""
+def _interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end the script and leave nothing, as Ctrl-C does."""
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    wanted = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in wanted:
+        signal.signal(number, interrupt)
     try:
         yield
     except KeyboardInterrupt:
         raise InterruptedTryError("interrupted: nothing is left running.") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in wanted:
+            signal.signal(number, signal.SIG_DFL)
         sys.stdout.flush()

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from torchmem.preflight.child.objects import ObjectCollectives, stop
+from torchmem.preflight.child.objects import ObjectCollectives
 from torchmem.preflight.child.pipelining import decide_alone
+from torchmem.preflight.child.stopping import stop
 from torchmem.preflight.plan import Placement
 
 ID_BYTES = 128

@@ -15,6 +15,7 @@ def begin() -> None:
         return
     from torchmem import sdk
     from torchmem.preflight.child import _torch
+    from torchmem.preflight.child.stopping import before_leaving
     from torchmem.preflight.child.watch import Watch
 
     if orders.placement:
@@ -31,3 +32,4 @@ def begin() -> None:
     _torch.on_optimizer(watch.phases.optimizer)
     _torch.around_backward(watch.phases.backward_begins, watch.backward_ended)
     atexit.register(watch.script_ended)
+    before_leaving(watch.script_ended)

@@ -17,6 +17,7 @@ from torchmem.core.rundir import REPORT_SUFFIX as OOM_REPORT_SUFFIX
 from torchmem.core.rundir import SAMPLE_SUFFIX, run_directory, sample_name
 from torchmem.preflight.orders import OOM_SUFFIX, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.preflight.outcome import DeviceMemory
+from torchmem.sdk._publish import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,14 @@ def values_read() -> int:
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Write `PID.report.json`, and beside it the newest report of an OOM, where the SDK left one. Raises OSError."""
+    """Write `PID.report.json`, and before it the newest report of an OOM, where the SDK left one. Raises OSError.
+
+    The report is there as a whole or not at all, as the process may be killed at any moment.
+    """
     explanation = newest_oom_report()
     if explanation:
         shutil.copyfile(explanation, folder / f"{os.getpid()}{OOM_SUFFIX}")
-    (folder / f"{os.getpid()}{REPORT_SUFFIX}").write_text(json.dumps(asdict(report)))
+    replace_file(folder / f"{os.getpid()}{REPORT_SUFFIX}", json.dumps(asdict(report)).encode())
 
 
 def write_trace(folder: Path, snapshot: Mapping[str, Any]) -> None:

@@ -7,11 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-
-def stop(sentence: str) -> NoReturn:
-    """Say why it does not go on, and end the script with exit code 2."""
-    print(f"torchmem: {sentence}", file=sys.stderr)
-    raise SystemExit(2)
+from torchmem.preflight.child.stopping import stop
 
 
 class ObjectCollectives:

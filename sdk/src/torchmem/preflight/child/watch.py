@@ -11,9 +11,9 @@ from torchmem.core.snapshot import SegmentInfo
 from torchmem.preflight.child._torch import WatchedBackend, cards_without_kernels, is_out_of_memory
 from torchmem.preflight.child.ending import Report, most_host_bytes, values_read, write_report, write_trace
 from torchmem.preflight.child.meter import Meter
-from torchmem.preflight.child.objects import stop
 from torchmem.preflight.child.phases import PhaseClock
 from torchmem.preflight.child.steps import StepCounter
+from torchmem.preflight.child.stopping import leave, stop
 from torchmem.preflight.orders import PROGRESS_FILE, Orders
 from torchmem.preflight.outcome import DeviceMemory, Phase
 from torchmem.sdk._session import Session
@@ -38,6 +38,7 @@ class Watch:
         self._step = 1
         self._ooms_at_step = 0
         self._has_trace = False
+        self._has_ended = False
         self._steps_by_hand = False
         self._stepped_in_backward = False
 
@@ -51,13 +52,14 @@ class Watch:
                 "a preflight watches PyTorch's own caching allocator, which this run does not use: leave out "
                 f"backend:cudaMallocAsync, a CUDAPluggableAllocator and {NO_CACHING[0]}."
             )
-        if self._is_own and self._backend.history_enabled() is False:
+        self._pid = os.getpid()
+        if self._backend.history_enabled() is False:
             self._backend.start_history(MOST_EVENTS)
         self._has_trace = bool(self._backend.history_enabled())
 
     def optimizer_stepped(self, optimizer: int) -> None:
         """After every optimizer's step; those within a backward count when it is over."""
-        if self._steps_by_hand:
+        if self._steps_by_hand or not self._is_own:
             return
         self._counter.stepped(optimizer)
         if self.phases.in_backward:
@@ -75,18 +77,20 @@ class Watch:
     def step_called(self) -> None:
         """After the script's own `Session.step()`; from then on no optimizer's step counts."""
         self._steps_by_hand = True
-        self._counter.called()
-        self._step_ended()
+        if self._is_own:
+            self._counter.called()
+            self._step_ended()
 
     def script_ended(self) -> None:
-        """At the interpreter's exit: the script came to its end, or an error was not caught."""
-        if self._is_own and self._backend.is_initialized():
+        """At the end of the process: the script came to its own, or an error was not caught."""
+        if self._is_own and self._backend.is_initialized() and not self._has_ended:
+            self._has_ended = True
             self._phase_ended(self.phases.now)
             self._write(stopped=False)
 
     @property
     def _is_own(self) -> bool:
-        """False in a forked child, which has no CUDA."""
+        """False in a forked child, unless CUDA has come up there."""
         return os.getpid() == self._pid
 
     def _iteration_may_end(self) -> None:
@@ -102,9 +106,7 @@ class Watch:
         if self._counter.is_over:
             self._write(stopped=True)
             self._session.close()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            leave(0)
 
     def _phase_ended(self, phase: Phase) -> None:
         if not (self._is_own and self._backend.is_initialized()):
