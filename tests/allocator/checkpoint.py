@@ -54,7 +54,7 @@ def hold(folder: Path, step: int) -> None:
     partial = folder / "truth.partial"
     partial.write_text(json.dumps(truth()))
     partial.rename(folder / f"truth-{step}.json")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (folder / f"go-{step}").exists():
         if time.monotonic() > deadline:
             raise SystemExit(f"nobody compared step {step}")

@@ -54,7 +54,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
             address = f"127.0.0.1:{free_port()}"
             exporter = [sys.executable, "-m", "torchmem.exporter", "--listen", address]
             stack.enter_context(running([*phantom, *exporter], tmp_path / "exporter.log", environment))
-            until(lambda: answers(f"http://{address}/-/healthy"), 60)
+            until(lambda: answers(f"http://{address}/-/healthy"))
             watching = stack.enter_context(prometheus(tmp_path, address))
             checked = [sys.executable, str(HERE / "checkpoint.py"), str(tmp_path), str(every), *script]
             environment = environment | ({"PYTORCH_CUDA_ALLOC_CONF": alloc_conf} if alloc_conf else {})
@@ -79,7 +79,7 @@ def run(environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProc
         phantom = [*PHANTOM, "--memory", "4GiB", "--devices", "2", "--"]
         return subprocess.run(
             [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
 
     return run_one

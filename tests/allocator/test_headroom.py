@@ -19,7 +19,7 @@ def test_headroom_is_the_largest_allocation_that_succeeds(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "torchmem.phantom", "--memory", "1300MiB", "--", sys.executable, "-W", "ignore"]
     done = subprocess.run(
         [*command, str(HERE / "headroom_by_trying.py"), "400", "0"],
-        env=os.environ | {"PHANTOM_STATE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
+        env=os.environ | {"PHANTOM_STATE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
     assert "400 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]

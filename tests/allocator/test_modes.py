@@ -126,7 +126,7 @@ def test_headroom_is_never_too_much(conf: str, fraction: str, claim: str, enviro
     trying = [sys.executable, "-W", "ignore", str(HERE / "headroom_by_trying.py"), "25", "1", claim]
     done = subprocess.run(
         [sys.executable, "-m", "torchmem.phantom", "--memory", "1200MB", "--", *trying],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
     assert "25 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]

@@ -56,7 +56,7 @@ def test_a_failing_observer_never_replaces_the_error(run: Run) -> None:
     done = run("""
 session = sdk.instrument()
 torch.zeros(1, device="cuda")
-def fail(*_): raise KeyboardInterrupt
+def fail(*_): raise ValueError
 session._monitor.recorder.record_oom = fail
 try:
     torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
@@ -66,6 +66,27 @@ print(torch.zeros(1 << 20, device="cuda").numel())
 """)
 
     assert (0, "caught\n1048576\n") == (done.returncode, done.stdout), done.stderr
+
+
+def test_ctrl_c_in_the_observer_is_still_the_scripts(run: Run) -> None:
+    """What a signal handler raises while our observer works comes after the OutOfMemoryError, and is not lost."""
+    done = run("""
+import signal
+session = sdk.instrument()
+torch.zeros(1, device="cuda")
+session._monitor.recorder.record_oom = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+try:
+    try:
+        torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        print("caught")
+        signal.alarm(20)  # ends a script that waits in vain
+        while True: pass
+except KeyboardInterrupt:
+    print("interrupted")
+""")
+
+    assert (0, "caught\ninterrupted\n") == (done.returncode, done.stdout), done.stderr
 
 
 def test_data_loader_workers_may_be_forked(run: Run, series: Series) -> None:

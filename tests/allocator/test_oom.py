@@ -103,7 +103,7 @@ def failing(tmp_path: Path) -> Failing:
         done = subprocess.run(
             [*PHANTOM, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
             env=os.environ | own | {"PYTORCH_CUDA_ALLOC_CONF": conf},
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert 0 == done.returncode, done.stderr
         (path,) = (tmp_path / "run").glob(f"*{REPORT_SUFFIX}")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.waiting import until
 
 from torchmem.core.sizes import MIB
 from torchmem.phantom.cards import card
@@ -85,7 +85,7 @@ class Place:
         """Run the command; whatever happens, no scratch file of it is left."""
         done = subprocess.run(
             command(self.script, *flags, words=words), env=self.environment(), capture_output=True, text=True,
-            timeout=500, check=False,
+            timeout=600, check=False,
         )  # fmt: skip
         assert not self.left()
         return done
@@ -224,31 +224,61 @@ def test_another_allocator_is_refused(place: Place) -> None:
     assert "torchmem: a preflight watches PyTorch's own caching allocator, which this run does not use" in done.stderr
 
 
-def test_ended_from_outside_it_leaves_nothing(place: Place) -> None:
-    """SIGTERM ends the script as well, and the scratch folder is gone."""
+BEGINNING = """
+import multiprocessing, os, sys, torch
+def train(steps, device="cuda"):
+    model = torch.nn.Linear(64, 64).to(device); optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(steps):
+        model(torch.zeros(4, 64, device=device)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+def train_and_leave(*arguments):
+    train(*arguments); sys.exit(9)
+def in_a_child(exit_code, *arguments):
+    process = multiprocessing.get_context("fork").Process(target=train_and_leave, args=arguments)
+    process.start(); process.join(); assert process.exitcode == exit_code
+"""
+ENDINGS = {
+    "leaves by os._exit": ("train(3); os._exit(0)", "finished", 3),
+    "trains in a forked child": ("in_a_child(9, 3)", "finished", 3),
+    "is stopped in a forked child": ("in_a_child(0, 1000)", "steps", STEPS),
+    "forks a child that trains on the CPU": ("in_a_child(9, 1000, 'cpu'); train(1000)", "steps", STEPS),
+    "has closed its streams": ("sys.stdout.close(); sys.stderr.close(); train(1000)", "steps", STEPS),
+    "is killed": ("train(3); os.kill(os.getpid(), 9)", "error", 3),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_script_ends_in_its_own_way(tmp_path: Path, name: str) -> None:
+    """A script that ends past Python's exit, forks, or has no streams is measured like any other, step by step."""
+    body, ended, steps = ENDINGS[name]
+    (tmp_path / "train.py").write_text(f"{BEGINNING}{body}\n")
+    (tmp_path / "scratch").mkdir()
+    outcome = run(Plan(script_alone(tmp_path / "train.py"), card(CARD), steps=STEPS), tmp_path / "scratch", print)
+
+    assert (ended, steps) == (outcome.ended, outcome.steps)
+    assert (ended != "error") == bool(outcome.devices)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ended_from_outside_it_leaves_nothing(place: Place, number: signal.Signals) -> None:
+    """SIGTERM, or the end of the terminal, ends the script as well, and the scratch folder is gone."""
     with subprocess.Popen(
         command(place.script, "--steps", "1000"), env=place.environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline().startswith("reserved")
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=600)
 
     assert (130, []) == (process.returncode, place.left())
     assert "torchmem: interrupted" in said
-    assert not _running(place.script)
+    until(lambda: not _running(place.script), pause=0.1)  # what has just been killed may take a moment to go
 
 
 def _running(script: Path) -> list[str]:
-    """Processes that run the script; one that has just been killed may take a moment to go."""
-    for _ in range(100):
-        found = [_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
-        alive = [line for line in found if str(script) in line]
-        if not alive:
-            break
-        time.sleep(0.1)
-    return alive
+    """Processes that run the script."""
+    found = [_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [line for line in found if str(script) in line]
 
 
 def _command_line(path: Path) -> str:

@@ -30,7 +30,7 @@ def test_many_snapshots_do_not_use_up_false(tmp_path: Path) -> None:
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", "-c", SCRIPT],
         env=os.environ | {"PHANTOM_STATE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
     assert (0, "[0, 0]\n") == (done.returncode, done.stdout), done.stderr

@@ -19,7 +19,7 @@ BATCH, GIB = 64, 2**30
 def peak(environment: dict[str, str], *flags: str) -> float:
     """Highest allocated GiB that the example prints."""
     command = [*PHANTOM, sys.executable, str(EXAMPLE), "--steps", "2", "--batch", str(BATCH), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
     found = re.search(r"step +2 .*peak +([\d.]+)", done.stdout)
     assert found, done.stdout
     return float(found[1])

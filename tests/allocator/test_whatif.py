@@ -43,7 +43,7 @@ def run(state: Path, conf: str, *script: str, card: int = CARD_BYTES) -> Counts:
     phantom = [sys.executable, "-m", "torchmem.phantom", "--memory", str(card), "--state", str(state), "--"]
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", *script],
-        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}, capture_output=True, text=True, timeout=300, check=False,
+        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert 0 == done.returncode, done.stderr[-2000:]
     counts: Counts = json.loads(done.stdout.splitlines()[-1])

@@ -12,7 +12,7 @@ def stack(root: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     """Exit code and error text of the script."""
     command = [str(root / "deploy" / "stack.sh"), *arguments]
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     return ended.returncode, ended.stderr
 
 

@@ -63,5 +63,5 @@ def test_gpu_node_shows_all_that_the_driver_tells(watched: Prometheus) -> None:
     def empty() -> set[str]:
         return {name for name, text in queries.items() if not watched.query(filled_in(text, span="1m"))}
 
-    until(lambda: empty() <= UNTOLD, 60, 1)
+    until(lambda: empty() <= UNTOLD, pause=1)
     assert UNTOLD == empty()

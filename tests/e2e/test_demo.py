@@ -27,10 +27,9 @@ DEMO = [sys.executable, "-m", "torchmem.cli", "demo"]
 def children(pid: int) -> set[int]:
     """Living processes that descend from `pid`."""
     parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and proc.start_ticks(entry.name) is not None:
-            stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            parents[int(entry.name)] = int(stat[1])
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # anybody's process may end meanwhile
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
@@ -44,7 +43,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
     address = f"127.0.0.1:{free_port()}"
     command = [*DEMO, "--ranks", "3", "--duration", "150", "--seed", "1", "--listen", address]
     with running(command, folder / "demo.log"):
-        until(lambda: answers(f"http://{address}/-/ready"), 60, 0.2)
+        until(lambda: answers(f"http://{address}/-/ready"), pause=0.2)
         with full_stack(folder, address) as stack:
             yield stack
 
@@ -70,18 +69,18 @@ def test_the_fragmentation_alert_reaches_the_webhook(watched: tuple[Prometheus, 
 def test_one_rank_dies_of_fragmentation_and_is_still_shown(watched: tuple[Prometheus, Receiver]) -> None:
     """Exactly one rank ends in OutOfMemoryError with free memory to spare; its last state stays, the others run."""
     prometheus, webhook = watched
-    until(lambda: prometheus.value('count(torchmem_process_state{state="oom"} == 1)') == 1, 150, 0.5)
+    then = prometheus.when(lambda then: then.value('count(torchmem_process_state{state="oom"} == 1)') == 1)
 
-    (dead,) = prometheus.query('torchmem_process_state{state="oom"} == 1')
+    (dead,) = then.query('torchmem_process_state{state="oom"} == 1')
     rank = dead["metric"]["rank"]
-    free = prometheus.value(f'torchmem_free_bytes{{rank="{rank}",state="stranded"}}')
-    requested = prometheus.value(f'torchmem_last_oom_requested_bytes{{rank="{rank}"}}')
+    free = then.value(f'torchmem_free_bytes{{rank="{rank}",state="stranded"}}')
+    requested = then.value(f'torchmem_last_oom_requested_bytes{{rank="{rank}"}}')
     assert free is not None
     assert requested is not None
     assert free > requested
-    assert 1 == prometheus.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}')
-    assert 2 == prometheus.value('count(torchmem_process_state{state="running"} == 1)')
-    assert rank == until(lambda: received(webhook, "TorchmemOutOfMemory"), 30, 0.5)[0]["labels"]["rank"]
+    assert 1 == then.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}')
+    assert 2 == then.value('count(torchmem_process_state{state="running"} == 1)')
+    assert rank == until(lambda: received(webhook, "TorchmemOutOfMemory"), pause=0.5)[0]["labels"]["rank"]
 
 
 # What the demo has no case of, by panel and letter of the query. Parts of a device: memory cached before a rank's first
@@ -102,7 +101,7 @@ def test_every_query_of_the_dashboards_returns_data(watched: tuple[Prometheus, R
     """Each query of the dashboards that show ranks had an answer lately, but for cases that the demo does not have."""
     prometheus, _ = watched
     until(lambda: prometheus.value("sum(torchmem_ooms_total)"), 150, 0.5)
-    until(lambda: prometheus.query("rank:torchmem_alloc_retries:increase10m"), 30, 0.5)
+    until(lambda: prometheus.query("rank:torchmem_alloc_retries:increase10m"), pause=0.5)
     wanted = {
         name: filled_in(text, span="1m", compare="demo-fragmentation")
         for name, text in QUERIES.items()
@@ -117,7 +116,7 @@ def test_every_query_of_the_dashboards_returns_data(watched: tuple[Prometheus, R
         return [name for name, text in wanted.items() if not answered(text)]
 
     with suppress(AssertionError):
-        until(lambda: not empty(), 30, 1)
+        until(lambda: not empty(), pause=1)
     assert [] == empty()
 
 
@@ -127,11 +126,10 @@ def test_the_parts_of_every_card_add_up(watched: tuple[Prometheus, Receiver]) ->
     reading and the driver's, which the next readings mend.
     """
     prometheus, _ = watched
-    until(lambda: prometheus.query("gpu:torchmem_memory_bytes:sum"), 60, 0.5)
+    until(lambda: prometheus.query("gpu:torchmem_memory_bytes:sum"), pause=0.5)
 
     difference = "sum without (part) (gpu:torchmem_memory_bytes:sum) - gpu:torchmem_memory_total_bytes:max"
-    rests = (prometheus.query(f"{difference} == 0") for _ in range(100))
-    assert until(lambda: 3 == len(next(rests)), 60, 0.5)
+    until(lambda: 3 == len(prometheus.query(f"{difference} == 0")), pause=0.5)
 
 
 def test_an_interrupt_ends_everything() -> None:
@@ -140,15 +138,15 @@ def test_an_interrupt_ends_everything() -> None:
     process = subprocess.Popen(
         [*DEMO, "--ranks", "2", "--listen", address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until(lambda: answers(f"http://{address}/-/ready"), 60, 0.1)
-    until(lambda: b"torchmem_process_state{" in get(f"http://{address}/metrics"), 60, 0.1)
+    until(lambda: answers(f"http://{address}/-/ready"), pause=0.1)
+    until(lambda: b"torchmem_process_state{" in get(f"http://{address}/metrics"), pause=0.1)
     started = children(process.pid)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
 
     assert 0 == process.returncode
     assert "Traceback" not in errors
-    until(lambda: not any(proc.start_ticks(pid) for pid in started), 10)
+    until(lambda: not any(proc.start_ticks(pid) for pid in started))
     assert not answers(f"http://{address}/-/healthy")
 
 
@@ -157,7 +155,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     done = subprocess.run(
         [*DEMO, "--ranks", "2", "--duration", "3", "--listen", address], capture_output=True, text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)}, timeout=60, check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path)}, timeout=300, check=False,
     )  # fmt: skip
 
     assert (0, "") == (done.returncode, done.stderr)
@@ -169,7 +167,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 def test_the_list_fits_the_terminal(columns: int) -> None:
     """`--list` names every scenario with its story, number and source, wrapped to the terminal's width."""
     environment = os.environ | {"COLUMNS": str(columns)}
-    done = subprocess.run([*DEMO, "--list"], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    done = subprocess.run([*DEMO, "--list"], capture_output=True, text=True, env=environment, timeout=300, check=False)
     words = re.findall(r"[^\s│]+", done.stdout)
 
     assert 0 == done.returncode
@@ -191,7 +189,7 @@ def test_the_list_fits_the_terminal(columns: int) -> None:
 )
 def test_bad_flags_are_one_sentence(arguments: list[str], sentence: str) -> None:
     """A wrong flag is answered in a sentence that says what to do, with exit code 2."""
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
     assert 2 == done.returncode
     assert sentence in done.stderr
@@ -204,7 +202,7 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run([*DEMO, "--listen", address], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*DEMO, "--listen", address], capture_output=True, text=True, timeout=300, check=False)
 
     assert 2 == done.returncode
     assert "--listen" in done.stderr

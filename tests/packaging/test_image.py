@@ -93,7 +93,7 @@ def check(port: int) -> int:
     command: list[str] = yaml.safe_load(words.replace("\\\n", ""))
     assert str(PORT) in command[-1]
     command[-1] = command[-1].replace(str(PORT), str(port))
-    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode
+    return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, as the image has it")

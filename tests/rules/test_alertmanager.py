@@ -78,14 +78,14 @@ def test_what_explains_another_alert_holds_it_back(
     with receiver() as webhook, alertmanager(tmp_path, webhook.url) as address:
         body = json.dumps([{"labels": labels} for labels in (source, target)]).encode()
         request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
+        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
 
         def sent() -> set[str]:
             return {alert["labels"]["alertname"] for alert in webhook.alerts}
 
-        until(lambda: source["alertname"] in sent(), 30)
+        until(lambda: source["alertname"] in sent())
         if not held_back:
-            until(lambda: target["alertname"] in sent(), 30)
+            until(lambda: target["alertname"] in sent())
         state = {alert["labels"]["alertname"]: alert["status"]["state"] for alert in _alerts(address)}
 
     assert {source["alertname"]: "active", target["alertname"]: "suppressed" if held_back else "active"} == state

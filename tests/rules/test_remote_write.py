@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -95,21 +96,21 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
         pytest.skip("victoria-metrics not on PATH; apt-get install victoria-metrics")
     folder = tmp_path_factory.mktemp("remote_write")
     played = pages(scrapes("leak"))
-    started = time.time()
+    started = cache(time.time)  # at the first scrape, however long Prometheus takes to come up
     # The error of the recorded node happened now: an alert looks at its time.
-    node = re.sub(r"(?m)^(torchmem_last_oom_timestamp_seconds\{.*\}) .*$", rf"\1 {started}", BUSY.read_text())
+    node = re.sub(r"(?m)^(torchmem_last_oom_timestamp_seconds\{.*\}) .*$", rf"\1 {time.time()}", BUSY.read_text())
 
     def page() -> str:
-        return played[min(int((time.time() - started) / PLAYED_SECONDS * len(played)), len(played) - 1)]
+        return played[min(int((time.time() - started()) / PLAYED_SECONDS * len(played)), len(played) - 1)]
 
     with ExitStack() as stack:
         targets = [stack.enter_context(serving(page)), stack.enter_context(serving(lambda: node))]
         victoria = stack.enter_context(victoria_metrics(folder))
         watching = stack.enter_context(prometheus(folder, targets[0], remote_write=f"{victoria}/api/v1/write"))
         (folder / "prometheus" / "targets" / "exporters.yml").write_text(json.dumps([{"targets": targets}]))
-        until(lambda: time.time() > started + PLAYED_SECONDS, 90, 0.5)
-        until(lambda: watching.query("ALERTS{alertstate='firing'}"), 60, 0.5)
-        until(lambda: watching.query("instance:nvml_gpus:count"), 60, 0.5)
+        until(lambda: time.time() > started() + PLAYED_SECONDS, pause=0.5)
+        until(lambda: watching.query("ALERTS{alertstate='firing'}"), pause=0.5)
+        until(lambda: watching.query("instance:nvml_gpus:count"), pause=0.5)
         time.sleep(2 * STEP)
         end = math.floor(time.time())
         yield Stores(watching.url, victoria, end - 4 * STEP, end)
@@ -123,7 +124,7 @@ def test_the_fleet_dashboard_is_answered_alike_by_both_stores(stores: Stores) ->
         return [name for name in FLEET if not same(*stores.answers(name))]
 
     with suppress(AssertionError):
-        until(lambda: not differing(), 30, 1)
+        until(lambda: not differing(), pause=1)
     assert [] == differing()
 
 

@@ -268,7 +268,7 @@ def zipped() -> bytes:
         (pickle.dumps("a note"), NOT_AS_WRITTEN),
         (b"<html>memory_viz</html>", "is not a memory snapshot of PyTorch; to record one"),
         (b"\x80\x04\xff.", "is not a memory snapshot of PyTorch"),
-        (gzip.compress(b"snapshot"), "is compressed: unpack it first with gunzip."),
+        (gzip.compress(b"snapshot", mtime=0), "is compressed: unpack it first with gunzip."),
         (zipped(), "is a zip archive, as torch.save writes it"),
         (pickle.dumps(random.Random), "refers to code (random.Random), which no memory snapshot does"),
     ],

@@ -17,5 +17,5 @@ def on_phantom(state: Path, script: str, name: str, *arguments: str) -> subproce
     return subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", script, name, *arguments],
         env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": setting.conf},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip

@@ -6,9 +6,10 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,15 +23,21 @@ SHIPPED_INTERVAL, TEST_INTERVAL = "interval: 10s", "interval: 1s"
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is given to nobody but who asks for this very number, for a minute.
+
+    A connection that the port's own side has ended stays there in TIME_WAIT: the kernel then passes the port over when
+    somebody asks for any, and servers, which set SO_REUSEADDR, may listen on it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()
+        with socket.create_connection(address):
+            probe.accept()[0].close()
+        return int(address[1])
 
 
 def get(url: str) -> bytes:
     """The body that `url` answers."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
         return bytes(answer.read())
 
 
@@ -62,14 +69,25 @@ def running(
 
 
 class Prometheus:
-    """A running Prometheus, asked over its HTTP API."""
+    """A running Prometheus, asked over its HTTP API for what it knows now, or knew at a `moment` (Unix seconds)."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, moment: float | None = None) -> None:
         self.url = url
+        self._time = {} if moment is None else {"time": moment}
+
+    def when(self, condition: Callable[[Prometheus], object], pause: float = 0.1) -> Prometheus:
+        """Itself at the first moment at which `condition` is true: a scrape that fails later changes no answer."""
+
+        def then() -> Prometheus | None:
+            # A scrape that has begun is written within its timeout of 1 s, under the time of its beginning.
+            past = Prometheus(self.url, time.time() - 1.1)
+            return past if condition(past) else None
+
+        return until(then, pause=pause)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Result vector of an instant query: a list of {metric, value}."""
-        text = urllib.parse.urlencode({"query": expression})
+        text = urllib.parse.urlencode({"query": expression, **self._time})
         answer = json.loads(get(f"{self.url}/api/v1/query?{text}"))
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result

@@ -23,7 +23,7 @@ class Training:
     def truth(self, step: int) -> dict[str, Any]:
         """What PyTorch itself says after `step`, while training stands still."""
         path = self.folder / f"truth-{step}.json"
-        until(lambda: path.exists() or self.process.poll() is not None, 120)
+        until(lambda: path.exists() or self.process.poll() is not None, 600)
         assert path.exists(), self.log()
         found: dict[str, Any] = json.loads(path.read_text())
         return found

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T | None], seconds: float = 30.0, pause: float = 0.01) -> T:
+def until(condition: Callable[[], T | None], seconds: float = 120.0, pause: float = 0.01) -> T:
     """The first true answer of `condition`; AssertionError when none comes in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
