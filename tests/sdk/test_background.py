@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,52 @@ def test_reads_stay_within_their_budget(duration: float, interval: float, budget
 
     assert not cadence.is_due(0.499 * wanted)
     assert cadence.is_due(1.501 * max(wanted, BACK_OFF_SECONDS))
+
+
+class Unreadable(SimulatedBackend):
+    """A card whose layout cannot be read; knows whether it is just being asked in the main thread's midst."""
+
+    in_the_midst = False
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """At once."""
+        self.in_the_midst = True
+        super().call_soon(call)
+        self.in_the_midst = False
+
+    def memory_snapshot(self) -> None:
+        """Fails."""
+        raise RuntimeError("no layout")
+
+
+class Listening(logging.Handler):
+    """Notes for each message whether the script's own code may be in the midst of something then."""
+
+    def __init__(self, backend: Unreadable) -> None:
+        super().__init__()
+        self.heard: dict[str, bool] = {}
+        self._backend = backend
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one."""
+        self.heard[record.getMessage()] = self._backend.in_the_midst
+
+
+def test_nothing_is_logged_in_the_midst_of_the_script(
+    allocator: DeviceCachingAllocator, open_session: Callable[..., Session]
+) -> None:
+    """What fails between two bytecodes of the script is logged elsewhere: there it may hold its own handler's lock."""
+    backend = Unreadable([allocator])
+    listening = Listening(backend)
+    logger = logging.getLogger("torchmem")
+    logger.addHandler(listening)
+    try:
+        open_session(backend, interval=0.01, idle_after=0.01)
+        until(lambda: listening.heard)
+    finally:
+        logger.removeHandler(listening)
+
+    assert {"torchmem: snapshot failed and is left out (RuntimeError: no layout)": False} == listening.heard
 
 
 def test_a_slow_read_backs_off() -> None:

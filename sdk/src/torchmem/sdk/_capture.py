@@ -84,7 +84,7 @@ class Capture:
                 self._move(self._job, at_step=False)
         if self._job and self._job.is_ending and not self._asked_to_finish:
             self._asked_to_finish = True
-            self._backend.call_soon(self._finish_late)
+            self._backend.call_soon(self._errors.quiet(self._finish_late))
 
     def _finish_late(self) -> None:
         self._asked_to_finish = False
@@ -180,7 +180,7 @@ class Capture:
         """The request was withdrawn, or another one took its place."""
         job, self._job = self._job, None
         if job and job.started is not None:
-            self._backend.call_soon(self._stop_history)
+            self._backend.call_soon(self._errors.quiet(self._stop_history))
 
     def _stop_history(self) -> None:
         with self._errors.swallow("capture"):

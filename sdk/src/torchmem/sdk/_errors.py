@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, get_args
 
@@ -29,6 +32,8 @@ class Errors:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(get_args(Stage), 0)
+        self._unsaid: deque[str] = deque()
+        self._in_the_midst = 0
 
     def swallow(self, stage: Stage) -> Swallow:
         """`with errors.swallow(stage):` counts whatever is raised inside, says it once for each stage, and goes on."""
@@ -38,7 +43,30 @@ class Errors:
         """Count one error; the first of its stage is logged."""
         self.counts[stage] += 1
         if self.counts[stage] == 1:
-            log.warning("torchmem: %s failed and is left out (%s: %s)", stage, type(error).__name__, error)
+            self._unsaid.append(f"{stage} failed and is left out ({type(error).__name__}: {error})")
+            if not self._in_the_midst:
+                self.say()
+
+    def quiet(self, call: Callable[[], None]) -> Callable[[], None]:
+        """`call` for the main thread in the midst of its own code: what fails in it is logged by the next `say`.
+
+        There the script may hold a lock that its own logging handler waits for, such as that of a queue.Queue.
+        """
+
+        def called() -> None:
+            self._in_the_midst += 1
+            try:
+                call()
+            finally:
+                self._in_the_midst -= 1
+
+        return called
+
+    def say(self) -> None:
+        """Log what has not been said yet."""
+        with contextlib.suppress(IndexError):  # another thread has said the rest
+            while self._unsaid:
+                log.warning("torchmem: %s", self._unsaid.popleft())
 
 
 class Swallow:

@@ -46,7 +46,7 @@ class Monitor:
         self._environment = environment
         self._errors = errors
         self._clock = StepClock()
-        self._moments = Moments(backend.call_soon)
+        self._moments = Moments(lambda call: backend.call_soon(errors.quiet(call)))
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost)
@@ -74,7 +74,7 @@ class Monitor:
             self._evidence = Evidence(publisher.file.path)
             self._capture = Capture(self._backend, publisher.file.path, self._errors)
             self.publisher = publisher
-            before_sigterm(self._flush)
+            before_sigterm(self._errors.quiet(self._flush))
             self._sampler.start()
         with self._errors.swallow("oom"):
             self._backend.on_oom(self._on_oom)
@@ -119,6 +119,7 @@ class Monitor:
                 self.publisher.publish(news_only=True)
                 if self.publisher.file.newest:
                     self._evidence.remember(self.publisher.file.newest)
+        self._errors.say()
 
     def _ask(self, now: float) -> None:
         is_idle = self._clock.last is None or now - self._clock.last > self._settings.idle_after
@@ -202,3 +203,4 @@ class Monitor:
         if self.recorder.samples():
             self.publisher.publish()
         self.publisher.close()
+        self._errors.say()
