@@ -10,18 +10,21 @@ from importlib.metadata import version
 
 from torchmem.core.errors import TorchmemError
 
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
 COMMANDS = ("exporter", "demo", "oom", "capture", "whatif", "preflight", "rules")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code. A mistake of the user's is one sentence on stderr and code 2."""
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
     try:
+        parsed = _parser().parse_args(arguments)
         return int(parsed.run(parsed))
     except TorchmemError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("torchmem: interrupted.", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
