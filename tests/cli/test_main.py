@@ -15,7 +15,16 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     """Ctrl-C ends any subcommand with one line and with the exit code that shells give it."""
     nobody_writes = tmp_path / "thresholds.yml"
     os.mkfifo(nobody_writes)
-    command = [sys.executable, "-m", "torchmem.cli", "rules", "--thresholds", str(nobody_writes), "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torchmem.cli",
+        "rules",
+        "--thresholds",
+        str(nobody_writes),
+        "--out",
+        str(tmp_path),
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
         writing = until(lambda: _opened(nobody_writes))
         popen.send_signal(signal.SIGINT)
