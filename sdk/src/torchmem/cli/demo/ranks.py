@@ -122,7 +122,8 @@ def simulated_rank(plan: Plan, rank: int, folder: Path, use: CardUse) -> None:
     card = SimulatedCard(cuda_bytes(scenario), use=use, uuid=uuid(rank), name=card_name(scenario))
     allocator = DeviceCachingAllocator(card)
     backend = SimulatedBackend([allocator])
-    sdk.instrument(backend=backend, run=f"demo-{plan.scenario}")
+    # Five times the default: the simulator, in Python, takes far longer for a snapshot than PyTorch does.
+    sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
     try:
         for moment in plan.train(rank, allocator, card.mem_get_info()[0]):
             if moment == "step":
