@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("TORCHMEM_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "LOCAL_RANK", "WORLD_SIZE"}:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,16 +13,7 @@ from torchmem.exporter.worker import Worker
 CALLERS, JOBS = 8, 100
 
 
-@pytest.fixture
-def _restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_restless")
+@pytest.mark.usefixtures("restless")
 def test_callers_at_once() -> None:
     """However many ask at the same moment, one job runs at a time, and who is told `done` had it done."""
     worker, running, done = Worker(), threading.Lock(), list[int]()

@@ -55,15 +55,6 @@ def published(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     return lambda: [json.loads(path.read_bytes()) for path in sorted(tmp_path.glob(f"*{SAMPLE_SUFFIX}"))]
 
 
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 PRELUDE = """
 import os, sys, time
 from torchmem import sdk
