@@ -7,7 +7,7 @@ CUDA_TORCH ?= torch===2.13.0
 # What examples/huggingface.py and lightning_loop.py train with.
 EXAMPLES := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6
 BIN := $(VENV)/bin
-SOURCES := sdk/src exporter/src phantom/src dashboards tests benchmarks examples
+SOURCES := sdk/src exporter/src tools/src dashboards tests benchmarks examples
 
 .PHONY: demo test check format dashboards docs check-grafana kubernetes stack test-allocator test-gpu clean
 

@@ -75,8 +75,12 @@ def allocator(steps: int) -> tuple[float, float]:
 
 def main() -> None:
     """Ask all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5, help="optimizer steps (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=5, help="optimizer steps (default: %(default)s)"
+    )
     steps = parser.parse_args().steps
     print("| estimator | of tensors | of the card | CPU s |\n|---|---|---|---|")
     rows: tuple[tuple[str, Callable[[], Any]], ...] = (
@@ -87,7 +91,9 @@ def main() -> None:
     for name, ask in rows:
         began = time.process_time()
         sizes = [f"{size / GIB:.2f} GiB" for size in ask()] + ["says nothing"]
-        print(f"| {name} | {sizes[0]} | {sizes[1]} | {time.process_time() - began:.1f} |", flush=True)
+        print(
+            f"| {name} | {sizes[0]} | {sizes[1]} | {time.process_time() - began:.1f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -56,10 +56,14 @@ def measure(server: Server, publish: Callable[[], None], scrapes: int) -> Cost:
         used += server.cpu_seconds - before
         seconds.append(answer.seconds)
     p99 = statistics.quantiles(seconds, n=100)[98] if scrapes > 1 else seconds[0]
-    return Cost(answer.series, answer.wire_bytes, used / scrapes, statistics.median(seconds), p99, 0, 0)
+    return Cost(
+        answer.series, answer.wire_bytes, used / scrapes, statistics.median(seconds), p99, 0, 0
+    )
 
 
-def minute(servers: dict[str, Server], publish: Callable[[], None], seconds: float) -> dict[str, float]:
+def minute(
+    servers: dict[str, Server], publish: Callable[[], None], seconds: float
+) -> dict[str, float]:
     """CPU seconds of each over the same stretch, with the scrapes that fall into it, as of one minute."""
     before = {name: server.cpu_seconds for name, server in servers.items()}
     end = time.monotonic() + seconds
@@ -68,14 +72,24 @@ def minute(servers: dict[str, Server], publish: Callable[[], None], seconds: flo
         for server in servers.values():
             server.scrape()
         time.sleep(max(0.0, min(SCRAPE_INTERVAL, end - time.monotonic())))
-    return {name: (server.cpu_seconds - before[name]) * 60 / seconds for name, server in servers.items()}
+    return {
+        name: (server.cpu_seconds - before[name]) * 60 / seconds for name, server in servers.items()
+    }
 
 
 @contextmanager
 def exporters(node: Node, peer: str | None) -> Iterator[dict[str, Server]]:
     """All that are compared, on the same node."""
     environment = node.environment()
-    ours = [sys.executable, "-m", "torchmem.exporter", "--listen", "127.0.0.1:PORT", "--run-dir", str(node.run_dir)]
+    ours = [
+        sys.executable,
+        "-m",
+        "torchmem.exporter",
+        "--listen",
+        "127.0.0.1:PORT",
+        "--run-dir",
+        str(node.run_dir),
+    ]
     with ExitStack() as stack:
         found = {"torchmem": stack.enter_context(started(ours, environment))}
         series = str(found["torchmem"].scrape().series)
@@ -93,10 +107,16 @@ def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> dict[str, C
     with tempfile.TemporaryDirectory() as folder, processes(ranks) as pids:
         node = Node(Path(folder), gpus, pids)
         with exporters(node, arguments.peer) as servers:
-            costs = {name: measure(server, node.publish, arguments.scrapes) for name, server in servers.items()}
+            costs = {
+                name: measure(server, node.publish, arguments.scrapes)
+                for name, server in servers.items()
+            }
             minutes = minute(servers, node.publish, arguments.minute)
             return {
-                name: Cost(**asdict(cost) | {"minute_cpu_seconds": minutes[name], "memory_bytes": server.memory_bytes})
+                name: Cost(
+                    **asdict(cost)
+                    | {"minute_cpu_seconds": minutes[name], "memory_bytes": server.memory_bytes}
+                )
                 for (name, cost), server in zip(costs.items(), servers.values(), strict=True)
             }
 
@@ -127,26 +147,46 @@ def show(gpus: int, ranks: int, costs: dict[str, Cost]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", help="command that starts nvitop-exporter (default: leave it out)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--peer", help="command that starts nvitop-exporter (default: leave it out)"
+    )
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--ranks", type=int, nargs="+", default=[0, 8, 64, 128, 512])
-    parser.add_argument("--scrapes", type=int, default=30, help="scrapes of each (default: %(default)s)")
-    parser.add_argument("--minute", type=float, default=60, help="seconds of the stretch (default: %(default)s)")
-    parser.add_argument("--leak", type=int, default=2000, help="scrapes to look for a leak (default: %(default)s)")
+    parser.add_argument(
+        "--scrapes", type=int, default=30, help="scrapes of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--minute", type=float, default=60, help="seconds of the stretch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--leak", type=int, default=2000, help="scrapes to look for a leak (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    print("| GPUs | ranks | exporter | series | CPU ms/scrape | p50 ms | p99 ms | CPU s/minute | RSS MiB |")
+    print(
+        "| GPUs | ranks | exporter | series | CPU ms/scrape | p50 ms | p99 ms | CPU s/minute | RSS MiB |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     figures = []
     for gpus in arguments.gpus:
         for ranks in arguments.ranks:
             costs = compare(gpus, ranks, arguments)
             show(gpus, ranks, costs)
-            figures.append({"gpus": gpus, "ranks": ranks, **{name: asdict(cost) for name, cost in costs.items()}})
+            figures.append(
+                {
+                    "gpus": gpus,
+                    "ranks": ranks,
+                    **{name: asdict(cost) for name, cost in costs.items()},
+                }
+            )
     memory = leak(arguments.leak) if arguments.leak >= 4 else []
     if memory:
-        print(f"\nRSS after each quarter of {arguments.leak} scrapes: {[round(b / 2**20, 1) for b in memory]} MiB")
+        print(
+            f"\nRSS after each quarter of {arguments.leak} scrapes: {[round(b / 2**20, 1) for b in memory]} MiB"
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps({"nodes": figures, "leak": memory}, indent=2) + "\n")
 

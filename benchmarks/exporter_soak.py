@@ -44,7 +44,9 @@ RANKS_PER_CHANGE = 2
 SCRAPES_PER_CHANGE = 5
 SCRAPES_PER_CHECK = 100
 TTL_SECONDS = 900
-STEP_SECONDS = 60  # by which the clock in process is ahead at each scrape: a rank expires after 15 of them
+STEP_SECONDS = (
+    60  # by which the clock in process is ahead at each scrape: a rank expires after 15 of them
+)
 XIDS = (13, 31, 63, 79)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -68,7 +70,9 @@ class Node:
         self.pids = {str(first + gpu) for gpu in range(GPUS) if not self._is_lost(gpu)}
         sections = [self._section(gpu, first + gpu) for gpu in range(GPUS)]
         newest = range(max(1, self._changes - 20), self._changes + 1)
-        events = "".join(f"event.{number} = 0 0x8 {XIDS[number % len(XIDS)]}\n" for number in newest)
+        events = "".join(
+            f"event.{number} = 0 0x8 {XIDS[number % len(XIDS)]}\n" for number in newest
+        )
         self.fake.write(f"{self._base}\n[node]\n{events}" + "".join(sections))
         for rank in range(RANKS_PER_CHANGE):
             number = self._changes * RANKS_PER_CHANGE + rank
@@ -122,7 +126,9 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
     """An exporter of this process, its clock ahead of time."""
     node = Node(folder)
     os.environ |= {"FAKE_NVML_STATE": str(node.fake.file)}
-    ctypes.CDLL(str(node.fake.library() / LIBRARY))  # found again by its soname when nvidia-ml-py asks for it
+    ctypes.CDLL(
+        str(node.fake.library() / LIBRARY)
+    )  # found again by its soname when nvidia-ml-py asks for it
     ahead = [0.0]
 
     def clock() -> float:
@@ -130,7 +136,9 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
 
     most_ranks = RANKS_PER_CHANGE * (TTL_SECONDS // STEP_SECONDS // SCRAPES_PER_CHANGE + 1)
     sizes, started = list[Size](), time.process_time()
-    with closing(Exporter(PyNvml(), RunDirectory(node.run_dir, TTL_SECONDS), 60.0, clock=clock)) as exporter:
+    with closing(
+        Exporter(PyNvml(), RunDirectory(node.run_dir, TTL_SECONDS), 60.0, clock=clock)
+    ) as exporter:
         for number in range(scrapes):
             ahead[0] += STEP_SECONDS
             if number % SCRAPES_PER_CHANGE == 0:
@@ -139,7 +147,9 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
             if number % SCRAPES_PER_CHECK == 0:
                 check_processes(node, body)
                 if ranks_of(body) > most_ranks:
-                    raise SystemExit(f"{ranks_of(body)} ranks are on show, but after {TTL_SECONDS} s they expire")
+                    raise SystemExit(
+                        f"{ranks_of(body)} ranks are on show, but after {TTL_SECONDS} s they expire"
+                    )
             if number in {scrapes // 10, scrapes // 2}:
                 sizes.append(own_size())
         sizes.append(own_size())
@@ -149,7 +159,9 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
 def over_http(folder: Path, scrapes: int) -> dict[str, object]:
     """The real process, whose clock cannot be moved: its ranks expire after two seconds."""
     node = Node(folder)
-    with exporter_process(node.fake, node.run_dir, {"FAKE_NVML_LOG": os.devnull}, ttl_seconds=2) as exporter:
+    with exporter_process(
+        node.fake, node.run_dir, {"FAKE_NVML_LOG": os.devnull}, ttl_seconds=2
+    ) as exporter:
         pid = exporter.popen.pid
         connection = HTTPConnection(exporter.url.removeprefix("http://"))
         sizes, started = list[Size](), cpu_seconds(pid)
@@ -199,7 +211,9 @@ def report(scrapes: int, cpu: float, sizes: list[Size]) -> dict[str, object]:
 
 def main() -> int:
     """Run both and print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scrapes", type=int, default=20_000, help="in process (default 20000)")
     parser.add_argument("--http-scrapes", type=int, default=3_000, help="over HTTP (default 3000)")
     arguments = parser.parse_args()

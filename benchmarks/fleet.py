@@ -52,7 +52,10 @@ class Cost:
 
 def measure(nodes: int, speed: float, seconds: float, state: str) -> Cost:
     """Let a fleet run for `seconds` and look at Prometheus during the last eighth of them."""
-    with tempfile.TemporaryDirectory() as folder, watching(Path(folder), nodes, speed, state) as watcher:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        watching(Path(folder), nodes, speed, state) as watcher,
+    ):
         time.sleep(seconds * 0.875)
         return _look(watcher, nodes * GPUS, seconds / 8)
 
@@ -65,7 +68,9 @@ def _look(watcher: Watcher, gpus: int, seconds: float) -> Cost:
         rules.append(watcher.rules())
     after, intervals = watcher.own(), (time.monotonic() - begun) * watcher.speed / INTERVAL
     panels = [watcher.panels() for _ in range(3)]
-    spent = sum(after["process_cpu_seconds_total"].values()) - sum(before["process_cpu_seconds_total"].values())
+    spent = sum(after["process_cpu_seconds_total"].values()) - sum(
+        before["process_cpu_seconds_total"].values()
+    )
     groups = after["prometheus_rule_group_last_evaluation_samples"]
     return Cost(
         gpus=gpus,
@@ -104,7 +109,9 @@ def show(costs: Sequence[Cost]) -> None:
     for cost in costs:
         print(_row(cost))
         if cost.down or cost.missed:
-            print(f"<!-- {cost.down:g} targets down, {cost.missed:g} evaluations missed: too much for this machine -->")
+            print(
+                f"<!-- {cost.down:g} targets down, {cost.missed:g} evaluations missed: too much for this machine -->"
+            )
     if len(costs) > 1:
         for gpus in TARGETS:
             print(_estimate(costs, gpus))
@@ -127,7 +134,9 @@ def _row(cost: Cost) -> str:
 
 def _estimate(costs: Sequence[Cost], gpus: int) -> str:
     def at(read: Callable[[Cost], float]) -> float:
-        line = statistics.linear_regression([cost.gpus for cost in costs], [read(cost) for cost in costs])
+        line = statistics.linear_regression(
+            [cost.gpus for cost in costs], [read(cost) for cost in costs]
+        )
         return line.slope * gpus + line.intercept
 
     samples = at(lambda cost: cost.scraped + cost.recorded)
@@ -142,17 +151,29 @@ def _estimate(costs: Sequence[Cost], gpus: int) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--speed", type=float, default=8, help="how much faster time runs (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=170, help="for each size (default: %(default)s)")
     parser.add_argument(
-        "--state", choices=("healthy", "sick"), default="healthy", help="sick: every rank has every trouble"
+        "--speed", type=float, default=8, help="how much faster time runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=170, help="for each size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--state",
+        choices=("healthy", "sick"),
+        default="healthy",
+        help="sick: every rank has every trouble",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     show_series()
-    costs = [measure(nodes, arguments.speed, arguments.seconds, arguments.state) for nodes in arguments.nodes]
+    costs = [
+        measure(nodes, arguments.speed, arguments.seconds, arguments.state)
+        for nodes in arguments.nodes
+    ]
     show(costs)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")

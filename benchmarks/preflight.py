@@ -30,11 +30,11 @@ from typing import Any
 
 from benchmarks.decoder.shapes import SHAPES
 
-from torchmem.core.sizes import GIB, MIB
+from torchmem.allocator.sizes import GIB, MIB
 from torchmem.phantom.cards import card
 from torchmem.preflight.plan import Placement, Plan
 from torchmem.preflight.run import run
-from torchmem.simulator.recording import read
+from torchmem.recording import read
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE_CARD, CARD_OF_MANY = "2000GB", "80GB"
@@ -68,7 +68,9 @@ def measured(run_it: Callable[[], object], readings: Path) -> Cost:
     found = [json.loads(line) for line in readings.read_text().splitlines()]
     cpu = [reading["cpu"] for reading in found[1:]]
     step = statistics.median(later - earlier for earlier, later in pairwise(cpu))
-    return Cost(cpu[0], step, whole - cpu[-1], wall, found[-1]["resident"], after.ru_maxrss << 10, found[-1])
+    return Cost(
+        cpu[0], step, whole - cpu[-1], wall, found[-1]["resident"], after.ru_maxrss << 10, found[-1]
+    )
 
 
 def command(size: str, steps: int, readings: Path) -> tuple[str, ...]:
@@ -80,8 +82,19 @@ def command(size: str, steps: int, readings: Path) -> tuple[str, ...]:
 def bare(folder: Path, size: str, steps: int) -> Cost:
     """On a phantom card and nothing else."""
     readings = folder / "bare"
-    phantom = [sys.executable, "-m", "torchmem.phantom", "--memory", ONE_CARD, "--state", str(folder / "cards"), "--"]
-    return measured(lambda: subprocess.run([*phantom, *command(size, steps, readings)], check=True), readings)
+    phantom = [
+        sys.executable,
+        "-m",
+        "torchmem.phantom",
+        "--memory",
+        ONE_CARD,
+        "--state",
+        str(folder / "cards"),
+        "--",
+    ]
+    return measured(
+        lambda: subprocess.run([*phantom, *command(size, steps, readings)], check=True), readings
+    )
 
 
 def row(size: str, steps: int, placement: Placement | None) -> str:
@@ -94,7 +107,13 @@ def _row(folder: Path, size: str, steps: int, placement: Placement | None) -> st
     readings, scratch = folder / "readings", folder / "preflight"
     scratch.mkdir()
     memory = card(CARD_OF_MANY if placement else ONE_CARD)
-    plan = Plan(command(size, steps + 1, readings), memory, 8 if placement else 1, steps, placement=placement)
+    plan = Plan(
+        command(size, steps + 1, readings),
+        memory,
+        8 if placement else 1,
+        steps,
+        placement=placement,
+    )
     outcomes = []
     cost = measured(lambda: outcomes.append(run(plan, scratch, lambda _: None)), readings)
     (outcome,) = outcomes
@@ -124,11 +143,17 @@ def _cells(*cells: str) -> str:
 
 def main() -> None:
     """Measure and print, one row for each size and placement."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SIZE")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of a run (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="optimizer steps of a run (default: %(default)s)"
+    )
     arguments = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    )
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print(_cells(*COLUMNS), _cells(*["---"] * len(COLUMNS)), sep="\n")
     runs: list[tuple[str, Placement | None]] = [(size, None) for size in arguments.sizes]

@@ -67,11 +67,15 @@ def batches(index: int, phases: int, length: int, total: int) -> list[int]:
     return sizes
 
 
-def train(index: int, mode: str, arguments: argparse.Namespace, barrier: Barrier, results: Any) -> None:
+def train(
+    index: int, mode: str, arguments: argparse.Namespace, barrier: Barrier, results: Any
+) -> None:
     """One process; the barrier keeps both at the same step."""
     release = 0.5 if mode == "release" else None
     session = sdk.instrument(rank=index, interval=1e-6, release=release, release_interval=1e-6)
-    model = torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())))
+    model = torch.nn.Sequential(
+        *(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()))
+    )
     model = model.cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     result, started = Result(), time.perf_counter()
@@ -101,7 +105,10 @@ def count(result: Result) -> None:
     result.device_allocs, result.device_frees = stats["num_device_alloc"], stats["num_device_free"]
     (sample,) = Path(os.environ["TORCHMEM_RUN_DIR"]).glob(f"*-{os.getpid()}-*.sample.json")
     counters = json.loads(sample.read_bytes())["devices"][0]["counters"]
-    result.releases, result.released_gib = counters["releases"] or 0, (counters["released_bytes"] or 0) / 2**30
+    result.releases, result.released_gib = (
+        counters["releases"] or 0,
+        (counters["released_bytes"] or 0) / 2**30,
+    )
 
 
 def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
@@ -109,7 +116,8 @@ def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES), context.SimpleQueue()
     children = [
-        context.Process(target=train, args=(index, mode, arguments, barrier, results)) for index in range(PROCESSES)
+        context.Process(target=train, args=(index, mode, arguments, barrier, results))
+        for index in range(PROCESSES)
     ]
     for child in children:
         child.start()
@@ -117,21 +125,37 @@ def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
         child.join()
         assert child.exitcode == 0, f"a process ended with {child.exitcode}"
     found = [asdict(results.get()) for _ in children]
-    return {name: (max if name == "seconds" else sum)(one[name] for one in found) for name in found[0]}
+    return {
+        name: (max if name == "seconds" else sum)(one[name] for one in found) for name in found[0]
+    }
 
 
 def main() -> None:
     """Read the flags and print one line for each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phases", type=int, default=8, help="phases, in which the processes take turns (default 8)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--phases",
+        type=int,
+        default=8,
+        help="phases, in which the processes take turns (default 8)",
+    )
     parser.add_argument("--length", type=int, default=25, help="steps of a phase (default 25)")
     arguments = parser.parse_args()
-    print(f"{'mode':12}" + "".join(f"{field.name:>14}" for field in fields(Result)) + f"{'steps/s':>14}")
+    print(
+        f"{'mode':12}"
+        + "".join(f"{field.name:>14}" for field in fields(Result))
+        + f"{'steps/s':>14}"
+    )
     for mode in MODES:
         with tempfile.TemporaryDirectory() as directory:
             os.environ["TORCHMEM_RUN_DIR"] = directory
             found = run(mode, arguments)
-        cells = "".join(f"{value:14.2f}" if isinstance(value, float) else f"{value:14}" for value in found.values())
+        cells = "".join(
+            f"{value:14.2f}" if isinstance(value, float) else f"{value:14}"
+            for value in found.values()
+        )
         print(f"{mode:12}{cells}{found['steps'] / found['seconds']:14.1f}", flush=True)
 
 

@@ -29,7 +29,14 @@ Figures = dict[str, Any]
 
 def child(module: str, *arguments: object) -> Any:
     """One measurement in a process of its own; the last line of its output is JSON."""
-    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.overhead.{module}", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        f"benchmarks.overhead.{module}",
+        *map(str, arguments),
+    ]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -43,23 +50,42 @@ def measure_shares(blocks: int, seconds: float, rate: float) -> Figures:
 def measure(arguments: argparse.Namespace) -> Figures:
     """Everything, one part after the other."""
     found: Figures = {"where": where(), "reads": [child("reads", blocks) for blocks in BLOCKS]}
-    found["shares"] = [measure_shares(blocks, arguments.seconds, arguments.rate) for blocks in SHARE_BLOCKS]
+    found["shares"] = [
+        measure_shares(blocks, arguments.seconds, arguments.rate) for blocks in SHARE_BLOCKS
+    ]
     if has_cuda():
         found["steps"] = child("steps", arguments.turn, arguments.turns)
     modules = ["prometheus_client", *(["torch"] if has_cuda() else [])]
     found["import"] = {module: startup.import_seconds(module, arguments.runs) for module in modules}
-    found["memory"] = {blocks: startup.memory_bytes(blocks, 10.0, cuda=has_cuda()) for blocks in SHARE_BLOCKS}
+    found["memory"] = {
+        blocks: startup.memory_bytes(blocks, 10.0, cuda=has_cuda()) for blocks in SHARE_BLOCKS
+    }
     return found
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="stretch for the shares (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=1.0, help="steps per second in it (default: %(default)s)")
-    parser.add_argument("--turn", type=float, default=4.0, help="seconds of one turn of steps (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=8, help="turns with each tool (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=15, help="processes for the import time (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="stretch for the shares (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="steps per second in it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turn",
+        type=float,
+        default=4.0,
+        help="seconds of one turn of steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=8, help="turns with each tool (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=15, help="processes for the import time (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
     found = measure(arguments)

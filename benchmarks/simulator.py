@@ -11,8 +11,8 @@ import random
 import time
 import tracemalloc
 
-from torchmem.core.allocator_config import AllocatorConfig
-from torchmem.core.sizes import MIB
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
@@ -39,7 +39,9 @@ def program(live: int, seed: int = 0) -> list[tuple[int, int]]:
 
 def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float, int, int]:
     """Seconds and events of one run, and the blocks that exist at its end."""
-    allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES), config=AllocatorConfig.parse(conf))
+    allocator = DeviceCachingAllocator(
+        SimulatedCard(CARD_BYTES), config=AllocatorConfig.parse(conf)
+    )
     slots: list[Block | None] = [None] * live
     events = 0
     start = time.process_time()
@@ -62,19 +64,27 @@ def bytes_per_block(live: int) -> float:
     held = [allocator.malloc(size) for size in sizes]
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return used / sum(len(segment["blocks"]) for segment in allocator.memory_snapshot()) if held else 0.0
+    return (
+        used / sum(len(segment["blocks"]) for segment in allocator.memory_snapshot())
+        if held
+        else 0.0
+    )
 
 
 def main() -> None:
     """Print one line for each number of live blocks under each setting."""
-    print(f"{'live blocks':>12} {'all blocks':>12} {'events/s':>10} {'µs/event':>9} {'B/block':>8}  settings")
+    print(
+        f"{'live blocks':>12} {'all blocks':>12} {'events/s':>10} {'µs/event':>9} {'B/block':>8}  settings"
+    )
     for conf in SETTINGS:
         for live in LIVE:
             steps = program(live)
             seconds, events, blocks = min(run(steps, live, conf) for _ in range(RUNS))
             rate, cost = events / seconds, seconds / events * 1e6
             memory = f"{bytes_per_block(live):>8.0f}" if not conf else " " * 8
-            print(f"{live:>12,} {blocks:>12,} {rate:>10,.0f} {cost:>9.2f} {memory}  {conf or 'default'}")
+            print(
+                f"{live:>12,} {blocks:>12,} {rate:>10,.0f} {cost:>9.2f} {memory}  {conf or 'default'}"
+            )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,15 @@ OUT = ROOT / "dashboards" / "json"
 def main(argv: list[str] | None = None) -> int:
     """Return 0, or with --check 1 where a committed file differs from what would be written."""
     parser = argparse.ArgumentParser(description="Write the dashboards' JSON.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a file is out of date"
+    )
     check = parser.parse_args(argv).check
-    stale = {path: text for path, text in _rendered().items() if not path.exists() or path.read_text() != text}
+    stale = {
+        path: text
+        for path, text in _rendered().items()
+        if not path.exists() or path.read_text() != text
+    }
     for path, text in stale.items():
         if check:
             print(f"{path.relative_to(ROOT)} is out of date: run make dashboards.", file=sys.stderr)
@@ -36,7 +42,9 @@ def _rendered() -> dict[Path, str]:
 
     siblings = {board.uid: board.title for board in BOARDS.values()}
     boards = {name: dashboard(board, siblings) for name, board in BOARDS.items()}
-    return {OUT / f"{name}.json": json.dumps(board, indent=2) + "\n" for name, board in boards.items()}
+    return {
+        OUT / f"{name}.json": json.dumps(board, indent=2) + "\n" for name, board in boards.items()
+    }
 
 
 if __name__ == "__main__":

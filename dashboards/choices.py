@@ -7,7 +7,7 @@ from dataclasses import replace
 from dashboards.panels import Choice
 from dashboards.queries.select import variable_gpus, variable_runs_or_none, variable_values
 
-from torchmem.core import catalog
+from torchmem.sample import catalog
 
 _UUID_AND_PLACE = '/uuid="(?<value>[^"]+)".*where="(?<text>[^"]+)"/'
 
@@ -15,7 +15,9 @@ RUN = Choice("run", "Run", variable_values(catalog.PROCESS_STATE, "run"))
 RANK = Choice("rank", "Rank", variable_values(catalog.PROCESS_STATE, "rank", "run", "instance"))
 NODE = Choice("node", "Node", variable_values(catalog.PROCESS_STATE, "instance", "run"))
 GPU = Choice("gpu", "GPU", variable_gpus(catalog.RESERVED_PEAK, "instance", "run"), _UUID_AND_PLACE)
-COMPARE = Choice("compare", "Compare with run", variable_runs_or_none(), '/run="([^"]+)"/', single="none")
+COMPARE = Choice(
+    "compare", "Compare with run", variable_runs_or_none(), '/run="([^"]+)"/', single="none"
+)
 
 # Where training is the subject.
 TRAINING = (RUN, NODE, GPU, RANK)

@@ -4,7 +4,13 @@ NEUTRAL = "text"
 ATTENTION = "orange"
 FAILED = "red"
 
-STATES = {"running": "green", "stalled": "yellow", "exited": "text", "oom": FAILED, "killed": ATTENTION}
+STATES = {
+    "running": "green",
+    "stalled": "yellow",
+    "exited": "text",
+    "oom": FAILED,
+    "killed": ATTENTION,
+}
 SEVERITIES = {"critical": FAILED, "warning": ATTENTION, "info": "blue"}
 CAUSES = {"capacity": "blue", "fragmentation": "orange", "limit": "purple", "external": "yellow"}
 

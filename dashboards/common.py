@@ -38,7 +38,9 @@ PARTS_EXPLAINED = (
     "that are alive count."
 )
 
-OOM_NOTE = Note("Out of memory", ranks.oom_moments(), "{{run}} rank {{rank}} on {{instance}} GPU {{gpu}}", "red")
+OOM_NOTE = Note(
+    "Out of memory", ranks.oom_moments(), "{{run}} rank {{rank}} on {{instance}} GPU {{gpu}}", "red"
+)
 
 
 def parts(query: Callable[[str], str]) -> list[Query]:
@@ -48,5 +50,8 @@ def parts(query: Callable[[str], str]) -> list[Query]:
 
 def link(uid: str, title: str, **columns: str) -> tuple[str, str]:
     """Where a click on a cell leads: another dashboard, its variables set from columns of the same row."""
-    chosen = "".join(f"&var-{name}=${{__data.fields[{column!r}]:percentencode}}" for name, column in columns.items())
+    chosen = "".join(
+        f"&var-{name}=${{__data.fields[{column!r}]:percentencode}}"
+        for name, column in columns.items()
+    )
     return f"Open {title}", f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{chosen}"

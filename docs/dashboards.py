@@ -25,7 +25,9 @@ with choice and time kept.
 
 def page() -> str:
     """The whole page as Markdown."""
-    boards = [json.loads((ROOT / "dashboards" / "json" / f"{name}.json").read_text()) for name in ORDER]
+    boards = [
+        json.loads((ROOT / "dashboards" / "json" / f"{name}.json").read_text()) for name in ORDER
+    ]
     return "\n".join([HEAD, *(_section(board) for board in boards)])
 
 

@@ -6,12 +6,12 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from torchmem.core.catalog import CATALOG, MetricSpec
+from torchmem.sample.catalog import CATALOG, MetricSpec
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 HEAD = """# Every metric
 
-Written by `make docs` from the catalogue, `sdk/src/torchmem/core/catalog.py`. Base units; ratios from 0 to 1. A value
+Written by `make docs` from the catalogue, `sdk/src/torchmem/sample/catalog.py`. Base units; ratios from 0 to 1. A value
 that is not known is not there: never 0, NaN or −1. In PromQL a gauge histogram is read by its `_bucket` series, and an
 info metric by its name with a 1 as value.
 """
@@ -24,8 +24,13 @@ def table() -> str:
 
 
 def _group(name: str, specs: list[MetricSpec]) -> str:
-    rows = [f"| `{spec.name}` | {spec.kind} | {', '.join(spec.labels) or '–'} | {spec.help} |" for spec in specs]
-    return "\n".join([f"## {name}\n", "| metric | kind | labels | meaning |", "|---|---|---|---|", *rows])
+    rows = [
+        f"| `{spec.name}` | {spec.kind} | {', '.join(spec.labels) or '–'} | {spec.help} |"
+        for spec in specs
+    ]
+    return "\n".join(
+        [f"## {name}\n", "| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]
+    )
 
 
 def main(arguments: list[str]) -> int:

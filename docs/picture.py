@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from torchmem.cli.demo.readings import Exposition
-from torchmem.cli.demo.view import Heading, screen
+from torchmem.demo.screen import Exposition, Heading, screen
 
 PICTURE = Path(__file__).resolve().parent / "demo.svg"
 URL = "http://127.0.0.1:9847"

@@ -63,7 +63,9 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def loss(self, tokens: Tensor, targets: Tensor, chunk: int | None) -> Tensor:
@@ -89,17 +91,33 @@ def train(steps: int, positions: int, chunk: int | None) -> None:
 
 def main() -> None:
     """Read the flags, train, and print what was needed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--positions", type=int, default=8192, help="tokens per batch (default: %(default)s)")
-    parser.add_argument("--fused", action="store_true", help="projection and loss in one custom Function")
-    parser.add_argument("--chunk", type=int, default=1024, help="positions at a time (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--positions", type=int, default=8192, help="tokens per batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--fused", action="store_true", help="projection and loss in one custom Function"
+    )
+    parser.add_argument(
+        "--chunk", type=int, default=1024, help="positions at a time (default: %(default)s)"
+    )
     flags = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
+        print(
+            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     train(flags.steps, flags.positions, flags.chunk if flags.fused else None)
-    allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    allocated, reserved = (
+        torch.cuda.max_memory_allocated() / GIB,
+        torch.cuda.max_memory_reserved() / GIB,
+    )
     print(f"peak allocated {allocated:.2f} GiB  peak reserved {reserved:.2f} GiB")
 
 

@@ -35,7 +35,9 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
         self.mlp_norm = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform hidden states of shape (batch, length, width)."""
@@ -88,19 +90,36 @@ def train(steps: int, batch: int, seed: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step % 10 == 0:
-            allocated, reserved = torch.cuda.memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB
-            print(f"step {step:5}  allocated {allocated:6.2f} GiB  reserved {reserved:6.2f} GiB", flush=True)
+            allocated, reserved = (
+                torch.cuda.memory_allocated() / GIB,
+                torch.cuda.memory_reserved() / GIB,
+            )
+            print(
+                f"step {step:5}  allocated {allocated:6.2f} GiB  reserved {reserved:6.2f} GiB",
+                flush=True,
+            )
 
 
 def main() -> None:
     """Read the flags and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences per batch (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, help="optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=8, help="sequences per batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
+        print(
+            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     train(arguments.steps, arguments.batch, arguments.seed)
 

@@ -38,7 +38,9 @@ class RandomText(Dataset[dict[str, torch.Tensor]]):
         return self.sequences
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(VOCABULARY, (self.length,), generator=torch.Generator().manual_seed(index))
+        tokens = torch.randint(
+            VOCABULARY, (self.length,), generator=torch.Generator().manual_seed(index)
+        )
         return {"input_ids": tokens, "labels": tokens}
 
 
@@ -75,13 +77,32 @@ def train(model: LlamaForCausalLM, data: RandomText, flags: argparse.Namespace) 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--steps", type=int, default=200, help="optimizer steps (default: %(default)s)")
-    flags.add_argument("--batch", type=int, default=8, help="sequences per batch (default: %(default)s)")
-    flags.add_argument("--length", type=int, default=1024, help="tokens per sequence (default: %(default)s)")
-    flags.add_argument("--width", type=int, default=768, help="hidden size, a multiple of 64 (default: %(default)s)")
-    flags.add_argument("--layers", type=int, default=12, help="decoder layers (default: %(default)s)")
-    flags.add_argument("--gradient-checkpointing", action="store_true", help="recompute activations in the backward")
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument(
+        "--steps", type=int, default=200, help="optimizer steps (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--batch", type=int, default=8, help="sequences per batch (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--length", type=int, default=1024, help="tokens per sequence (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--width",
+        type=int,
+        default=768,
+        help="hidden size, a multiple of 64 (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--layers", type=int, default=12, help="decoder layers (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="recompute activations in the backward",
+    )
     return flags
 
 
@@ -89,11 +110,17 @@ def main() -> None:
     """Read the flags, train, and print what was needed."""
     flags = parser().parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
+        print(
+            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     model = llama(flags.width, flags.layers, flags.length)
     train(model, RandomText(flags.steps * flags.batch, flags.length), flags)
-    allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    allocated, reserved = (
+        torch.cuda.max_memory_allocated() / GIB,
+        torch.cuda.max_memory_reserved() / GIB,
+    )
     print(f"peak allocated {allocated:.2f} GiB  peak reserved {reserved:.2f} GiB")
 
 

@@ -38,7 +38,9 @@ class RandomImages(Dataset[tuple[Tensor, int]]):
         return self.images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.randn(PATCHES, PATCH, generator=torch.Generator().manual_seed(index)), index % CLASSES
+        return torch.randn(
+            PATCHES, PATCH, generator=torch.Generator().manual_seed(index)
+        ), index % CLASSES
 
 
 class VisionTransformer(lightning.LightningModule):
@@ -89,12 +91,30 @@ def trainer(steps: int, accumulate: int) -> lightning.Trainer:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--steps", type=int, default=200, help="optimizer steps (default: %(default)s)")
-    flags.add_argument("--batch", type=int, default=64, help="images per batch (default: %(default)s)")
-    flags.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: %(default)s)")
-    flags.add_argument("--width", type=int, default=768, help="hidden size, a multiple of 12 (default: %(default)s)")
-    flags.add_argument("--layers", type=int, default=12, help="encoder layers (default: %(default)s)")
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument(
+        "--steps", type=int, default=200, help="optimizer steps (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--batch", type=int, default=64, help="images per batch (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--accumulate",
+        type=int,
+        default=1,
+        help="batches per optimizer step (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--width",
+        type=int,
+        default=768,
+        help="hidden size, a multiple of 12 (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--layers", type=int, default=12, help="encoder layers (default: %(default)s)"
+    )
     return flags
 
 
@@ -102,11 +122,17 @@ def main() -> None:
     """Read the flags, train, and print what was needed."""
     flags = parser().parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
+        print(
+            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     data = DataLoader(RandomImages(flags.steps * flags.batch * flags.accumulate), flags.batch)
     trainer(flags.steps, flags.accumulate).fit(VisionTransformer(flags.width, flags.layers), data)
-    allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    allocated, reserved = (
+        torch.cuda.max_memory_allocated() / GIB,
+        torch.cuda.max_memory_reserved() / GIB,
+    )
     print(f"peak allocated {allocated:.2f} GiB  peak reserved {reserved:.2f} GiB")
 
 

@@ -41,12 +41,16 @@ class Stage(nn.Module):
             return self.head(self.norm(self.blocks(x)))
 
 
-def pipeline_stage(module: Stage, arguments: argparse.Namespace, device: torch.device) -> PipelineStage:
+def pipeline_stage(
+    module: Stage, arguments: argparse.Namespace, device: torch.device
+) -> PipelineStage:
     """The stage with the shapes that it receives and sends, so that ranks need not ask each other for them."""
     rank, stages, length = dist.get_rank(), dist.get_world_size(), arguments.sequence
     tokens = torch.empty(1, length, dtype=torch.long, device="meta")
     hidden = torch.empty(1, length, arguments.width, device="meta", requires_grad=True)
-    scores = torch.empty(1, length, VOCABULARY, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    scores = torch.empty(
+        1, length, VOCABULARY, dtype=torch.bfloat16, device="meta", requires_grad=True
+    )
     takes, gives = tokens if rank == 0 else hidden, scores if rank == stages - 1 else hidden
     return PipelineStage(module, rank, stages, device, input_args=(takes,), output_args=(gives,))
 
@@ -59,7 +63,9 @@ def main() -> None:
     with torch.device("meta"):
         model = Transformer(arguments.width, arguments.layers, arguments.sequence)
     module = Stage(model, dist.get_rank(), dist.get_world_size()).to_empty(device=device)
-    schedule = Schedule1F1B(pipeline_stage(module, arguments, device), arguments.batch, next_token_loss)
+    schedule = Schedule1F1B(
+        pipeline_stage(module, arguments, device), arguments.batch, next_token_loss
+    )
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4)
     for step in range(1, arguments.steps + 1):
         tokens = torch.randint(VOCABULARY, (arguments.batch, arguments.sequence + 1)).to(device)

@@ -44,7 +44,9 @@ class Bottleneck(nn.Module):
             *convolution(width, 4 * width, 1),
         )  # fmt: skip
         changes = stride > 1 or inputs != 4 * width
-        self.shortcut = nn.Sequential(*convolution(inputs, 4 * width, 1, stride)) if changes else nn.Identity()
+        self.shortcut = (
+            nn.Sequential(*convolution(inputs, 4 * width, 1, stride)) if changes else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform images of shape (batch, channels, height, width)."""
@@ -57,7 +59,9 @@ class ResNet50(nn.Module):
     def __init__(self, *, again: bool) -> None:
         super().__init__()
         self.again = again
-        self.stem = nn.Sequential(*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1))
+        self.stem = nn.Sequential(
+            *convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)
+        )
         inputs, blocks = 64, []
         for stage, (count, width) in enumerate(zip(BLOCKS, WIDTHS, strict=True)):
             for block in range(count):
@@ -78,7 +82,10 @@ def show(step: int) -> None:
     """Print the memory of the process's tensors, its highest, and what PyTorch took from the driver."""
     allocated, peak = torch.cuda.memory_allocated() / GIB, torch.cuda.max_memory_allocated() / GIB
     reserved = torch.cuda.memory_reserved() / GIB
-    print(f"step {step:5}  allocated {allocated:6.2f} GiB  peak {peak:6.2f}  reserved {reserved:6.2f}", flush=True)
+    print(
+        f"step {step:5}  allocated {allocated:6.2f} GiB  peak {peak:6.2f}  reserved {reserved:6.2f}",
+        flush=True,
+    )
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -102,15 +109,30 @@ def train(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the flags and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="images per batch (default: %(default)s)")
-    parser.add_argument("--amp", action="store_true", help="mixed precision: float16 with loss scaling")
-    parser.add_argument("--checkpoint", action="store_true", help="recompute each block's activations when needed")
-    parser.add_argument("--channels-last", action="store_true", help="keep images as NHWC in memory")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=64, help="images per batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--amp", action="store_true", help="mixed precision: float16 with loss scaling"
+    )
+    parser.add_argument(
+        "--checkpoint", action="store_true", help="recompute each block's activations when needed"
+    )
+    parser.add_argument(
+        "--channels-last", action="store_true", help="keep images as NHWC in memory"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)", file=sys.stderr)
+        print(
+            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     torch.manual_seed(0)
     train(arguments)

@@ -23,7 +23,14 @@ sdk.instrument()  # torchmem
 def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
     """Split attention by heads, the feed-forward network by columns and then rows, the vocabulary by tokens."""
     columns, rows = ColwiseParallel(), RowwiseParallel()
-    plan = {"query": columns, "key": columns, "value": columns, "out": rows, "up": columns, "down": rows}
+    plan = {
+        "query": columns,
+        "key": columns,
+        "value": columns,
+        "out": rows,
+        "up": columns,
+        "down": rows,
+    }
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
     ends = {

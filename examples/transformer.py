@@ -54,7 +54,9 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Score the next token at every position: (batch, length) to (batch, length, vocabulary)."""
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -67,12 +69,24 @@ def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 def flags(description: str | None) -> argparse.ArgumentParser:
     """The flags that all of these examples have."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=1024, help="hidden size (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=12, help="transformer blocks (default: %(default)s)")
-    parser.add_argument("--sequence", type=int, default=1024, help="tokens in a sequence (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=4, help="sequences of one rank's batch (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--width", type=int, default=1024, help="hidden size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--layers", type=int, default=12, help="transformer blocks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sequence", type=int, default=1024, help="tokens in a sequence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=4, help="sequences of one rank's batch (default: %(default)s)"
+    )
     return parser
 
 
@@ -89,4 +103,7 @@ def own_device() -> torch.device:
 def print_memory(step: int, rank: int) -> None:
     """Say what the step left on this rank's GPU, and the most that there was."""
     allocated, peak = torch.cuda.memory_allocated() / GIB, torch.cuda.max_memory_allocated() / GIB
-    print(f"rank {rank}  step {step:4}  allocated {allocated:7.2f} GiB  peak {peak:7.2f} GiB", flush=True)
+    print(
+        f"rank {rank}  step {step:4}  allocated {allocated:7.2f} GiB  peak {peak:7.2f} GiB",
+        flush=True,
+    )

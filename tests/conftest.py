@@ -29,7 +29,11 @@ def root() -> Path:
 def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The developer's own TORCHMEM_* variables and launcher must not change a test."""
     for name in list(os.environ):
-        if name.startswith(("TORCHMEM_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "LOCAL_RANK", "WORLD_SIZE"}:
+        if name.startswith(("TORCHMEM_", "SLURM_", "OMPI_", "PMI_")) or name in {
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+        }:
             monkeypatch.delenv(name)
 
 
@@ -54,4 +58,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, (programs, remedy) in needs.items():
             missing = [program for program in programs if not shutil.which(program)]
             if item.get_closest_marker(marker) and missing:
-                item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} not on PATH; {remedy}"))
+                item.add_marker(
+                    pytest.mark.skip(reason=f"{', '.join(missing)} not on PATH; {remedy}")
+                )

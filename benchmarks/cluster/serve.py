@@ -31,7 +31,9 @@ class Fleet:
 
     def __init__(self, plain: H100Node, changing: H100Node, speed: float, start: float) -> None:
         self._nodes = {False: plain, True: changing}
-        self._cards = {pid: card for each in (plain, changing) for card, pid in enumerate(each.pids)}
+        self._cards = {
+            pid: card for each in (plain, changing) for card, pid in enumerate(each.pids)
+        }
         self._speed, self._start = speed, start
         self._pieces: dict[bool, tuple[int, list[str]]] = {}
 
@@ -49,12 +51,21 @@ class Fleet:
     def _rendered(self, changing: bool, moment: float) -> list[str]:
         tick = int(moment / INTERVAL)
         if self._pieces.get(changing, (None,))[0] != tick:
-            self._pieces[changing] = tick, _CHANGING.split(self._nodes[changing].page(tick * INTERVAL))
+            self._pieces[changing] = (
+                tick,
+                _CHANGING.split(self._nodes[changing].page(tick * INTERVAL)),
+            )
         return self._pieces[changing][1]
 
 
-def _names(number: int, run: int, generation: int, cards: Mapping[int, int]) -> Callable[[str], str]:
-    known = {_NODE: f"{number:08x}", _NEW: f"train-{run}-{generation}", _OLD: f"train-{run}-{generation - 1}"}
+def _names(
+    number: int, run: int, generation: int, cards: Mapping[int, int]
+) -> Callable[[str], str]:
+    known = {
+        _NODE: f"{number:08x}",
+        _NEW: f"train-{run}-{generation}",
+        _OLD: f"train-{run}-{generation - 1}",
+    }
 
     def name(piece: str) -> str:
         if piece not in known:
@@ -94,4 +105,10 @@ if __name__ == "__main__":
         plain = stack.enter_context(h100_node(uuids, GPUS, _NEW, healthy=healthy))
         changing = stack.enter_context(h100_node(uuids, GPUS, _NEW, _OLD, healthy=healthy))
         fleet = Fleet(plain, changing, float(sys.argv[2]), float(sys.argv[3]))
-        uvicorn.run(application(fleet), host="127.0.0.1", port=int(sys.argv[1]), log_level="error", lifespan="off")
+        uvicorn.run(
+            application(fleet),
+            host="127.0.0.1",
+            port=int(sys.argv[1]),
+            log_level="error",
+            lifespan="off",
+        )

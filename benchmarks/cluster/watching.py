@@ -18,7 +18,9 @@ from support.dashboards import PANELS, filled_in
 from support.stack import ROOT, answers, free_port, get, running
 from support.waiting import until
 
-_DURATION = re.compile(r"(?<=\[)\d+[smhd](?=\])|(?<=offset )\d+[smhd]|(?<=for: )\d+[smhd]|(?<=interval: )\d+[smhd]")
+_DURATION = re.compile(
+    r"(?<=\[)\d+[smhd](?=\])|(?<=offset )\d+[smhd]|(?<=for: )\d+[smhd]|(?<=interval: )\d+[smhd]"
+)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 HOUR = 3600
 FLEET = "fleet: "
@@ -50,7 +52,9 @@ class Watcher:
 
     def ask(self, path: str, **parameters: Any) -> Any:
         """The data of an answer of the HTTP API."""
-        return json.loads(get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))["data"]
+        return json.loads(get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))[
+            "data"
+        ]
 
     def value(self, expression: str) -> float:
         """The single value of an expression; 0 without one."""
@@ -68,7 +72,11 @@ class Watcher:
 
     def panels(self) -> dict[str, float]:
         """Seconds that each panel of the dashboard Fleet waits: the sum over its queries."""
-        panels = {name.removeprefix(FLEET): panel for name, panel in PANELS.items() if name.startswith(FLEET)}
+        panels = {
+            name.removeprefix(FLEET): panel
+            for name, panel in PANELS.items()
+            if name.startswith(FLEET)
+        }
         return {name: sum(map(self._seconds, panel["targets"])) for name, panel in panels.items()}
 
     def _seconds(self, target: dict[str, Any]) -> float:
@@ -112,7 +120,10 @@ def _configure(folder: Path, server: str, nodes: int, speed: float) -> None:
     for path in (ROOT / "prometheus" / "rules").glob("*.yml"):
         (folder / "rules" / path.name).write_text(shortened(path.read_text(), speed))
     targets = [
-        {"targets": [server], "labels": {"instance": f"node-{number}", "__metrics_path__": f"/node/{number}/metrics"}}
+        {
+            "targets": [server],
+            "labels": {"instance": f"node-{number}", "__metrics_path__": f"/node/{number}/metrics"},
+        }
         for number in range(nodes)
     ]
     (folder / "targets.json").write_text(json.dumps(targets))

@@ -47,7 +47,9 @@ def sharded(shape: Shape) -> Decoder:
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("size", choices=SHAPES)
     parser.add_argument("--readings", type=Path, required=True, metavar="FILE")
     parser.add_argument("--steps", type=int, default=5)

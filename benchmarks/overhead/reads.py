@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.overhead.workload import make
 
-from torchmem.core.sample import Sample
+from torchmem.sample.sample import Sample
 from torchmem.sdk._identity import identify
 from torchmem.sdk._publish import RunFile
 from torchmem.sdk._recorder import Recorder
@@ -61,10 +61,14 @@ def measure(blocks: int) -> dict[str, object]:
     file = RunFile(Path(tempfile.mkdtemp(prefix="torchmem-benchmark-")), "1.sample.json")
 
     def sample() -> Sample:
-        return Sample(time.time(), process, recorder.samples(), allocator_settings=recorder.settings)
+        return Sample(
+            time.time(), process, recorder.samples(), allocator_settings=recorder.settings
+        )
 
     file.write(sample())
-    session = Session(resolve({"interval": 3600.0, "run_dir": file.path.parent}, {}), workload.backend, {})
+    session = Session(
+        resolve({"interval": 3600.0, "run_dir": file.path.parent}, {}), workload.backend, {}
+    )
     session.step()
     row = {
         "where": workload.where,

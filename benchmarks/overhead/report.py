@@ -16,16 +16,28 @@ def show_reads(rows: list[Figures]) -> str:
     """CPU time of the parts against the number of blocks."""
     names = ("step", "stats", "no_news", "publication", "snapshot")
     head = ("blocks", "step", "read of statistics", "tick without news", "publication", "snapshot")
-    return table(head, [(f"{row['blocks']:,}", *(microseconds(row[name]) for name in names)) for row in rows])
+    return table(
+        head, [(f"{row['blocks']:,}", *(microseconds(row[name]) for name in names)) for row in rows]
+    )
 
 
 def show_shares(shares: list[Figures], reads: list[Figures]) -> str:
     """Share of one core of every tool, and how the SDK's own account agrees."""
     head = ("tool", *(f"{share['nothing']['blocks']:,} blocks" for share in shares))
-    rows = [[name, *(share_of(name, share) for share in shares)] for name in tools.TOOLS if name != "nothing"]
-    own = ["torchmem, by its own account", *(percent(_exported(share["torchmem"])) for share in shares)]
+    rows = [
+        [name, *(share_of(name, share) for share in shares)]
+        for name in tools.TOOLS
+        if name != "nothing"
+    ]
+    own = [
+        "torchmem, by its own account",
+        *(percent(_exported(share["torchmem"])) for share in shares),
+    ]
     costs = {row["blocks"]: row["snapshot"] for row in reads}
-    usual = ["torchmem, in the long run", *(percent(long_run(share["torchmem"], costs)) for share in shares)]
+    usual = [
+        "torchmem, in the long run",
+        *(percent(long_run(share["torchmem"], costs)) for share in shares),
+    ]
     return table(head, [*rows, own, usual])
 
 
@@ -60,12 +72,17 @@ def show_steps(steps: Figures | None) -> str:
         else (name, tools.missing(name) or "", "")
         for name in tools.TOOLS
     ]
-    return table(head, rows) + f"\n\nA step takes {steps['nothing']['step_seconds'] * 1e3:.1f} ms without a tool."
+    return (
+        table(head, rows)
+        + f"\n\nA step takes {steps['nothing']['step_seconds'] * 1e3:.1f} ms without a tool."
+    )
 
 
 def show(found: Figures) -> str:
     """The whole report."""
-    imports = [f"{seconds * 1e3:.1f} ms beyond {module}" for module, seconds in found["import"].items()]
+    imports = [
+        f"{seconds * 1e3:.1f} ms beyond {module}" for module, seconds in found["import"].items()
+    ]
     memory = [
         f"{mebibytes(lasting)} at {int(blocks):,} blocks, {mebibytes(highest)} at its highest"
         for blocks, (lasting, highest) in found["memory"].items()

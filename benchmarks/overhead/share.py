@@ -16,7 +16,7 @@ from typing import Any, cast
 from benchmarks.overhead import tools
 from benchmarks.overhead.workload import Workload, make
 
-from torchmem.core.backend import Backend
+from torchmem.allocator.backend import Backend
 
 WARM_UP_SECONDS = 10.0
 

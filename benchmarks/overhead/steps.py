@@ -25,7 +25,9 @@ def training_step() -> Callable[[], None]:
     """A small model's forward, backward and AdamW step; each waits for the GPU at its end."""
     import torch
 
-    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())]
+    layers = [
+        layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())
+    ]
     model: Any = torch.nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -57,7 +59,9 @@ def compare(name: str, step: Callable[[], None], seconds: float, turns: int) -> 
     nothing, tool = tools.make("nothing"), tools.make(name)
     pairs = []
     for number in range(turns):
-        if number % 2:  # every other pair the other way round, so that a drift of the machine cancels
+        if (
+            number % 2
+        ):  # every other pair the other way round, so that a drift of the machine cancels
             with_tool = turn(tool, step, seconds)
             pairs.append((turn(nothing, step, seconds), with_tool))
         else:
@@ -72,8 +76,14 @@ def compare(name: str, step: Callable[[], None], seconds: float, turns: int) -> 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """Median of the ratios with the bootstrap's 2.5 % and 97.5 % quantiles."""
     chance = random.Random(0)  # noqa: S311 - a resampling, not a secret
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return statistics.median(ratios), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
+    medians = sorted(
+        statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
+    )
+    return (
+        statistics.median(ratios),
+        medians[int(0.025 * RESAMPLES)],
+        medians[int(0.975 * RESAMPLES)],
+    )
 
 
 def main(seconds: str, turns: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from benchmarks.overhead.workload import has_cuda
 
 from torchmem import sdk
-from torchmem.core.backend import Backend
+from torchmem.allocator.backend import Backend
 
 
 class Tool(Protocol):

@@ -15,9 +15,13 @@ def registry(series: int) -> CollectorRegistry:
     """Gauges with five labels each, dealt out evenly to the families."""
     found = CollectorRegistry()
     for number in range(min(FAMILIES, series)):
-        gauge = Gauge(f"floor_{number}_bytes", "As long as a help text of ours.", LABELS, registry=found)
+        gauge = Gauge(
+            f"floor_{number}_bytes", "As long as a help text of ours.", LABELS, registry=found
+        )
         for rank in range(number, series, FAMILIES):
-            gauge.labels("0", "GPU-00000000-0000-4000-8000-00000000000a", str(rank), "4242", "night").set(rank << 20)
+            gauge.labels(
+                "0", "GPU-00000000-0000-4000-8000-00000000000a", str(rank), "4242", "night"
+            ).set(rank << 20)
     return found
 
 

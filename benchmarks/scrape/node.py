@@ -12,10 +12,9 @@ from pathlib import Path
 from support import fake_nvml
 from support.samples import full_sample
 
-from torchmem.core import proc
-from torchmem.core.codec import encode
-from torchmem.core.rundir import sample_name
-from torchmem.core.sample import Sample
+from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.sample.run_directory import sample_name
+from torchmem.sample.sample import Sample, encode
 
 MAX_LISTED = 90  # processes of one GPU that one line of the fake's file can hold
 GIB = 1 << 30
@@ -48,20 +47,26 @@ class Node:
 
     def environment(self) -> dict[str, str]:
         """Where nvidia-ml-py finds these GPUs; the fake keeps no log of its calls."""
-        return {name: value for name, value in self._fake.environment().items() if name != "FAKE_NVML_LOG"}
+        return {
+            name: value
+            for name, value in self._fake.environment().items()
+            if name != "FAKE_NVML_LOG"
+        }
 
     def publish(self) -> None:
         """Every rank replaces its file, as it does once a second: no scrape finds one that it knows."""
         now = time.time()
         for sample in self._samples:
             process = sample.process
-            path = self.run_dir / sample_name(process.pid, process.pid_namespace, process.start_ticks)
+            path = self.run_dir / sample_name(
+                process.pid, process.pid_namespace, process.start_ticks
+            )
             path.with_suffix(".new").write_bytes(encode(replace(sample, timestamp=now)))
             path.with_suffix(".new").replace(path)
 
     def _sample(self, rank: int, pid: int) -> Sample:
         sample = full_sample(rank, pid, self._uuids[rank % len(self._uuids)])
-        own = replace(sample.process, pid_namespace=proc.pid_namespace(), start_ticks=proc.start_ticks(pid))
+        own = replace(sample.process, pid_namespace=pid_namespace(), start_ticks=start_ticks(pid))
         return replace(sample, process=own)
 
     def _state(self, pids: Sequence[int]) -> str:
@@ -72,7 +77,10 @@ class Node:
         head, *sections = self._fake.text.split("\n[gpu ")
         shared, card = sections[0], sections[2].split("]\n", 1)[1]
         head = "\n".join(line for line in head.splitlines() if not line.startswith("event."))
-        cards = [self._card(card, index, pids[index :: len(self._uuids)]) for index in range(len(self._uuids))]
+        cards = [
+            self._card(card, index, pids[index :: len(self._uuids)])
+            for index in range(len(self._uuids))
+        ]
         return "\n[gpu ".join([head, shared, *cards])
 
     def _card(self, text: str, index: int, pids: Sequence[int]) -> str:
@@ -86,4 +94,8 @@ class Node:
             "ProcessUtilization": " ".join(f"{pid}:now:1:1:0:0" for pid in listed),
         }
         lines = [line for line in text.splitlines() if line.split(" = ")[0] not in own]
-        return f"{index}]\n" + "\n".join([*lines, *(f"{key} = {value}" for key, value in own.items())]) + "\n"
+        return (
+            f"{index}]\n"
+            + "\n".join([*lines, *(f"{key} = {value}" for key, value in own.items())])
+            + "\n"
+        )

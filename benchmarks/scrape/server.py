@@ -50,7 +50,10 @@ class Server:
         start = time.perf_counter()
         try:
             answer, body = self._get()
-        except (http.client.RemoteDisconnected, ConnectionError):  # an idle connection that it has closed
+        except (
+            http.client.RemoteDisconnected,
+            ConnectionError,
+        ):  # an idle connection that it has closed
             self._connection.close()
             answer, body = self._get()
         seconds = time.perf_counter() - start
@@ -81,7 +84,9 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     port = _free_port()
     with tempfile.TemporaryFile() as log:
         words = [word.replace("PORT", str(port)) for word in command]
-        popen = subprocess.Popen(words, env=dict(environment), stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+        popen = subprocess.Popen(
+            words, env=dict(environment), stdout=log, stderr=log, cwd=Path(__file__).parents[2]
+        )
         try:
             if not _listens(popen, port):
                 log.seek(0)

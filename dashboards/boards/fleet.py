@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dashboards import choices, common
 from dashboards.colors import CAUSES, SEVERITIES, STATES
-from dashboards.panels import Board, Column, Panel, Query, Text, bars, joined_table, lines, stack, stat_panel
+from dashboards.panels import (
+    Board,
+    Column,
+    Panel,
+    Query,
+    Text,
+    bars,
+    joined_table,
+    lines,
+    stack,
+    stat_panel,
+)
 from dashboards.panels.units import AGO, BYTES, COUNT, PER_MINUTE, RATIO, SECONDS
 from dashboards.queries import fleet, oom, ranks, recorded
 
@@ -64,7 +75,11 @@ def _states() -> Panel:
         "What do all training processes do? stalled: alive, but no step for a while. Ended ones count for 15 minutes.",
         "No ranks",
     )
-    return stat_panel(text, Query(ranks.by_state(), "{{state}}"), COUNT, colors=STATES).span(8).height(8)
+    return (
+        stat_panel(text, Query(ranks.by_state(), "{{state}}"), COUNT, colors=STATES)
+        .span(8)
+        .height(8)
+    )
 
 
 def _tightest() -> Panel:
@@ -114,7 +129,9 @@ def _wasteful() -> Panel:
         Column("GPU", label="gpu"),
         Column("Wasted", fleet.wasteful_share(), unit=RATIO, bar=True),
         Column("Idle, but held", fleet.wasteful(recorded.IDLE_HELD), words={"0": "no", "1": "yes"}),
-        Column("Share of the last hour", fleet.wasteful(recorded.IDLE_HELD_1H), unit=RATIO, bar=True),
+        Column(
+            "Share of the last hour", fleet.wasteful(recorded.IDLE_HELD_1H), unit=RATIO, bar=True
+        ),
         Column("Memory", fleet.wasteful(recorded.TOTAL), unit=BYTES),
     ]
     return joined_table(text, columns, sort="Wasted", descending=True).height(8)

@@ -19,8 +19,8 @@ from dashboards.panels import (
 from dashboards.panels.units import AGO, BYTES, COUNT, PER_MINUTE, RATIO
 from dashboards.queries import oom
 
-from torchmem.core import catalog
-from torchmem.core.alloc_conf import LAST_PARSED
+from torchmem.allocator.settings import LAST_PARSED
+from torchmem.sample import catalog
 
 NOBODY = "No rank ran out of memory in this time range"
 
@@ -128,8 +128,14 @@ def _settings() -> Panel:
     )
     names = {"expandable_segments": "Expandable segments", LAST_PARSED: "As last parsed"}
     query = oom.settings(*names)
-    columns = [Column("Run", label="run"), Column("Rank", label="rank"), Column("Node", label="instance")]
-    return joined_table(text, [*columns, *(Column(words, query, label=name) for name, words in names.items())])
+    columns = [
+        Column("Run", label="run"),
+        Column("Rank", label="rank"),
+        Column("Node", label="instance"),
+    ]
+    return joined_table(
+        text, [*columns, *(Column(words, query, label=name) for name, words in names.items())]
+    )
 
 
 BOARD = Board(

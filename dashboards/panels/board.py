@@ -68,7 +68,9 @@ def dashboard(board: Board, siblings: Mapping[str, str]) -> Json:
         .refresh("30s")
         .links([_link(uid, title) for uid, title in siblings.items() if uid != board.uid])
         .annotations([_annotation(note) for note in board.notes])
-        .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+        .with_variable(
+            builders.DatasourceVariable("datasource").label("Data source").type("prometheus")
+        )
     )
     for choice in board.choices:
         builder.with_variable(_variable(choice))
@@ -80,13 +82,33 @@ def dashboard(board: Board, siblings: Mapping[str, str]) -> Json:
 
 
 def _link(uid: str, title: str) -> builders.DashboardLink:
-    link = builders.DashboardLink(title).type(models.DashboardLinkType.LINK).icon("dashboard").url(f"/d/{uid}")
-    return link.include_vars(True).keep_time(True).tooltip(f"Open {title} with the same choice and time")
+    link = (
+        builders.DashboardLink(title)
+        .type(models.DashboardLinkType.LINK)
+        .icon("dashboard")
+        .url(f"/d/{uid}")
+    )
+    return (
+        link.include_vars(True)
+        .keep_time(True)
+        .tooltip(f"Open {title} with the same choice and time")
+    )
 
 
 def _annotation(note: Note) -> builders.AnnotationQuery:
-    query = builders.AnnotationQuery().name(note.name).datasource(DATASOURCE).enable(True).icon_color(note.color)
-    return query.expr(note.expr).use_value_for_time(True).title_format(note.name).text_format(note.text)
+    query = (
+        builders.AnnotationQuery()
+        .name(note.name)
+        .datasource(DATASOURCE)
+        .enable(True)
+        .icon_color(note.color)
+    )
+    return (
+        query.expr(note.expr)
+        .use_value_for_time(True)
+        .title_format(note.name)
+        .text_format(note.text)
+    )
 
 
 def _variable(choice: Choice) -> builders.QueryVariable:
@@ -102,15 +124,23 @@ def _variable(choice: Choice) -> builders.QueryVariable:
     if choice.hidden:
         variable.hide(models.VariableHide.HIDE_VARIABLE)
     if choice.single is not None:
-        return variable.current(models.VariableOption(selected=True, text=choice.single, value=choice.single))
+        return variable.current(
+            models.VariableOption(selected=True, text=choice.single, value=choice.single)
+        )
     return variable.multi(True).include_all(True).all_value(".*").current(ALL)
 
 
 def _cleaned(board: Json) -> Json:
     """Give every panel its number and drop what the generator adds and Grafana's own types do not know."""
-    panels, templating, annotations = board["panels"], board["templating"], board.get("annotations", {})
+    panels, templating, annotations = (
+        board["panels"],
+        board["templating"],
+        board.get("annotations", {}),
+    )
     links = board.get("links")
-    if not (isinstance(panels, list) and isinstance(templating, dict) and isinstance(annotations, dict)):
+    if not (
+        isinstance(panels, list) and isinstance(templating, dict) and isinstance(annotations, dict)
+    ):
         raise TypeError(
             "the generator's JSON has no list of panels or no variables: grafana-foundation-sdk has changed"
         )

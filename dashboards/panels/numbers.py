@@ -11,7 +11,12 @@ from grafana_foundation_sdk.models import common as models
 
 
 def stat_panel(
-    text: Text, query: Query, unit: str, *, warn_above: float | None = None, colors: Mapping[str, str] | None = None
+    text: Text,
+    query: Query,
+    unit: str,
+    *,
+    warn_above: float | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> stat.Panel:
     """One number per series. It is neutral unless `warn_above` or the colour of a series says otherwise."""
     warned = [] if warn_above is None else [(warn_above, ATTENTION)]

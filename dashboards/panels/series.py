@@ -11,11 +11,22 @@ from grafana_foundation_sdk.models import common as models
 from grafana_foundation_sdk.models import dashboard as dashboard_models
 
 
-def lines(text: Text, queries: Sequence[Query], unit: str, *, mark: float | None = None) -> timeseries.Panel:
+def lines(
+    text: Text, queries: Sequence[Query], unit: str, *, mark: float | None = None
+) -> timeseries.Panel:
     """Lines over time; `mark` draws a dashed line at a value that matters."""
-    panel = framed(timeseries.Panel(), text, unit, span=12, height=8).min(0).line_width(1).fill_opacity(0)
+    panel = (
+        framed(timeseries.Panel(), text, unit, span=12, height=8)
+        .min(0)
+        .line_width(1)
+        .fill_opacity(0)
+    )
     panel.show_points(models.VisibilityMode.NEVER).legend(legend())
-    panel.tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI).sort(models.SortOrder.DESCENDING))
+    panel.tooltip(
+        common.VizTooltipOptions()
+        .mode(models.TooltipDisplayMode.MULTI)
+        .sort(models.SortOrder.DESCENDING)
+    )
     for index, query in enumerate(queries):
         panel.with_target(target(query, index))
         if query.color:
@@ -25,19 +36,30 @@ def lines(text: Text, queries: Sequence[Query], unit: str, *, mark: float | None
 
 def _marked(panel: timeseries.Panel, value: float) -> timeseries.Panel:
     dashed = common.GraphThresholdsStyleConfig().mode(models.GraphThresholdsStyleMode.DASHED)
-    return panel.thresholds(steps((None, "transparent"), (value, ATTENTION))).thresholds_style(dashed)
+    return panel.thresholds(steps((None, "transparent"), (value, ATTENTION))).thresholds_style(
+        dashed
+    )
 
 
 def bars(text: Text, queries: Sequence[Query], unit: str) -> timeseries.Panel:
     """Bars over time that stand on each other: for events and other things that add up."""
-    panel = lines(text, queries, unit).draw_style(models.GraphDrawStyle.BARS).fill_opacity(70).line_width(0)
+    panel = (
+        lines(text, queries, unit)
+        .draw_style(models.GraphDrawStyle.BARS)
+        .fill_opacity(70)
+        .line_width(0)
+    )
     return panel.stacking(_stacked())
 
 
-def stack(text: Text, queries: Sequence[Query], unit: str, total: Query, repeat: str | None = None) -> timeseries.Panel:
+def stack(
+    text: Text, queries: Sequence[Query], unit: str, total: Query, repeat: str | None = None
+) -> timeseries.Panel:
     """Areas that add up to the dashed line `total`; one panel for each value of the variable `repeat`."""
     panel = lines(text, [*queries, total], unit).span(24).height(10).fill_opacity(70).line_width(0)
-    panel.stacking(_stacked()).tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI))
+    panel.stacking(_stacked()).tooltip(
+        common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI)
+    )
     panel.override_by_name(
         total.legend,
         [
@@ -45,7 +67,9 @@ def stack(text: Text, queries: Sequence[Query], unit: str, total: Query, repeat:
             dashboard_models.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
             dashboard_models.DynamicConfigValue("custom.fillOpacity", 0),
             dashboard_models.DynamicConfigValue("custom.lineWidth", 2),
-            dashboard_models.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
+            dashboard_models.DynamicConfigValue(
+                "custom.lineStyle", {"fill": "dash", "dash": [10, 10]}
+            ),
         ],
     )
     return panel.repeat(repeat).repeat_direction("h").max_per_row(2) if repeat else panel

@@ -20,8 +20,23 @@ from grafana_foundation_sdk.models import common as models
 from grafana_foundation_sdk.models import dashboard as dashboard_models
 
 Json = dict[str, object]
-Panel = heatmap.Panel | stat.Panel | statetimeline.Panel | statushistory.Panel | table.Panel | timeseries.Panel
-P = TypeVar("P", heatmap.Panel, stat.Panel, statetimeline.Panel, statushistory.Panel, table.Panel, timeseries.Panel)
+Panel = (
+    heatmap.Panel
+    | stat.Panel
+    | statetimeline.Panel
+    | statushistory.Panel
+    | table.Panel
+    | timeseries.Panel
+)
+P = TypeVar(
+    "P",
+    heatmap.Panel,
+    stat.Panel,
+    statetimeline.Panel,
+    statushistory.Panel,
+    table.Panel,
+    timeseries.Panel,
+)
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -46,14 +61,18 @@ class Text:
 
 def framed(panel: P, text: Text, unit: str, span: int, height: int) -> P:
     """The panel with its words, unit and size; `span` is of 24 columns, `height` in Grafana's rows of 30 pixels."""
-    panel.title(text.title).description(text.description).no_value(text.empty).datasource(DATASOURCE)
+    panel.title(text.title).description(text.description).no_value(text.empty).datasource(
+        DATASOURCE
+    )
     panel.unit(unit).span(span).height(height)
     return panel
 
 
 def target(query: Query, index: int) -> prometheus.Dataquery:
     """The query as the panel's target A, B, C, ..."""
-    found = prometheus.Dataquery().datasource(DATASOURCE).expr(query.expr).ref_id(ref(index)).range()
+    found = (
+        prometheus.Dataquery().datasource(DATASOURCE).expr(query.expr).ref_id(ref(index)).range()
+    )
     return found.legend_format(query.legend) if query.legend else found
 
 
@@ -70,7 +89,9 @@ def fixed_color(color: str) -> dashboard_models.DynamicConfigValue:
 def steps(*values: tuple[float | None, str]) -> builders.ThresholdsConfig:
     """Colours from a value on; the first has None."""
     thresholds = [dashboard_models.Threshold(value=value, color=color) for value, color in values]
-    return builders.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(thresholds)
+    return (
+        builders.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(thresholds)
+    )
 
 
 def legend(*, shown: bool = True) -> common.VizLegendOptions:

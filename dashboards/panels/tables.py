@@ -31,17 +31,25 @@ class Column:
     width: int | None = None
 
 
-def joined_table(text: Text, columns: Sequence[Column], *, sort: str = "", descending: bool = False) -> table.Panel:
+def joined_table(
+    text: Text, columns: Sequence[Column], *, sort: str = "", descending: bool = False
+) -> table.Panel:
     """One row per label set that the queries of the columns share, columns in the given order, sorted by `sort`."""
     panel = framed(table.Panel(), text, units.Short, span=24, height=9)
     panel.with_transformation(models.DataTransformerConfig("merge", options={}))
-    panel.with_transformation(models.DataTransformerConfig("organize", options=_arrangement(columns)))
+    panel.with_transformation(
+        models.DataTransformerConfig("organize", options=_arrangement(columns))
+    )
     for index, query in enumerate(_column_queries(columns)):
         panel.with_target(target(Query(query), index).instant().format(PromQueryFormat.TABLE))
     for column in columns:
         if style := _column_style(column):
             panel.override_by_name(column.heading, style)
-    return panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(descending)]) if sort else panel
+    return (
+        panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(descending)])
+        if sort
+        else panel
+    )
 
 
 def _column_queries(columns: Sequence[Column]) -> list[str]:
@@ -54,7 +62,9 @@ def _arrangement(columns: Sequence[Column]) -> Json:
     values = {query: f"Value #{ref(index)}" for index, query in enumerate(_column_queries(columns))}
     shown = [column.label or values[column.query or ""] for column in columns]
     return {
-        "excludeByName": {name: True for name in ("Time", "uuid", *values.values()) if name not in shown},
+        "excludeByName": {
+            name: True for name in ("Time", "uuid", *values.values()) if name not in shown
+        },
         "indexByName": {name: index for index, name in enumerate(shown)},
         "renameByName": {name: column.heading for name, column in zip(shown, columns, strict=True)},
     }
@@ -65,13 +75,17 @@ def _column_style(column: Column) -> list[models.DynamicConfigValue]:
     if column.unit:
         style.append(models.DynamicConfigValue("unit", column.unit))
     if column.colors or column.words:
-        style.append(models.DynamicConfigValue("mappings", [{"type": "value", "options": _mapped(column)}]))
+        style.append(
+            models.DynamicConfigValue("mappings", [{"type": "value", "options": _mapped(column)}])
+        )
     if column.colors:
         style.append(models.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
     if column.bar:
         style += [models.DynamicConfigValue("min", 0), models.DynamicConfigValue("max", 1)]
         style.append(models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": "blue"}))
-        style.append(models.DynamicConfigValue("custom.cellOptions", {"type": "gauge", "mode": "basic"}))
+        style.append(
+            models.DynamicConfigValue("custom.cellOptions", {"type": "gauge", "mode": "basic"})
+        )
     if column.link:
         title, url = column.link
         style.append(models.DynamicConfigValue("links", [{"title": title, "url": url}]))
@@ -83,6 +97,7 @@ def _column_style(column: Column) -> list[models.DynamicConfigValue]:
 def _mapped(column: Column) -> dict[str, dict[str, str]]:
     colors, words = column.colors or {}, column.words or {}
     return {
-        value: {"text": words.get(value, value)} | ({"color": colors[value]} if value in colors else {})
+        value: {"text": words.get(value, value)}
+        | ({"color": colors[value]} if value in colors else {})
         for value in [*words, *(value for value in colors if value not in words)]
     }

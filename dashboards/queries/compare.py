@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.queries import recorded
 from dashboards.queries.select import RUN_ROW, row, select
 
-from torchmem.core.catalog import MetricSpec
+from torchmem.sample.catalog import MetricSpec
 
 BOTH, OTHER = '"$run|$compare"', '"$compare"'
 
@@ -22,7 +22,9 @@ def now(spec: MetricSpec) -> str:
 
 def change(function: str, spec: MetricSpec) -> str:
     """The chosen run's value minus the compared one's."""
-    chosen, other = (f"max({function}({_selector(spec, runs)}[$__range]))" for runs in ('"$run"', OTHER))
+    chosen, other = (
+        f"max({function}({_selector(spec, runs)}[$__range]))" for runs in ('"$run"', OTHER)
+    )
     return f"{chosen} - {other}"
 
 

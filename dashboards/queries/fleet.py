@@ -5,8 +5,8 @@ from __future__ import annotations
 from dashboards.queries import recorded
 from dashboards.queries.select import DEVICE_ROW, GPU_ROW, RUN_ROW, among, row, select
 
-from torchmem.core import catalog
-from torchmem.core.catalog import MetricSpec
+from torchmem.sample import catalog
+from torchmem.sample.catalog import MetricSpec
 
 # Rows of the table of ranks: the ones with the least headroom, and all whose headroom falls.
 TIGHTEST = 20
@@ -132,7 +132,9 @@ def alerts() -> str:
 
 def alerts_since() -> str:
     """Since when each of them is active, in milliseconds since 1970."""
-    return among(ALERT_ROW, row(ALERT_ROW, f"1000 * {_ours(select(recorded.ALERTS_SINCE))}"), alerts())
+    return among(
+        ALERT_ROW, row(ALERT_ROW, f"1000 * {_ours(select(recorded.ALERTS_SINCE))}"), alerts()
+    )
 
 
 def alerts_firing() -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dashboards.queries import recorded
 from dashboards.queries.select import live, rate, select
 
-from torchmem.core import catalog
-from torchmem.core.catalog import MetricSpec
+from torchmem.sample import catalog
+from torchmem.sample.catalog import MetricSpec
 
 
 def exporters_down() -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dashboards.queries import recorded
 from dashboards.queries.select import GPU_ROW, among, live, rate, row, select
 
-from torchmem.core import catalog
-from torchmem.core.catalog import CATALOG, MetricSpec
+from torchmem.sample import catalog
+from torchmem.sample.catalog import CATALOG, MetricSpec
 
 PROCESS_ROW = (*GPU_ROW, "pid")
 WHO = ("name", "user", "run", "rank", "slurm_job_id", "pod_uid")
@@ -123,11 +123,15 @@ def throttled() -> str:
     Only reasons that held at some moment of the dashboard's time range.
     """
     now, ever = (
-        select(nvml("throttle_active"), over=over).replace("}", ', reason!~"gpu_idle|applications_clocks_setting"}')
+        select(nvml("throttle_active"), over=over).replace(
+            "}", ', reason!~"gpu_idle|applications_clocks_setting"}'
+        )
         for over in ("", "$__range")
     )
     labels = ("instance", "gpu", "reason")
-    return among(labels, row(labels, now), f"({row(labels, f'max_over_time({ever} @ end())')} == 1)")
+    return among(
+        labels, row(labels, now), f"({row(labels, f'max_over_time({ever} @ end())')} == 1)"
+    )
 
 
 def mig(name: str) -> str:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dashboards.queries import recorded
-from dashboards.queries.select import DEVICE_ROW, GPU_ROW, PROCESS, RANK_ROW, among, rate, row, select
+from dashboards.queries.select import (
+    DEVICE_ROW,
+    GPU_ROW,
+    PROCESS,
+    RANK_ROW,
+    among,
+    rate,
+    row,
+    select,
+)
 
-from torchmem.core import catalog
-from torchmem.core.catalog import MetricSpec
+from torchmem.sample import catalog
+from torchmem.sample.catalog import MetricSpec
 
 STATES = ("running", "stalled", "exited", "oom", "killed")
 
@@ -137,7 +146,9 @@ def retries() -> str:
 
 def part(name: str) -> str:
     """One part of the memory of the GPUs on which a rank ran out of it."""
-    return f"sum({select(recorded.PART, part=name)} and on ({', '.join(GPU_ROW)}) {_at_last(GPU_ROW)})"
+    return (
+        f"sum({select(recorded.PART, part=name)} and on ({', '.join(GPU_ROW)}) {_at_last(GPU_ROW)})"
+    )
 
 
 def total() -> str:
@@ -147,5 +158,8 @@ def total() -> str:
 
 def states() -> str:
     """The state of each process as a number: its place in STATES."""
-    numbered = (f"{index} * ({select(catalog.PROCESS_STATE, state=name)} == 1)" for index, name in enumerate(STATES))
+    numbered = (
+        f"{index} * ({select(catalog.PROCESS_STATE, state=name)} == 1)"
+        for index, name in enumerate(STATES)
+    )
     return f"max without (state) ({' or '.join(numbered)})"

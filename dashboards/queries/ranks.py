@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.queries import recorded
 from dashboards.queries.select import DEVICE_ROW, PROCESS, RANK_ROW, live, rate, row, select
 
-from torchmem.core import catalog
+from torchmem.sample import catalog
 
 
 def by_state() -> str:
@@ -174,7 +174,9 @@ def table_state() -> str:
     """State of each process, as a label, on each of its devices."""
     devices = f"{select(catalog.RESERVED_PEAK)} * 0"
     state = f"({select(catalog.PROCESS_STATE)} == 1)"
-    return row(DEVICE_ROW, f"{devices} + on ({', '.join(PROCESS)}) group_left (state) {state}", "state")
+    return row(
+        DEVICE_ROW, f"{devices} + on ({', '.join(PROCESS)}) group_left (state) {state}", "state"
+    )
 
 
 def table_active_peak() -> str:

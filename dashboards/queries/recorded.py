@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmem.core.catalog import DEVICE, GPU, RANK, MetricSpec
+from torchmem.sample.catalog import DEVICE, GPU, RANK, MetricSpec
 
 
 def _rule(name: str, *labels: str) -> MetricSpec:

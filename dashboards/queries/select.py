@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dashboards.queries.recorded import LIVE
 
-from torchmem.core.catalog import CATALOG, GPU, PROCESS_STATE, RANK, MetricSpec
+from torchmem.sample.catalog import CATALOG, GPU, PROCESS_STATE, RANK, MetricSpec
 
 # Dashboard variables that narrow a query, by the label they apply to; `instance` is on every scraped series.
 FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}

@@ -34,9 +34,15 @@ _Manifest.add_representer(str, _text)
 def main(argv: list[str] | None = None) -> int:
     """Return 0, or with --check 1 where a committed file differs from what would be written."""
     parser = argparse.ArgumentParser(description="Write the generated Kubernetes manifests.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a file is out of date"
+    )
     check = parser.parse_args(argv).check
-    stale = {path: text for path, text in rendered().items() if not path.exists() or path.read_text() != text}
+    stale = {
+        path: text
+        for path, text in rendered().items()
+        if not path.exists() or path.read_text() != text
+    }
     for path, text in stale.items():
         if check:
             print(f"{path.relative_to(ROOT)} is out of date: run make kubernetes.", file=sys.stderr)
@@ -49,17 +55,27 @@ def main(argv: list[str] | None = None) -> int:
 def rendered() -> dict[Path, str]:
     """The text of every generated file."""
     return {
-        ROOT / "deploy/kubernetes/prometheus-operator/rules.yaml": _dump(_rules(), "prometheus/rules"),
+        ROOT / "deploy/kubernetes/prometheus-operator/rules.yaml": _dump(
+            _rules(), "prometheus/rules"
+        ),
         DASHBOARDS / "kustomization.yaml": _dump(_dashboards(), "the files beside it"),
     }
 
 
 def _rules() -> dict[str, Any]:
-    groups = [group for file in sorted(RULES.glob("*.yml")) for group in yaml.safe_load(file.read_text())["groups"]]
+    groups = [
+        group
+        for file in sorted(RULES.glob("*.yml"))
+        for group in yaml.safe_load(file.read_text())["groups"]
+    ]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "torchmem", "namespace": NAMESPACE, "labels": {"app.kubernetes.io/part-of": "torchmem"}},
+        "metadata": {
+            "name": "torchmem",
+            "namespace": NAMESPACE,
+            "labels": {"app.kubernetes.io/part-of": "torchmem"},
+        },
         "spec": {"groups": groups},
     }
 
@@ -75,7 +91,12 @@ def _dashboards() -> dict[str, Any]:
         "kind": "Component",
         "generatorOptions": {"disableNameSuffixHash": True, "labels": {"grafana_dashboard": "1"}},
         "configMapGenerator": [
-            {"name": f"torchmem-dashboard-{file.stem}", "namespace": NAMESPACE, "files": [file.name]} for file in files
+            {
+                "name": f"torchmem-dashboard-{file.stem}",
+                "namespace": NAMESPACE,
+                "files": [file.name],
+            }
+            for file in files
         ],
     }
 

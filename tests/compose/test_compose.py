@@ -54,7 +54,11 @@ def test_services_run_with_as_few_rights_as_they_can(service: dict[str, Any]) ->
 @EACH
 def test_every_service_says_whether_it_is_healthy(service: dict[str, Any]) -> None:
     """A health check is in the compose file or in our own image."""
-    ours = "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text() if "build" in service else False
+    ours = (
+        "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text()
+        if "build" in service
+        else False
+    )
     assert ours or service["healthcheck"]["test"][0] == "CMD"
 
 
@@ -65,14 +69,19 @@ def test_the_targets_are_services() -> None:
             for target in group["targets"]:
                 name, port = target.split(":")
                 assert f"127.0.0.1:{port}:{port}" in SERVICES[name]["ports"]
-    scraped = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
-    assert [{"demo"}] == [set(SERVICES[name]["profiles"]) for name in scraped["dns_sd_configs"][0]["names"]]
+    scraped = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())[
+        "scrape_configs"
+    ][0]
+    assert [{"demo"}] == [
+        set(SERVICES[name]["profiles"]) for name in scraped["dns_sd_configs"][0]["names"]
+    ]
 
 
 def test_both_environments_have_the_same_kinds_of_targets() -> None:
     """What is mounted over prometheus/targets in compose has the same files."""
     names = [
-        sorted(path.name for path in (ROOT / "prometheus" / kind).iterdir()) for kind in ("targets", "targets-compose")
+        sorted(path.name for path in (ROOT / "prometheus" / kind).iterdir())
+        for kind in ("targets", "targets-compose")
     ]
     assert names[0] == names[1]
 
@@ -81,7 +90,10 @@ def test_grafana_has_no_password_that_anybody_knows() -> None:
     """The password comes from the environment or is random; Grafana's own default is never in force."""
     grafana = SERVICES["grafana"]
     assert "${GRAFANA_PASSWORD:-}" in grafana["environment"].values()
-    assert 'GF_SECURITY_ADMIN_PASSWORD="$${GRAFANA_PASSWORD:-$$(head -c 32 /dev/urandom' in grafana["entrypoint"][-1]
+    assert (
+        'GF_SECURITY_ADMIN_PASSWORD="$${GRAFANA_PASSWORD:-$$(head -c 32 /dev/urandom'
+        in grafana["entrypoint"][-1]
+    )
     assert grafana["environment"]["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
 
 
@@ -90,7 +102,10 @@ def test_grafana_finds_what_is_provisioned() -> None:
     grafana = SERVICES["grafana"]
     port = grafana["environment"]["PROMETHEUS_URL"].removeprefix("http://prometheus:")
     assert f"127.0.0.1:{port}:{port}" in SERVICES["prometheus"]["ports"]
-    assert f"./dashboards/json:{grafana['environment']['TORCHMEM_DASHBOARDS']}:ro" in grafana["volumes"]
+    assert (
+        f"./dashboards/json:{grafana['environment']['TORCHMEM_DASHBOARDS']}:ro"
+        in grafana["volumes"]
+    )
     home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert (ROOT / "dashboards" / "json" / home.name).exists()
 

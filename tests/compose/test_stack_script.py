@@ -12,7 +12,9 @@ def stack(root: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     """Exit code and error text of the script."""
     command = [str(root / "deploy" / "stack.sh"), *arguments]
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     return ended.returncode, ended.stderr
 
 
@@ -22,7 +24,9 @@ def test_an_unknown_option_is_refused(root: Path) -> None:
     assert (2, expected) == stack(root, "--dmeo")
 
 
-def test_a_missing_prometheus_is_named_with_the_command_that_installs_it(root: Path, tmp_path: Path) -> None:
+def test_a_missing_prometheus_is_named_with_the_command_that_installs_it(
+    root: Path, tmp_path: Path
+) -> None:
     """Without Prometheus nothing starts, and the sentence says what to run."""
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
     (tmp_path / "bash").symlink_to("/bin/bash")
@@ -33,7 +37,5 @@ def test_a_missing_prometheus_is_named_with_the_command_that_installs_it(root: P
 @pytest.mark.stack
 def test_a_missing_torchmem_is_named_with_the_command_that_installs_it(root: Path) -> None:
     """The command of this package is looked for like any other, and can be pointed at."""
-    expected = (
-        "/nowhere/torchmem is not on PATH: run pip install 'torchmem[exporter]', or set TORCHMEM to the command.\n"
-    )
+    expected = "/nowhere/torchmem is not on PATH: run pip install 'torchmem[exporter]', or set TORCHMEM to the command.\n"
     assert (2, expected) == stack(root, TORCHMEM="/nowhere/torchmem")

@@ -49,19 +49,27 @@ def serving(text: str) -> Iterator[str]:
 def watched(tmp_path: Path) -> Iterator[Prometheus]:
     """A Prometheus that scrapes all of the nodes."""
     with ExitStack() as stack:
-        nodes = [stack.enter_context(serving((GOLDEN / f"{name}.metrics").read_text())) for name in NODES]
+        nodes = [
+            stack.enter_context(serving((GOLDEN / f"{name}.metrics").read_text())) for name in NODES
+        ]
         watching = stack.enter_context(prometheus(tmp_path, nodes[0]))
-        (tmp_path / "prometheus" / "targets" / "exporters.yml").write_text(json.dumps([{"targets": nodes}]))
+        (tmp_path / "prometheus" / "targets" / "exporters.yml").write_text(
+            json.dumps([{"targets": nodes}])
+        )
         yield watching
 
 
 @pytest.mark.stack
 def test_gpu_node_shows_all_that_the_driver_tells(watched: Prometheus) -> None:
     """On nodes that tell everything no query of the dashboard is empty, but for what these nodes do not tell."""
-    queries = {name.partition(": ")[2]: text for name, text in QUERIES.items() if name.startswith("node: ")}
+    queries = {
+        name.partition(": ")[2]: text for name, text in QUERIES.items() if name.startswith("node: ")
+    }
 
     def empty() -> set[str]:
-        return {name for name, text in queries.items() if not watched.query(filled_in(text, span="1m"))}
+        return {
+            name for name, text in queries.items() if not watched.query(filled_in(text, span="1m"))
+        }
 
     until(lambda: empty() <= UNTOLD, pause=1)
     assert UNTOLD == empty()

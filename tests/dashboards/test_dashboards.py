@@ -17,7 +17,9 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 def test_the_committed_json_is_current(root: Path) -> None:
     """What Grafana is given is what the Python describes."""
-    pytest.importorskip("grafana_foundation_sdk", reason="the dashboards' generator needs Python 3.11")
+    pytest.importorskip(
+        "grafana_foundation_sdk", reason="the dashboards' generator needs Python 3.11"
+    )
     command = [sys.executable, "dashboards/build.py", "--check"]
     built = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert (0, "") == (built.returncode, built.stderr)
@@ -43,9 +45,14 @@ def test_the_page_about_them_is_current(root: Path) -> None:
 
 def test_alerts_lead_to_dashboards_that_exist() -> None:
     """The link of every alert opens one of these dashboards and sets variables that it has."""
-    variables = {board["uid"]: {item["name"] for item in board["templating"]["list"]} for board in BOARDS.values()}
+    variables = {
+        board["uid"]: {item["name"] for item in board["templating"]["list"]}
+        for board in BOARDS.values()
+    }
     for alert in promql.rules("alert"):
-        path, _, chosen = alert["annotations"].get("dashboard_url", "/d/torchmem-fleet").partition("?")
+        path, _, chosen = (
+            alert["annotations"].get("dashboard_url", "/d/torchmem-fleet").partition("?")
+        )
         assert path.removeprefix("/d/") in variables, alert["alert"]
         assert set(re.findall(r"var-(\w+)=", chosen)) <= variables[path.removeprefix("/d/")]
 
@@ -64,9 +71,14 @@ def test_a_dashboard_says_what_it_is_for(board: Json) -> None:
 @each_board
 def test_a_dashboard_leads_to_all_others(board: Json) -> None:
     """Above the panels stands a link to every other dashboard, which keeps the choice and the time."""
-    others = {f"/d/{other['uid']}": other["title"] for other in BOARDS.values() if other is not board}
+    others = {
+        f"/d/{other['uid']}": other["title"] for other in BOARDS.values() if other is not board
+    }
     assert others == {link["url"]: link["title"] for link in board["links"]}
-    assert all(link["includeVars"] and link["keepTime"] and not link["targetBlank"] for link in board["links"])
+    assert all(
+        link["includeVars"] and link["keepTime"] and not link["targetBlank"]
+        for link in board["links"]
+    )
 
 
 @each_board
@@ -81,7 +93,10 @@ def test_panels_have_their_own_number_and_place(board: Json) -> None:
 
 
 def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
-    columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+    columns, rows = (
+        range(place["x"], place["x"] + place["w"]),
+        range(place["y"], place["y"] + place["h"]),
+    )
     return list(itertools.product(columns, rows))
 
 
@@ -89,7 +104,9 @@ def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
 def test_the_variables_narrow_from_left_to_right(board: Json) -> None:
     """Data source, run, node, GPU and rank can be chosen, all but the first several at once."""
     variables = board["templating"]["list"]
-    assert ["datasource", "run", "node", "gpu", "rank"] == [variable["name"] for variable in variables[:5]]
+    assert ["datasource", "run", "node", "gpu", "rank"] == [
+        variable["name"] for variable in variables[:5]
+    ]
     assert all(variable["multi"] and variable["includeAll"] for variable in variables[1:5])
     for index, variable in enumerate(variables):
         if variable.get("hide"):
@@ -101,4 +118,8 @@ def test_the_variables_narrow_from_left_to_right(board: Json) -> None:
 def test_two_runs_can_be_compared() -> None:
     """Training memory has a choice more: one run, none at first."""
     compare = BOARDS["training-memory"]["templating"]["list"][5]
-    assert ("compare", False, "none") == (compare["name"], compare["multi"], compare["current"]["value"])
+    assert ("compare", False, "none") == (
+        compare["name"],
+        compare["multi"],
+        compare["current"]["value"],
+    )

@@ -61,7 +61,9 @@ def test_red_means_that_something_ended_or_failed(panel: Json) -> None:
             assert override["matcher"]["options"] in {"oom", "State", "Severity"}
     assert "red" not in json.dumps(config["defaults"].get("thresholds", {})).replace("reduce", "")
     for mapping in config["defaults"].get("mappings", []):
-        assert {item["text"] for item in mapping["options"].values() if item.get("color") == "red"} <= {"oom", "failed"}
+        assert {
+            item["text"] for item in mapping["options"].values() if item.get("color") == "red"
+        } <= {"oom", "failed"}
 
 
 def test_the_same_thing_has_the_same_colour_everywhere() -> None:
@@ -70,8 +72,14 @@ def test_the_same_thing_has_the_same_colour_everywhere() -> None:
     for panel in PANELS.values():
         for override in panel["fieldConfig"]["overrides"]:
             for item in override["properties"]:
-                if item["id"] == "color" and override["matcher"]["id"] == "byName" and panel["type"] != "table":
-                    seen.setdefault(override["matcher"]["options"], set()).add(item["value"]["fixedColor"])
+                if (
+                    item["id"] == "color"
+                    and override["matcher"]["id"] == "byName"
+                    and panel["type"] != "table"
+                ):
+                    seen.setdefault(override["matcher"]["options"], set()).add(
+                        item["value"]["fixedColor"]
+                    )
     assert [] == [name for name, colors in seen.items() if len(colors) > 1]
     for name, color in {**STATES, **CAUSES}.items():
         assert seen[name] == {color}
@@ -79,24 +87,36 @@ def test_the_same_thing_has_the_same_colour_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "panel", [panel for panel in PANELS.values() if panel["type"] == "table"], ids=lambda panel: panel["title"]
+    "panel",
+    [panel for panel in PANELS.values() if panel["type"] == "table"],
+    ids=lambda panel: panel["title"],
 )
 def test_a_table_shows_no_raw_column(panel: Json) -> None:
     """Every label that a query of the table returns has a heading or is left out; links read headings that exist."""
     (options,) = [item["options"] for item in panel["transformations"] if item["id"] == "organize"]
-    dealt_with = set(options["renameByName"]) | {name for name, out in options["excludeByName"].items() if out}
+    dealt_with = set(options["renameByName"]) | {
+        name for name, out in options["excludeByName"].items() if out
+    }
     for target in panel["targets"]:
         grouped = re.match(r"(?:\d+ \* )?(?:label_join\()?\w+ by \(([^)]*)\)", target["expr"])
         assert grouped, target["expr"]
         assert set(grouped[1].split(", ")) <= dealt_with
     headings = set(options["renameByName"].values())
-    assert set(re.findall(r"__data\.fields\[\\?[\"']([^\"'\\]+)", json.dumps(panel["fieldConfig"]))) <= headings
+    assert (
+        set(re.findall(r"__data\.fields\[\\?[\"']([^\"'\\]+)", json.dumps(panel["fieldConfig"])))
+        <= headings
+    )
 
 
 def test_links_in_tables_lead_to_dashboards() -> None:
     """A click on a cell opens one of these dashboards, with the time range, the data source and a variable it has."""
-    uids = {board["uid"]: {item["name"] for item in board["templating"]["list"]} for board in BOARDS.values()}
+    uids = {
+        board["uid"]: {item["name"] for item in board["templating"]["list"]}
+        for board in BOARDS.values()
+    }
     text = json.dumps([panel["fieldConfig"] for panel in PANELS.values()])
-    links = re.findall(r"/d/([\w-]+)\?\$\{__url_time_range\}&\$\{datasource:queryparam\}&var-(\w+)=", text)
+    links = re.findall(
+        r"/d/([\w-]+)\?\$\{__url_time_range\}&\$\{datasource:queryparam\}&var-(\w+)=", text
+    )
     assert len(links) == text.count('"url"')
     assert all(variable in uids[uid] for uid, variable in links)

@@ -63,8 +63,14 @@ def test_the_choices_read_series_that_exist(name: str) -> None:
 
 def test_the_stack_shows_every_part_of_a_device() -> None:
     """Each part that the recording rules know is an area of every stack, so that the areas add up to the device."""
-    recorded = {rule["labels"]["part"] for rule in promql.rules("record") if "part" in rule.get("labels", {})}
+    recorded = {
+        rule["labels"]["part"]
+        for rule in promql.rules("record")
+        if "part" in rule.get("labels", {})
+    }
     stacks: dict[str, set[str]] = {}
     for name, expression in QUERIES.items():
-        stacks.setdefault(name.rpartition(" ")[0], set()).update(re.findall(r'part="(\w+)"', expression))
+        stacks.setdefault(name.rpartition(" ")[0], set()).update(
+            re.findall(r'part="(\w+)"', expression)
+        )
     assert [recorded] * 4 == [parts for parts in stacks.values() if parts]

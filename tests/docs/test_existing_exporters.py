@@ -70,17 +70,30 @@ def answers(folder: Path, series: dict[str, str]) -> list[int]:
 
     Promtool tells what it got when it was told to expect nothing; a label says to which query.
     """
-    asked = [f'label_replace(({text}), "query", "{number}", "", "")' for number, text in enumerate(QUERIES_OF_THE_PAGE)]
+    asked = [
+        f'label_replace(({text}), "query", "{number}", "", "")'
+        for number, text in enumerate(QUERIES_OF_THE_PAGE)
+    ]
     test = {
         "interval": "30s",
-        "input_series": [{"series": name, "values": f"{value}x6"} for name, value in series.items()],
-        "promql_expr_test": [{"expr": text, "eval_time": "2m", "exp_samples": []} for text in asked],
+        "input_series": [
+            {"series": name, "values": f"{value}x6"} for name, value in series.items()
+        ],
+        "promql_expr_test": [
+            {"expr": text, "eval_time": "2m", "exp_samples": []} for text in asked
+        ],
     }
     (folder / "page.yml").write_text(SNIPPETS[0])
     rules = [*map(str, RULES), "page.yml"]
-    (folder / "test.yml").write_text(json.dumps({"rule_files": rules, "evaluation_interval": "30s", "tests": [test]}))
+    (folder / "test.yml").write_text(
+        json.dumps({"rule_files": rules, "evaluation_interval": "30s", "tests": [test]})
+    )
     told = subprocess.run(
-        ["promtool", "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", "test.yml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     output = told.stdout + told.stderr
     assert told.returncode == 0 or "got:" in output, output
@@ -113,7 +126,10 @@ def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
     """Each piece of configuration on the page can be added to the shipped one."""
     (tmp_path / "prometheus.yml").write_text("scrape_configs: []\n" + snippet)
     checked = subprocess.run(
-        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -121,7 +137,9 @@ def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
 def test_what_is_sent_is_enough_for_fleet() -> None:
     """The names that the page keeps for a store are all that the dashboard Fleet, its marks and its choices read."""
     (relabel,) = yaml.safe_load(SNIPPETS[2])["remote_write"][0]["write_relabel_configs"]
-    texts = [filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")]
+    texts = [
+        filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")
+    ]
     read = {name for text in texts for name, _ in selectors(text)} | _names_of_choices()
     assert [] == sorted(name for name in read if not re.fullmatch(relabel["regex"], name))
 

@@ -32,7 +32,9 @@ def test_every_setting_is_documented_with_its_variable(readme: str) -> None:
     """The settings table names each field of `Settings`, its environment variable, and numeric defaults as they are."""
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", readme, re.MULTILINE))
 
-    assert {field.name: PREFIX + field.name.upper() for field in dataclasses.fields(Settings)} == rows
+    assert {
+        field.name: PREFIX + field.name.upper() for field in dataclasses.fields(Settings)
+    } == rows
     for field in dataclasses.fields(Settings):
         if isinstance(field.default, float):
             assert f"| `{field.name}` | `{rows[field.name]}` | {field.default:g} |" in readme
@@ -40,14 +42,20 @@ def test_every_setting_is_documented_with_its_variable(readme: str) -> None:
 
 def test_every_alert_is_listed(root: Path) -> None:
     """The table in docs/alerts.md names each alert of the rules once."""
-    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/", (root / "docs" / "alerts.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\| \[(\w+)\]\(runbooks/", (root / "docs" / "alerts.md").read_text(), re.MULTILINE
+    )
 
     assert sorted({rule["alert"] for rule in promql.rules("alert")}) == sorted(listed)
 
 
 def test_every_command_is_shown(readme: str) -> None:
     """No subcommand is a secret."""
-    assert [name for name in COMMANDS if f"torchmem {name}" not in readme and f"make {name}" not in readme] == []
+    assert [
+        name
+        for name in COMMANDS
+        if f"torchmem {name}" not in readme and f"make {name}" not in readme
+    ] == []
 
 
 def test_the_page_of_an_oom_is_what_the_command_prints(readme: str, root: Path) -> None:

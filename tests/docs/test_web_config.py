@@ -39,14 +39,19 @@ def test_the_certificates_and_the_file_go_together(page: str, tmp_path: Path) ->
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus")
+@pytest.mark.skipif(
+    not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus"
+)
 def test_prometheus_takes_its_part(page: str, tmp_path: Path) -> None:
     """Both scrape configurations are valid."""
     for number, block in enumerate(blocks(page, "yaml")[1:]):
         file = tmp_path / f"{number}.yml"
         file.write_text(block)
         checked = subprocess.run(
-            ["promtool", "check", "config", "--syntax-only", str(file)], capture_output=True, text=True, check=False
+            ["promtool", "check", "config", "--syntax-only", str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert 0 == checked.returncode, checked.stderr
 

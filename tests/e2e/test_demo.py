@@ -18,7 +18,7 @@ from support.dashboards import QUERIES, filled_in
 from support.stack import Prometheus, Receiver, answers, free_port, full_stack, get, running
 from support.waiting import until
 
-from torchmem.core import proc
+from torchmem.sample.procfs import start_ticks
 from torchmem.simulator.scenarios import SCENARIOS
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo"]
@@ -50,7 +50,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
 
 def received(webhook: Receiver, name: str) -> list[dict[str, Any]]:
     """Firing alerts of this name that reached the webhook."""
-    return [a for a in webhook.alerts if a["labels"]["alertname"] == name and a["status"] == "firing"]
+    return [
+        a for a in webhook.alerts if a["labels"]["alertname"] == name and a["status"] == "firing"
+    ]
 
 
 @pytest.mark.stack
@@ -61,15 +63,21 @@ def test_the_fragmentation_alert_reaches_the_webhook(watched: tuple[Prometheus, 
     alert = until(lambda: received(webhook, "TorchmemFragmentationHigh"), 150, 0.5)[0]
 
     assert "warning" == alert["labels"]["severity"]
-    assert re.search(r"rank \d: GPU memory is fragmented, [\d.]+GiB stranded", alert["annotations"]["summary"])
+    assert re.search(
+        r"rank \d: GPU memory is fragmented, [\d.]+GiB stranded", alert["annotations"]["summary"]
+    )
     assert "expandable_segments:True" in alert["annotations"]["description"]
 
 
 @pytest.mark.stack
-def test_one_rank_dies_of_fragmentation_and_is_still_shown(watched: tuple[Prometheus, Receiver]) -> None:
+def test_one_rank_dies_of_fragmentation_and_is_still_shown(
+    watched: tuple[Prometheus, Receiver],
+) -> None:
     """Exactly one rank ends in OutOfMemoryError with free memory to spare; its last state stays, the others run."""
     prometheus, webhook = watched
-    then = prometheus.when(lambda then: then.value('count(torchmem_process_state{state="oom"} == 1)') == 1)
+    then = prometheus.when(
+        lambda then: then.value('count(torchmem_process_state{state="oom"} == 1)') == 1
+    )
 
     (dead,) = then.query('torchmem_process_state{state="oom"} == 1')
     rank = dead["metric"]["rank"]
@@ -80,7 +88,10 @@ def test_one_rank_dies_of_fragmentation_and_is_still_shown(watched: tuple[Promet
     assert free > requested
     assert 1 == then.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}')
     assert 2 == then.value('count(torchmem_process_state{state="running"} == 1)')
-    assert rank == until(lambda: received(webhook, "TorchmemOutOfMemory"), pause=0.5)[0]["labels"]["rank"]
+    assert (
+        rank
+        == until(lambda: received(webhook, "TorchmemOutOfMemory"), pause=0.5)[0]["labels"]["rank"]
+    )
 
 
 # What the demo has no case of, by panel and letter of the query. Parts of a device: memory cached before a rank's first
@@ -105,7 +116,8 @@ def test_every_query_of_the_dashboards_returns_data(watched: tuple[Prometheus, R
     wanted = {
         name: filled_in(text, span="1m", compare="demo-fragmentation")
         for name, text in QUERIES.items()
-        if name.partition(":")[0] in DASHBOARDS_OF_RANKS and not re.search(f"({WITHOUT_DATA})$", name)
+        if name.partition(":")[0] in DASHBOARDS_OF_RANKS
+        and not re.search(f"({WITHOUT_DATA})$", name)
     }
 
     def answered(text: str) -> bool:
@@ -128,7 +140,9 @@ def test_the_parts_of_every_card_add_up(watched: tuple[Prometheus, Receiver]) ->
     prometheus, _ = watched
     until(lambda: prometheus.query("gpu:torchmem_memory_bytes:sum"), pause=0.5)
 
-    difference = "sum without (part) (gpu:torchmem_memory_bytes:sum) - gpu:torchmem_memory_total_bytes:max"
+    difference = (
+        "sum without (part) (gpu:torchmem_memory_bytes:sum) - gpu:torchmem_memory_total_bytes:max"
+    )
     until(lambda: 3 == len(prometheus.query(f"{difference} == 0")), pause=0.5)
 
 
@@ -136,7 +150,10 @@ def test_an_interrupt_ends_everything() -> None:
     """Ctrl-C leaves no process, no port and no traceback behind, whatever the moment."""
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
-        [*DEMO, "--ranks", "2", "--listen", address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*DEMO, "--ranks", "2", "--listen", address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     until(lambda: answers(f"http://{address}/-/ready"), pause=0.1)
     until(lambda: b"torchmem_process_state{" in get(f"http://{address}/metrics"), pause=0.1)
@@ -146,7 +163,7 @@ def test_an_interrupt_ends_everything() -> None:
 
     assert 0 == process.returncode
     assert "Traceback" not in errors
-    until(lambda: not any(proc.start_ticks(pid) for pid in started))
+    until(lambda: not any(start_ticks(pid) for pid in started))
     assert not answers(f"http://{address}/-/healthy")
 
 
@@ -167,7 +184,9 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 def test_the_list_fits_the_terminal(columns: int) -> None:
     """`--list` names every scenario with its story, number and source, wrapped to the terminal's width."""
     environment = os.environ | {"COLUMNS": str(columns)}
-    done = subprocess.run([*DEMO, "--list"], capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(
+        [*DEMO, "--list"], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
     words = re.findall(r"[^\s│]+", done.stdout)
 
     assert 0 == done.returncode
@@ -189,7 +208,9 @@ def test_the_list_fits_the_terminal(columns: int) -> None:
 )
 def test_bad_flags_are_one_sentence(arguments: list[str], sentence: str) -> None:
     """A wrong flag is answered in a sentence that says what to do, with exit code 2."""
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*DEMO, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
 
     assert 2 == done.returncode
     assert sentence in done.stderr
@@ -202,7 +223,9 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run([*DEMO, "--listen", address], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [*DEMO, "--listen", address], capture_output=True, text=True, timeout=300, check=False
+        )
 
     assert 2 == done.returncode
     assert "--listen" in done.stderr

@@ -25,8 +25,12 @@ def open_exporter(run_dir: Path) -> Iterator[Callable[..., Exporter]]:
     """Opens exporters that read `run_dir`, by default on a node without GPUs, and closes them afterwards."""
     opened: list[Exporter] = []
 
-    def open_one(nvml: Nvml | None = None, directory: RunDirectory | None = None, **settings: Any) -> Exporter:
-        opened.append(Exporter(nvml or FakeNvml.of(), directory or RunDirectory(run_dir), **settings))
+    def open_one(
+        nvml: Nvml | None = None, directory: RunDirectory | None = None, **settings: Any
+    ) -> Exporter:
+        opened.append(
+            Exporter(nvml or FakeNvml.of(), directory or RunDirectory(run_dir), **settings)
+        )
         return opened[-1]
 
     yield open_one

@@ -24,7 +24,10 @@ CONTAINER, POD = {"container_id": ID}, {"container_id": ID, "pod_uid": UID}
         (f"/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", CONTAINER),
         (f"/system.slice/nerdctl-{ID}.scope", CONTAINER),
         (f"/machine.slice/libpod-{ID}.scope/container", CONTAINER),
-        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", CONTAINER),
+        (
+            f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
+            CONTAINER,
+        ),
         (f"/libpod_parent/libpod-{ID}", CONTAINER),
         (f"/ecs/5e1c7a/{ID}", CONTAINER),
         (f"/kubepods/burstable/pod{UID}/{ID}", POD),
@@ -35,7 +38,10 @@ CONTAINER, POD = {"container_id": ID}, {"container_id": ID, "pod_uid": UID}
         ),
         (f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope", POD),
         (f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope/container", POD),
-        (f"/system.slice/containerd.service/kubepods-besteffort-pod{UNDERSCORED}.slice:cri-containerd:{ID}", POD),
+        (
+            f"/system.slice/containerd.service/kubepods-besteffort-pod{UNDERSCORED}.slice:cri-containerd:{ID}",
+            POD,
+        ),
         (
             f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/docker-{ID}.scope",
             {"container_id": ID, "pod_uid": STATIC},

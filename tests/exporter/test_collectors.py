@@ -9,7 +9,6 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
-from torchmem.core.catalog import CATALOG
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuIdentity, NvmlCallError
 from torchmem.exporter.testing import FakeGpu, FakeNvml
@@ -33,6 +32,7 @@ from torchmem.exporter.values import (
     Utilization,
     Versions,
 )
+from torchmem.sample.catalog import CATALOG
 
 OpenExporter = Callable[..., Exporter]
 GIB = 1 << 30
@@ -49,7 +49,11 @@ FULL = FakeGpu(
     fans=[0.3, None, 0.5],
     pcie=Pcie(1, 5, 8, 16, 12),
     pcie_throughput=Transfer(9000, 5000),
-    nvlink=NvLink({0: True, 1: False}, {(0, "replay"): 3, (1, "replay"): 4, (0, "recovery"): 5}, Transfer(7, 8)),
+    nvlink=NvLink(
+        {0: True, 1: False},
+        {(0, "replay"): 3, (1, "replay"): 4, (0, "recovery"): 5},
+        Transfer(7, 8),
+    ),
     ecc=Ecc(True, {("corrected", "volatile"): 4}),
     repairs=Repairs({"correctable": 5}, False, True, {"double_bit": 2}, True, "gpu_reset"),
     mig=Mig(True, [MigInstance("MIG-a", 2, 0, "3g.40gb", MEMORY)]),
@@ -75,7 +79,9 @@ def test_full_gpu_gives_every_metric_of_the_catalogue(open_exporter: OpenExporte
     declared = {name for name in CATALOG if name.startswith("nvml_")}
     served = {name for name, series in full_scrape(open_exporter).series.items() if series}
 
-    assert declared - {"nvml_gpu_error_code"} == {name for name in served if name.startswith("nvml_")}
+    assert declared - {"nvml_gpu_error_code"} == {
+        name for name in served if name.startswith("nvml_")
+    }
 
 
 def test_labels_are_those_of_the_catalogue(open_exporter: OpenExporter) -> None:
@@ -142,9 +148,11 @@ def test_facts(open_exporter: OpenExporter) -> None:
     (gpu,) = shown.series["nvml_gpu_info"]
     (driver,) = shown.series["nvml_driver_info"]
 
-    assert {"compute_mode": "default", "persistence_mode": "enabled", "vbios_version": "96.00"}.items() <= dict(
-        gpu
-    ).items()
+    assert {
+        "compute_mode": "default",
+        "persistence_mode": "enabled",
+        "vbios_version": "96.00",
+    }.items() <= dict(gpu).items()
     assert {"driver_version": "580", "cuda_version": "13.0"} == dict(driver)
 
 
@@ -171,7 +179,9 @@ def test_pcie_throughput_is_asked_only_when_wanted(open_exporter: OpenExporter) 
     assert shown.value("torchmem_exporter_collector_success", collector="pcie_throughput") is None
 
 
-SUBJECTS = sorted({field.name for field in fields(FakeGpu)} - {"identity", "event_kinds", "error_code"})
+SUBJECTS = sorted(
+    {field.name for field in fields(FakeGpu)} - {"identity", "event_kinds", "error_code"}
+)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -194,11 +204,19 @@ def test_failure_of_one_subject_on_one_gpu_costs_nothing_else(
     setattr(Broken, subject, fail)
     whole = scrape(open_exporter(FakeNvml.of(first, second), pcie_throughput=True))
     shown = scrape(open_exporter(Broken.of(first, second), pcie_throughput=True))
-    failed = {name for name, ok in shown.by("collector", "torchmem_exporter_collector_success").items() if not ok}
+    failed = {
+        name
+        for name, ok in shown.by("collector", "torchmem_exporter_collector_success").items()
+        if not ok
+    }
 
     assert 1 <= len(failed) <= 2
     assert shown.by("gpu", "nvml_gpu_up") == {"0": 1.0, "1": 1.0}
     for name in whole.series:
         assert whole.matching(name, uuid="GPU-b") == shown.matching(name, uuid="GPU-b")
-    lost = {name for name in whole.series if whole.matching(name, uuid="GPU-a") and not shown.series.get(name)}
+    lost = {
+        name
+        for name in whole.series
+        if whole.matching(name, uuid="GPU-a") and not shown.series.get(name)
+    }
     assert all(name.startswith("nvml_") for name in lost)

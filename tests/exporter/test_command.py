@@ -18,9 +18,9 @@ import pytest
 from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
 
-from torchmem.core.errors import UsageError
 from torchmem.exporter import command, config, systemd
 from torchmem.exporter.config import Settings
+from torchmem.sample.errors import UsageError
 
 ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what `:PORT` asks for
 EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
@@ -28,7 +28,9 @@ EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the exporter to its end."""
-    return subprocess.run([*EXPORTER, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*EXPORTER, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_once_prints_one_exposition(run_dir: Path) -> None:
@@ -77,7 +79,9 @@ def test_reader_that_closes_early_is_no_error(run_dir: Path) -> None:
     for rank in range(40):
         publish(run_dir, own_sample(process=own_process(rank=rank)), f"{rank}.sample.json")
     command = [*EXPORTER, "--once", "--run-dir", str(run_dir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as popen:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as popen:
         assert popen.stdout is not None
         assert popen.stderr is not None
         popen.stdout.readline()
@@ -121,7 +125,7 @@ def test_every_further_signal_is_too_late(run_dir: Path) -> None:
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
-from torchmem.core.errors import TorchmemError
+from torchmem.sample.errors import TorchmemError
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
@@ -163,14 +167,23 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
     ("content", "expected"),
     [
         ("lisen: x", "Unknown key 'lisen' in {file}, line 1: did you mean 'listen'?"),
-        ("colour: red", "Unknown key 'colour' in {file}, line 1: known keys are listen, systemd_socket"),
+        (
+            "colour: red",
+            "Unknown key 'colour' in {file}, line 1: known keys are listen, systemd_socket",
+        ),
         ("\n\n3: x", "Unknown key '3' in {file}, line 3"),
         ("listen: 9847", "listen in {file}, line 1, is 9847: give text"),
         ("ttl_seconds: soon", "ttl_seconds in {file}, line 1, is 'soon': give a positive number"),
         ("ttl_seconds: -1", "ttl_seconds in {file}, line 1, is -1: give a positive number"),
         ("ttl_seconds: .nan", "ttl_seconds in {file}, line 1, is nan: give a positive number"),
-        ("listen: :1\npcie_throughput: maybe", "pcie_throughput in {file}, line 2, is 'maybe': give true or false"),
-        ("processes_per_gpu: 1.5", "processes_per_gpu in {file}, line 1, is 1.5: give a whole number of processes"),
+        (
+            "listen: :1\npcie_throughput: maybe",
+            "pcie_throughput in {file}, line 2, is 'maybe': give true or false",
+        ),
+        (
+            "processes_per_gpu: 1.5",
+            "processes_per_gpu in {file}, line 1, is 1.5: give a whole number of processes",
+        ),
         ("listen: {host: a}", "listen in {file}, line 1, is a mapping: give text"),
         ("listen: :1\nlisten: :2", "The key 'listen' is in {file}, line 2, once more: keep one."),
         ('run_dir: "a\\0b"', "run_dir in {file}, line 1, is no path"),
@@ -179,7 +192,9 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
         ("a: [", "{file} is not valid YAML at line 1"),
     ],
 )
-def test_mistake_in_the_configuration_file_is_named(tmp_path: Path, content: str, expected: str) -> None:
+def test_mistake_in_the_configuration_file_is_named(
+    tmp_path: Path, content: str, expected: str
+) -> None:
     """A wrong configuration says which key, where, and what was probably meant."""
     file = tmp_path / "exporter.yml"
     file.write_text(content)
@@ -191,8 +206,18 @@ def test_mistake_in_the_configuration_file_is_named(tmp_path: Path, content: str
 def test_printed_configuration_is_one(tmp_path: Path) -> None:
     """`--print-config` prints what holds, flags first, as a file that gives the same settings; nothing is started."""
     file = tmp_path / "exporter.yml"
-    file.write_text("listen: host:1\nttl_seconds: 5\npcie_throughput: true\nrun_dir: 'on: tape #1'\n")
-    flags = ("--listen", ":7", "--no-pcie-throughput", "--processes-per-gpu", "3", "--web.config.file", "none.yml")
+    file.write_text(
+        "listen: host:1\nttl_seconds: 5\npcie_throughput: true\nrun_dir: 'on: tape #1'\n"
+    )
+    flags = (
+        "--listen",
+        ":7",
+        "--no-pcie-throughput",
+        "--processes-per-gpu",
+        "3",
+        "--web.config.file",
+        "none.yml",
+    )
     printed = run("--config", str(file), *flags, "--print-config")
     file.write_text(printed.stdout)
     settings = config.load(file, {})
@@ -214,7 +239,9 @@ def test_every_setting_has_a_flag() -> None:
     assert [None] * len(fields(Settings)) == [given[setting.name] for setting in fields(Settings)]
 
 
-@pytest.mark.parametrize("flag", ["--ttl-seconds=0", "--scrape-deadline-seconds=nan", "--processes-per-gpu=-1"])
+@pytest.mark.parametrize(
+    "flag", ["--ttl-seconds=0", "--scrape-deadline-seconds=nan", "--processes-per-gpu=-1"]
+)
 def test_wrong_number_in_a_flag_is_code_2(flag: str) -> None:
     """A flag's value is checked as strictly as the file's."""
     ended = run(flag, "--once")
@@ -224,10 +251,20 @@ def test_wrong_number_in_a_flag_is_code_2(flag: str) -> None:
 
 def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_path: Path) -> None:
     """Under Type=notify with a watchdog the exporter tells its state, on a socket that systemd passed to it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, socket.create_server(("127.0.0.1", 0)) as passed:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.create_server(("127.0.0.1", 0)) as passed,
+    ):
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
-        serving = ["sh", "-c", 'exec env LISTEN_PID=$$ "$@" 3<&0', "sh", *EXPORTER, "--web.systemd-socket"]
+        serving = [
+            "sh",
+            "-c",
+            'exec env LISTEN_PID=$$ "$@" 3<&0',
+            "sh",
+            *EXPORTER,
+            "--web.systemd-socket",
+        ]
         environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "LISTEN_FDS": "1"}
         with subprocess.Popen(
             [*serving, "--run-dir", str(run_dir)],
@@ -239,7 +276,9 @@ def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_pa
             heard = {manager.recv(99)}
             while heard < {b"READY=1", b"WATCHDOG=1"}:
                 heard.add(manager.recv(99))
-            answered = urllib.request.urlopen(f"http://127.0.0.1:{passed.getsockname()[1]}/-/healthy").status
+            answered = urllib.request.urlopen(
+                f"http://127.0.0.1:{passed.getsockname()[1]}/-/healthy"
+            ).status
             popen.send_signal(signal.SIGTERM)
             while b"STOPPING=1" not in heard:
                 heard.add(manager.recv(99))
@@ -249,7 +288,9 @@ def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_pa
     assert {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"} == heard
 
 
-@pytest.mark.parametrize("environment", [{}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_FDS": "2"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_FDS": "2"}]
+)
 def test_missing_systemd_socket_is_one_sentence(environment: dict[str, str]) -> None:
     """Without exactly one socket for this process the sentence says where it should come from."""
     with pytest.raises(UsageError, match=r"\.socket unit"):
@@ -269,7 +310,11 @@ def test_flag_wins_over_file_over_default(tmp_path: Path) -> None:
 
     settings = config.load(file, {"listen": ":9", "run_dir": None})
 
-    assert ((ALL_INTERFACES, 9), 5, 5.0) == (settings.address, settings.ttl_seconds, settings.scrape_deadline_seconds)
+    assert ((ALL_INTERFACES, 9), 5, 5.0) == (
+        settings.address,
+        settings.ttl_seconds,
+        settings.scrape_deadline_seconds,
+    )
 
 
 @pytest.mark.parametrize("listen", ["", "localhost", "host:", "host:http", "host:99999"])

@@ -23,16 +23,20 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.rundir import Published
 from torchmem.exporter.serve import serve
-from torchmem.sdk._endpoint import Endpoint
+from torchmem.sdk._publish import Endpoint
 from torchmem.sdk._settings import Settings
 
 NODE = {"127.0.0.1", "10.0.0.5", "::1", "fd00::5"}
 REMOTE = "10.0.0.9"
 
 
-def groups(url: str | None, asked_host: str = "node5:9847", asked_from: str = REMOTE, **changes: Any) -> list[Any]:
+def groups(
+    url: str | None, asked_host: str = "node5:9847", asked_from: str = REMOTE, **changes: Any
+) -> list[Any]:
     """What one process with this endpoint gives."""
-    item = Published(replace(own_sample(), metrics_url=url), pid=77, state="running", attributed=True)
+    item = Published(
+        replace(own_sample(), metrics_url=url), pid=77, state="running", attributed=True
+    )
     return target_groups([replace(item, **changes)], asked_host, asked_from, NODE)
 
 
@@ -60,9 +64,13 @@ def groups(url: str | None, asked_host: str = "node5:9847", asked_from: str = RE
         (None, REMOTE, None),
     ],
 )
-def test_target_as_the_asker_reaches_it(url: str | None, asked_from: str, target: str | None) -> None:
+def test_target_as_the_asker_reaches_it(
+    url: str | None, asked_from: str, target: str | None
+) -> None:
     """Only a port of this node is given out, under an address that leads the asker here; anything else is left out."""
-    assert ([[target]] if target else []) == [group["targets"] for group in groups(url, asked_from=asked_from)]
+    assert ([[target]] if target else []) == [
+        group["targets"] for group in groups(url, asked_from=asked_from)
+    ]
 
 
 def test_labels_say_whose_endpoint_it_is() -> None:
@@ -83,8 +91,14 @@ def test_ended_process_is_no_target(state: str) -> None:
     assert [] == groups("http://0.0.0.0:9000/metrics", state=state)
 
 
-@given(url=st.none() | st.text() | st.from_regex(r"http://[^/]{0,30}:\d{0,6}/.{0,5}"), host=st.text(), asked=st.text())
-def test_whatever_stands_in_a_sample_only_this_node_is_given_out(url: str | None, host: str, asked: str) -> None:
+@given(
+    url=st.none() | st.text() | st.from_regex(r"http://[^/]{0,30}:\d{0,6}/.{0,5}"),
+    host=st.text(),
+    asked=st.text(),
+)
+def test_whatever_stands_in_a_sample_only_this_node_is_given_out(
+    url: str | None, host: str, asked: str
+) -> None:
     """For any endpoint, Host header and asker, targets are only this node, by its addresses or as it was called."""
     found = json.loads(json.dumps(groups(url, host, asked)))
 
@@ -104,7 +118,11 @@ def test_nothing_to_discover_is_an_empty_list(url: str) -> None:
     """Without a run directory, and without endpoints in it, the list is there and empty."""
     answer = httpx.get(f"{url}/sd", trust_env=False)
 
-    assert (200, "application/json", []) == (answer.status_code, answer.headers["content-type"], answer.json())
+    assert (200, "application/json", []) == (
+        answer.status_code,
+        answer.headers["content-type"],
+        answer.json(),
+    )
 
 
 def test_unreadable_directory_is_an_error_not_a_shorter_list(url: str, run_dir: Path) -> None:
@@ -125,7 +143,9 @@ scrape_configs:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus")
+@pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus"
+)
 def test_prometheus_discovers_a_rank(url: str, run_dir: Path, tmp_path: Path) -> None:
     """The real Prometheus finds a rank's own endpoint over http_sd_configs, scrapes it, and forgets it when it ends."""
     sample = own_sample(process=own_process(rank=3))

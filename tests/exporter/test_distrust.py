@@ -18,16 +18,15 @@ from support.exposition import scrape
 from support.publishing import own_process, own_sample, publish
 from support.samples import samples
 
-from torchmem.core.codec import encode
-from torchmem.core.rundir import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
-from torchmem.core.sample import Sample
-from torchmem.core.untrusted import MAX_TEXT
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.decode import decode
 from torchmem.exporter.files import MAX_ENTRIES
 from torchmem.exporter.refusals import REASONS, RefusedError
 from torchmem.exporter.rundir import MAX_FILES_PER_USER, RunDirectory
 from torchmem.exporter.testing import FakeNvml
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
+from torchmem.sample.sample import Sample, encode
+from torchmem.sample.untrusted import MAX_TEXT
 
 OpenExporter = Callable[..., Exporter]
 REJECTED = "torchmem_exporter_rejected_samples_total"
@@ -78,28 +77,48 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "invalid UTF-8": (write(b'{"schema": 1, "x": "\xff\xfe"}'), "malformed"),
     "nested a thousandfold": (write(b"[" * 100_000), "malformed"),
     "JSON of another kind": (write(b"[1, 2]"), "malformed"),
-    "NaN": (write(encode(own_sample()).replace(b'"cpu_seconds":0.25', b'"cpu_seconds":NaN')), "malformed"),
-    "infinite": (write(encode(own_sample()).replace(b'"cpu_seconds":0.25', b'"cpu_seconds":1e999')), "malformed"),
+    "NaN": (
+        write(encode(own_sample()).replace(b'"cpu_seconds":0.25', b'"cpu_seconds":NaN')),
+        "malformed",
+    ),
+    "infinite": (
+        write(encode(own_sample()).replace(b'"cpu_seconds":0.25', b'"cpu_seconds":1e999')),
+        "malformed",
+    ),
     "newer schema": (write(changed(("schema",), 2)), "unknown_schema"),
     "number as text": (write(changed(("process", "rank"), "0")), "malformed"),
     "unknown ending": (write(changed(("ended",), "paused")), "malformed"),
-    "negative bytes": (write(changed(("devices", 0, "allocator", "reserved_bytes", "large"), -1)), "out_of_bounds"),
+    "negative bytes": (
+        write(changed(("devices", 0, "allocator", "reserved_bytes", "large"), -1)),
+        "out_of_bounds",
+    ),
     "number beyond 64 bits": (write(changed(("timestamp",), 10**400)), "out_of_bounds"),
     "pid zero": (write(changed(("process", "pid"), 0)), "out_of_bounds"),
     "pid beyond Linux": (write(changed(("process", "pid"), 1 << 40)), "out_of_bounds"),
     "short histogram": (write(changed(("steps", "duration_counts"), [1, 2])), "out_of_bounds"),
-    "short block histogram": (write(changed(("devices", 0, "layout", "free_block_counts"), [1])), "out_of_bounds"),
+    "short block histogram": (
+        write(changed(("devices", 0, "layout", "free_block_counts"), [1])),
+        "out_of_bounds",
+    ),
     "free block beyond free bytes": (
         write(changed(("devices", 0, "layout", "largest_free_block_bytes"), 1 << 60)),
         "out_of_bounds",
     ),
-    "a thousand labels": (write(changed(("process", "labels"), {str(n): "x" for n in range(1000)})), "out_of_bounds"),
-    "a hundred devices": (write(changed(("devices",), [{"index": n} for n in range(100)])), "out_of_bounds"),
+    "a thousand labels": (
+        write(changed(("process", "labels"), {str(n): "x" for n in range(1000)})),
+        "out_of_bounds",
+    ),
+    "a hundred devices": (
+        write(changed(("devices",), [{"index": n} for n in range(100)])),
+        "out_of_bounds",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_file_is_refused_and_counted_once(open_exporter: OpenExporter, run_dir: Path, kind: str) -> None:
+def test_hostile_file_is_refused_and_counted_once(
+    open_exporter: OpenExporter, run_dir: Path, kind: str
+) -> None:
     """Beside any hostile file a healthy rank is still served, and the refusal is counted once, by its reason."""
     put, reason = HOSTILE[kind]
     publish(run_dir, own_sample())
@@ -118,7 +137,9 @@ def test_every_reason_starts_at_zero(open_exporter: OpenExporter) -> None:
     assert dict.fromkeys(REASONS, 0.0) == scrape(open_exporter()).by("reason", REJECTED)
 
 
-def test_new_version_of_a_hostile_file_counts_again(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_new_version_of_a_hostile_file_counts_again(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """Counting follows file versions, so a process that keeps writing rubbish is seen to do so."""
     exporter = open_exporter()
     for content in (b"rubbish", b"other rubbish"):
@@ -160,11 +181,15 @@ def test_one_user_cannot_publish_without_end(run_dir: Path) -> None:
     assert MAX_ENTRIES > MAX_FILES_PER_USER
 
 
-def test_two_files_with_the_same_identity_give_one_process(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_two_files_with_the_same_identity_give_one_process(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """Series are never served twice; the newest file wins."""
     for name, steps in (("a", 10), ("b", 11)):
         sample = own_sample()
-        publish(run_dir, replace(sample, steps=replace(sample.steps, count=steps)), name + SAMPLE_SUFFIX)
+        publish(
+            run_dir, replace(sample, steps=replace(sample.steps, count=steps)), name + SAMPLE_SUFFIX
+        )
 
     shown = scrape(open_exporter())
 
@@ -172,7 +197,9 @@ def test_two_files_with_the_same_identity_give_one_process(open_exporter: OpenEx
     assert 1.0 == shown.value(REJECTED, reason="duplicate")
 
 
-def test_devices_that_cannot_be_told_apart_are_not_served_twice(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_devices_that_cannot_be_told_apart_are_not_served_twice(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """On a torch that gives no UUIDs a process with several devices still gives a valid exposition."""
     device = replace(own_sample().devices[0], uuid=None)
     publish(run_dir, own_sample(devices=(device, replace(device, index=1))))
@@ -193,13 +220,23 @@ def test_every_sample_that_can_be_written_can_be_read(sample: Any) -> None:
     """Distrust refuses nothing that the SDK can publish; only text may come back cleaned."""
     decoded = decode(encode(sample))
 
-    assert sample.devices[0].allocator == decoded.devices[0].allocator if sample.devices else not decoded.devices
-    assert (sample.timestamp, sample.steps, sample.ended) == (decoded.timestamp, decoded.steps, decoded.ended)
+    assert (
+        sample.devices[0].allocator == decoded.devices[0].allocator
+        if sample.devices
+        else not decoded.devices
+    )
+    assert (sample.timestamp, sample.steps, sample.ended) == (
+        decoded.timestamp,
+        decoded.steps,
+        decoded.ended,
+    )
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -213,7 +250,13 @@ def test_any_bytes_are_decoded_or_refused(content: bytes) -> None:
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value inside a JSON document."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [found for key, item in items for found in ((*path, key), *paths_of(item, (*path, key)))]
 
 

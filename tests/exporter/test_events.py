@@ -47,7 +47,11 @@ def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
     exporter = open_exporter(nvml, clock=lambda: 1000.0)
     before = scrape(exporter)
     (events,) = nvml.subscriptions
-    for event in (GpuEvent(B, "xid", 79), GpuEvent(B, "xid", 79), GpuEvent(A, "double_bit_ecc_error")):
+    for event in (
+        GpuEvent(B, "xid", 79),
+        GpuEvent(B, "xid", 79),
+        GpuEvent(A, "double_bit_ecc_error"),
+    ):
         events.coming.put(event)
 
     shown = until_shown(exporter, EVENTS, 1.0, uuid=A, event="double_bit_ecc_error")
@@ -106,13 +110,17 @@ def test_codes_are_bounded() -> None:
 
 def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None:
     """Where NVML does not tell, there is no 0 that would mean all is well."""
-    shown = scrape(open_exporter(FakeNvml.of(card(A, 0, frozenset()), card(B, 1, frozenset({"xid"})))))
+    shown = scrape(
+        open_exporter(FakeNvml.of(card(A, 0, frozenset()), card(B, 1, frozenset({"xid"}))))
+    )
 
     assert {B} == set(shown.by("uuid", XIDS))
     assert {} == shown.matching(EVENTS)
 
 
-@pytest.mark.parametrize("error", [GpuDownError(15), NvmlDownError("uninitialized"), ValueError("unforeseen")])
+@pytest.mark.parametrize(
+    "error", [GpuDownError(15), NvmlDownError("uninitialized"), ValueError("unforeseen")]
+)
 def test_broken_wait_is_taken_up_again(open_exporter: OpenExporter, error: Exception) -> None:
     """When waiting fails, the next scrape subscribes anew; counts go on from where they were."""
     nvml = FakeNvml.of(card(A, 0))
@@ -127,7 +135,9 @@ def test_broken_wait_is_taken_up_again(open_exporter: OpenExporter, error: Excep
     until_shown(exporter, XIDS, 2.0, xid="79")
 
 
-def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(open_exporter: OpenExporter) -> None:
+def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
+    open_exporter: OpenExporter,
+) -> None:
     """The others' events are not missed while one GPU is away, and its counters stay; on return it is watched again."""
     cards = [card(A, 0), card(B, 1)]
     nvml = FakeNvml(lambda: cards)

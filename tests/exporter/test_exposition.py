@@ -14,12 +14,23 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.samples import Exemplar
 from support.samples import full_sample, samples
 
-from torchmem.core.families import View, families
-from torchmem.core.sample import Sample
 from torchmem.exporter import exposition
+from torchmem.sample.families import View, families
+from torchmem.sample.sample import Sample
 
-LIBRARY_OPENMETRICS: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # which carries no types
-KINDS = ("counter", "gauge", "info", "stateset", "histogram", "gaugehistogram", "summary", "unknown")
+LIBRARY_OPENMETRICS: Callable[[CollectorRegistry], bytes] = (
+    generate_openmetrics  # which carries no types
+)
+KINDS = (
+    "counter",
+    "gauge",
+    "info",
+    "stateset",
+    "histogram",
+    "gaugehistogram",
+    "summary",
+    "unknown",
+)
 SUFFIXES = ("", "_total", "_created", "_info", "_bucket", "_gsum", "_gcount", "_sum", "_count")
 words = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
 names = words | st.sampled_from(["größe", "a.b", "a:b", "9a", "le"])
@@ -40,7 +51,11 @@ class Given(CollectorRegistry):
 @st.composite
 def metrics(draw: st.DrawFn) -> Metric:
     """Any family that prometheus_client's classes can hold."""
-    name = draw(words.filter(lambda name: not name.endswith(("_total", "_info", "_created", "_gsum", "_gcount"))))
+    name = draw(
+        words.filter(
+            lambda name: not name.endswith(("_total", "_info", "_created", "_gsum", "_gcount"))
+        )
+    )
     metric = Metric(name, draw(label_values), draw(st.sampled_from(KINDS)))
     for suffix in draw(st.lists(st.sampled_from(SUFFIXES), max_size=4)):
         metric.add_sample(
@@ -72,7 +87,13 @@ def check(given_families: Sequence[Metric]) -> None:
 @given(st.lists(samples, max_size=3))
 def test_what_ranks_publish_is_written_as_by_prometheus_client(published: list[Sample]) -> None:
     """For the families of all samples, every byte is the same."""
-    check(list(families([View(sample, number, "running", {}) for number, sample in enumerate(published)])))
+    check(
+        list(
+            families(
+                [View(sample, number, "running", {}) for number, sample in enumerate(published)]
+            )
+        )
+    )
 
 
 @given(st.lists(metrics(), max_size=3))

@@ -46,7 +46,9 @@ def test_structures_are_as_large_as_the_binding_has_them() -> None:
     size = ctypes.c_size_t()
     while name := fake.nvmlFakeStructure(len(found), ctypes.byref(size)):
         found[name.decode()] = size.value
-    structures = {name: getattr(pynvml, f"c_{name}", None) or getattr(pynvml, name) for name in found}
+    structures = {
+        name: getattr(pynvml, f"c_{name}", None) or getattr(pynvml, name) for name in found
+    }
 
     assert found
     assert {name: ctypes.sizeof(structure) for name, structure in structures.items()} == found
@@ -77,7 +79,9 @@ def test_binding_reads_what_the_file_says(tmp_path: Path) -> None:
         "nvmlDeviceGetMigDeviceHandleByIndex(device, 0)": "error 6",
     }
 
-    assert expected == dict(zip(expected, ask(FakeNode(tmp_path, "h100_busy"), *expected), strict=True))
+    assert expected == dict(
+        zip(expected, ask(FakeNode(tmp_path, "h100_busy"), *expected), strict=True)
+    )
 
 
 def test_every_call_of_the_exporter_is_there() -> None:
@@ -98,7 +102,9 @@ def test_missing_symbol_is_a_function_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(file.stem for file in NODES.glob("*.txt")))
 def test_memory_of_every_node_adds_up(name: str) -> None:
     """total = reserved + free + used on every device of every node, as with the driver."""
-    lines = re.findall(r"^MemoryInfo = ([\d ]+)$", (NODES / f"{name}.txt").read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^MemoryInfo = ([\d ]+)$", (NODES / f"{name}.txt").read_text(), re.MULTILINE
+    )
     sums = [(int(total), sum(map(int, parts))) for total, *parts in map(str.split, lines)]
 
     assert [total for total, _ in sums] == [parts for _, parts in sums]

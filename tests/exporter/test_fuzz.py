@@ -17,19 +17,44 @@ from support.publishing import own_sample, publish
 from support.raw_http import ask, connect, everything, status
 from support.waiting import until
 
-from torchmem.core.codec import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.rundir import RunDirectory
 from torchmem.exporter.serve import serve
 from torchmem.exporter.testing import FakeNvml
 from torchmem.exporter.web.connections import Limits
+from torchmem.sample.sample import encode
 
 EXAMPLES, REQUESTS = 400, 200
 WORDS = {
-    "settings_file": ["listen", "run_dir", "ttl_seconds", "processes_per_gpu", "web_config_file", ":9847", "1e9", "~"],
+    "settings_file": [
+        "listen",
+        "run_dir",
+        "ttl_seconds",
+        "processes_per_gpu",
+        "web_config_file",
+        ":9847",
+        "1e9",
+        "~",
+    ],
     "web_config_file": [
-        *("tls_server_config", "cert_file", "key_file", "cert", "client_auth_type", "cipher_suites", "min_version"),
-        *("http_server_config", "headers", "X-Frame-Options", "basic_auth_users", "rate_limit", "interval", "burst"),
+        *(
+            "tls_server_config",
+            "cert_file",
+            "key_file",
+            "cert",
+            "client_auth_type",
+            "cipher_suites",
+            "min_version",
+        ),
+        *(
+            "http_server_config",
+            "headers",
+            "X-Frame-Options",
+            "basic_auth_users",
+            "rate_limit",
+            "interval",
+            "burst",
+        ),
         *("$2y$10$" + "a" * 53, "1m3s", "TLS12", "NoClientCert", "/dev/null", "."),
     ],
     "yaml_file": [
@@ -153,9 +178,30 @@ PIECES = [
         b"/",
         b"?a=b",
     ),
-    *(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", b" HTTP/9.9\r\n", b"Host: x\r\n", b"Content-Length: ", b"5", b"-5", b"\r\n"),
-    *(b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n", b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n", b"\r\n\r\n"),
-    *(b"Connection: close\r\n", b"Authorization: Basic Og==\r\n", b"\0", b"\xff", b"\x16\x03\x01\x02\x00\x01\x00"),
+    *(
+        b" HTTP/1.1\r\n",
+        b" HTTP/1.0\r\n",
+        b" HTTP/9.9\r\n",
+        b"Host: x\r\n",
+        b"Content-Length: ",
+        b"5",
+        b"-5",
+        b"\r\n",
+    ),
+    *(
+        b"Transfer-Encoding: chunked\r\n",
+        b"0\r\n\r\n",
+        b"Expect: 100-continue\r\n",
+        b"Upgrade: h2c\r\n",
+        b"\r\n\r\n",
+    ),
+    *(
+        b"Connection: close\r\n",
+        b"Authorization: Basic Og==\r\n",
+        b"\0",
+        b"\xff",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ),
 ]
 requests = (
     mutated(REQUEST)
@@ -164,9 +210,15 @@ requests = (
 )
 
 
-@settings(max_examples=REQUESTS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=REQUESTS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(request=requests, cut=st.integers(0, 300))
-def test_any_bytes_on_the_socket_leave_the_server_serving(url: str, request: bytes, cut: int) -> None:
+def test_any_bytes_on_the_socket_leave_the_server_serving(
+    url: str, request: bytes, cut: int
+) -> None:
     """200 requests of random bytes, of pieces and of mutations, in two parts: answered properly or cut off."""
     with connect(url) as client:
         with contextlib.suppress(OSError):

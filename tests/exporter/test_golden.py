@@ -17,7 +17,9 @@ def test_scrape_is_the_recorded_one(name: str, tmp_path: Path) -> None:
     shown = portable(scrape_of(name, tmp_path)).splitlines(keepends=True)
     difference = "".join(difflib.unified_diff(golden, shown, "golden", "now", n=0))
 
-    assert not difference, f"if this is meant, run tests/exporter/record_goldens.py and review:\n{difference}"
+    assert not difference, (
+        f"if this is meant, run tests/exporter/record_goldens.py and review:\n{difference}"
+    )
 
 
 @pytest.mark.stack

@@ -105,7 +105,12 @@ def test_single_values_may_be_missing(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("nvmlGpmQueryDeviceSupport", 13), ("nvmlGpmSampleAlloc", 3), ("nvmlGpmSampleGet", 3), ("nvmlGpmMetricsGet", 3)],
+    [
+        ("nvmlGpmQueryDeviceSupport", 13),
+        ("nvmlGpmSampleAlloc", 3),
+        ("nvmlGpmSampleGet", 3),
+        ("nvmlGpmMetricsGet", 3),
+    ],
 )
 def test_without_support_there_is_nothing(node: Node, name: str, code: int) -> None:
     """GPUs before Hopper and older drivers have no means, and no sample is left allocated for nothing."""
@@ -117,7 +122,9 @@ def test_without_support_there_is_nothing(node: Node, name: str, code: int) -> N
 
 def test_gpu_that_is_asked_in_vain_is_not_asked_again(node: Node) -> None:
     """Support does not come and go while NVML is up."""
-    node.binding.answers["nvmlGpmQueryDeviceSupport"] = lambda gpu: SimpleNamespace(isSupportedDevice=0)
+    node.binding.answers["nvmlGpmQueryDeviceSupport"] = lambda gpu: SimpleNamespace(
+        isSupportedDevice=0
+    )
     for _ in range(3):
         node.read(15)
 

@@ -42,7 +42,9 @@ class Node:
 
     def threads(self) -> int:
         """How many threads wait within NVML."""
-        return sum(thread.name == "torchmem-nvml" for thread in set(threading.enumerate()) - self._before)
+        return sum(
+            thread.name == "torchmem-nvml" for thread in set(threading.enumerate()) - self._before
+        )
 
 
 @pytest.fixture
@@ -71,7 +73,9 @@ def late_scrape(exporter: Exporter, node: Node) -> Exposition:
         return shown.result(60)
 
 
-def test_scrape_in_which_it_begins_is_answered_from_what_is_known(exporter: Exporter, node: Node) -> None:
+def test_scrape_in_which_it_begins_is_answered_from_what_is_known(
+    exporter: Exporter, node: Node
+) -> None:
     """At the deadline there is what was read so far, the GPU that is waited for, and who was not done."""
     node.hang(UTILIZATION, gpu=5)
     shown = late_scrape(exporter, node)
@@ -79,11 +83,17 @@ def test_scrape_in_which_it_begins_is_answered_from_what_is_known(exporter: Expo
     assert ALL == set(shown.by("gpu", MEMORY)) == set(shown.by("gpu", INFO))
     assert 0.0 == shown.value("nvml_up", reason="timeout")
     assert {gpu: float(gpu != "5") for gpu in ALL} == shown.by("gpu", UP)
-    assert {"utilization": 0.0, "memory": 1.0, "samples": 1.0}.items() <= shown.by("collector", SUCCESS).items()
+    assert {"utilization": 0.0, "memory": 1.0, "samples": 1.0}.items() <= shown.by(
+        "collector", SUCCESS
+    ).items()
 
 
-@pytest.mark.parametrize("call", [UTILIZATION, "nvmlDeviceGetUUID", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_following_scrapes_leave_out_that_gpu_alone(exporter: Exporter, node: Node, call: str) -> None:
+@pytest.mark.parametrize(
+    "call", [UTILIZATION, "nvmlDeviceGetUUID", "nvmlDeviceGetComputeRunningProcesses_v3"]
+)
+def test_following_scrapes_leave_out_that_gpu_alone(
+    exporter: Exporter, node: Node, call: str
+) -> None:
     """Wherever the call hangs, in the roll call too: the others are complete, its identity stays, it is not asked."""
     node.hang(call, gpu=5)
     late_scrape(exporter, node)
@@ -91,7 +101,9 @@ def test_following_scrapes_leave_out_that_gpu_alone(exporter: Exporter, node: No
     later = [scrape(exporter) for _ in range(5)]
 
     for shown in later:
-        assert ALL - {"5"} == set(shown.by("gpu", MEMORY)) == set(shown.by("gpu", "nvml_power_watts"))
+        assert (
+            ALL - {"5"} == set(shown.by("gpu", MEMORY)) == set(shown.by("gpu", "nvml_power_watts"))
+        )
         assert ALL == set(shown.by("gpu", INFO))
         assert {gpu: float(gpu != "5") for gpu in ALL} == shown.by("gpu", UP)
         assert 1.0 == shown.value("nvml_up")
@@ -162,7 +174,9 @@ def test_late_failure_disturbs_nothing(exporter: Exporter, node: Node, code: int
     assert 1 == node.binding.calls["nvmlInit"]
 
 
-def test_hang_and_return_are_logged_once(exporter: Exporter, node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_hang_and_return_are_logged_once(
+    exporter: Exporter, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     """One line says which GPU and collector, one that it is back, none for each scrape between."""
     caplog.set_level(logging.INFO)
     node.hang(UTILIZATION, gpu=5)
@@ -174,17 +188,23 @@ def test_hang_and_return_are_logged_once(exporter: Exporter, node: Node, caplog:
         scrape(exporter)
 
     begin, end = (message for message in caplog.messages if "GPU 5" in message)
-    assert begin.startswith(f"GPU 5 ({uuid_of(5)}) did not answer the collector utilization within the deadline")
+    assert begin.startswith(
+        f"GPU 5 ({uuid_of(5)}) did not answer the collector utilization within the deadline"
+    )
     assert f"GPU 5 ({uuid_of(5)}) answers again" == end
 
 
-def test_hung_driver_is_logged_once(exporter: Exporter, node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_hung_driver_is_logged_once(
+    exporter: Exporter, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     """When no GPU is to blame the line names NVML."""
     node.hang("nvmlDeviceGetCount")
     late_scrape(exporter, node)
     scrape(exporter)
 
-    assert 1 == sum(message.startswith("NVML did not answer within the deadline") for message in caplog.messages)
+    assert 1 == sum(
+        message.startswith("NVML did not answer within the deadline") for message in caplog.messages
+    )
 
 
 def test_closing_does_not_wait_for_a_hung_gpu(exporter: Exporter, node: Node) -> None:
@@ -198,7 +218,9 @@ def test_closing_does_not_wait_for_a_hung_gpu(exporter: Exporter, node: Node) ->
     until(lambda: 1 == node.threads())
 
 
-def test_driver_that_fails_is_not_shut_down_under_a_hung_call(exporter: Exporter, node: Node) -> None:
+def test_driver_that_fails_is_not_shut_down_under_a_hung_call(
+    exporter: Exporter, node: Node
+) -> None:
     """While a call on one GPU hangs, a failure of NVML as a whole waits for it with the shutdown."""
     node.hang(UTILIZATION, gpu=5)
     late_scrape(exporter, node)

@@ -12,23 +12,29 @@ from support.exposition import Exposition, scrape
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
-from torchmem.core.rundir import SAMPLE_SUFFIX
-from torchmem.core.sample import Sample
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.values import MemoryInfo, ProcessMemory
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.sample import Sample
 
 OpenExporter = Callable[..., Exporter]
 GIB = 1 << 30
 OUTSIDE = "torchmem_outside_allocator_bytes"
-OWNERS = {"container_id", "pod_uid", "slurm_job_id"}  # of the process that runs the tests, where it has them
+OWNERS = {
+    "container_id",
+    "pod_uid",
+    "slurm_job_id",
+}  # of the process that runs the tests, where it has them
 OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
 
 
 def card(uuid: str = UUID, index: int = 0, *processes: ProcessMemory) -> FakeGpu:
     """An 80 GiB card with these processes."""
-    return FakeGpu(GpuIdentity(index, uuid), MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB), processes=processes)
+    return FakeGpu(
+        GpuIdentity(index, uuid), MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB), processes=processes
+    )
 
 
 def mine(used: int | None) -> ProcessMemory:
@@ -59,7 +65,9 @@ def test_difference_of_both_sides(run_dir: Path, scrape_with: ScrapeWith) -> Non
 
     shown = scrape_with(card(UUID, 4, mine(reserved(sample) + 700 * 2**20)))
 
-    assert 700.0 * 2**20 == shown.value(OUTSIDE, gpu="4", uuid=UUID, rank="0", pid=str(os.getpid()), run="night")
+    assert 700.0 * 2**20 == shown.value(
+        OUTSIDE, gpu="4", uuid=UUID, rank="0", pid=str(os.getpid()), run="night"
+    )
     assert shown.series[OUTSIDE].keys() == shown.series["torchmem_reserved_peak_bytes"].keys()
 
 
@@ -69,7 +77,9 @@ def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: S
     sample = own_sample(devices=(device, replace(device, index=1, uuid=OTHER)))
     publish(run_dir, sample)
 
-    shown = scrape_with(card(UUID, 0, mine(reserved(sample) + 1)), card(OTHER, 1, mine(reserved(sample) + 2)))
+    shown = scrape_with(
+        card(UUID, 0, mine(reserved(sample) + 1)), card(OTHER, 1, mine(reserved(sample) + 2))
+    )
 
     assert {UUID: 1.0, OTHER: 2.0} == shown.by("uuid", OUTSIDE)
 
@@ -97,7 +107,9 @@ def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: S
         "less than reserved",
     ],
 )
-def test_nothing_is_said_without_nvml(run_dir: Path, scrape_with: ScrapeWith, cards: list[FakeGpu]) -> None:
+def test_nothing_is_said_without_nvml(
+    run_dir: Path, scrape_with: ScrapeWith, cards: list[FakeGpu]
+) -> None:
     """When NVML does not give this process's bytes on this GPU, there is no remainder."""
     publish(run_dir, own_sample())
 
@@ -117,16 +129,27 @@ def test_nothing_is_said_without_nvml(run_dir: Path, scrape_with: ScrapeWith, ca
         own_sample(devices=(replace(own_sample().devices[0], allocator=None),)),
         own_sample(devices=(replace(own_sample().devices[0], uuid=None),)),
     ],
-    ids=["start time unknown", "reused pid", "foreign namespace", "ended", "no allocator numbers", "no UUID"],
+    ids=[
+        "start time unknown",
+        "reused pid",
+        "foreign namespace",
+        "ended",
+        "no allocator numbers",
+        "no UUID",
+    ],
 )
-def test_nothing_is_said_when_attribution_is_uncertain(run_dir: Path, scrape_with: ScrapeWith, sample: Sample) -> None:
+def test_nothing_is_said_when_attribution_is_uncertain(
+    run_dir: Path, scrape_with: ScrapeWith, sample: Sample
+) -> None:
     """A pid alone is no proof that NVML and the sample mean the same process."""
     publish(run_dir, sample, f"x{SAMPLE_SUFFIX}")
 
     assert {} == scrape_with(card(UUID, 0, mine(70 * GIB))).matching(OUTSIDE)
 
 
-def test_nothing_is_said_when_nvml_counts_pids_elsewhere(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_nothing_is_said_when_nvml_counts_pids_elsewhere(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """An exporter in its own pid namespace must not take the host's pid 7 for its neighbour's pid 7."""
 
     class HostNvml(FakeNvml):
@@ -147,5 +170,7 @@ def test_processes_are_named_by_the_kernel(scrape_with: ScrapeWith) -> None:
     shown = scrape_with(card(UUID, 0, mine(5)))
     facts = [dict(labels) for labels in shown.matching("nvml_process_info", pid=str(os.getpid()))]
 
-    assert [{"gpu", "uuid", "pid", "name", "uid"}] == [set(found) - {"user", *OWNERS} for found in facts]
+    assert [{"gpu", "uuid", "pid", "name", "uid"}] == [
+        set(found) - {"user", *OWNERS} for found in facts
+    ]
     assert str(os.getuid()) == facts[0]["uid"]

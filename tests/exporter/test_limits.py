@@ -62,7 +62,9 @@ def is_served(server: ExporterServer) -> bool:
     return status(ask(server.url, GET)) == 200
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "]
+)
 def test_slow_head_is_ended(open_server: Open, begun: bytes) -> None:
     """Who does not finish asking is cut off without an answer, however far the question came."""
     with connect(open_server(head_seconds=0.2).url) as client:
@@ -89,7 +91,12 @@ def test_idle_connection_is_ended(open_server: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [b"X: " + b"a" * (1 << 20), b"\r\n".join(b"X-%d: a" % n for n in range(100_000)), b"a" * (1 << 20)]
+    "head",
+    [
+        b"X: " + b"a" * (1 << 20),
+        b"\r\n".join(b"X-%d: a" % n for n in range(100_000)),
+        b"a" * (1 << 20),
+    ],
 )
 def test_huge_head_is_refused(open_server: Open, head: bytes) -> None:
     """Headers beyond the bound are refused or cut off, and others go on."""
@@ -119,10 +126,14 @@ def test_huge_head_is_refused(open_server: Open, head: bytes) -> None:
         (b"GET /%00%ff", b"\r\n", 404),
     ],
 )
-def test_only_plain_questions(open_server: Open, request_line: bytes, headers: bytes, expected: int) -> None:
+def test_only_plain_questions(
+    open_server: Open, request_line: bytes, headers: bytes, expected: int
+) -> None:
     """GET and HEAD without a body on a known path are answered; the rest is refused without waiting for a body."""
     server = open_server()
-    answer = ask(server.url, request_line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers)
+    answer = ask(
+        server.url, request_line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers
+    )
 
     assert expected == status(answer)
     assert is_served(server)
@@ -130,9 +141,9 @@ def test_only_plain_questions(open_server: Open, request_line: bytes, headers: b
 
 def test_head_has_no_body(open_server: Open) -> None:
     """HEAD tells the length that GET would have and sends nothing."""
-    head, _, body = ask(open_server().url, GET_METRICS.replace(b"GET", b"HEAD").replace(b"\r\n\r\n", CLOSE)).partition(
-        b"\r\n\r\n"
-    )
+    head, _, body = ask(
+        open_server().url, GET_METRICS.replace(b"GET", b"HEAD").replace(b"\r\n\r\n", CLOSE)
+    ).partition(b"\r\n\r\n")
 
     assert b"content-length: " in head.lower()
     assert b"" == body
@@ -182,7 +193,9 @@ def _has_been_reset(client: socket.socket) -> bool:
 
 def test_answers_that_nobody_reads_have_bounded_memory(open_server: Open) -> None:
     """Of many clients that do not read, the oldest go when their answers together are too large."""
-    server = open_server(series=300_000, unsent_bytes=8 << 20, unsent_seconds=LONG, idle_seconds=LONG)
+    server = open_server(
+        series=300_000, unsent_bytes=8 << 20, unsent_seconds=LONG, idle_seconds=LONG
+    )
     with ExitStack() as stack:
         greedy = [stack.enter_context(connect(server.url)) for _ in range(6)]
         for client in greedy:
@@ -208,7 +221,9 @@ def test_one_client_cannot_take_all_places(open_server: Open) -> None:
         greedy = [stack.enter_context(connect(server.url)) for _ in range(40)]
         for client in greedy:
             client.sendall(GET_METRICS * 20)
-        other = stack.enter_context(socket.create_connection(("127.0.0.1", port), 60, ("127.0.0.2", 0)))
+        other = stack.enter_context(
+            socket.create_connection(("127.0.0.1", port), 60, ("127.0.0.2", 0))
+        )
         other.sendall(GET_METRICS.replace(b"\r\n\r\n", CLOSE))
 
         assert 200 == status(everything(other))

@@ -29,7 +29,9 @@ def allowed(burst: int) -> str:
 
 @pytest.mark.parametrize("changes", [1, 2, 3])
 @pytest.mark.parametrize("at_start", [True, False])
-def test_change_while_it_is_read_is_not_missed(tmp_path: Path, changes: int, *, at_start: bool) -> None:
+def test_change_while_it_is_read_is_not_missed(
+    tmp_path: Path, changes: int, *, at_start: bool
+) -> None:
     """However often a file changes just after it was read, in the end its last version is served."""
     file = Edited(tmp_path / "web.yml")
     file.edits = []

@@ -31,10 +31,18 @@ def test_instances_beside_their_gpu(open_exporter: OpenExporter) -> None:
     shown = scrape(open_exporter(PyNvml(binding)))
 
     assert {"0": 1.0, "1": 0.0} == shown.by("gpu", "nvml_mig_enabled")
-    assert {"1": 10.0 * GIB, "5": 10.0 * GIB} == shown.by("gpu_instance", "nvml_mig_memory_total_bytes", gpu="0")
-    assert {"1": 2.0 * GIB, "5": 2.0 * GIB} == shown.by("gpu_instance", "nvml_mig_memory_used_bytes")
-    assert {"1": 7.0 * GIB, "5": 7.0 * GIB} == shown.by("gpu_instance", "nvml_mig_memory_free_bytes")
-    assert {"1": 1.0 * GIB, "5": 1.0 * GIB} == shown.by("gpu_instance", "nvml_mig_memory_reserved_bytes")
+    assert {"1": 10.0 * GIB, "5": 10.0 * GIB} == shown.by(
+        "gpu_instance", "nvml_mig_memory_total_bytes", gpu="0"
+    )
+    assert {"1": 2.0 * GIB, "5": 2.0 * GIB} == shown.by(
+        "gpu_instance", "nvml_mig_memory_used_bytes"
+    )
+    assert {"1": 7.0 * GIB, "5": 7.0 * GIB} == shown.by(
+        "gpu_instance", "nvml_mig_memory_free_bytes"
+    )
+    assert {"1": 1.0 * GIB, "5": 1.0 * GIB} == shown.by(
+        "gpu_instance", "nvml_mig_memory_reserved_bytes"
+    )
     assert {"0": 80.0 * GIB, "1": 80.0 * GIB} == shown.by("gpu", "nvml_memory_total_bytes")
     assert {("1", "0", MIG_A), ("1", "1", MIG_B), ("5", "0", uuid_of((0, 3)))} == {
         (labels["gpu_instance"], labels["compute_instance"], labels["mig_uuid"])
@@ -55,8 +63,12 @@ def test_reconfiguration_between_two_scrapes(open_exporter: OpenExporter) -> Non
     assert {MIG_A} == set(shown.by("mig_uuid", "nvml_mig_info"))
 
 
-@pytest.mark.parametrize("name", ["nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetMemoryInfo"])
-def test_instance_that_is_taken_away_while_it_is_read(open_exporter: OpenExporter, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetMemoryInfo"]
+)
+def test_instance_that_is_taken_away_while_it_is_read(
+    open_exporter: OpenExporter, name: str
+) -> None:
     """A handle that died between two calls costs that instance, not the GPU."""
     binding = FakeBinding(1)
     binding.cut(0, [(1, 0), (5, 0)])
@@ -73,7 +85,9 @@ def test_processes_of_all_instances(open_exporter: OpenExporter) -> None:
     binding.cut(0, [(1, 0), (5, 0)])
     shown = scrape(open_exporter(PyNvml(binding)))
 
-    assert {"501": 1.0 * GIB, "502": 1.0 * GIB} == shown.by("pid", "nvml_process_memory_bytes", gpu="0")
+    assert {"501": 1.0 * GIB, "502": 1.0 * GIB} == shown.by(
+        "pid", "nvml_process_memory_bytes", gpu="0"
+    )
     assert {"101": 2.0 * GIB} == shown.by("pid", "nvml_process_memory_bytes", gpu="1")
 
 
@@ -98,7 +112,9 @@ def test_list_of_one_instance_that_is_not_permitted_hides_all(open_exporter: Ope
     assert {} == shown.matching("nvml_processes") | shown.matching("nvml_unattributed_memory_bytes")
 
 
-def sliced(*rows: ProcessMemory, index: int = 3, instances: tuple[tuple[str, int], ...] = ((MIG_A, 1),)) -> FakeGpu:
+def sliced(
+    *rows: ProcessMemory, index: int = 3, instances: tuple[tuple[str, int], ...] = ((MIG_A, 1),)
+) -> FakeGpu:
     """A GPU in MIG mode with these instances (UUID, GPU instance) and processes."""
     memory = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
     found = [MigInstance(uuid, number, 0, "7g.80gb", memory) for uuid, number in instances]
@@ -112,8 +128,12 @@ def reserved_bytes() -> int:
     return allocator.reserved_bytes.total
 
 
-@pytest.mark.parametrize("name", [MIG_A, f"MIG-{PARENT}/1/0"], ids=["UUID", "name before driver 470"])
-def test_rank_on_an_instance_is_joined(open_exporter: OpenExporter, run_dir: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [MIG_A, f"MIG-{PARENT}/1/0"], ids=["UUID", "name before driver 470"]
+)
+def test_rank_on_an_instance_is_joined(
+    open_exporter: OpenExporter, run_dir: Path, name: str
+) -> None:
     """A rank that knows its MIG device has the index of the GPU, and its remainder from that device's bytes."""
     publish(run_dir, own_sample(uuid=name))
     rows = [
@@ -141,7 +161,9 @@ def test_index_stays_while_the_driver_is_silent(open_exporter: OpenExporter, run
     assert {"3"} == set(after.by("gpu", RESERVED))
 
 
-def test_rank_on_an_unknown_instance_is_not_joined(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_rank_on_an_unknown_instance_is_not_joined(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """A MIG device that NVML does not list has no index and no remainder."""
     publish(run_dir, own_sample(uuid=MIG_B))
     shown = scrape(open_exporter(FakeNvml.of(sliced(ProcessMemory(os.getpid(), 70 * GIB, MIG_A)))))

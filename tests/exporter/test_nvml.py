@@ -18,7 +18,12 @@ from torchmem.exporter.values import MemoryInfo, ProcessMemory, Utilization
 
 OpenExporter = Callable[..., Exporter]
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 4, 13, 15
-PER_GPU = ("nvml_memory_used_bytes", "nvml_power_watts", "nvml_temperature_celsius", "nvml_process_memory_bytes")
+PER_GPU = (
+    "nvml_memory_used_bytes",
+    "nvml_power_watts",
+    "nvml_temperature_celsius",
+    "nvml_process_memory_bytes",
+)
 
 
 @pytest.fixture
@@ -46,8 +51,12 @@ def test_values_come_in_base_units(nvml: PyNvml) -> None:
     """Percent become ratios, milliwatts watts; identity is complete."""
     uuid = uuid_of(0)
 
-    assert GpuIdentity(0, uuid, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", "580.65.06") == nvml.gpu(0)
-    assert MemoryInfo(total=80 * GIB, used=2 * GIB, free=77 * GIB, reserved=GIB) == nvml.memory(uuid)
+    assert GpuIdentity(
+        0, uuid, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", "580.65.06"
+    ) == nvml.gpu(0)
+    assert MemoryInfo(total=80 * GIB, used=2 * GIB, free=77 * GIB, reserved=GIB) == nvml.memory(
+        uuid
+    )
     assert Utilization(0.97, 0.41) == nvml.utilization(uuid)
     assert 412.5 == nvml.power(uuid).watts
     assert {"gpu": 61, "memory": 70} == nvml.temperatures(uuid).sensors
@@ -58,7 +67,9 @@ def test_memory_adds_up(open_exporter: OpenExporter, binding: FakeBinding) -> No
     shown = scrape(open_exporter(PyNvml(binding)))
     parts = [shown.by("gpu", f"nvml_memory_{part}_bytes") for part in ("used", "free", "reserved")]
 
-    assert shown.by("gpu", "nvml_memory_total_bytes") == {gpu: sum(part[gpu] for part in parts) for gpu in parts[0]}
+    assert shown.by("gpu", "nvml_memory_total_bytes") == {
+        gpu: sum(part[gpu] for part in parts) for gpu in parts[0]
+    }
 
 
 @pytest.mark.parametrize("code", [FUNCTION_NOT_FOUND, 25])
@@ -78,12 +89,18 @@ def test_older_driver_gives_no_reserved_memory(
 
     binding.answers["nvmlDeviceGetMemoryInfo"] = only_first
 
-    assert MemoryInfo(total=80 * GIB, used=3 * GIB, free=77 * GIB, reserved=None) == nvml.memory(uuid_of(0))
+    assert MemoryInfo(total=80 * GIB, used=3 * GIB, free=77 * GIB, reserved=None) == nvml.memory(
+        uuid_of(0)
+    )
     assert [] == caplog.messages
 
 
-@pytest.mark.parametrize(("milliwatts", "watts"), [(664_074, 664.074), (700_001, 700.001), (1, 0.001)])
-def test_units_add_no_noise(binding: FakeBinding, nvml: PyNvml, milliwatts: int, watts: float) -> None:
+@pytest.mark.parametrize(
+    ("milliwatts", "watts"), [(664_074, 664.074), (700_001, 700.001), (1, 0.001)]
+)
+def test_units_add_no_noise(
+    binding: FakeBinding, nvml: PyNvml, milliwatts: int, watts: float
+) -> None:
     """A value is the number that one would write down, without digits of the conversion."""
     binding.answers["nvmlDeviceGetPowerUsage"] = lambda gpu: milliwatts
 
@@ -122,7 +139,9 @@ def test_what_nvml_cannot_give_is_absent_and_logged_once(
 def test_all_ones_mean_unknown(binding: FakeBinding, nvml: PyNvml) -> None:
     """NVML's mark for not available never becomes 1.8e19 bytes or 4294967 watts."""
     binding.answers["nvmlDeviceGetPowerUsage"] = lambda gpu: (1 << 32) - 1
-    binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = lambda gpu: [process(7, NOT_AVAILABLE)]
+    binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = lambda gpu: [
+        process(7, NOT_AVAILABLE)
+    ]
 
     assert nvml.power(uuid_of(0)).watts is None
     assert [ProcessMemory(7, None)] == nvml.processes(uuid_of(0))
@@ -133,8 +152,14 @@ def test_processes_of_all_kinds_are_listed_once(
 ) -> None:
     """A pid that holds a compute and a graphics context is one process; older drivers answer the older call."""
     del binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"]
-    binding.answers["nvmlDeviceGetComputeRunningProcesses_v2"] = lambda gpu: [process(7, 5), process(8, None)]
-    binding.answers["nvmlDeviceGetGraphicsRunningProcesses_v3"] = lambda gpu: [process(7, 9), process(9, 1)]
+    binding.answers["nvmlDeviceGetComputeRunningProcesses_v2"] = lambda gpu: [
+        process(7, 5),
+        process(8, None),
+    ]
+    binding.answers["nvmlDeviceGetGraphicsRunningProcesses_v3"] = lambda gpu: [
+        process(7, 9),
+        process(9, 1),
+    ]
     binding.answers["nvmlDeviceGetMPSComputeRunningProcesses_v3"] = lambda gpu: [process(8, 3)]
 
     caplog.set_level(logging.INFO)
@@ -154,7 +179,9 @@ def test_unlisted_processes_are_unknown_not_none(binding: FakeBinding, nvml: PyN
     assert nvml.processes(uuid_of(0)) is None
 
 
-def test_misread_process_rows_are_left_out(open_exporter: OpenExporter, binding: FakeBinding) -> None:
+def test_misread_process_rows_are_left_out(
+    open_exporter: OpenExporter, binding: FakeBinding
+) -> None:
     """A row with more memory than the GPU has is a structure of another version, not a process."""
     rows = [process(7, 5), process(8, 81 * GIB), process(0, 1)]
     binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = lambda gpu: rows
@@ -220,7 +247,9 @@ def test_one_lost_gpu_of_eight(open_exporter: OpenExporter, binding: FakeBinding
     assert GPU_IS_LOST == shown.value("nvml_gpu_error_code", gpu="3", uuid=uuid_of(3))
     assert {"3"} == gpus_of(shown, "nvml_gpu_error_code")
     assert 1 == len(shown.matching("nvml_gpu_info", gpu="3", uuid=uuid_of(3)))
-    assert [{str(gpu) for gpu in range(8)} - {"3"}] * 4 == [gpus_of(shown, name) for name in PER_GPU]
+    assert [{str(gpu) for gpu in range(8)} - {"3"}] * 4 == [
+        gpus_of(shown, name) for name in PER_GPU
+    ]
     assert 1.0 == shown.value("nvml_up")
 
 
@@ -239,10 +268,15 @@ def test_loss_and_return_are_logged_once(
         scrape(exporter)
 
     told = [message for message in caplog.messages if uuid_of(3) in message]
-    assert [f"GPU 3 ({uuid_of(3)}) is lost: NVML return code 15", f"GPU 3 ({uuid_of(3)}) answers again"] == told
+    assert [
+        f"GPU 3 ({uuid_of(3)}) is lost: NVML return code 15",
+        f"GPU 3 ({uuid_of(3)}) answers again",
+    ] == told
 
 
-def test_gpu_lost_before_the_exporter_started(open_exporter: OpenExporter, binding: FakeBinding) -> None:
+def test_gpu_lost_before_the_exporter_started(
+    open_exporter: OpenExporter, binding: FakeBinding
+) -> None:
     """Without a UUID ever seen the NVML index still names the GPU that does not answer."""
     binding.fail("nvmlDeviceGetHandleByIndex", GPU_IS_LOST, gpu=3)
 
@@ -252,7 +286,9 @@ def test_gpu_lost_before_the_exporter_started(open_exporter: OpenExporter, bindi
     assert 7 == sum(shown.by("gpu", "nvml_gpu_up").values())
 
 
-def test_gpu_lost_in_the_middle_of_a_reading(open_exporter: OpenExporter, binding: FakeBinding) -> None:
+def test_gpu_lost_in_the_middle_of_a_reading(
+    open_exporter: OpenExporter, binding: FakeBinding
+) -> None:
     """What a GPU answered before it failed is served; it is not asked again in that scrape."""
     binding.fail("nvmlDeviceGetUtilizationRates", GPU_IS_LOST, gpu=3)
 
@@ -294,7 +330,9 @@ def test_node_without_gpus(open_exporter: OpenExporter) -> None:
     assert {} == shown.matching("nvml_gpu_up")
 
 
-def test_broken_binding_does_not_end_the_scrape(open_exporter: OpenExporter, binding: FakeBinding) -> None:
+def test_broken_binding_does_not_end_the_scrape(
+    open_exporter: OpenExporter, binding: FakeBinding
+) -> None:
     """An error nobody foresaw is a reason like any other."""
     del binding.answers["nvmlDeviceGetCount"]
 

@@ -72,7 +72,9 @@ def test_setup_of_the_gpu(binding: FakeBinding, nvml: PyNvml) -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [(None, False), (NOT_SUPPORTED, True), (4, None)])
-def test_unified_memory(binding: FakeBinding, nvml: PyNvml, code: int | None, expected: bool | None) -> None:
+def test_unified_memory(
+    binding: FakeBinding, nvml: PyNvml, code: int | None, expected: bool | None
+) -> None:
     """Memory that NVML does not support is shared; memory that it may not tell is unknown."""
     if code is not None:
         binding.fail("nvmlDeviceGetMemoryInfo", code)
@@ -83,7 +85,9 @@ def test_unified_memory(binding: FakeBinding, nvml: PyNvml, code: int | None, ex
 
 def test_bar1(binding: FakeBinding, nvml: PyNvml) -> None:
     """Bytes."""
-    binding.answers["nvmlDeviceGetBAR1MemoryInfo"] = lambda gpu: SimpleNamespace(bar1Total=128 * GIB, bar1Used=GIB)
+    binding.answers["nvmlDeviceGetBAR1MemoryInfo"] = lambda gpu: SimpleNamespace(
+        bar1Total=128 * GIB, bar1Used=GIB
+    )
 
     assert Bar1(128 * GIB, GIB) == nvml.bar1(UUID)
 
@@ -121,7 +125,9 @@ def test_temperatures(binding: FakeBinding, nvml: PyNvml) -> None:
         return limits[number]
 
     binding.answers["nvmlDeviceGetTemperatureThreshold"] = threshold
-    expected = Temperatures({"gpu": 61, "memory": 70}, {"shutdown": 92, "slowdown": 89, "gpu_max": 87})
+    expected = Temperatures(
+        {"gpu": 61, "memory": 70}, {"shutdown": 92, "slowdown": 89, "gpu_max": 87}
+    )
 
     assert expected == nvml.temperatures(UUID)
 
@@ -137,13 +143,22 @@ def test_clocks(binding: FakeBinding, nvml: PyNvml) -> None:
     clocks = nvml.clocks(UUID)
 
     assert {"graphics": 1.98e9, "sm": 1.755e9, "memory": 2.619e9} == clocks.hertz
-    assert {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9, "video": 1.545e9} == clocks.max_hertz
-    assert {"sw_power_cap", "hw_thermal_slowdown"} == {reason for reason, holds in clocks.throttle.items() if holds}
+    assert {
+        "graphics": 1.98e9,
+        "sm": 1.98e9,
+        "memory": 2.619e9,
+        "video": 1.545e9,
+    } == clocks.max_hertz
+    assert {"sw_power_cap", "hw_thermal_slowdown"} == {
+        reason for reason, holds in clocks.throttle.items() if holds
+    }
     assert 9 == len(clocks.throttle)
     assert 2 == clocks.performance_state
 
 
-def test_older_driver_has_the_older_name_of_event_reasons(binding: FakeBinding, nvml: PyNvml) -> None:
+def test_older_driver_has_the_older_name_of_event_reasons(
+    binding: FakeBinding, nvml: PyNvml
+) -> None:
     """Clocks event reasons were called throttle reasons; an unknown performance state is absent."""
     binding.answers["nvmlDeviceGetCurrentClocksThrottleReasons"] = lambda gpu: 0x1
     binding.answers["nvmlDeviceGetPerformanceState"] = lambda gpu: 32
@@ -198,7 +213,9 @@ def test_nvlink(linked: FakeBinding, nvml: PyNvml) -> None:
     linked.fields |= {(138, ALL_LINKS): 7, (139, ALL_LINKS): 8}
     errors = {(0, "replay"): 0, (0, "recovery"): 1, (2, "replay"): 20, (2, "recovery"): 21}
 
-    assert NvLink({0: True, 1: False, 2: True}, errors, Transfer(rx=8192, tx=7168)) == nvml.nvlink(UUID)
+    assert NvLink({0: True, 1: False, 2: True}, errors, Transfer(rx=8192, tx=7168)) == nvml.nvlink(
+        UUID
+    )
 
 
 def test_errors_of_a_link_that_goes_down_stay(linked: FakeBinding, nvml: PyNvml) -> None:
@@ -224,7 +241,9 @@ def test_nvlink_5_counts_bytes(linked: FakeBinding, nvml: PyNvml) -> None:
     assert Transfer(rx=8, tx=7) == nvml.nvlink(UUID).transferred
 
 
-def test_links_are_counted_by_asking_when_the_count_is_not_given(linked: FakeBinding, nvml: PyNvml) -> None:
+def test_links_are_counted_by_asking_when_the_count_is_not_given(
+    linked: FakeBinding, nvml: PyNvml
+) -> None:
     """An older driver has no field for the count: the first link that does not exist ends the list."""
 
     def state(gpu: int, link: int) -> int:
@@ -265,13 +284,17 @@ def test_repairs(binding: FakeBinding, nvml: PyNvml) -> None:
     binding.fields |= {29: 3, 30: 4, 31: 1}
 
     assert Repairs({"correctable": 5, "uncorrectable": 2}, True, False) == newer
-    assert Repairs(retired_pages={"multiple_single_bit": 3, "double_bit": 4}, retirement_pending=True) == nvml.repairs(
-        UUID
-    )
+    assert Repairs(
+        retired_pages={"multiple_single_bit": 3, "double_bit": 4}, retirement_pending=True
+    ) == nvml.repairs(UUID)
 
 
-@pytest.mark.parametrize(("number", "action"), [(0, "none"), (1, "gpu_reset"), (4, "drain_and_reset"), (99, None)])
-def test_recovery_action(binding: FakeBinding, nvml: PyNvml, number: int, action: str | None) -> None:
+@pytest.mark.parametrize(
+    ("number", "action"), [(0, "none"), (1, "gpu_reset"), (4, "drain_and_reset"), (99, None)]
+)
+def test_recovery_action(
+    binding: FakeBinding, nvml: PyNvml, number: int, action: str | None
+) -> None:
     """What the driver asks for has NVML's name; a number that nobody knows yet has none."""
     binding.fields[230] = number
 
@@ -310,7 +333,10 @@ def test_process_utilization_is_the_newest_of_each_process(binding: FakeBinding)
     ]
     binding.answers["nvmlDeviceGetProcessUtilization"] = lambda gpu, since: rows
 
-    assert {7: ProcessUtilization(0.8, 0.4), 9: ProcessUtilization(None, 0.3)} == nvml.process_utilization(UUID)
+    assert {
+        7: ProcessUtilization(0.8, 0.4),
+        9: ProcessUtilization(None, 0.3),
+    } == nvml.process_utilization(UUID)
 
 
 @pytest.mark.parametrize("code", [0, NOT_FOUND, NOT_SUPPORTED])

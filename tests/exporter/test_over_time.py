@@ -27,9 +27,13 @@ def heal(node: FakeNode) -> None:
     node.change("gpu 1", nvmlDeviceGetUtilizationRates="success")
 
 
-def scraped_until(exporter: ExporterProcess, condition: Callable[[Exposition], object]) -> Exposition:
+def scraped_until(
+    exporter: ExporterProcess, condition: Callable[[Exposition], object]
+) -> Exposition:
     """The first scrape of which `condition` is true."""
-    return until(lambda: next((shown for shown in [exporter.scrape()] if condition(shown)), None), pause=0.1)
+    return until(
+        lambda: next((shown for shown in [exporter.scrape()] if condition(shown)), None), pause=0.1
+    )
 
 
 def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
@@ -45,7 +49,12 @@ def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
     assert {"0": 1.0, "1": 0.0} == lost.by("gpu", "nvml_gpu_up")
     assert {"1": 15.0} == lost.by("gpu", "nvml_gpu_error_code")
     assert {"0"} == set(lost.by("gpu", "nvml_power_watts"))
-    for name in ("nvml_gpu_up", "nvml_power_watts", "nvml_memory_used_bytes", "nvml_gpu_error_code"):
+    for name in (
+        "nvml_gpu_up",
+        "nvml_power_watts",
+        "nvml_memory_used_bytes",
+        "nvml_gpu_error_code",
+    ):
         assert before.series.get(name) == after.series.get(name)
 
 
@@ -56,17 +65,26 @@ def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
         hung = [exporter.scrape() for _ in range(5)]
         asked = node.calls("nvmlDeviceGetUtilizationRates")
         heal(node)
-        scraped_until(exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu")))
+        scraped_until(
+            exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu"))
+        )
         told = [line for line in exporter.messages.splitlines() if "GPU 1" in line]
 
     assert 0.0 == first.value("nvml_up", reason="timeout")
-    assert (0.0, 1.0) == (first.value(SUCCESS, collector="utilization"), first.value(SUCCESS, collector="samples"))
+    assert (0.0, 1.0) == (
+        first.value(SUCCESS, collector="utilization"),
+        first.value(SUCCESS, collector="samples"),
+    )
     assert {"0": 1.0, "1": 0.0} == first.by("gpu", "nvml_gpu_up")
     for shown in hung:
         assert 1.0 == shown.value("nvml_up")
         assert {"0": 1.0, "1": 0.0} == shown.by("gpu", "nvml_gpu_up")
         assert {"0", "1"} == set(shown.by("gpu", "nvml_gpu_info"))
-        assert {"0"} == set(shown.by("gpu", "nvml_utilization_ratio")) == set(shown.by("gpu", "nvml_power_watts"))
+        assert (
+            {"0"}
+            == set(shown.by("gpu", "nvml_utilization_ratio"))
+            == set(shown.by("gpu", "nvml_power_watts"))
+        )
         assert {1.0} == set(shown.by("collector", SUCCESS).values())
     assert ["utilization" in line for line in told] == [True, False]
     assert 1 + 6 == asked
@@ -83,13 +101,18 @@ def test_driver_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
         hung = [exporter.scrape() for _ in range(5)]
         asked_later = node.log.read_text()
         node.change("node", nvmlDeviceGetCount_v2="success")
-        scraped_until(exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu")))
+        scraped_until(
+            exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu"))
+        )
 
     assert 2 == asked.count("nvmlDeviceGetCount_v2") == asked_later.count("nvmlDeviceGetCount_v2")
     assert asked.count("nvmlDeviceGet") == asked_later.count("nvmlDeviceGet")
     for shown in hung:
         assert 0.0 == shown.value("nvml_up", reason="timeout")
-        assert (0.0, 1.0) == (shown.value(SUCCESS, collector="utilization"), shown.value(SUCCESS, collector="samples"))
+        assert (0.0, 1.0) == (
+            shown.value(SUCCESS, collector="utilization"),
+            shown.value(SUCCESS, collector="samples"),
+        )
 
 
 def test_hung_gpu_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> None:
@@ -113,7 +136,9 @@ def test_hung_driver_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> 
         assert "Traceback" not in exporter.messages
 
 
-@pytest.mark.parametrize(("code", "reason"), [("driver_not_loaded", "driver_not_loaded"), ("unknown", "unknown_error")])
+@pytest.mark.parametrize(
+    ("code", "reason"), [("driver_not_loaded", "driver_not_loaded"), ("unknown", "unknown_error")]
+)
 def test_driver_goes_and_comes_back(node: FakeNode, run_dir: Path, code: str, reason: str) -> None:
     """A driver that was reloaded, or that the container lost, is initialised again; meanwhile its reason is shown."""
     heal(node)
@@ -171,13 +196,20 @@ def test_xid_is_counted(node: FakeNode, run_dir: Path) -> None:
     with exporter_process(node, run_dir) as exporter:
         exporter.scrape()
         node.change("node", **{"event.1": "1 0x8 79", "event.2": "1 0x8 31", "event.3": "1 0x8 31"})
-        scraped_until(exporter, lambda shown: 3.0 == sum(shown.matching("nvml_xid_errors_total").values()))
+        scraped_until(
+            exporter, lambda shown: 3.0 == sum(shown.matching("nvml_xid_errors_total").values())
+        )
         shown = exporter.scrape()
 
     assert {"79": 1.0, "31": 2.0} == {
-        xid: count for xid, count in shown.by("xid", "nvml_xid_errors_total", gpu="1").items() if count
+        xid: count
+        for xid, count in shown.by("xid", "nvml_xid_errors_total", gpu="1").items()
+        if count
     }
-    assert shown.series["nvml_xid_last_timestamp_seconds"].keys() <= shown.series["nvml_xid_errors_total"].keys()
+    assert (
+        shown.series["nvml_xid_last_timestamp_seconds"].keys()
+        <= shown.series["nvml_xid_errors_total"].keys()
+    )
 
 
 def test_simultaneous_scrapes_share_one_collection(node: FakeNode, run_dir: Path) -> None:
@@ -191,7 +223,9 @@ def test_simultaneous_scrapes_share_one_collection(node: FakeNode, run_dir: Path
         for server in servers:
             server.request("GET", "/metrics")
         for _ in range(3):
-            exporter.get("/-/healthy")  # asked later: when it is answered, the scrapes were taken up
+            exporter.get(
+                "/-/healthy"
+            )  # asked later: when it is answered, the scrapes were taken up
         heal(node)
         first, second = (server.getresponse().read() for server in servers)
         for server in servers:

@@ -36,7 +36,10 @@ def test_real_process() -> None:
     """The kernel's own /proc has what is read."""
     facts = Owners().facts(os.getpid())
 
-    assert (str(os.geteuid()), Path("/proc/self/comm").read_text().strip()) == (facts["uid"], facts["name"])
+    assert (str(os.geteuid()), Path("/proc/self/comm").read_text().strip()) == (
+        facts["uid"],
+        facts["name"],
+    )
 
 
 @pytest.mark.parametrize("missing", ["comm", "status"])

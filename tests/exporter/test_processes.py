@@ -25,10 +25,14 @@ MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"
 TOTAL = 1000
 
 
-def card(*rows: ProcessMemory, used: int = 600, reserved: int | None = 100, index: int = 0) -> FakeGpu:
+def card(
+    *rows: ProcessMemory, used: int = 600, reserved: int | None = 100, index: int = 0
+) -> FakeGpu:
     """A GPU of 1000 bytes with these processes."""
     identity = GpuIdentity(index, f"{UUID[:-1]}{index}")
-    return FakeGpu(identity, MemoryInfo(TOTAL, used, TOTAL - used - (reserved or 0), reserved), processes=rows)
+    return FakeGpu(
+        identity, MemoryInfo(TOTAL, used, TOTAL - used - (reserved or 0), reserved), processes=rows
+    )
 
 
 def show(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
@@ -38,7 +42,9 @@ def show(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Expos
 
 def test_largest_are_shown_and_the_rest_is_one_sum(open_exporter: OpenExporter) -> None:
     """With three of five shown, the other two are pid="other"; all five are counted."""
-    rows = [ProcessMemory(pid, used) for pid, used in ((11, 5), (12, 300), (13, 7), (14, 100), (15, 90))]
+    rows = [
+        ProcessMemory(pid, used) for pid, used in ((11, 5), (12, 300), (13, 7), (14, 100), (15, 90))
+    ]
     shown = show(open_exporter, card(*rows), processes_per_gpu=3)
 
     assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == shown.by("pid", MEMORY_OF)
@@ -52,7 +58,9 @@ used_bytes = st.lists(st.none() | st.integers(0, TOTAL), max_size=12)
 def test_nothing_is_lost_in_the_sum(sizes: list[int | None], most: int) -> None:
     """However many are shown, the series of a GPU add up to what its processes hold."""
     rows = [ProcessMemory(pid, size) for pid, size in enumerate(sizes, start=1)]
-    exporter = Exporter(FakeNvml.of(card(*rows)), RunDirectory(Path("absent")), processes_per_gpu=most)
+    exporter = Exporter(
+        FakeNvml.of(card(*rows)), RunDirectory(Path("absent")), processes_per_gpu=most
+    )
     shown = scrape(exporter)
     exporter.close()
 
@@ -89,9 +97,19 @@ def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
         (card(ProcessMemory(11, 5), reserved=None), None),
         (FakeGpu(GpuIdentity(0, "GPU-a"), processes=[ProcessMemory(11, 5)]), None),
     ],
-    ids=["rest", "no process", "nothing left", "more than used", "unknown bytes", "first version", "unified memory"],
+    ids=[
+        "rest",
+        "no process",
+        "nothing left",
+        "more than used",
+        "unknown bytes",
+        "first version",
+        "unified memory",
+    ],
 )
-def test_unattributed_memory(open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None) -> None:
+def test_unattributed_memory(
+    open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None
+) -> None:
     """Used minus what processes hold; absent unless all of it is known, and never negative."""
     assert expected == show(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
 
@@ -99,7 +117,11 @@ def test_unattributed_memory(open_exporter: OpenExporter, gpu: FakeGpu, expected
 def test_utilization_of_the_shown(open_exporter: OpenExporter) -> None:
     """Engines by process; one that was idle, one that is not shown, and one that is gone have none."""
     rows = [ProcessMemory(11, 300), ProcessMemory(12, 200), ProcessMemory(13, 1)]
-    used = {11: ProcessUtilization(0.8, 0.4), 13: ProcessUtilization(0.1, 0.1), 99: ProcessUtilization(0.5, None)}
+    used = {
+        11: ProcessUtilization(0.8, 0.4),
+        13: ProcessUtilization(0.1, 0.1),
+        99: ProcessUtilization(0.5, None),
+    }
     base = card(*rows)
     gpu = FakeGpu(base.identity, base.memory, processes=rows, process_utilization=used)
     shown = show(open_exporter, gpu, processes_per_gpu=2)
@@ -141,7 +163,19 @@ def test_rank_of_a_predecessor_is_not_shown(open_exporter: OpenExporter, run_dir
 
 def test_command_line_is_nowhere(open_exporter: OpenExporter) -> None:
     """Arguments hold tokens: only declared facts are served."""
-    allowed = {"gpu", "uuid", "pid", "name", "uid", "user", "container_id", "pod_uid", "slurm_job_id", "rank", "run"}
+    allowed = {
+        "gpu",
+        "uuid",
+        "pid",
+        "name",
+        "uid",
+        "user",
+        "container_id",
+        "pod_uid",
+        "slurm_job_id",
+        "rank",
+        "run",
+    }
 
     assert set(facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))) <= allowed
 

@@ -17,7 +17,6 @@ from support.exposition import Exposition
 from support.publishing import own_sample, publish
 from support.waiting import until
 
-from torchmem.core.errors import UsageError
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.rundir import Published
@@ -26,6 +25,7 @@ from torchmem.exporter.serve import ExporterServer, serve
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.values import MemoryInfo
 from torchmem.exporter.web.negotiation import OPENMETRICS, TEXT, Format, choose_format, takes_gzip
+from torchmem.sample.errors import UsageError
 
 OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
 Open = Callable[[Collector], httpx.Client]
@@ -70,7 +70,9 @@ def open_client() -> Iterator[Open]:
 
 
 @pytest.fixture
-def client(open_exporter: Callable[..., Exporter], open_client: Open, run_dir: Path) -> httpx.Client:
+def client(
+    open_exporter: Callable[..., Exporter], open_client: Open, run_dir: Path
+) -> httpx.Client:
     """A client of an exporter with one rank and one GPU."""
     publish(run_dir, own_sample())
     gpu = FakeGpu(GpuIdentity(0, own_sample().devices[0].uuid or ""), MemoryInfo(80, 60, 19, 1))
@@ -84,7 +86,9 @@ def test_both_formats_say_the_same(client: httpx.Client) -> None:
     shown, strict = Exposition.of_text(text.text), Exposition.of_openmetrics(openmetrics.text)
 
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert openmetrics.headers["content-type"].startswith(
+        "application/openmetrics-text; version=1.0.0"
+    )
     assert set(shown.series) == set(strict.series)
     assert shown.series["torchmem_reserved_bytes"] == strict.series["torchmem_reserved_bytes"]
     assert 1.0 == shown.value("torchmem_process_state", state="running")
@@ -137,7 +141,9 @@ def test_format_that_the_client_prefers(accepted: str, chosen: Format) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
 def test_openmetrics_ends_with_its_mark(client: httpx.Client, encoding: str) -> None:
     """A cut exposition would lack `# EOF`; the whole one ends with it, and caches are told what it depends on."""
-    answer = client.get("/metrics", headers={"Accept": OPENMETRICS_ACCEPT, "Accept-Encoding": encoding})
+    answer = client.get(
+        "/metrics", headers={"Accept": OPENMETRICS_ACCEPT, "Accept-Encoding": encoding}
+    )
 
     assert answer.text.endswith("\n# EOF\n")
     assert "Accept, Accept-Encoding" == answer.headers["vary"]
@@ -145,11 +151,17 @@ def test_openmetrics_ends_with_its_mark(client: httpx.Client, encoding: str) -> 
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus")
+@pytest.mark.skipif(
+    not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus"
+)
 def test_promtool_finds_nothing(client: httpx.Client) -> None:
     """Names, units and help texts follow Prometheus' rules."""
     lint = subprocess.run(
-        ["promtool", "check", "metrics"], input=client.get("/metrics").text, text=True, capture_output=True, check=False
+        ["promtool", "check", "metrics"],
+        input=client.get("/metrics").text,
+        text=True,
+        capture_output=True,
+        check=False,
     )
 
     assert (0, "", "") == (lint.returncode, lint.stdout, lint.stderr)
@@ -180,7 +192,10 @@ def test_unknown_path_is_plain_text(client: httpx.Client) -> None:
     """A wrong path says so without a page."""
     answer = client.get("/metric")
 
-    assert (404, "text/plain; charset=utf-8") == (answer.status_code, answer.headers["content-type"])
+    assert (404, "text/plain; charset=utf-8") == (
+        answer.status_code,
+        answer.headers["content-type"],
+    )
 
 
 def test_ready_after_the_first_collection(open_client: Open) -> None:
@@ -233,8 +248,12 @@ def test_impatient_scrape_gets_what_is_known_and_spoils_nothing(open_client: Ope
     with closing(HTTPConnection(client.base_url.netloc.decode(), timeout=120)) as patient:
         patient.request("GET", "/metrics")
         for _ in range(3):
-            client.get("/-/healthy")  # asked later: when it is answered, the patient scrape was taken up
-        hurried = client.get("/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "0.2"}).text
+            client.get(
+                "/-/healthy"
+            )  # asked later: when it is answered, the patient scrape was taken up
+        hurried = client.get(
+            "/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "0.2"}
+        ).text
         collector.gate.set()
         waited = patient.getresponse().read()
 
@@ -266,7 +285,9 @@ def test_impatient_scrape_of_a_slow_driver_shows_the_rest(
     assert 1.0 == whole.value("nvml_up")
 
 
-def test_taken_port_is_one_sentence(client: httpx.Client, open_exporter: Callable[..., Exporter]) -> None:
+def test_taken_port_is_one_sentence(
+    client: httpx.Client, open_exporter: Callable[..., Exporter]
+) -> None:
     """The error names the address and the flag that changes it."""
     port = client.base_url.port or 0
 

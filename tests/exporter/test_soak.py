@@ -12,7 +12,15 @@ def test_nothing_grows(root: Path) -> None:
 
     `python -m benchmarks.exporter_soak` is the same over 20,000 scrapes.
     """
-    command = [sys.executable, "-m", "benchmarks.exporter_soak", "--scrapes", "500", "--http-scrapes", "100"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.exporter_soak",
+        "--scrapes",
+        "500",
+        "--http-scrapes",
+        "100",
+    ]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
     assert 0 == ended.returncode, ended.stdout + ended.stderr

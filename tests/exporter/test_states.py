@@ -18,12 +18,12 @@ from support.exposition import scrape
 from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
-from torchmem.core.proc import start_ticks
-from torchmem.core.sample import Ending, Process, State
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.liveness import state
 from torchmem.exporter.processes import INITIAL_PID_NAMESPACE, Processes, Sighting
 from torchmem.exporter.rundir import RunDirectory
+from torchmem.sample.procfs import start_ticks
+from torchmem.sample.sample import Ending, Process, State
 
 OpenExporter = Callable[..., Exporter]
 CONTAINER = 4026532999
@@ -73,7 +73,12 @@ def test_state_follows_the_evidence(
 
 @pytest.mark.parametrize(
     ("last_step", "patience", "expected"),
-    [(100.0, 300.0, "running"), (301.0, 300.0, "stalled"), (301.0, None, "running"), (None, 300.0, "running")],
+    [
+        (100.0, 300.0, "running"),
+        (301.0, 300.0, "stalled"),
+        (301.0, None, "running"),
+        (None, 300.0, "running"),
+    ],
 )
 def test_a_living_process_without_steps_has_stalled(
     last_step: float | None, patience: float | None, expected: State
@@ -81,7 +86,9 @@ def test_a_living_process_without_steps_has_stalled(
     """No step for longer than the process allowed itself, after there were some: stalled, also when it is silent."""
     sample = own_sample()
     then = None if last_step is None else sample.timestamp - last_step
-    stepped = replace(sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=patience)
+    stepped = replace(
+        sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=patience
+    )
 
     assert expected == state(stepped, Sighting(alive=True, pid=1), sample.timestamp, 0)
     assert "killed" == state(stepped, Sighting(alive=False, pid=1), sample.timestamp, 0)
@@ -112,7 +119,9 @@ def test_unreaped_process_counts_as_dead(run_dir: Path) -> None:
         publish(run_dir, own_sample(process=process))
         popen.send_signal(signal.SIGKILL)
 
-        assert ["killed"] == until(lambda: states(RunDirectory(run_dir)) == ["killed"] and ["killed"])
+        assert ["killed"] == until(
+            lambda: states(RunDirectory(run_dir)) == ["killed"] and ["killed"]
+        )
 
 
 def test_reused_pid_is_another_process(run_dir: Path) -> None:
@@ -137,7 +146,9 @@ def test_exporter_before_and_after_training(open_exporter: OpenExporter, run_dir
     )
 
 
-def test_unreadable_directory_fails_only_its_collector(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_unreadable_directory_fails_only_its_collector(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """What is wrong with the run directory is a metric, not a failed scrape."""
     run_dir.write_text("not a directory")
 
@@ -174,7 +185,9 @@ def test_living_process_is_never_dropped(run_dir: Path) -> None:
     """Silence is no death: the sample's timestamp tells how old the values are."""
     path = publish(run_dir, own_sample())
 
-    assert ["running"] == states(RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime + 10**6)
+    assert ["running"] == states(
+        RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime + 10**6
+    )
 
 
 def fake_proc(root: Path, own: int, processes: Mapping[int, tuple[int, int, int]]) -> Path:
@@ -200,10 +213,17 @@ time.sleep(600)
 
 def may_unshare() -> bool:
     """Whether this user may make a pid namespace here."""
-    return subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "--pid", "--fork", "true"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
-@pytest.mark.skipif(not shutil.which("unshare") or not may_unshare(), reason="making a pid namespace needs root")
+@pytest.mark.skipif(
+    not shutil.which("unshare") or not may_unshare(), reason="making a pid namespace needs root"
+)
 def test_real_pid_namespace(root: Path, run_dir: Path) -> None:
     """A rank that is pid 1 in its own namespace is shown under its host pid, alive and after it was killed."""
     script = [sys.executable, "-c", CONTAINER_SCRIPT, str(run_dir)]
@@ -213,7 +233,9 @@ def test_real_pid_namespace(root: Path, run_dir: Path) -> None:
         alive = until(lambda: directory.read(time.time()))[0]
         popen.kill()
         popen.wait()
-        dead = until(lambda: [item for item in directory.read(time.time()) if item.state == "killed"])[0]
+        dead = until(
+            lambda: [item for item in directory.read(time.time()) if item.state == "killed"]
+        )[0]
 
     assert (1, "running", True) == (alive.sample.process.pid, alive.state, alive.attributed)
     assert alive.pid not in {1, popen.pid}
@@ -225,8 +247,14 @@ CONTAINED = own_process(pid=7, pid_namespace=CONTAINER, start_ticks=555)
 
 def test_process_in_a_container_is_found_by_its_host_pid(tmp_path: Path) -> None:
     """From the host, a rank that calls itself pid 7 in its container is shown with the pid that NVML knows."""
-    everyone = {31000: (CONTAINER, 7, 555), 32000: (CONTAINER + 1, 7, 555), 33000: (CONTAINER, 8, 555)}
-    processes = Processes(fake_proc(tmp_path, INITIAL_PID_NAMESPACE, everyone), hidden=lambda pid: False)
+    everyone = {
+        31000: (CONTAINER, 7, 555),
+        32000: (CONTAINER + 1, 7, 555),
+        33000: (CONTAINER, 8, 555),
+    }
+    processes = Processes(
+        fake_proc(tmp_path, INITIAL_PID_NAMESPACE, everyone), hidden=lambda pid: False
+    )
 
     assert Sighting(alive=True, pid=31000, certain=True) == processes.locate(CONTAINED)
 
@@ -241,7 +269,9 @@ def test_process_in_a_container_keeps_its_host_pid_when_it_dies(tmp_path: Path) 
     assert Sighting(alive=False, pid=31000) == processes.locate(CONTAINED)
 
 
-@pytest.mark.parametrize(("own", "expected"), [(INITIAL_PID_NAMESPACE, False), (CONTAINER + 5, None)])
+@pytest.mark.parametrize(
+    ("own", "expected"), [(INITIAL_PID_NAMESPACE, False), (CONTAINER + 5, None)]
+)
 def test_process_that_is_not_found_is_dead_only_for_who_sees_all(
     tmp_path: Path, own: int, expected: bool | None
 ) -> None:
@@ -253,7 +283,9 @@ def test_process_that_is_not_found_is_dead_only_for_who_sees_all(
 
 def test_ambiguous_process_is_not_attributed(tmp_path: Path) -> None:
     """Two candidates that the kernel does not let us tell apart are nobody's."""
-    proc = fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {1000: (CONTAINER, 7, 555), 2000: (CONTAINER, 7, 555)})
+    proc = fake_proc(
+        tmp_path, INITIAL_PID_NAMESPACE, {1000: (CONTAINER, 7, 555), 2000: (CONTAINER, 7, 555)}
+    )
 
     assert not Processes(proc, hidden=lambda pid: False).locate(CONTAINED).certain
 
@@ -262,10 +294,14 @@ def test_hidden_process_is_not_dead(tmp_path: Path) -> None:
     """With hidepid, another user's process is unseen, not gone."""
     processes = Processes(fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {}), hidden=lambda pid: True)
 
-    assert Sighting(None, os.getpid()) == processes.locate(own_process(pid_namespace=INITIAL_PID_NAMESPACE))
+    assert Sighting(None, os.getpid()) == processes.locate(
+        own_process(pid_namespace=INITIAL_PID_NAMESPACE)
+    )
 
 
-def test_newer_identity_wins_over_a_dead_one_with_the_same_labels(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_newer_identity_wins_over_a_dead_one_with_the_same_labels(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
     """When the kernel gives a restarted rank the pid of its predecessor, the living one is shown."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1), timestamp=time.time() + 10))
     living = own_sample()

@@ -11,10 +11,10 @@ import bcrypt
 import pytest
 from support.certificates import Authority
 
-from torchmem.core.errors import UsageError
 from torchmem.exporter.web.config import RateLimit, load
 from torchmem.exporter.web.live import LiveConfig
 from torchmem.exporter.web.rate_limit import Bucket
+from torchmem.sample.errors import UsageError
 
 HASH = bcrypt.hashpw(b"secret", b"$2b$04$abcdefghijklmnopqrstuu").decode()
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
@@ -69,14 +69,22 @@ basic_auth_users:
 
     assert config.tls is not None
     context = config.tls.context
-    below_13 = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] == "TLSv1.2"]
-    assert (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2) == (context.minimum_version, context.maximum_version)
+    below_13 = [
+        cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] == "TLSv1.2"
+    ]
+    assert (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2) == (
+        context.minimum_version,
+        context.maximum_version,
+    )
     assert ssl.CERT_REQUIRED is context.verify_mode
     assert ["ECDHE-RSA-AES256-GCM-SHA384"] == below_13
     assert not context.options & ssl.OP_CIPHER_SERVER_PREFERENCE
     assert {"prometheus", "10.0.0.1"} == config.tls.allowed_sans
     assert (("prometheus", HASH),) == config.users
-    assert (("X-Frame-Options", "deny"), ("Strict-Transport-Security", "max-age=60")) == config.headers
+    assert (
+        ("X-Frame-Options", "deny"),
+        ("Strict-Transport-Security", "max-age=60"),
+    ) == config.headers
     assert RateLimit(90.0, 3) == config.rate_limit
 
 
@@ -92,7 +100,11 @@ def test_nothing_asked_for_is_plain_http(write: Write, content: str) -> None:
 
 def test_certificate_and_key_in_the_file_itself(write: Write, folder: Path) -> None:
     """`cert` and `key` hold PEM text instead of a path."""
-    parts = {"cert": folder / "server.pem", "key": folder / "server.key", "client_ca": folder / "ca.pem"}
+    parts = {
+        "cert": folder / "server.pem",
+        "key": folder / "server.key",
+        "client_ca": folder / "ca.pem",
+    }
     text = "".join(f"  {key}: |\n" + "".join(f"    {line}\n" for line in file.read_text().splitlines())
                    for key, file in parts.items())  # fmt: skip
     config = load(write(f"tls_server_config:\n  client_auth_type: VerifyClientCertIfGiven\n{text}"))
@@ -112,44 +124,95 @@ def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("tls_server_confg: {}", "Unknown key 'tls_server_confg' in {file}, line 1: did you mean 'tls_server_config'?"),
-        (TLS + "  client_ca: x\n  min_versoin: TLS12", "'tls_server_config.min_versoin' in {file}, line 5: did you"),
+        (
+            "tls_server_confg: {}",
+            "Unknown key 'tls_server_confg' in {file}, line 1: did you mean 'tls_server_config'?",
+        ),
+        (
+            TLS + "  client_ca: x\n  min_versoin: TLS12",
+            "'tls_server_config.min_versoin' in {file}, line 5: did you",
+        ),
         (TLS + "  cert_file: other.pem", "The key 'cert_file' is in {file}, line 4, once more"),
-        ("tls_server_config: {cert_file: server.pem}", "tls_server_config.key_file in {file} is missing"),
-        ("tls_server_config: {key_file: server.key}", "tls_server_config.cert_file in {file} is missing"),
+        (
+            "tls_server_config: {cert_file: server.pem}",
+            "tls_server_config.key_file in {file} is missing",
+        ),
+        (
+            "tls_server_config: {key_file: server.key}",
+            "tls_server_config.cert_file in {file} is missing",
+        ),
         ("tls_server_config: {client_auth_type: NoClientCert}", "cert_file in {file} is missing"),
         (
             "tls_server_config: {cert_file: none.pem, key_file: server.key}",
             "cannot be read ({folder}/none.pem: No such",
         ),
-        ("tls_server_config: {cert_file: server.pem, key_file: web.yml}", "and its key cannot be used"),
+        (
+            "tls_server_config: {cert_file: server.pem, key_file: web.yml}",
+            "and its key cannot be used",
+        ),
         (TLS + "  cert: x", "tls_server_config.cert in {file}, line 4, is given beside cert_file"),
-        (TLS + "  client_auth_type: RequireAnyClientCert", "Python's TLS always verifies a certificate"),
-        (TLS + "  client_auth_type: RequestClientCert", "Python's TLS always verifies a certificate"),
+        (
+            TLS + "  client_auth_type: RequireAnyClientCert",
+            "Python's TLS always verifies a certificate",
+        ),
+        (
+            TLS + "  client_auth_type: RequestClientCert",
+            "Python's TLS always verifies a certificate",
+        ),
         (TLS + "  client_auth_type: Require", "is 'Require': give one of NoClientCert"),
-        (TLS + "  client_auth_type: RequireAndVerifyClientCert", "needs to know whom to trust: add client_ca_file"),
+        (
+            TLS + "  client_auth_type: RequireAndVerifyClientCert",
+            "needs to know whom to trust: add client_ca_file",
+        ),
         (TLS + "  client_ca_file: ca.pem", "is given, but no client is asked"),
-        (TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: web.yml", "holds no certificate"),
+        (
+            TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: web.yml",
+            "holds no certificate",
+        ),
         (TLS + "  client_allowed_sans: [a]", "needs client_auth_type: RequireAndVerifyClientCert"),
         (TLS + "  client_allowed_sans: a", "is 'a': give a list of text"),
         (TLS + "  client_allowed_sans: [[a]]", "line 4, is no list of text"),
         (TLS + "  min_version: TLS10", "is TLS10, which OpenSSL no longer serves"),
         (TLS + "  min_version: TLS13\n  max_version: TLS12", "is TLS12, below min_version"),
         (TLS + "  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "has 'TLS_RSA_WITH_RC4_128_SHA'"),
-        (TLS + "  max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]", "has none for TLS 1.2"),
+        (
+            TLS + "  max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]",
+            "has none for TLS 1.2",
+        ),
         (TLS + "  curve_preferences: [X25519, CurveP256]", "Python's TLS takes one only"),
         (TLS + "  curve_preferences: [P256]", "did you mean 'CurveP256'?"),
         (TLS + "  prefer_server_cipher_suites: 1", "is 1: give true or false"),
-        ("http_server_config: {http2: often}", "http_server_config.http2 in {file}, line 1, is 'often': give true"),
-        ("http_server_config: {headers: {Server: x}}", "Unknown key 'http_server_config.headers.Server'"),
-        ("http_server_config: {headers: {X-Frame-Options: allow}}", "is 'allow': give one of deny, sameorigin"),
+        (
+            "http_server_config: {http2: often}",
+            "http_server_config.http2 in {file}, line 1, is 'often': give true",
+        ),
+        (
+            "http_server_config: {headers: {Server: x}}",
+            "Unknown key 'http_server_config.headers.Server'",
+        ),
+        (
+            "http_server_config: {headers: {X-Frame-Options: allow}}",
+            "is 'allow': give one of deny, sameorigin",
+        ),
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "is no header's text"),
-        ("basic_auth_users: {alice: secret}", "basic_auth_users.alice in {file}, line 1, is no bcrypt hash"),
+        (
+            "basic_auth_users: {alice: secret}",
+            "basic_auth_users.alice in {file}, line 1, is no bcrypt hash",
+        ),
         ("basic_auth_users: {alice: " + HASH.replace("$04$", "$31$") + "}", "has the cost 31"),
-        ("basic_auth_users: [alice]", "basic_auth_users in {file}, line 1, is a list: give `key: value` lines"),
-        ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval in {file}, line 1, is 'soon': give a duration"),
+        (
+            "basic_auth_users: [alice]",
+            "basic_auth_users in {file}, line 1, is a list: give `key: value` lines",
+        ),
+        (
+            "rate_limit: {interval: soon, burst: 1}",
+            "rate_limit.interval in {file}, line 1, is 'soon': give a duration",
+        ),
         ("rate_limit: {interval: 1s}", "lets no request through without a burst"),
-        ("rate_limit: {interval: 1s, burst: -1}", "rate_limit.burst in {file}, line 1, is -1: give a whole number"),
+        (
+            "rate_limit: {interval: 1s, burst: -1}",
+            "rate_limit.burst in {file}, line 1, is -1: give a whole number",
+        ),
         ("- tls_server_config", "must hold `key: value` lines"),
         ("a: [", "is not valid YAML at line 1"),
         ("a: &x [*x]", "is not valid YAML"),
@@ -171,7 +234,9 @@ def test_mistake_is_one_sentence(write: Write, folder: Path, content: str, expec
 def test_key_with_a_password_does_not_ask_on_the_terminal(folder: Path, write: Write) -> None:
     """An encrypted key is refused instead of waiting for somebody to type."""
     locked = folder / "locked.key"
-    locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    locked.write_text(
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
+    )
 
     with pytest.raises(UsageError, match="without a password"):
         load(write("tls_server_config: {cert_file: server.pem, key_file: locked.key}"))
@@ -183,7 +248,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "none.yml")
 
 
-def test_live_config_follows_the_file_and_survives_a_broken_one(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_live_config_follows_the_file_and_survives_a_broken_one(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
     """A new version holds at once; a broken one is logged once and the last good one stays until it is repaired."""
     now = [0.0]
     live = LiveConfig(write(f"basic_auth_users: {{a: {HASH}}}"), clock=lambda: now[0])
@@ -222,7 +289,9 @@ def test_live_config_retries_what_no_watched_file_tells(tmp_path: Path) -> None:
     assert (first.key, second.key) == (before.tls.files[1], after.tls.files[1])
 
 
-def test_tls_cannot_be_switched_while_running(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_tls_cannot_be_switched_while_running(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
     """Losing the TLS section never turns a running server to plain HTTP."""
     live = LiveConfig(write(TLS))
     write("http_server_config: {http2: false}")

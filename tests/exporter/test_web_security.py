@@ -32,9 +32,7 @@ PASSWORD = "correct horse"  # noqa: S105 - of this test
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
 USERS = f"basic_auth_users:\n  prometheus: {HASH}\n"
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
-CLIENT_CERTIFICATE = (
-    "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  client_allowed_sans: [prometheus]\n"
-)
+CLIENT_CERTIFICATE = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  client_allowed_sans: [prometheus]\n"
 Open = Callable[..., ExporterServer]
 
 
@@ -72,16 +70,25 @@ def trusting(authority: Authority, own: Pair | None = None) -> ssl.SSLContext:
     return context
 
 
-def get(server: ExporterServer, context: ssl.SSLContext | None = None, path: str = "/-/healthy", **options: Any) -> int:
+def get(
+    server: ExporterServer,
+    context: ssl.SSLContext | None = None,
+    path: str = "/-/healthy",
+    **options: Any,
+) -> int:
     """Status code of one request on a connection of its own, 0 when there is no answer."""
     try:
-        with httpx.Client(base_url=server.url, verify=context or False, trust_env=False, timeout=30) as client:
+        with httpx.Client(
+            base_url=server.url, verify=context or False, trust_env=False, timeout=30
+        ) as client:
             return client.get(path, **options).status_code
     except (httpx.TransportError, ssl.SSLError):
         return 0
 
 
-def test_client_certificate_decides(open_server: Open, authority: Authority, tmp_path: Path) -> None:
+def test_client_certificate_decides(
+    open_server: Open, authority: Authority, tmp_path: Path
+) -> None:
     """Only a certificate of the right authority with an allowed name is served; without TLS nothing is."""
     server = open_server(TLS + CLIENT_CERTIFICATE)
     stranger = Authority(tmp_path / "stranger", "other").issue("prometheus", "prometheus")
@@ -108,7 +115,9 @@ def test_renewed_certificate_and_authority_are_served_without_a_restart(
     open_server: Open, authority: Authority, tmp_path: Path
 ) -> None:
     """New connections see the new certificate, key and client authority; a half-done renewal harms nothing."""
-    server = open_server(TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n")
+    server = open_server(
+        TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n"
+    )
     old = trusting(authority, authority.issue("old", "prometheus"))
     new = Authority(tmp_path / "renewed")
     pair, client = new.issue("server"), new.issue("client", "prometheus")
@@ -138,7 +147,9 @@ def test_renewed_certificate_and_authority_are_served_without_a_restart(
     ],
 )
 @pytest.mark.parametrize("path", ["/metrics", "/sd", "/", "/-/healthy", "/nothing"])
-def test_password_is_asked_for_everywhere(open_server: Open, path: str, options: dict[str, Any], expected: int) -> None:
+def test_password_is_asked_for_everywhere(
+    open_server: Open, path: str, options: dict[str, Any], expected: int
+) -> None:
     """No path tells anything without the right name and password, not even whether it is there."""
     answered = get(open_server(USERS), path=path, **options)
 
@@ -185,12 +196,18 @@ def test_guessing_is_bounded() -> None:
 
     async def guess() -> list[bool | BaseException]:
         auth, users = BasicAuth(), {"prometheus": HASH}
-        asked = (auth.admits(header("prometheus", str(number)), users) for number in range(MAX_WAITING + 30))
+        asked = (
+            auth.admits(header("prometheus", str(number)), users)
+            for number in range(MAX_WAITING + 30)
+        )
         return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(guess())
 
-    assert (MAX_WAITING, 30) == (answers.count(False), sum(isinstance(answer, BusyError) for answer in answers))
+    assert (MAX_WAITING, 30) == (
+        answers.count(False),
+        sum(isinstance(answer, BusyError) for answer in answers),
+    )
 
 
 def test_headers_and_rate_limit(open_server: Open) -> None:
@@ -218,7 +235,15 @@ def test_silent_handshakes_keep_nobody_out(open_server: Open, authority: Authori
 def test_broken_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_path: Path) -> None:
     """The exporter does not start unprotected when its web configuration is wrong."""
     (tmp_path / "web.yml").write_text("basic_auth_user: {}")
-    command = [sys.executable, "-m", "torchmem.exporter", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "torchmem.exporter",
+        "--listen",
+        "127.0.0.1:0",
+        "--run-dir",
+        str(run_dir),
+    ]
     ended = subprocess.run(
         [*command, "--web.config.file", str(tmp_path / "web.yml")],
         capture_output=True, text=True, timeout=60, check=False,
@@ -226,7 +251,8 @@ def test_broken_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_path
 
     assert (2, 1) == (ended.returncode, ended.stderr.count("\n"))
     assert re.search(
-        r"Unknown key 'basic_auth_user' in .*web\.yml, line 1: did you mean 'basic_auth_users'", ended.stderr
+        r"Unknown key 'basic_auth_user' in .*web\.yml, line 1: did you mean 'basic_auth_users'",
+        ended.stderr,
     )
 
 
@@ -243,7 +269,9 @@ scrape_configs:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus")
+@pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus"
+)
 def test_prometheus_scrapes_with_certificate_and_password(
     open_server: Open, authority: Authority, tmp_path: Path
 ) -> None:
@@ -252,7 +280,9 @@ def test_prometheus_scrapes_with_certificate_and_password(
     authority.issue("prometheus", "prometheus")
     file = tmp_path / "prometheus.yml"
     file.write_text(
-        PROMETHEUS.format(password=PASSWORD, folder=tmp_path / "web", address=server.url.removeprefix("https://"))
+        PROMETHEUS.format(
+            password=PASSWORD, folder=tmp_path / "web", address=server.url.removeprefix("https://")
+        )
     )
     url = f"127.0.0.1:{free_port()}"
     command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",

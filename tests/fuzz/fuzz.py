@@ -21,7 +21,9 @@ def main() -> int:
     with atheris.instrument_imports(include=["torchmem", "yaml", "support"]):
         targets = importlib.import_module("support.fuzz").TARGETS
     if len(sys.argv) < 2 or sys.argv[1] not in targets:
-        sys.stderr.write(f"usage: python {sys.argv[0]} {{{','.join(targets)}}} [libFuzzer options]\n")
+        sys.stderr.write(
+            f"usage: python {sys.argv[0]} {{{','.join(targets)}}} [libFuzzer options]\n"
+        )
         return 2
     logging.disable()
     atheris.Setup([sys.argv[0], *sys.argv[2:]], targets[sys.argv[1]])

@@ -58,9 +58,20 @@ def card() -> Card:
 
 def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, int]:
     """Whether the script fits into the fraction of the real card, and its peaks: allocated and reserved bytes."""
-    command = [sys.executable, "-W", "ignore", "-c", REAL, str(fraction), str(EXAMPLES / script[0]), *script[1:]]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        REAL,
+        str(fraction),
+        str(EXAMPLES / script[0]),
+        *script[1:],
+    ]
     environment = os.environ | {"TORCHMEM_RUN_DIR": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=True
+    )
     fits, allocated, reserved = json.loads(done.stdout.splitlines()[-1])
     return fits, allocated, reserved
 
@@ -85,5 +96,8 @@ def test_the_same_memory_is_too_little(card: Card, tmp_path: Path) -> None:
     """What the phantom says is enough is enough on the real card, and 5 % less than all tensors need is not."""
     device = phantom(card, tmp_path, *SCRIPTS["gpt"])
     enough, too_little = device.peak_reserved * 1.05, device.peak_allocated * 0.95
-    decisions = [real(tmp_path, *SCRIPTS["gpt"], fraction=size / card.memory_bytes)[0] for size in (enough, too_little)]
+    decisions = [
+        real(tmp_path, *SCRIPTS["gpt"], fraction=size / card.memory_bytes)[0]
+        for size in (enough, too_little)
+    ]
     assert decisions == [True, False]

@@ -45,7 +45,12 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     environment = os.environ | {"TORCHMEM_RUN_DIR": str(tmp_path_factory.mktemp("run") / "run")}
     script = [sys.executable, "-W", "ignore", "-c", SCRIPT]
     done = subprocess.run(
-        script, env=environment, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        script,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
     )
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
@@ -71,9 +76,13 @@ def test_the_driver_answers_and_adds_up(truth: dict[str, object]) -> None:
     """NVML is up, and on every card used + free + reserved = total."""
     assert [1.0] == shown(truth, "nvml_up")
     parts = [shown(truth, f"nvml_memory_{part}_bytes") for part in ("used", "free", "reserved")]
-    assert shown(truth, "nvml_memory_total_bytes") == [sum(card) for card in zip(*parts, strict=True)]
+    assert shown(truth, "nvml_memory_total_bytes") == [
+        sum(card) for card in zip(*parts, strict=True)
+    ]
 
 
 def test_the_context_is_seen_outside_the_allocator(truth: dict[str, object]) -> None:
     """The driver's bytes of this process exceed PyTorch's, and its GPU has an index: the join found it."""
-    assert any("torchmem_allocated_peak_bytes{gpu=" in line for line in str(truth["shown"]).splitlines())
+    assert any(
+        "torchmem_allocated_peak_bytes{gpu=" in line for line in str(truth["shown"]).splitlines()
+    )

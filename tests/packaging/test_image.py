@@ -26,7 +26,11 @@ USER = "9847:9847"
 def pins() -> dict[str, str]:
     """Version by name of what the image installs."""
     lines = (ROOT / "exporter" / "constraints.txt").read_text().splitlines()
-    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if not line.startswith("#")}
+    return {
+        canonicalize_name(line.split("==")[0]): line.split("==")[1]
+        for line in lines
+        if not line.startswith("#")
+    }
 
 
 def _needs(name: str) -> set[str]:
@@ -37,7 +41,9 @@ def _needs(name: str) -> set[str]:
         "python_full_version": "3.12.0",
         "extra": "exporter" if name == "torchmem" else "",
     }
-    return {canonicalize_name(w.name) for w in wanted if w.marker is None or w.marker.evaluate(image)}
+    return {
+        canonicalize_name(w.name) for w in wanted if w.marker is None or w.marker.evaluate(image)
+    }
 
 
 def test_every_dependency_is_pinned() -> None:

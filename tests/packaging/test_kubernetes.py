@@ -16,7 +16,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 BASE, OVERLAY = FOLDER / "base", FOLDER / "overlays" / "gpu-operator"
-KUSTOMIZE = next((c for c in (["kustomize", "build"], ["kubectl", "kustomize"]) if shutil.which(c[0])), None)
+KUSTOMIZE = next(
+    (c for c in (["kustomize", "build"], ["kubectl", "kustomize"]) if shutil.which(c[0])), None
+)
 Manifest = dict[str, Any]
 
 
@@ -56,14 +58,24 @@ def test_the_generated_manifests_are_current() -> None:
 def test_an_outdated_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`build.py --check` says which file is out of date and what to run, and changes nothing."""
     build: Any = _module()
-    build.ROOT, build.RULES, build.DASHBOARDS = tmp_path, tmp_path / "rules", tmp_path / "dashboards"
+    build.ROOT, build.RULES, build.DASHBOARDS = (
+        tmp_path,
+        tmp_path / "rules",
+        tmp_path / "dashboards",
+    )
     (tmp_path / "deploy/kubernetes/prometheus-operator").mkdir(parents=True)
-    for folder, name, text in ((build.RULES, "a.yml", "groups: []\n"), (build.DASHBOARDS, "b.json", "{}")):
+    for folder, name, text in (
+        (build.RULES, "a.yml", "groups: []\n"),
+        (build.DASHBOARDS, "b.json", "{}"),
+    ):
         folder.mkdir()
         (folder / name).write_text(text)
 
     assert build.main(["--check"]) == 1
-    assert "dashboards/kustomization.yaml is out of date: run make kubernetes." in capsys.readouterr().err
+    assert (
+        "dashboards/kustomization.yaml is out of date: run make kubernetes."
+        in capsys.readouterr().err
+    )
     assert not (build.DASHBOARDS / "kustomization.yaml").exists()
     assert build.main([]) == build.main(["--check"]) == 0
 
@@ -81,7 +93,9 @@ def test_the_rules_are_those_of_prometheus() -> None:
     """Every group of prometheus/rules is in the PrometheusRule, rule by rule."""
     groups = one(FOLDER / "prometheus-operator" / "rules.yaml", "PrometheusRule")["spec"]["groups"]
     files = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
-    assert groups == [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    assert groups == [
+        group for file in files for group in yaml.safe_load(file.read_text())["groups"]
+    ]
 
 
 @pytest.mark.parametrize("folder", [BASE, OVERLAY], ids=lambda folder: folder.name)
@@ -118,7 +132,9 @@ def test_selectors_ports_and_volumes_agree() -> None:
     assert f"0.0.0.0:{port['containerPort']}" in EXPORTER["args"]
     assert [port["name"]] == [end["port"] for end in monitor["spec"]["podMetricsEndpoints"]]
     assert [port["name"]] == [end["targetPort"] for end in service["spec"]["ports"]]
-    assert monitor["metadata"]["namespace"] == manifests(BASE / "kustomization.yaml")[0]["namespace"]
+    assert (
+        monitor["metadata"]["namespace"] == manifests(BASE / "kustomization.yaml")[0]["namespace"]
+    )
 
     (volume,) = POD["volumes"]
     for container in (EXPORTER, RUN_DIR):
@@ -129,16 +145,25 @@ def test_selectors_ports_and_volumes_agree() -> None:
 
 def test_the_job_has_the_name_that_the_rules_know() -> None:
     """`up{job="torchmem"}` means these pods, and no label of the exporter's pod hides one of the training pod."""
-    (endpoint,) = one(FOLDER / "prometheus-operator" / "podmonitor.yaml", "PodMonitor")["spec"]["podMetricsEndpoints"]
-    assert {"action": "replace", "targetLabel": "job", "replacement": "torchmem"} in endpoint["relabelings"]
-    (dropped,) = [rule["regex"] for rule in endpoint["relabelings"] if rule["action"] == "labeldrop"]
+    (endpoint,) = one(FOLDER / "prometheus-operator" / "podmonitor.yaml", "PodMonitor")["spec"][
+        "podMetricsEndpoints"
+    ]
+    assert {"action": "replace", "targetLabel": "job", "replacement": "torchmem"} in endpoint[
+        "relabelings"
+    ]
+    (dropped,) = [
+        rule["regex"] for rule in endpoint["relabelings"] if rule["action"] == "labeldrop"
+    ]
     assert {"pod", "namespace"} <= set(dropped.split("|"))
 
 
 def test_the_exporter_has_no_privileges() -> None:
     """It is not root, gains nothing, writes nowhere but into the run directory, and requests no GPU."""
     assert POD["securityContext"]["runAsNonRoot"] is True
-    assert f"USER {POD['securityContext']['runAsUser']}:" in (ROOT / "exporter" / "Dockerfile").read_text()
+    assert (
+        f"USER {POD['securityContext']['runAsUser']}:"
+        in (ROOT / "exporter" / "Dockerfile").read_text()
+    )
     assert POD["automountServiceAccountToken"] is False
     for container in (EXPORTER, RUN_DIR):
         context = container["securityContext"]
@@ -171,14 +196,19 @@ def built(folder: Path) -> str:
     """What kustomize makes of the folder."""
     if KUSTOMIZE is None:
         pytest.skip("needs kustomize or kubectl on PATH")
-    return subprocess.run([*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize(
     ("folder", "kinds"),
     [
         (BASE, {"Namespace", "DaemonSet", "Service"}),
-        (OVERLAY, {"Namespace", "DaemonSet", "Service", "PodMonitor", "PrometheusRule", "ConfigMap"}),
+        (
+            OVERLAY,
+            {"Namespace", "DaemonSet", "Service", "PodMonitor", "PrometheusRule", "ConfigMap"},
+        ),
     ],
     ids=["base", "gpu-operator"],
 )
@@ -201,5 +231,7 @@ def test_the_schemas_of_kubernetes_accept_it(source: str, tmp_path: Path) -> Non
     if source != "example":
         file = tmp_path / "built.yaml"
         file.write_text(built(BASE if source == "base" else OVERLAY))
-    done = subprocess.run(["kubernetes-validate", "--strict", file], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["kubernetes-validate", "--strict", file], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

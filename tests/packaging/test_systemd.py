@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.core.rundir import RUN_DIR_MODE, SYSTEM_RUN_DIR
+from torchmem.sample.run_directory import RUN_DIR_MODE, SYSTEM_RUN_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "torchmem-exporter.service"
@@ -36,7 +36,9 @@ def installed(tmp_path: Path) -> Path:
 @needs_systemd
 def test_systemd_accepts_the_unit(installed: Path) -> None:
     """`systemd-analyze verify` has nothing to say."""
-    done = subprocess.run(["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False
+    )
     assert (0, "") == (done.returncode, done.stderr)
 
 
@@ -52,7 +54,12 @@ def test_the_unit_exposes_little(installed: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("ProtectProc", "default"), ("ProcSubset", "all"), ("PrivateUsers", "no"), ("DevicePolicy", "closed")],
+    [
+        ("ProtectProc", "default"),
+        ("ProcSubset", "all"),
+        ("PrivateUsers", "no"),
+        ("DevicePolicy", "closed"),
+    ],
 )
 def test_what_the_exporter_has_to_see_stays_visible(key: str, value: str) -> None:
     """Other users' processes, the driver's /proc entries and the true owners of files are not hidden from it."""
@@ -76,7 +83,12 @@ def test_the_run_directory_is_there_before_the_exporter(tmp_path: Path) -> None:
     (tmp_path / "etc" / "passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
     (tmp_path / "etc" / "group").write_text("root:x:0:\n")
     for kind, flags in (("sysusers", []), ("tmpfiles", ["--create"])):
-        command = [f"systemd-{kind}", f"--root={tmp_path}", *flags, str(ROOT / f"deploy/{kind}.d/torchmem.conf")]
+        command = [
+            f"systemd-{kind}",
+            f"--root={tmp_path}",
+            *flags,
+            str(ROOT / f"deploy/{kind}.d/torchmem.conf"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if "Operation not permitted" in done.stderr:
             pytest.skip("only root may give a directory away")

@@ -33,9 +33,13 @@ def on_card(cache: dict[str, str], tmp_path: Path) -> Run:
     """Runs Python code with `cuda` (ctypes) at hand, on one or more cards of a machine of its own."""
     prelude = "import ctypes; from ctypes import byref; cuda = ctypes.CDLL(None)\n"
 
-    def run(code: str, of: Card | None = None, devices: int = 1) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, of: Card | None = None, devices: int = 1
+    ) -> subprocess.CompletedProcess[str]:
         environment = phantom_environment(of or card("24GB"), devices, tmp_path / "state", cache)
         command = [sys.executable, "-c", prelude + code]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
 
     return run

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.core.errors import UsageError
 from torchmem.phantom.cards import CATALOGUE, Card, card, context_bytes, memory_size
+from torchmem.sample.errors import UsageError
 
 MIB = 2**20
 
@@ -18,7 +18,14 @@ MIB = 2**20
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
 def test_each_card_has_the_memory_in_its_name(one: Card) -> None:
     """A card shows 90 to 100 % of the memory on its box, and its context takes less than 3 % of it."""
-    sold = {"rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-a6000": 48, "rtx-6000-ada": 48, "rtx-pro-6000": 96}
+    sold = {
+        "rtx-3090": 24,
+        "rtx-4090": 24,
+        "rtx-5090": 32,
+        "rtx-a6000": 48,
+        "rtx-6000-ada": 48,
+        "rtx-pro-6000": 96,
+    }
     gigabytes = sold.get(one.name) or int(one.name.rsplit("-", 1)[1].removesuffix("gb"))
 
     assert 0.90 * gigabytes <= one.memory_bytes / 2**30 <= gigabytes
@@ -28,12 +35,21 @@ def test_each_card_has_the_memory_in_its_name(one: Card) -> None:
 
 def test_names_are_their_own() -> None:
     """No two cards share a name or a product."""
-    assert len(CATALOGUE) == len({one.name for one in CATALOGUE}) == len({one.product for one in CATALOGUE})
+    assert (
+        len(CATALOGUE)
+        == len({one.name for one in CATALOGUE})
+        == len({one.product for one in CATALOGUE})
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("h100-80gb", "h100-80gb"), (" H100-80GB ", "h100-80gb"), ("h200", "h200-141gb"), ("RTX 4090", "rtx-4090")],
+    [
+        ("h100-80gb", "h100-80gb"),
+        (" H100-80GB ", "h100-80gb"),
+        ("h200", "h200-141gb"),
+        ("RTX 4090", "rtx-4090"),
+    ],
 )
 def test_a_card_is_named_as_people_write_it(text: str, name: str) -> None:
     """Case, blanks and what follows from the beginning do not matter."""
@@ -44,13 +60,22 @@ def test_a_size_is_a_card_too() -> None:
     """24GB is an H100 with so much memory."""
     found = card("22.5GiB")
 
-    assert (int(22.5 * 2**30), 132, (9, 0)) == (found.memory_bytes, found.multiprocessors, found.capability)
+    assert (int(22.5 * 2**30), 132, (9, 0)) == (
+        found.memory_bytes,
+        found.multiprocessors,
+        found.capability,
+    )
     assert 24 * 10**9 == card("24GB").memory_bytes
 
 
 @pytest.mark.parametrize(
     ("text", "hint"),
-    [("h100", "h100-80gb, h100-nvl-94gb"), ("a100-48gb", "a100-40gb"), ("-5GB", "memory size"), ("", "there are v100")],
+    [
+        ("h100", "h100-80gb, h100-nvl-94gb"),
+        ("a100-48gb", "a100-40gb"),
+        ("-5GB", "memory size"),
+        ("", "there are v100"),
+    ],
 )
 def test_what_names_no_card_is_answered_with_names(text: str, hint: str) -> None:
     """The sentence names the nearest cards, or all when nothing is near."""
@@ -101,4 +126,6 @@ def test_the_documented_table_is_the_catalogue(root: Path) -> None:
         for one in CATALOGUE
     ]
 
-    assert expected == [line for line in lines if re.match(r"\| `[a-z0-9-]+` \| (?:NVIDIA|Tesla)", line)]
+    assert expected == [
+        line for line in lines if re.match(r"\| `[a-z0-9-]+` \| (?:NVIDIA|Tesla)", line)
+    ]

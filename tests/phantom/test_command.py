@@ -14,8 +14,17 @@ BARE = ["env", "-u", "PYTHONPATH", str(Path(sys.executable).resolve()), "-S", "-
 
 def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The runner with these arguments."""
-    command = [sys.executable, "-m", "torchmem.phantom", "--state", str(tmp_path / "state"), *arguments]
-    return subprocess.run(command, env=cache, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "torchmem.phantom",
+        "--state",
+        str(tmp_path / "state"),
+        *arguments,
+    ]
+    return subprocess.run(
+        command, env=cache, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +37,9 @@ def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Co
     ],
     ids=["default", "card", "memory", "both"],
 )
-def test_the_command_finds_the_card(cache: dict[str, str], tmp_path: Path, flags: list[str], shown: str) -> None:
+def test_the_command_finds_the_card(
+    cache: dict[str, str], tmp_path: Path, flags: list[str], shown: str
+) -> None:
     """Its environment says which card, how many, and how much memory each has."""
     done = run(cache, tmp_path, *flags, "--", *BARE)
 
@@ -39,7 +50,9 @@ def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: P
     """Without flags of its own it takes those of the run around it."""
     inner = [sys.executable, "-m", "torchmem.phantom", "--", *BARE]
 
-    done = run(cache, tmp_path, "--card", "l4", "--memory", "20GB", "--devices", "3", "--", "env", *inner)
+    done = run(
+        cache, tmp_path, "--card", "l4", "--memory", "20GB", "--devices", "3", "--", "env", *inner
+    )
 
     assert "l4-24gb 20000000000 58 3" == done.stdout.strip(), done.stderr
 
@@ -54,7 +67,9 @@ def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: P
         (["--", "no-such-program"], "cannot run 'no-such-program': name a program"),
     ],
 )
-def test_a_mistake_is_one_sentence(cache: dict[str, str], tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_a_mistake_is_one_sentence(
+    cache: dict[str, str], tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
     """On stderr, with exit code 2."""
     done = run(cache, tmp_path, *arguments)
 

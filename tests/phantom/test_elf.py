@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmem.phantom.elf import ElfError, dynamic_symbols
+from torchmem.phantom.build import ElfError, dynamic_symbols
 
 SOURCE = """
 int missing(void);
@@ -30,7 +30,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler; apt install gcc libc6-dev")
     folder = tmp_path_factory.mktemp("elf")
     (folder / "small.c").write_text(SOURCE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "small.so", folder / "small.c"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", folder / "small.so", folder / "small.c"], check=True
+    )
     return folder / "small.so"
 
 
@@ -48,12 +50,20 @@ def test_it_agrees_with_binutils() -> None:
     """On the C library of this system it finds what nm finds."""
     if not shutil.which("nm"):
         pytest.skip("nm is not on PATH; apt install binutils")
-    linked = subprocess.run(["ldd", sys.executable], capture_output=True, text=True, check=True).stdout
+    linked = subprocess.run(
+        ["ldd", sys.executable], capture_output=True, text=True, check=True
+    ).stdout
     libc = next(Path(word) for word in linked.split() if word.startswith("/") and "libc.so" in word)
-    lines = subprocess.run(["nm", "-D", libc], capture_output=True, text=True, check=True).stdout.splitlines()
-    expected = {(line.split()[-1].split("@")[0], " U " not in line and " w " not in line) for line in lines}
+    lines = subprocess.run(
+        ["nm", "-D", libc], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    expected = {
+        (line.split()[-1].split("@")[0], " U " not in line and " w " not in line) for line in lines
+    }
 
-    assert expected == {(symbol.name, symbol.defined) for symbol in dynamic_symbols(libc) if symbol.name}
+    assert expected == {
+        (symbol.name, symbol.defined) for symbol in dynamic_symbols(libc) if symbol.name
+    }
 
 
 @settings(max_examples=200)
@@ -64,7 +74,9 @@ def test_a_damaged_library_is_an_elf_error(
     """Cut off or with other bytes in it, a file gives symbols or an ElfError, nothing else."""
     image = bytearray(library.read_bytes())
     del image[data.draw(st.integers(0, len(image))) :]
-    for place in data.draw(st.lists(st.integers(0, max(len(image) - 1, 0)), max_size=8)) if image else []:
+    for place in (
+        data.draw(st.lists(st.integers(0, max(len(image) - 1, 0)), max_size=8)) if image else []
+    ):
         image[place] = data.draw(st.integers(0, 255))
     damaged = tmp_path_factory.getbasetemp() / "damaged.so"
     damaged.write_bytes(image)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.core.errors import UsageError
 from torchmem.phantom.build import SOURCES, library_folder
 from torchmem.phantom.cards import CATALOGUE, Card, card
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.torch_build import TorchBuild
+from torchmem.sample.errors import UsageError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -24,7 +24,12 @@ def test_the_sources_compile_without_a_warning(cache: dict[str, str]) -> None:
     strict = ["cc", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
 
     done = subprocess.run(
-        [*strict, *SOURCES.glob("*.c")], env=cache, capture_output=True, text=True, timeout=120, check=False
+        [*strict, *SOURCES.glob("*.c")],
+        env=cache,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
     assert (0, "") == (done.returncode, done.stderr)
@@ -85,13 +90,19 @@ cuda.nvmlDeviceGetName(handle, name, 96); print(name.value.decode())
 
 
 @pytest.fixture(scope="module")
-def calling(cache: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
+def calling(
+    cache: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, str], Path]:
     """A PyTorch of two calls, one that is lacking and one that is there, and the environment for it."""
     folder = tmp_path_factory.mktemp("calling")
     source, library = folder / "calls.c", folder / "torch" / "lib" / "libtorch_cuda.so"
     library.parent.mkdir(parents=True)
     calls = {"lacking": "cudnnDreamOfElectricSheep", "present": "cudaDeviceSynchronize"}
-    source.write_text("".join(f"int {to}(void); int {name}(void) {{ return {to}(); }}\n" for name, to in calls.items()))
+    source.write_text(
+        "".join(
+            f"int {to}(void); int {name}(void) {{ return {to}(); }}\n" for name, to in calls.items()
+        )
+    )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     torch = TorchBuild("2.13.0+cu124", "12.4", library.parent.parent)
     return phantom_environment(card("24GB"), 1, folder / "state", cache, torch), library
@@ -99,8 +110,14 @@ def calling(cache: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def call(calling: tuple[dict[str, str], Path], code: str) -> subprocess.CompletedProcess[str]:
     """Runs Python code in which `calls` is that PyTorch."""
-    command = [sys.executable, "-c", f"import ctypes; calls = ctypes.CDLL({str(calling[1])!r}); {code}"]
-    return subprocess.run(command, env=calling[0], capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        f"import ctypes; calls = ctypes.CDLL({str(calling[1])!r}); {code}",
+    ]
+    return subprocess.run(
+        command, env=calling[0], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_a_call_that_is_lacking_says_its_name_once(calling: tuple[dict[str, str], Path]) -> None:
@@ -138,9 +155,14 @@ def test_the_environment_of_others_is_left_alone(cache: dict[str, str], tmp_path
 
 @pytest.mark.parametrize(
     ("compiler", "reason"),
-    [("/no/such/cc", "CC=/no/such/cc is no program: apt install gcc"), ("false", "false cannot build the phantom GPU")],
+    [
+        ("/no/such/cc", "CC=/no/such/cc is no program: apt install gcc"),
+        ("false", "false cannot build the phantom GPU"),
+    ],
 )
-def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path: Path, compiler: str, reason: str) -> None:
+def test_without_a_compiler_one_sentence_says_what_to_install(
+    tmp_path: Path, compiler: str, reason: str
+) -> None:
     """A missing compiler and one that fails are told apart; nothing half built stays."""
     with pytest.raises(UsageError, match=reason):
         library_folder(None, {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CC": compiler})
@@ -158,10 +180,16 @@ def test_a_cache_that_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
     """The library goes into a folder of the user's own under the temporary one."""
     (tmp_path / "file").write_text("")
     compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\nfor word; do [ "$before" = -o ] && : > "$word"; before=$word; done\n')
+    compiler.write_text(
+        '#!/bin/sh\nfor word; do [ "$before" = -o ] && : > "$word"; before=$word; done\n'
+    )
     compiler.chmod(0o755)
 
-    settings = {"XDG_CACHE_HOME": str(tmp_path / "file"), "CC": str(compiler), "TMPDIR": str(tmp_path)}
+    settings = {
+        "XDG_CACHE_HOME": str(tmp_path / "file"),
+        "CC": str(compiler),
+        "TMPDIR": str(tmp_path),
+    }
     folder = library_folder(None, {**os.environ, **settings})
 
     assert tmp_path / f"torchmem-phantom-{os.getuid()}" == folder.parent

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.core.errors import UsageError
 from torchmem.phantom.torch_build import cuda_build, interpreter, torch_of
+from torchmem.sample.errors import UsageError
 
 PYTHON = [sys.executable, "train.py"]
 
 
-def environment_with(tmp_path: Path, version: str | None, cuda: str | None = None) -> dict[str, str]:
+def environment_with(
+    tmp_path: Path, version: str | None, cuda: str | None = None
+) -> dict[str, str]:
     """An environment in which Python finds this PyTorch first; importing it would fail."""
     folder = tmp_path / "site" / "torch"
     folder.mkdir(parents=True)
@@ -28,24 +30,36 @@ def test_a_cuda_build_is_found_without_importing_it(tmp_path: Path) -> None:
     """Version, CUDA and folder are those of the interpreter that the command names."""
     found = cuda_build(PYTHON, environment_with(tmp_path, "2.13.0+cu130", "13.0"))
 
-    assert ("2.13.0+cu130", "13.0", tmp_path / "site" / "torch") == (found.version, found.cuda, found.folder)
+    assert ("2.13.0+cu130", "13.0", tmp_path / "site" / "torch") == (
+        found.version,
+        found.cuda,
+        found.folder,
+    )
 
 
 @pytest.mark.parametrize(
     ("version", "cuda", "reason"),
     [
         ("2.13.0+cpu", None, "PyTorch 2.13.0+cpu, a build without CUDA"),
-        ("2.6.0+cu118", "11.8", "PyTorch 2.6.0+cu118 for CUDA 11.8, and the phantom GPU speaks CUDA 12 and 13"),
+        (
+            "2.6.0+cu118",
+            "11.8",
+            "PyTorch 2.6.0+cu118 for CUDA 11.8, and the phantom GPU speaks CUDA 12 and 13",
+        ),
         ("2.3.1+cu121", "12.1", "PyTorch 2.3.1+cu121, and the phantom GPU needs 2.4 or newer"),
     ],
 )
-def test_an_unfit_build_is_one_sentence(tmp_path: Path, version: str, cuda: str | None, reason: str) -> None:
+def test_an_unfit_build_is_one_sentence(
+    tmp_path: Path, version: str, cuda: str | None, reason: str
+) -> None:
     """It says what is installed, what is needed, and the command that installs it for that interpreter."""
     with pytest.raises(UsageError) as caught:
         cuda_build(PYTHON, environment_with(tmp_path, version, cuda))
 
     remedy = f"{sys.executable} -m pip install 'torch===2.13.0'"
-    assert f"{sys.executable} has {reason}: install the CUDA build with {remedy}" == str(caught.value)
+    assert f"{sys.executable} has {reason}: install the CUDA build with {remedy}" == str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("version", ["2.4.0", "2.15.0+cu132", "3.0.1a0+git12"])
@@ -62,7 +76,8 @@ def test_no_pytorch_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "reason"), [("syntax error(", "SyntaxError"), ("raise RuntimeError('no')", "RuntimeError: no")]
+    ("broken", "reason"),
+    [("syntax error(", "SyntaxError"), ("raise RuntimeError('no')", "RuntimeError: no")],
 )
 def test_a_broken_pytorch_is_one_sentence(tmp_path: Path, broken: str, reason: str) -> None:
     """What a stranger's version.py does ends in a sentence with the interpreter's name."""
@@ -82,7 +97,12 @@ def script(folder: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "first", ["#!{python}\n", "#!/usr/bin/env python3\n", "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"]
+    "first",
+    [
+        "#!{python}\n",
+        "#!/usr/bin/env python3\n",
+        "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n",
+    ],
 )
 def test_a_launcher_is_run_by_the_python_it_names(tmp_path: Path, first: str) -> None:
     """Torchrun and accelerate are scripts: their first line decides, also in pip's form for long paths."""
@@ -90,18 +110,24 @@ def test_a_launcher_is_run_by_the_python_it_names(tmp_path: Path, first: str) ->
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     environment = {"PATH": str(tmp_path / "bin")}
 
-    found = interpreter(script(tmp_path, first.format(python=tmp_path / "bin" / "python3")), environment)
+    found = interpreter(
+        script(tmp_path, first.format(python=tmp_path / "bin" / "python3")), environment
+    )
 
     assert str(tmp_path / "bin" / "python3") == found
 
 
-@pytest.mark.parametrize("text", ["#!/bin/bash\npython train.py\n", "", "\x7fELF\n", "#!\n", "#!'\n"])
+@pytest.mark.parametrize(
+    "text", ["#!/bin/bash\npython train.py\n", "", "\x7fELF\n", "#!\n", "#!'\n"]
+)
 def test_other_programs_name_no_python(tmp_path: Path, text: str) -> None:
     """For them the python on PATH counts."""
     assert interpreter(script(tmp_path, text), os.environ) is None
 
 
-@pytest.mark.parametrize(("command", "reason"), [([], "no command"), (["./not-there"], "cannot run './not-there'")])
+@pytest.mark.parametrize(
+    ("command", "reason"), [([], "no command"), (["./not-there"], "cannot run './not-there'")]
+)
 def test_a_command_that_is_not_there_says_so(command: list[str], reason: str) -> None:
     """It is not taken for a missing PyTorch."""
     with pytest.raises(UsageError, match=reason):

@@ -11,30 +11,40 @@ import pytest
 
 from torchmem.preflight.child.ending import Report, write_report
 
-IMPORTS = "import os, sys, threading\nfrom torchmem.preflight.child.stopping import before_leaving, leave, stop\n"
+IMPORTS = "import os, sys, threading\nfrom torchmem.preflight.child.ending import before_leaving, leave, stop\n"
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", IMPORTS + code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", IMPORTS + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
-@pytest.mark.parametrize("code", ["stop('no.')", "threading.Thread(target=stop, args=('no.',)).start()"])
+@pytest.mark.parametrize(
+    "code", ["stop('no.')", "threading.Thread(target=stop, args=('no.',)).start()"]
+)
 def test_the_script_is_stopped_from_any_thread(code: str) -> None:
     """One sentence and exit code 2, also where SystemExit would end a thread alone."""
     done = python(code)
     assert (2, "torchmem: no.\n") == (done.returncode, done.stderr)
 
 
-@pytest.mark.parametrize("code", ["", "sys.stdout.close(); ", "sys.stdout = None; ", "os.close(1); "])
+@pytest.mark.parametrize(
+    "code", ["", "sys.stdout.close(); ", "sys.stdout = None; ", "os.close(1); "]
+)
 def test_a_script_may_close_its_streams(code: str) -> None:
     """The end after the steps wanted is the same for a script without a stdout."""
     done = python(f"print('trained'); {code}leave(0)")
     assert (0, "") == (done.returncode, done.stderr)
 
 
-@pytest.mark.parametrize("callback", ["print('told', flush=True)", "print('told', flush=True) or 1 / 0"])
+@pytest.mark.parametrize(
+    "callback", ["print('told', flush=True)", "print('told', flush=True) or 1 / 0"]
+)
 def test_leaving_past_python(callback: str) -> None:
     """`os._exit` of the script is heard first and ends with its own code, whatever comes of that."""
     done = python(f"before_leaving(lambda: {callback}); os._exit(7)")

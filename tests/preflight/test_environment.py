@@ -24,5 +24,11 @@ def test_the_run_is_labelled_phantom(command: tuple[str, ...], label: str) -> No
 def test_a_placement_is_what_torchrun_gives() -> None:
     """Rank 11 of 16 on nodes of 8 is local rank 3 of the second node."""
     given = Placement(11, 16, 8).environment()
-    wanted = {"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1"}
+    wanted = {
+        "RANK": "11",
+        "LOCAL_RANK": "3",
+        "WORLD_SIZE": "16",
+        "LOCAL_WORLD_SIZE": "8",
+        "GROUP_RANK": "1",
+    }
     assert {name: given[name] for name in wanted} == wanted

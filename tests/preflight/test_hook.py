@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.preflight.orders import Orders
-from torchmem.preflight.plan import Placement
+from torchmem.preflight.plan import Orders, Placement
 from torchmem.preflight.run import STARTUP
 
 
@@ -26,7 +25,12 @@ def python(code: str, *folders: Path, **environment: str) -> subprocess.Complete
 def test_a_process_without_torch_imports_nothing_of_ours() -> None:
     """A script's helper process pays for the hook alone."""
     done = python("import sys; print([m for m in sys.modules if m.startswith('torchmem')])")
-    loaded = ["torchmem", "torchmem.preflight", "torchmem.preflight.child", "torchmem.preflight.child.hook"]
+    loaded = [
+        "torchmem",
+        "torchmem.preflight",
+        "torchmem.preflight.child",
+        "torchmem.preflight.child.hook",
+    ]
     assert (done.stderr, done.stdout) == ("", f"{loaded}\n")
 
 
@@ -40,9 +44,7 @@ def test_the_environments_own_startup_file_runs(tmp_path: Path) -> None:
 def test_importing_torch_looks_as_always(tmp_path: Path) -> None:
     """Without orders the import of torch leaves no trace: its loader is its own, its attributes are there."""
     (tmp_path / "torch.py").write_text("VALUE = 3\n")
-    code = (
-        "import sys, torch; print(torch.VALUE, type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)"
-    )
+    code = "import sys, torch; print(torch.VALUE, type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)"
     done = python(code + "; print('torchmem.sdk' in sys.modules)", tmp_path)
     assert (done.stderr, done.stdout) == ("", "3 SourceFileLoader SourceFileLoader\nFalse\n")
 
@@ -55,7 +57,9 @@ def test_orders_arrive_as_given(placement: Placement | None, tmp_path: Path) -> 
     assert Orders.given({}) is None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch"
+)
 def test_a_script_may_be_instrumented_before_it_imports_torch(tmp_path: Path) -> None:
     """The script's own `instrument()`, which imports torch, gets the session that the preflight opens meanwhile."""
     code = (

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.preflight.child.meter import Meter
+from torchmem.preflight.child.watch import Meter
 from torchmem.preflight.outcome import Phase
 
 WINDOWS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20)
@@ -15,7 +15,9 @@ WINDOWS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_
 
 def stats(allocated: int, reserved: int) -> dict[str, Any]:
     values = {"allocated_bytes": allocated, "reserved_bytes": reserved}
-    nested: dict[str, Any] = {name: {"all": {"peak": peak, "current": 0}} for name, peak in values.items()}
+    nested: dict[str, Any] = {
+        name: {"all": {"peak": peak, "current": 0}} for name, peak in values.items()
+    }
     return nested | {"num_alloc_retries": 3, "num_ooms": 1, "num_device_alloc": 9}
 
 
@@ -28,8 +30,16 @@ def test_the_peak_is_the_highest_window(windows: list[tuple[int, int]]) -> None:
         meter.phase_ended(phase, step, stats(allocated, reserved))
         meter.step_ended(step, 1, stranded=step)
     memory = meter.memory(stats(0, 0), total=10**9, outside=10)
-    assert memory.peak_allocated == max(a for a, _ in windows) == max(dict(memory.phase_peaks).values())
-    assert memory.peak_reserved == max(r for _, r in windows) == max(step.peak_reserved for step in memory.steps)
+    assert (
+        memory.peak_allocated
+        == max(a for a, _ in windows)
+        == max(dict(memory.phase_peaks).values())
+    )
+    assert (
+        memory.peak_reserved
+        == max(r for _, r in windows)
+        == max(step.peak_reserved for step in memory.steps)
+    )
     assert memory.headroom == 10**9 - 10 - memory.peak_reserved
     assert memory.stranded == len(windows)
 

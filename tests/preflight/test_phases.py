@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchmem.preflight.child.phases import PhaseClock
-from torchmem.preflight.child.steps import StepCounter
+from torchmem.preflight.child.watch import PhaseClock, StepCounter
 from torchmem.preflight.outcome import Phase
 
 

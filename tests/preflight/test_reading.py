@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.preflight.outcome import Ended
-from torchmem.preflight.reading import read_outcome
+from torchmem.preflight.outcome import Ended, read_outcome
 
 
 def report(folder: Path, pid: int, **changed: Any) -> None:
@@ -35,7 +34,9 @@ def report(folder: Path, pid: int, **changed: Any) -> None:
         ({}, 3, "error"),
     ],
 )
-def test_how_it_ended(changed: dict[str, Any], exit_code: int, ended: Ended, tmp_path: Path) -> None:
+def test_how_it_ended(
+    changed: dict[str, Any], exit_code: int, ended: Ended, tmp_path: Path
+) -> None:
     """Steps done, an end of its own, an OOM that killed it (a survived one is none), an error of its own."""
     report(tmp_path, 7, steps=2, **changed)
     assert read_outcome(tmp_path, exit_code, 1.0).ended == ended

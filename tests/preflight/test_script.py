@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.preflight.orders import Orders
-from torchmem.preflight.script import Script
-from torchmem.preflight.signals import Postponed
+from torchmem.preflight.plan import Orders
+from torchmem.preflight.run import Postponed, Script
 
 WATCHER = """
 import os, sys, time
-from torchmem.preflight.script import Script
+from torchmem.preflight.run import Script
 script = Script(sys.argv[1:], os.environ)
 try:
     script.start(None, None)
@@ -30,7 +29,7 @@ finally:
 ROUNDS = """
 import os, signal, sys, time
 from pathlib import Path
-from torchmem.preflight.script import Script
+from torchmem.preflight.run import Script
 interrupted, left = 0, 0
 for _ in range(60):
     script = Script(("sh", "-c", "kill -INT $PPID; exec sleep 60"), os.environ)
@@ -53,11 +52,16 @@ def test_a_further_signal_does_not_wait_for_the_script() -> None:
     """A second Ctrl-C, while a script that ignores SIGTERM is given its time, kills it."""
     deaf = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.05; done"
     command = [sys.executable, "-c", WATCHER, "sh", "-c", deaf]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         pid = process.stdout.readline().strip()
         process.send_signal(signal.SIGINT)
-        assert ["interrupted\n", "asked\n"] == [process.stdout.readline(), process.stdout.readline()]
+        assert ["interrupted\n", "asked\n"] == [
+            process.stdout.readline(),
+            process.stdout.readline(),
+        ]
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
 
@@ -67,18 +71,20 @@ def test_a_further_signal_does_not_wait_for_the_script() -> None:
 
 def test_ctrl_c_while_the_script_is_started() -> None:
     """An interrupt in the very moment in which the process comes to be leaves none behind."""
-    done = subprocess.run([sys.executable, "-c", ROUNDS], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS], capture_output=True, text=True, timeout=120, check=False
+    )
 
     assert ("60 0\n", "") == (done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("away", ["pass", "os.setsid()", "os.setpgid(0, 0)"], ids=["child", "session", "group"])
+@pytest.mark.parametrize(
+    "away", ["pass", "os.setsid()", "os.setpgid(0, 0)"], ids=["child", "session", "group"]
+)
 def test_what_the_script_has_started_ends_with_it(tmp_path: Path, away: str) -> None:
     """Helpers in a session or a process group of their own do not stay, even when the script is done with them."""
     started = tmp_path / "started"
-    helper = (
-        f"import os, time; {away}; print(os.getpid(), file=open({str(started)!r}, 'w'), flush=True); time.sleep(600)"
-    )
+    helper = f"import os, time; {away}; print(os.getpid(), file=open({str(started)!r}, 'w'), flush=True); time.sleep(600)"
     (tmp_path / "helper.py").write_text(helper)
     wait = f"while ! [ -s {started} ]; do sleep 0.05; done"
     command = "sh", "-c", f"{sys.executable} {tmp_path}/helper.py & {wait}"

@@ -17,7 +17,14 @@ from support.waiting import until
 
 CONFIGURATION = promql.ROOT / "alertmanager" / "alertmanager.yml"
 NAMES = {rule["alert"] for rule in promql.rules("alert")}
-RANK = {"job": "torchmem", "instance": "n:9847", "uuid": "GPU-a", "rank": "1", "pid": "7", "run": "gpt"}
+RANK = {
+    "job": "torchmem",
+    "instance": "n:9847",
+    "uuid": "GPU-a",
+    "rank": "1",
+    "pid": "7",
+    "run": "gpt",
+}
 PROCESS = {name: RANK[name] for name in ("job", "instance", "rank", "pid", "run")}
 OTHER = PROCESS | {"rank": "2", "pid": "8"}
 GPU = {name: RANK[name] for name in ("job", "instance", "uuid")}
@@ -26,7 +33,12 @@ DATA: dict[str, Any] = {
     "alerts": [
         {
             "status": status,
-            "labels": {"alertname": "TorchmemRetryStorm", "severity": "warning", **RANK, "rank": rank},
+            "labels": {
+                "alertname": "TorchmemRetryStorm",
+                "severity": "warning",
+                **RANK,
+                "rank": rank,
+            },
             "annotations": {
                 "summary": f"gpt rank {rank}: the allocator flushes its cache 4.0 times a minute",
                 "description": "Use a smaller batch.",
@@ -77,7 +89,9 @@ def test_what_explains_another_alert_holds_it_back(
     """The real Alertmanager suppresses the consequence, and only that."""
     with receiver() as webhook, alertmanager(tmp_path, webhook.url) as address:
         body = json.dumps([{"labels": labels} for labels in (source, target)]).encode()
-        request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"http://{address}/api/v2/alerts", body, {"Content-Type": "application/json"}
+        )
         urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
 
         def sent() -> set[str]:
@@ -86,9 +100,14 @@ def test_what_explains_another_alert_holds_it_back(
         until(lambda: source["alertname"] in sent())
         if not held_back:
             until(lambda: target["alertname"] in sent())
-        state = {alert["labels"]["alertname"]: alert["status"]["state"] for alert in _alerts(address)}
+        state = {
+            alert["labels"]["alertname"]: alert["status"]["state"] for alert in _alerts(address)
+        }
 
-    assert {source["alertname"]: "active", target["alertname"]: "suppressed" if held_back else "active"} == state
+    assert {
+        source["alertname"]: "active",
+        target["alertname"]: "suppressed" if held_back else "active",
+    } == state
     assert held_back == (target["alertname"] not in sent())
 
 
@@ -115,7 +134,9 @@ def test_a_message_reads_well_in_a_chat(tmp_path: Path) -> None:
     assert "gpt rank 1: the allocator flushes its cache 4.0 times a minute" == _rendered(
         "torchmem.title", one, tmp_path
     )
-    assert "TorchmemRetryStorm, run gpt: 1 firing, 1 over" == _rendered("torchmem.title", DATA, tmp_path)
+    assert "TorchmemRetryStorm, run gpt: 1 firing, 1 over" == _rendered(
+        "torchmem.title", DATA, tmp_path
+    )
     assert (
         "- gpt rank 1: the allocator flushes its cache 4.0 times a minute\n"
         "  Use a smaller batch.\n"

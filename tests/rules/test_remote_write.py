@@ -31,7 +31,10 @@ STEP = 5
 # VictoriaMetrics keeps twelve decimal digits, Prometheus binary numbers of fifteen.
 PRECISION = 1e-11
 FLEET = {
-    f"{name.removeprefix('fleet: ')} {target['refId']}": (filled_in(target["expr"], span="1m"), bool(target["range"]))
+    f"{name.removeprefix('fleet: ')} {target['refId']}": (
+        filled_in(target["expr"], span="1m"),
+        bool(target["range"]),
+    )
     for name, panel in PANELS.items()
     if name.startswith("fleet: ")
     for target in panel["targets"]
@@ -50,7 +53,9 @@ class Stores:
     def answers(self, name: str) -> list[Answer]:
         """What each of them answers to a query of the dashboard."""
         text, is_range = FLEET[name]
-        over = {"start": self.start, "end": self.end, "step": STEP} if is_range else {"time": self.end}
+        over = (
+            {"start": self.start, "end": self.end, "step": STEP} if is_range else {"time": self.end}
+        )
         parameters = urllib.parse.urlencode({"query": text, "nocache": 1, **over})
         path = f"/api/v1/query{'_range' if is_range else ''}?{parameters}"
         return [_points(get(store + path)) for store in (self.prometheus, self.victoria)]
@@ -98,16 +103,26 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     played = pages(scrapes("leak"))
     started = cache(time.time)  # at the first scrape, however long Prometheus takes to come up
     # The error of the recorded node happened now: an alert looks at its time.
-    node = re.sub(r"(?m)^(torchmem_last_oom_timestamp_seconds\{.*\}) .*$", rf"\1 {time.time()}", BUSY.read_text())
+    node = re.sub(
+        r"(?m)^(torchmem_last_oom_timestamp_seconds\{.*\}) .*$",
+        rf"\1 {time.time()}",
+        BUSY.read_text(),
+    )
 
     def page() -> str:
-        return played[min(int((time.time() - started()) / PLAYED_SECONDS * len(played)), len(played) - 1)]
+        return played[
+            min(int((time.time() - started()) / PLAYED_SECONDS * len(played)), len(played) - 1)
+        ]
 
     with ExitStack() as stack:
         targets = [stack.enter_context(serving(page)), stack.enter_context(serving(lambda: node))]
         victoria = stack.enter_context(victoria_metrics(folder))
-        watching = stack.enter_context(prometheus(folder, targets[0], remote_write=f"{victoria}/api/v1/write"))
-        (folder / "prometheus" / "targets" / "exporters.yml").write_text(json.dumps([{"targets": targets}]))
+        watching = stack.enter_context(
+            prometheus(folder, targets[0], remote_write=f"{victoria}/api/v1/write")
+        )
+        (folder / "prometheus" / "targets" / "exporters.yml").write_text(
+            json.dumps([{"targets": targets}])
+        )
         until(lambda: time.time() > started() + PLAYED_SECONDS, pause=0.5)
         until(lambda: watching.query("ALERTS{alertstate='firing'}"), pause=0.5)
         until(lambda: watching.query("instance:nvml_gpus:count"), pause=0.5)

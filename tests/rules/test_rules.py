@@ -15,7 +15,9 @@ ALERTS = promql.rules("alert")
 RECORDED = promql.rules("record")
 
 
-@pytest.mark.parametrize("rule", RECORDED + ALERTS, ids=lambda rule: rule.get("record") or rule["alert"])
+@pytest.mark.parametrize(
+    "rule", RECORDED + ALERTS, ids=lambda rule: rule.get("record") or rule["alert"]
+)
 def test_a_rule_reads_only_series_and_labels_that_exist(rule: dict[str, str]) -> None:
     """Every metric and label of every rule is in the catalogue or recorded by a rule above it."""
     assert promql.complaints(rule["expr"]) == []
@@ -38,11 +40,15 @@ def test_a_misspelt_name_is_found(expression: str, complaint: str) -> None:
 @pytest.mark.parametrize("name", sorted({rule["record"] for rule in RECORDED}))
 def test_recording_rules_are_named_level_metric_operations(name: str) -> None:
     """Names read `level:metric:operations`, and the level says what one series stands for."""
-    assert re.fullmatch(r"(rank|gpu|run|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name), name
+    assert re.fullmatch(
+        r"(rank|gpu|run|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name
+    ), name
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_happened_and_what_to_do(alert: dict[str, dict[str, str]], root: Path) -> None:
+def test_an_alert_says_what_happened_and_what_to_do(
+    alert: dict[str, dict[str, str]], root: Path
+) -> None:
     """Severity, summary and description are there, and the runbook of that name exists."""
     assert re.fullmatch(r"Torchmem([A-Z][a-z]+)+", str(alert["alert"]))
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
@@ -56,15 +62,18 @@ def test_links_lead_to_dashboards_and_variables_that_exist(root: Path) -> None:
     """Each dashboard_url names a dashboard that is shipped and variables that it has."""
     shipped = {
         dashboard["uid"]: {variable["name"] for variable in dashboard["templating"]["list"]}
-        for dashboard in (json.loads(path.read_text()) for path in (root / "dashboards" / "json").glob("*.json"))
+        for dashboard in (
+            json.loads(path.read_text()) for path in (root / "dashboards" / "json").glob("*.json")
+        )
     }
     for alert in ALERTS:
         found = re.match(r"/d/([\w-]+)", alert["annotations"]["dashboard_url"])
         assert found is not None
         assert found[1] in shipped, alert["alert"]
-        assert set(re.findall(r"var-(\w+)=", alert["annotations"]["dashboard_url"])) <= shipped[found[1]], alert[
-            "alert"
-        ]
+        assert (
+            set(re.findall(r"var-(\w+)=", alert["annotations"]["dashboard_url"]))
+            <= shipped[found[1]]
+        ), alert["alert"]
 
 
 def test_every_alert_has_its_unit_tests(root: Path) -> None:
@@ -97,5 +106,7 @@ def test_the_tools_accept_the_configuration(command: list[str], root: Path) -> N
 def test_the_rules_pass_their_unit_tests(root: Path) -> None:
     """Alerts fire when they should, with these labels and words, and at no other time; the parts of a device add up."""
     files = sorted(str(path) for path in (root / "prometheus" / "tests").glob("*.yml"))
-    tested = subprocess.run(["promtool", "test", "rules", *files], capture_output=True, text=True, check=False)
+    tested = subprocess.run(
+        ["promtool", "test", "rules", *files], capture_output=True, text=True, check=False
+    )
     assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -17,10 +17,16 @@ QUERY = re.compile(r"((\w+:)?(torchmem|nvml)_\w+(:\w+)?|\w+[ (]+.*(torchmem|nvml
 
 def queries() -> list[tuple[str, str]]:
     """Page and PromQL of every indented line that is a query."""
-    lines = [(page.stem, line) for page in sorted(BOOKS.glob("*.md")) for line in page.read_text().splitlines()]
+    lines = [
+        (page.stem, line)
+        for page in sorted(BOOKS.glob("*.md"))
+        for line in page.read_text().splitlines()
+    ]
     texts = [(page, line.split("#")[0].strip()) for page, line in lines if line.startswith("    ")]
     return [
-        (page, text) for page, text in texts if QUERY.fullmatch(text) and not text.startswith(("torchmem ", "curl"))
+        (page, text)
+        for page, text in texts
+        if QUERY.fullmatch(text) and not text.startswith(("torchmem ", "curl"))
     ]
 
 
@@ -40,7 +46,9 @@ def test_a_page_answers_the_four_questions(page: Path) -> None:
     text = page.read_text()
 
     assert text.startswith(f"# {page.stem}\n")
-    assert ["What it means.", "Confirm.", "Do.", "Verify."] == re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE)
+    assert ["What it means.", "Confirm.", "Do.", "Verify."] == re.findall(
+        r"^\*\*(.+?)\*\*", text, re.MULTILINE
+    )
     assert all((BOOKS / link).exists() for link in re.findall(r"\]\((\w+\.md)\)", text))
 
 

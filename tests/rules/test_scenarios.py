@@ -23,7 +23,11 @@ def promised() -> dict[str, set[str]]:
     """Alerts by scenario, as the table of docs/alerts.md names them."""
     page = (ROOT / "docs" / "alerts.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \|", page, re.MULTILINE)
-    return {name: set(re.findall(r"`(Torchmem\w+)`", alerts)) for name, alerts in rows if name in SCENARIOS}
+    return {
+        name: set(re.findall(r"`(Torchmem\w+)`", alerts))
+        for name, alerts in rows
+        if name in SCENARIOS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,9 @@ def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         "eval_time": f"{WATCHED_SECONDS:.0f}s",
         "exp_samples": [],
     }
-    values = [{"series": name, "values": promtool_values(points)} for name, points in series.items()]
+    values = [
+        {"series": name, "values": promtool_values(points)} for name, points in series.items()
+    ]
     file = tmp_path_factory.mktemp("scenarios") / "scenarios.yml"
     file.write_text(
         json.dumps(
@@ -45,7 +51,9 @@ def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
                 "rule_files": [str(ROOT / "prometheus" / "rules" / "*.yml")],
                 "evaluation_interval": "30s",
                 "group_eval_order": GROUPS,
-                "tests": [{"interval": "15s", "input_series": values, "promql_expr_test": [question]}],
+                "tests": [
+                    {"interval": "15s", "input_series": values, "promql_expr_test": [question]}
+                ],
             }
         )
     )
@@ -54,7 +62,9 @@ def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 def _answers(file: Path) -> dict[str, set[str]]:
     """Promtool tells what it got when it expected nothing."""
-    told = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
     found: dict[str, set[str]] = {name: set() for name in SCENARIOS}
     for labels in re.findall(r'\{(alertname="[^}]*)\}', told.stdout + told.stderr):
         alert = dict(re.findall(r'(\w+)="([^"]*)"', labels))

@@ -11,16 +11,18 @@ import pytest
 import yaml
 from support.promql import ROOT
 
-from torchmem.cli.rules.render import render, templates
-from torchmem.cli.rules.thresholds import defaults, defaults_text, load
-from torchmem.core.errors import UsageError
+from torchmem.rules.render import render, templates
+from torchmem.rules.thresholds import defaults, defaults_text, load
+from torchmem.sample.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "torchmem.cli", "rules"]
 
 
 def rules(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `torchmem rules`."""
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
@@ -31,10 +33,19 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_shipped_rules_are_what_the_shipped_thresholds_give() -> None:
     """prometheus/rules is rendered from prometheus/thresholds.yml, which is the file in the package."""
-    checked = rules("--thresholds", ROOT / "prometheus" / "thresholds.yml", "--check", ROOT / "prometheus" / "rules")
+    checked = rules(
+        "--thresholds",
+        ROOT / "prometheus" / "thresholds.yml",
+        "--check",
+        ROOT / "prometheus" / "rules",
+    )
 
     assert (0, "") == (checked.returncode, checked.stderr)
-    assert (ROOT / "prometheus" / "thresholds.yml").read_text() == rules("--defaults").stdout == defaults_text()
+    assert (
+        (ROOT / "prometheus" / "thresholds.yml").read_text()
+        == rules("--defaults").stdout
+        == defaults_text()
+    )
 
 
 def test_every_threshold_is_used() -> None:
@@ -65,7 +76,10 @@ def test_every_threshold_is_used() -> None:
         ("overrides: [{match: {host: a}}]", "match run, or instance"),
         ("overrides: [{match: {run: '('}, fragmentation_ratio: 0.8}]", "regular expression"),
         ("overrides: [{match: {run: '(?=a)'}, fragmentation_ratio: 0.8}]", "RE2"),
-        ("overrides: [{match: {run: a}, fragmentation_rato: 0.8}]", "did you mean 'fragmentation_ratio'"),
+        (
+            "overrides: [{match: {run: a}, fragmentation_rato: 0.8}]",
+            "did you mean 'fragmentation_ratio'",
+        ),
         ("overrides: [{match: {run: a}, fragmentation_ratio: 8}]", "override 1 of"),
         ("overrides: [{match: {run: a}, fragmentation_for: 5m}]", "the same everywhere"),
         ("overrides: [{match: {run: a}, gpu_throttled_ratio: 0.5}]", "match instance"),
@@ -90,7 +104,9 @@ def test_a_mistake_ends_the_command_with_code_2(file: Path, tmp_path: Path) -> N
     assert "did you mean 'fragmentation_ratio'?" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "rules").exists()
-    assert 2 == rules("--thresholds", tmp_path / "missing.yml", "--out", tmp_path / "rules").returncode
+    assert (
+        2 == rules("--thresholds", tmp_path / "missing.yml", "--out", tmp_path / "rules").returncode
+    )
     assert 2 == rules().returncode
 
 
@@ -141,11 +157,15 @@ def _rank(run: str) -> str:
 
 
 def _throttled(host: str) -> str:
-    return f'job="torchmem",instance="{host}",gpu="0",uuid="GPU-{host}",reason="hw_thermal_slowdown"'
+    return (
+        f'job="torchmem",instance="{host}",gpu="0",uuid="GPU-{host}",reason="hw_thermal_slowdown"'
+    )
 
 
 @pytest.mark.stack
-def test_an_override_applies_to_its_runs_and_the_default_to_all_others(file: Path, tmp_path: Path) -> None:
+def test_an_override_applies_to_its_runs_and_the_default_to_all_others(
+    file: Path, tmp_path: Path
+) -> None:
     """In the real rule engine: the first override that matches decides, and a run without one has the default."""
     file.write_text(OVERRIDES)
     assert 0 == rules("--thresholds", file, "--out", tmp_path / "rules").returncode
@@ -191,7 +211,9 @@ def test_an_override_applies_to_its_runs_and_the_default_to_all_others(file: Pat
     }  # fmt: skip
     path = tmp_path / "test.yml"
     path.write_text(yaml.safe_dump(test))
-    tested = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    tested = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
 
     assert 0 == tested.returncode, tested.stdout + tested.stderr
 
@@ -199,7 +221,7 @@ def test_an_override_applies_to_its_runs_and_the_default_to_all_others(file: Pat
 @pytest.mark.stack
 def test_every_threshold_that_can_be_overridden_still_parses(file: Path, tmp_path: Path) -> None:
     """With an override for each of them, Prometheus loads the rules."""
-    from torchmem.cli.rules.thresholds import scope
+    from torchmem.rules.thresholds import scope
 
     shipped = yaml.safe_load(defaults_text())
     by = {
@@ -207,11 +229,15 @@ def test_every_threshold_that_can_be_overridden_still_parses(file: Path, tmp_pat
         for label in ("run", "instance")
     }
     file.write_text(
-        yaml.safe_dump({"overrides": [{"match": {label: "a.*"}, **values} for label, values in by.items()]})
+        yaml.safe_dump(
+            {"overrides": [{"match": {label: "a.*"}, **values} for label, values in by.items()]}
+        )
     )
     assert 0 == rules("--thresholds", file, "--out", tmp_path / "rules").returncode
     paths = sorted(map(str, (tmp_path / "rules").glob("*.yml")))
-    checked = subprocess.run(["promtool", "check", "rules", *paths], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "rules", *paths], capture_output=True, text=True, check=False
+    )
 
     assert 0 == checked.returncode, checked.stdout + checked.stderr
     assert len(by["run"]) > 15

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.core.rundir import SAMPLE_SUFFIX
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -25,7 +25,9 @@ UUID = "GPU-00000000-0000-4000-8000-000000000001"
 @pytest.fixture
 def allocator() -> DeviceCachingAllocator:
     """PyTorch's allocator, simulated, on an empty card of 1 GiB."""
-    return DeviceCachingAllocator(SimulatedCard(1024 * MIB, context_bytes=0, uuid=UUID, name="Small"))
+    return DeviceCachingAllocator(
+        SimulatedCard(1024 * MIB, context_bytes=0, uuid=UUID, name="Small")
+    )
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
     """Opens sessions that publish into `tmp_path`, slowly unless told otherwise, and closes them afterwards."""
     opened: list[Session] = []
 
-    def open_one(backend: Any, environment: dict[str, str] | None = None, **settings: Any) -> Session:
+    def open_one(
+        backend: Any, environment: dict[str, str] | None = None, **settings: Any
+    ) -> Session:
         settings = {"run_dir": tmp_path, "interval": 3600.0, **settings}
         opened.append(Session(resolve(settings, {}), backend, environment or {}))
         return opened[-1]
@@ -52,7 +56,9 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
 @pytest.fixture
 def published(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """Reads all sample files of the run directory."""
-    return lambda: [json.loads(path.read_bytes()) for path in sorted(tmp_path.glob(f"*{SAMPLE_SUFFIX}"))]
+    return lambda: [
+        json.loads(path.read_bytes()) for path in sorted(tmp_path.glob(f"*{SAMPLE_SUFFIX}"))
+    ]
 
 
 PRELUDE = """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import until
 
-from torchmem.sdk._cadence import BACK_OFF_SECONDS, LONGEST_PAUSE_SECONDS, SLOW_READ_SECONDS, Cadence
+from torchmem.sdk._cost import BACK_OFF_SECONDS, LONGEST_PAUSE_SECONDS, SLOW_READ_SECONDS, Cadence
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -31,7 +31,9 @@ def test_statistics_and_layout_come_without_any_step(
     allocator.free(first)
     open_session(backend, interval=0.01, idle_after=0.01)
 
-    device = until(lambda: [d for sample in published() for d in sample["devices"] if d["layout"]])[0]
+    device = until(lambda: [d for sample in published() for d in sample["devices"] if d["layout"]])[
+        0
+    ]
 
     assert 420 * MIB == device["allocator"]["reserved_bytes"]["large"]
     assert 400 * MIB == device["layout"]["releasable_bytes"]
@@ -39,7 +41,9 @@ def test_statistics_and_layout_come_without_any_step(
 
 
 @given(st.floats(0, 10), st.floats(0.001, 100), st.floats(1e-4, 0.1), st.integers())
-def test_reads_stay_within_their_budget(duration: float, interval: float, budget: float, seed: int) -> None:
+def test_reads_stay_within_their_budget(
+    duration: float, interval: float, budget: float, seed: int
+) -> None:
     """A pause is never shorter than half of what interval and budget ask for, up to the longest pause."""
     cadence = Cadence(interval, budget, random.Random(seed))
     cadence.spent(0.0, duration)
@@ -92,7 +96,9 @@ def test_nothing_is_logged_in_the_midst_of_the_script(
     finally:
         logger.removeHandler(listening)
 
-    assert {"torchmem: snapshot failed and is left out (RuntimeError: no layout)": False} == listening.heard
+    assert {
+        "torchmem: snapshot failed and is left out (RuntimeError: no layout)": False
+    } == listening.heard
 
 
 def test_a_slow_read_backs_off() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.snapshot_files import load_snapshot
 from support.waiting import until
 
-from torchmem.core.capture import (
+from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     MAX_MESSAGE_BYTES,
     OOM_SNAPSHOT_SUFFIX,
@@ -27,9 +27,8 @@ from torchmem.core.capture import (
     decode_answer,
     encode,
 )
-from torchmem.core.rundir import SAMPLE_SUFFIX
-from torchmem.sdk._capture import Capture, Job, next_move
-from torchmem.sdk._capture_request import STALE_SECONDS
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sdk._capture import STALE_SECONDS, Capture, Job, next_move
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -69,7 +68,9 @@ def rank(tmp_path: Path, backend: SimulatedBackend) -> Rank:
 
 
 @given(moments, moments, moments, moments)
-def test_recording_begins_and_ends_between_two_steps(granted: float, wait: float, seconds: float, later: float) -> None:
+def test_recording_begins_and_ends_between_two_steps(
+    granted: float, wait: float, seconds: float, later: float
+) -> None:
     """Away from a step nothing happens until the grace is over; at a step nothing waits longer than asked for."""
     waiting = Job(CaptureRequest(seconds), granted)
     assert "start" == next_move(waiting, granted + wait, at_step=True)
@@ -100,7 +101,9 @@ def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBacken
     assert ("done", False) == (rank.answer.state, backend.history_enabled())
     assert rank.request.stat().st_mtime_ns == rank.answer.request_ns
     assert 0o600 == stat.S_IMODE(rank.snapshot.stat().st_mode)
-    assert {"segments", "device_traces", "allocator_settings"} == load_snapshot(rank.snapshot).keys()
+    assert {"segments", "device_traces", "allocator_settings"} == load_snapshot(
+        rank.snapshot
+    ).keys()
     assert 0 == sum(rank.errors.counts.values())
 
 
@@ -114,14 +117,20 @@ def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> No
     assert not backend.history_enabled()
 
 
-def test_when_steps_stop_the_background_thread_ends_it(rank: Rank, backend: SimulatedBackend) -> None:
+def test_when_steps_stop_the_background_thread_ends_it(
+    rank: Rank, backend: SimulatedBackend
+) -> None:
     """A recording does not go on for ever in a process whose training hangs."""
     rank.ask()
     rank.capture.at_step()
     rank.now = 10 + STOP_GRACE_SECONDS
     rank.capture.tick()
 
-    assert ("done", False, True) == (rank.answer.state, backend.history_enabled(), rank.snapshot.exists())
+    assert ("done", False, True) == (
+        rank.answer.state,
+        backend.history_enabled(),
+        rank.snapshot.exists(),
+    )
 
 
 def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBackend) -> None:
@@ -134,7 +143,9 @@ def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBac
     assert backend.history_enabled()
 
 
-def test_a_recording_that_the_script_ended_is_no_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
+def test_a_recording_that_the_script_ended_is_no_snapshot(
+    rank: Rank, backend: SimulatedBackend
+) -> None:
     """When the script switches history off meanwhile, the answer says so instead of an empty snapshot."""
     rank.ask()
     rank.capture.at_step()
@@ -157,13 +168,19 @@ def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBa
     assert (False, False) == (backend.history_enabled(), rank.snapshot.exists())
 
 
-def test_the_end_of_the_process_keeps_what_was_recorded(rank: Rank, backend: SimulatedBackend) -> None:
+def test_the_end_of_the_process_keeps_what_was_recorded(
+    rank: Rank, backend: SimulatedBackend
+) -> None:
     """A training that ends before the time is over still hands over its snapshot."""
     rank.ask()
     rank.capture.at_step()
     rank.capture.close()
 
-    assert ("done", False, True) == (rank.answer.state, backend.history_enabled(), rank.snapshot.exists())
+    assert ("done", False, True) == (
+        rank.answer.state,
+        backend.history_enabled(),
+        rank.snapshot.exists(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,12 +209,18 @@ def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(encode(CaptureRequest(10)))
     rank.request.symlink_to(tmp_path / "elsewhere")
     rank.capture.tick()
-    assert ("refused", "the request is not a regular file.") == (rank.answer.state, rank.answer.reason)
+    assert ("refused", "the request is not a regular file.") == (
+        rank.answer.state,
+        rank.answer.reason,
+    )
 
     rank.request.unlink()
     os.mkfifo(rank.request)
     rank.capture.tick()
-    assert ("refused", "the request is not a regular file.") == (rank.answer.state, rank.answer.reason)
+    assert ("refused", "the request is not a regular file.") == (
+        rank.answer.state,
+        rank.answer.reason,
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -229,7 +252,9 @@ class BrokenBackend(SimulatedBackend):
         raise RuntimeError("broken snapshot")
 
 
-def test_a_failure_is_counted_and_answered(tmp_path: Path, allocator: DeviceCachingAllocator) -> None:
+def test_a_failure_is_counted_and_answered(
+    tmp_path: Path, allocator: DeviceCachingAllocator
+) -> None:
     """When the snapshot fails, training goes on, recording is off, and the command is told."""
     backend = BrokenBackend([allocator])
     rank = Rank(tmp_path, backend)
@@ -277,7 +302,9 @@ def test_a_snapshot_at_an_oom_only_when_asked_for(
 
     found = list(tmp_path.glob(f"*{OOM_SNAPSHOT_SUFFIX}"))
     assert [0o600] * wanted == [stat.S_IMODE(path.stat().st_mode) for path in found]
-    assert [100 * MIB] * wanted == [load_snapshot(path)["segments"][0]["total_size"] for path in found]
+    assert [100 * MIB] * wanted == [
+        load_snapshot(path)["segments"][0]["total_size"] for path in found
+    ]
     assert 0 == session.errors.counts["capture"]
 
 

@@ -15,15 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import full_sample, samples
 
-from torchmem.core.codec import encode
-from torchmem.core.sample import Sample
-from torchmem.sdk._cadence import LONGEST_STRETCH, LONGEST_STRETCH_SECONDS, Cadence, affordable
-from torchmem.sdk._monitor import READ_BUDGET
-from torchmem.sdk._publish import HEARTBEAT_SECONDS, RunFile
-from torchmem.sdk._sampler import TICK_BUDGET
+from torchmem.sample.sample import Sample, encode
+from torchmem.sdk._cost import LONGEST_STRETCH, LONGEST_STRETCH_SECONDS, Cadence, affordable
+from torchmem.sdk._monitor import READ_BUDGET, TICK_BUDGET
+from torchmem.sdk._publish import HEARTBEAT_SECONDS, REFRESH_SECONDS, RunFile, Textfile
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import Settings
-from torchmem.sdk._textfile import REFRESH_SECONDS, Textfile
 from torchmem.simulator.backend import SimulatedBackend
 
 DAY = 86_400.0
@@ -40,7 +37,9 @@ def published(file: RunFile, sample: Sample) -> bool:
 
 def later(sample: Sample, seconds: float) -> Sample:
     """The same state at another time, when the SDK has spent more."""
-    spent = replace(sample.cost, cpu_seconds=sample.cost.cpu_seconds + 1, stats_duration_seconds=1.0)
+    spent = replace(
+        sample.cost, cpu_seconds=sample.cost.cpu_seconds + 1, stats_duration_seconds=1.0
+    )
     return replace(sample, timestamp=sample.timestamp + seconds, cost=spent)
 
 
@@ -64,7 +63,9 @@ CHANGES: dict[str, Callable[[Sample], Sample]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_has_changed_is_published_at_the_next_tick(change: Callable[[Sample], Sample], tmp_path: Path) -> None:
+def test_what_has_changed_is_published_at_the_next_tick(
+    change: Callable[[Sample], Sample], tmp_path: Path
+) -> None:
     """Every change but that of the clock and of the SDK's own cost is worth a publication."""
     file, sample = RunFile(tmp_path, "1.sample.json"), full_sample()
     file.write(sample)
@@ -116,7 +117,9 @@ def test_the_textfile_is_rendered_rarely(tmp_path: Path) -> None:
 
 
 @given(st.floats(1e-6, 60), st.floats(0, 10), st.floats(1e-6, 1))
-def test_routine_work_is_stretched_to_its_budget_and_no_further(interval: float, spent: float, budget: float) -> None:
+def test_routine_work_is_stretched_to_its_budget_and_no_further(
+    interval: float, spent: float, budget: float
+) -> None:
     """The pause is the interval where that is affordable, longer where it is not, and never so long as to be late."""
     pause = affordable(interval, spent, budget)
     longest = max(interval, min(LONGEST_STRETCH * interval, LONGEST_STRETCH_SECONDS))
@@ -150,9 +153,18 @@ def test_the_whole_stays_within_a_thousandth_of_a_core(blocks: int) -> None:
 def test_importing_the_sdk_loads_no_server() -> None:
     """`import torchmem.sdk` takes nothing that only `port`, `textfile` or a child of multiprocessing needs."""
     script = "import sys, torchmem.sdk; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
 
-    needless = {"prometheus_client", "http.server", "wsgiref.simple_server", "socketserver", "ssl", "multiprocessing"}
+    needless = {
+        "prometheus_client",
+        "http.server",
+        "wsgiref.simple_server",
+        "socketserver",
+        "ssl",
+        "multiprocessing",
+    }
     assert needless & set(loaded) == set()
     assert {"torch", "torchmem.sdk._torch", "msgspec"} & set(loaded) == set()
 

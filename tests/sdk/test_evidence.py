@@ -14,12 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import full_sample
 
-from torchmem.core.report import OomReport, Trend, decode
-from torchmem.core.rundir import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
-from torchmem.core.sample import Oom, Sample
-from torchmem.sdk._evidence import MOST_PER_PROCESS, MOST_PER_USER, NEW_FILE_SECONDS, Evidence, keep_newest
-from torchmem.sdk._history import MOST_POINTS, SPAN_SECONDS, History
-from torchmem.sdk._oom import Scene
+from torchmem.allocator.oom_report import OomReport, Trend, decode
+from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
+from torchmem.sample.sample import Oom, Sample
+from torchmem.sdk._oom import (
+    MOST_PER_PROCESS,
+    MOST_PER_USER,
+    MOST_POINTS,
+    NEW_FILE_SECONDS,
+    SPAN_SECONDS,
+    Evidence,
+    History,
+    Scene,
+    keep_newest,
+)
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -45,12 +53,18 @@ def _scene(requested: int = 1) -> Scene:
 
 
 def _reports(directory: Path) -> list[OomReport]:
-    paths = sorted(directory.glob(f"*{REPORT_SUFFIX}"), key=lambda path: int(path.name.split("-")[-1].split(".")[0]))
+    paths = sorted(
+        directory.glob(f"*{REPORT_SUFFIX}"),
+        key=lambda path: int(path.name.split("-")[-1].split(".")[0]),
+    )
     return [decode(path.read_bytes()) for path in paths]
 
 
 def test_the_report_is_there_before_the_exception(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
 ) -> None:
     """When the script catches the error its report is complete: cause, state after the flush and before it."""
     session = open_session(backend)
@@ -82,7 +96,10 @@ def test_the_report_is_there_before_the_exception(
 
 
 def test_a_block_on_another_stream_is_told(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
 ) -> None:
     """A request that would fit into another stream's free block says so."""
     open_session(backend)
@@ -96,7 +113,10 @@ def test_a_block_on_another_stream_is_told(
 
 
 def test_the_layout_before_stays_that_from_before_the_flush(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
 ) -> None:
     """Two OOMs in a row both show the periodic snapshot, not what the first one left."""
     session = open_session(backend)
@@ -115,7 +135,10 @@ def test_the_layout_before_stays_that_from_before_the_flush(
 
 
 def test_a_search_for_the_batch_size_leaves_few_files(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
 ) -> None:
     """A hundred caught OOMs in a moment leave the first report and the newest one, and all are counted."""
     session = open_session(backend)
@@ -129,7 +152,9 @@ def test_a_search_for_the_batch_size_leaves_few_files(
 
 
 @given(st.lists(st.floats(0, 2 * NEW_FILE_SECONDS), min_size=1, max_size=40))
-def test_the_newest_oom_is_always_on_disk(tmp_path_factory: pytest.TempPathFactory, pauses: list[float]) -> None:
+def test_the_newest_oom_is_always_on_disk(
+    tmp_path_factory: pytest.TempPathFactory, pauses: list[float]
+) -> None:
     """Whenever OOMs come, the last file holds the last one and a process never has more than its share."""
     folder, clock = tmp_path_factory.mktemp("run"), Clock()
     evidence = Evidence(folder / f"1-2-3{SAMPLE_SUFFIX}", clock)
@@ -156,7 +181,10 @@ def test_a_user_keeps_a_bounded_number(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_directory_harms_nothing(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
 ) -> None:
     """Where nothing can be written the error stays an OutOfMemoryError, and the failure is counted."""
     (tmp_path / "file").touch()
@@ -218,7 +246,10 @@ def test_the_history_tells_what_was_published() -> None:
     assert (device.allocator.allocated_bytes.total,) == trend.allocated_bytes
     assert (device.layout.stranded_bytes,) == trend.stranded_bytes
     assert (device.layout.headroom_flush_bytes,) == trend.headroom_bytes
-    assert (device.counters.alloc_retries, SAMPLE.steps.count) == (trend.alloc_retries[0], trend.steps[0])
+    assert (device.counters.alloc_retries, SAMPLE.steps.count) == (
+        trend.alloc_retries[0],
+        trend.steps[0],
+    )
     assert Trend() == history.trend(1)
 
 

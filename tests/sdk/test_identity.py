@@ -9,9 +9,19 @@ import pytest
 from torchmem.sdk._identity import identify
 from torchmem.sdk._settings import Settings
 
-TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "night", "GROUP_RANK": "1"}
+TORCHRUN = {
+    "RANK": "9",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "16",
+    "TORCHELASTIC_RUN_ID": "night",
+    "GROUP_RANK": "1",
+}
 SLURM = {"SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "4711"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +35,9 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMP
     ],
     ids=["torchrun", "slurm", "open-mpi", "torchrun-in-slurm", "nonsense"],
 )
-def test_ranks_come_from_the_launcher(environment: dict[str, str], expected: tuple[object, ...]) -> None:
+def test_ranks_come_from_the_launcher(
+    environment: dict[str, str], expected: tuple[object, ...]
+) -> None:
     """Rank, local rank, world size and run are read from the launcher nearest to the process."""
     process = identify(Settings(), environment, {})
 

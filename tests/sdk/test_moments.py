@@ -10,8 +10,16 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmem.sdk._moments import MOST_MISSES, PATIENCE_SECONDS, SILENT_SECONDS, WAIT_SECONDS, Moments
-from torchmem.sdk._pending_calls import LEAVING_SECONDS, PendingCalls, raise_soon
+from torchmem.sdk._main_thread import (
+    LEAVING_SECONDS,
+    MOST_MISSES,
+    PATIENCE_SECONDS,
+    SILENT_SECONDS,
+    WAIT_SECONDS,
+    Moments,
+    PendingCalls,
+    raise_soon,
+)
 
 
 class BusyMain:
@@ -76,7 +84,9 @@ def test_a_blocked_main_thread_is_asked_once(main: BusyMain, moments: Moments) -
     assert 1 == len(main.asked)
 
 
-def test_the_training_thread_stands_in_for_a_silent_main_thread(main: BusyMain, moments: Moments) -> None:
+def test_the_training_thread_stands_in_for_a_silent_main_thread(
+    main: BusyMain, moments: Moments
+) -> None:
     """Where other threads train, the end of a step does the read, once; a late main thread adds none."""
     moments.ask(main.count, patient=False)
     moments.at_step()
@@ -151,7 +161,9 @@ def test_calls_run_in_the_main_thread_between_two_bytecodes() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=["ctrl-c", "sys.exit"])
-def test_what_a_signal_handler_raises_in_our_code_is_still_the_scripts(error: BaseException) -> None:
+def test_what_a_signal_handler_raises_in_our_code_is_still_the_scripts(
+    error: BaseException,
+) -> None:
     """Ctrl-C, or sys.exit in a handler, that arrives while a call runs is raised in the script, as without us."""
     calls = PendingCalls(lambda entry: entry)
 

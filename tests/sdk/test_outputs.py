@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.stack import free_port
 from support.waiting import until
 
+from torchmem.sdk._capture import write_snapshot
 from torchmem.sdk._publish import make_run_directory, replace_file, sweep
 from torchmem.sdk._session import Session
-from torchmem.sdk._snapshot_file import write_snapshot
 from torchmem.simulator.backend import SimulatedBackend
 
 Opener = Callable[..., Session]
@@ -27,7 +27,9 @@ def scrape(url: str) -> set[str]:
     """Names of the samples that an endpoint serves."""
     with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
         text = answer.read().decode()
-    return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    return {
+        sample.name for family in text_string_to_metric_families(text) for sample in family.samples
+    }
 
 
 def _replace(path: Path) -> None:
@@ -49,7 +51,9 @@ def test_port_zero_serves_this_process(backend: SimulatedBackend, open_session: 
     assert not any(name.startswith(("python_", "process_")) for name in names)
 
 
-def test_the_port_counts_up_with_the_local_rank(backend: SimulatedBackend, open_session: Opener) -> None:
+def test_the_port_counts_up_with_the_local_rank(
+    backend: SimulatedBackend, open_session: Opener
+) -> None:
     """Rank 3 of a node listens on base + 3."""
     base = free_port() - 3
     session = open_session(backend, {"LOCAL_RANK": "3"}, port=base)

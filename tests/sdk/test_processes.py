@@ -74,7 +74,9 @@ assert b"torchmem_process_info" in urllib.request.urlopen(url).read()
     assert 1 == len(published())
 
 
-def test_a_fork_before_cuda_becomes_a_rank_of_its_own(run_script: Run, published: Published) -> None:
+def test_a_fork_before_cuda_becomes_a_rank_of_its_own(
+    run_script: Run, published: Published
+) -> None:
     """Instrumented before forking, each child that starts CUDA publishes for itself."""
     done = run_script("""
 session.close(); from torchmem.sdk import _instrument; _instrument._current = None
@@ -128,7 +130,9 @@ process.start(); process.join()
 """)
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert [(5, "exited")] == [(s["process"]["rank"], s["ended"]) for s in published() if s["process"]["rank"]]
+    assert [(5, "exited")] == [
+        (s["process"]["rank"], s["ended"]) for s in published() if s["process"]["rank"]
+    ]
 
 
 def test_without_torch_the_script_runs_on(run_script: Run, published: Published) -> None:
@@ -144,7 +148,9 @@ print("trained")
     assert 1 == done.stderr.count("torchmem watches nothing")
 
 
-def test_sigterm_flushes_before_the_scripts_own_handler(run_script: Run, published: Published) -> None:
+def test_sigterm_flushes_before_the_scripts_own_handler(
+    run_script: Run, published: Published
+) -> None:
     """A script with its own SIGTERM handler keeps it, and what it had at that moment is published first."""
     done = run_script("""
 session.close(); from torchmem.sdk import _instrument; _instrument._current = None
@@ -159,7 +165,9 @@ os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
     assert [1] == [sample["steps"]["count"] for sample in published()]
 
 
-def test_sigterm_in_a_forked_child_leaves_the_parents_file_alone(run_script: Run, published: Published) -> None:
+def test_sigterm_in_a_forked_child_leaves_the_parents_file_alone(
+    run_script: Run, published: Published
+) -> None:
     """A worker inherits the handler; when it is told to end, the parent's newer numbers stay."""
     done = run_script("""
 session.close(); from torchmem.sdk import _instrument; _instrument._current = None
@@ -193,8 +201,13 @@ backend.step()
 """)
 
     assert 0 == done.returncode
-    assert "torchmem: setup failed and is left out (RuntimeError: can't start new thread)" == done.stderr.strip()
-    assert [(1, "exited")] == [(sample["steps"]["count"], sample["ended"]) for sample in published()]
+    assert (
+        "torchmem: setup failed and is left out (RuntimeError: can't start new thread)"
+        == done.stderr.strip()
+    )
+    assert [(1, "exited")] == [
+        (sample["steps"]["count"], sample["ended"]) for sample in published()
+    ]
 
 
 def test_sigterm_without_a_handler_kills_as_ever(run_script: Run) -> None:

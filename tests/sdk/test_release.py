@@ -44,7 +44,9 @@ def test_a_release_is_due_only_when_short_and_worth_it(held: Holdings, share: fl
 @given(holdings, shares, size)
 def test_a_higher_next_peak_never_makes_it_pay(held: Holdings, share: float, more: int) -> None:
     """What pays with a higher expected peak pays with a lower one, too."""
-    higher = Holdings(held.total, held.driver_free, held.active, held.releasable, held.next_peak + more)
+    higher = Holdings(
+        held.total, held.driver_free, held.active, held.releasable, held.next_peak + more
+    )
 
     assert pays(held, share) or not pays(higher, share)
     assert 0 <= taken_back(held) <= taken_back(higher) <= held.releasable
@@ -119,11 +121,17 @@ def test_after_a_phase_switch_the_cache_goes_back(
     session.close()
 
     counters = published()[0]["devices"][0]["counters"]
-    assert ((True,), 1, 3900 * MIB) == (counting.emptied, counters["releases"], counters["released_bytes"])
+    assert ((True,), 1, 3900 * MIB) == (
+        counting.emptied,
+        counters["releases"],
+        counters["released_bytes"],
+    )
     assert 0 == session.errors.counts["release"]
 
 
-def test_steady_training_keeps_its_cache(counting: CountingBackend, open_session: Opener, published: Published) -> None:
+def test_steady_training_keeps_its_cache(
+    counting: CountingBackend, open_session: Opener, published: Published
+) -> None:
     """A job that needs its cache again in every step keeps it, with the card full to the brim."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, *[3900] * 20)
@@ -141,7 +149,9 @@ def test_looks_are_rate_limited(counting: CountingBackend, open_session: Opener)
     assert counting.emptied in {(), (True,)}
 
 
-def test_peaks_stay_high_water_marks(counting: CountingBackend, open_session: Opener, published: Published) -> None:
+def test_peaks_stay_high_water_marks(
+    counting: CountingBackend, open_session: Opener, published: Published
+) -> None:
     """Although a release resets the allocator's peaks, the published peak is that of the whole run."""
     session = open_session(counting, interval=1e-9, release=0.3)
     train(counting, 3900, 100, 100)
@@ -150,7 +160,9 @@ def test_peaks_stay_high_water_marks(counting: CountingBackend, open_session: Op
     assert 3900 * MIB == published()[0]["devices"][0]["allocator"]["active_peak_bytes"]
 
 
-def test_a_failing_release_never_reaches_training(card: SimulatedCard, open_session: Opener) -> None:
+def test_a_failing_release_never_reaches_training(
+    card: SimulatedCard, open_session: Opener
+) -> None:
     """When emptying the cache raises, the step goes on and the error is counted."""
 
     class Failing(CountingBackend):

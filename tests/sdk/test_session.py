@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import until
 
-from torchmem.core.backend import Device, OomObserver
-from torchmem.core.snapshot import NestedStats, SegmentInfo
+from torchmem.allocator.backend import Device, OomObserver
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sdk._device import Monotone
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -25,7 +25,10 @@ Published = Callable[[], list[dict[str, Any]]]
 
 
 def test_the_step_hook_reads_what_pytorch_knows(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """After a step the published numbers are those of the allocator."""
     session = open_session(backend)
@@ -36,7 +39,10 @@ def test_the_step_hook_reads_what_pytorch_knows(
     (sample,) = published()
     stats = allocator.memory_stats_as_nested_dict()
     device = sample["devices"][0]
-    assert stats["reserved_bytes"]["large_pool"]["current"] == device["allocator"]["reserved_bytes"]["large"]
+    assert (
+        stats["reserved_bytes"]["large_pool"]["current"]
+        == device["allocator"]["reserved_bytes"]["large"]
+    )
     assert stats["allocated_bytes"]["all"]["peak"] == device["allocator"]["allocated_peak_bytes"]
     assert (1, "exited") == (sample["steps"]["count"], sample["ended"])
 
@@ -79,7 +85,10 @@ def test_a_phase_before_cuda_is_up(allocator: DeviceCachingAllocator, open_sessi
 
 
 def test_peaks_survive_other_tools_resets(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """A peak seen once stays the high-water mark when the user resets PyTorch's."""
     session = open_session(backend, interval=1e-9)
@@ -107,7 +116,10 @@ def test_counters_are_monotone_through_resets(events: list[tuple[int, bool]]) ->
 
 
 def test_an_oom_is_published_before_the_exception_reaches_the_script(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """When OutOfMemoryError is caught, the file already tells cause, request and that no step followed."""
     open_session(backend)
@@ -119,12 +131,18 @@ def test_an_oom_is_published_before_the_exception_reaches_the_script(
     (sample,) = published()
     device = sample["devices"][0]
     assert {"capacity": 1} == device["counters"]["ooms"]
-    assert (2048 * MIB, "capacity") == (device["last_oom"]["requested_bytes"], device["last_oom"]["cause"])
+    assert (2048 * MIB, "capacity") == (
+        device["last_oom"]["requested_bytes"],
+        device["last_oom"]["cause"],
+    )
     assert sample["oom_pending"]
 
 
 def test_an_oom_among_stranded_bytes_is_fragmentation(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """Enough free bytes, none in one piece: the cause is fragmentation."""
     open_session(backend)
@@ -142,7 +160,10 @@ def test_an_oom_among_stranded_bytes_is_fragmentation(
 
 
 def test_a_survived_oom_is_not_a_death(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """Once a step has finished after a caught OOM, only the counter remembers it."""
     session = open_session(backend)
@@ -169,7 +190,9 @@ class FailingBackend(SimulatedBackend):
         super().on_oom(observer)
 
 
-def test_a_broken_reader_never_reaches_training(allocator: DeviceCachingAllocator, open_session: Opener) -> None:
+def test_a_broken_reader_never_reaches_training(
+    allocator: DeviceCachingAllocator, open_session: Opener
+) -> None:
     """Steps go on and an OOM stays an OutOfMemoryError when every read fails; the failures are counted."""
     backend = FailingBackend([allocator])
     session = open_session(backend)
@@ -207,7 +230,10 @@ def test_the_session_is_a_context_manager(
 
 
 def test_an_unwritable_run_directory_is_counted_and_recovers(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
 ) -> None:
     """While the directory cannot be made training goes on; once it can, publication resumes by itself."""
     blocked = tmp_path / "file"

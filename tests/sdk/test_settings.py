@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.core.errors import UsageError
+from torchmem.sample.errors import UsageError
 from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
 
 
@@ -17,7 +17,11 @@ def test_keyword_beats_environment_beats_default() -> None:
 
     settings = resolve({"run": "from-keyword"}, environment)
 
-    assert ("from-keyword", 2.5, 10.0) == (settings.run, settings.interval, settings.snapshot_interval)
+    assert ("from-keyword", 2.5, 10.0) == (
+        settings.run,
+        settings.interval,
+        settings.snapshot_interval,
+    )
 
 
 def test_a_misspelt_setting_is_named_with_what_was_meant() -> None:
@@ -27,7 +31,8 @@ def test_a_misspelt_setting_is_named_with_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("interval", -1), ("port", 70000), ("port", "x"), ("rank", -2), ("enabled", "maybe")]
+    ("name", "value"),
+    [("interval", -1), ("port", 70000), ("port", "x"), ("rank", -2), ("enabled", "maybe")],
 )
 def test_an_impossible_keyword_is_refused(name: str, value: object) -> None:
     """A value that cannot work is refused where it is written."""

@@ -20,11 +20,15 @@ Published = Callable[[], list[dict[str, Any]]]
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
-def test_optimizers_that_take_turns_count_one_iteration_together(optimizers: int, iterations: int) -> None:
+def test_optimizers_that_take_turns_count_one_iteration_together(
+    optimizers: int, iterations: int
+) -> None:
     """However many optimizers step once in each iteration, the count is that of the iterations."""
     clock = Iterations()
 
-    begun = sum(clock.begins(optimizer) for _ in range(iterations) for optimizer in range(optimizers))
+    begun = sum(
+        clock.begins(optimizer) for _ in range(iterations) for optimizer in range(optimizers)
+    )
 
     assert iterations == begun
 
@@ -38,7 +42,9 @@ def test_a_new_optimizer_takes_over() -> None:
     assert [True, True, True, False, True, True] == begun
 
 
-def test_a_gan_steps_once_an_iteration(backend: SimulatedBackend, open_session: Opener, published: Published) -> None:
+def test_a_gan_steps_once_an_iteration(
+    backend: SimulatedBackend, open_session: Opener, published: Published
+) -> None:
     """Two optimizers in turn show as many steps as the loop has turns."""
     session = open_session(backend)
     for _ in range(5):
@@ -53,7 +59,9 @@ def test_a_gan_steps_once_an_iteration(backend: SimulatedBackend, open_session: 
     st.integers(50, 150),
     st.lists(st.tuples(st.integers(0, 200), st.booleans(), st.booleans()), min_size=1, max_size=20),
 )
-def test_a_window_peak_is_never_above_the_truth(peak: int, moves: list[tuple[int, bool, bool]]) -> None:
+def test_a_window_peak_is_never_above_the_truth(
+    peak: int, moves: list[tuple[int, bool, bool]]
+) -> None:
     """Whatever the user resets and however seldom we look, the value was reached; it is exact when the peak rose."""
     start, truth, resets = peak, 50, False
     window = WindowPeak(50, peak)
@@ -70,7 +78,10 @@ def test_a_window_peak_is_never_above_the_truth(peak: int, moves: list[tuple[int
 
 
 def test_a_phase_shows_its_own_peak(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """The highest allocated bytes of each phase are told apart, and an exception passes through."""
     session = open_session(backend, interval=1e-9)
@@ -82,11 +93,16 @@ def test_a_phase_shows_its_own_peak(
         allocator.free(kept)
     session.close()
 
-    assert {"forward": 300 * MIB, "backward": 100 * MIB} == published()[0]["devices"][0]["phase_peaks"]
+    assert {"forward": 300 * MIB, "backward": 100 * MIB} == published()[0]["devices"][0][
+        "phase_peaks"
+    ]
 
 
 def test_reset_peaks_makes_a_later_lower_phase_exact(
-    backend: SimulatedBackend, allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
 ) -> None:
     """With `reset_peaks` a phase below an earlier peak is exact, nested phases too, and our high-water mark stays."""
     session = open_session(backend, interval=1e-9, reset_peaks=True)
@@ -131,7 +147,10 @@ class Memory:
         self.reset_peak_memory_stats: Callable[..., None] = self._reset
 
     def _stats(self, device: Any = None) -> dict[str, Any]:
-        return {"allocated_bytes": {"all": {"current": self.current, "peak": self.peak}}, "num_ooms": 0}
+        return {
+            "allocated_bytes": {"all": {"current": self.current, "peak": self.peak}},
+            "num_ooms": 0,
+        }
 
     def _reset(self, device: Any = None) -> None:
         self.peak = self.current
@@ -141,7 +160,12 @@ class Memory:
         self.peak = max(self.peak, level)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "user resets", "we reset"]), st.integers(0, 100)), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["allocate", "user resets", "we reset"]), st.integers(0, 100)),
+        max_size=30,
+    )
+)
 def test_users_never_notice_our_resets(events: list[tuple[str, int]]) -> None:
     """Whatever the order of allocations, our resets and theirs, users read the peak they would have read without us."""
     watched, alone = Memory(), Memory()

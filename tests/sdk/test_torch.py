@@ -32,13 +32,21 @@ print(round(weight.sum().item(), 2), threading.active_count(), session.url, sum(
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """No GPU, and a run directory of the test's own."""
-    return {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "TORCHMEM_RUN_DIR": str(tmp_path / "run")}
+    return {
+        "PATH": "/usr/bin:/bin",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
+    }
 
 
 def test_a_cpu_run_is_left_alone(environment: dict[str, str], tmp_path: Path) -> None:
     """Without CUDA a training loop gives the same result, with no thread, no port, no file and no error of ours."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert (0, "3.02 1 None 0\n", "") == (done.returncode, done.stdout, done.stderr)
@@ -73,6 +81,8 @@ def test_a_session_may_be_closed_during_a_step(environment: dict[str, str]) -> N
 def test_importing_the_sdk_does_not_import_torch(environment: dict[str, str]) -> None:
     """`from torchmem import sdk` alone costs no import of PyTorch."""
     script = "import sys; from torchmem import sdk; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
 
     assert "False\n" == done.stdout

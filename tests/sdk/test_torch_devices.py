@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from support.torch_versions import UUIDS, fake_torch
 
-from torchmem.core.backend import Device
-from torchmem.sdk._torch_devices import describe, device_uuid
+from torchmem.allocator.backend import Device
+from torchmem.sdk._torch import describe, device_uuid
 
 PLAIN = UUIDS[2].removeprefix("GPU-")
 MIG = "MIG-4d2f1c7a-0000-4000-8000-00000000000a"
@@ -16,13 +16,21 @@ OLD_MIG = f"MIG-{UUIDS[1]}/3/0"
 BARE = SimpleNamespace(name="NVIDIA A100", total_memory=40)
 
 
-def uuid(properties: SimpleNamespace, visible: str | None = None, index: int = 0, order: str = "") -> str | None:
+def uuid(
+    properties: SimpleNamespace, visible: str | None = None, index: int = 0, order: str = ""
+) -> str | None:
     """The UUID under one CUDA_VISIBLE_DEVICES; NVML knows four cards, and torch's index is shifted by one."""
-    environment = {"CUDA_DEVICE_ORDER": order} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    return device_uuid(fake_torch(nvml_index=lambda given: given + 1), index, properties, environment)
+    environment = {"CUDA_DEVICE_ORDER": order} | (
+        {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    )
+    return device_uuid(
+        fake_torch(nvml_index=lambda given: given + 1), index, properties, environment
+    )
 
 
-@pytest.mark.parametrize("visible", [None, "", "2", "2,0", "1gpu2", UUIDS[2], "GPU-0000000", "2,2", "-1"])
+@pytest.mark.parametrize(
+    "visible", [None, "", "2", "2,0", "1gpu2", UUIDS[2], "GPU-0000000", "2,2", "-1"]
+)
 def test_the_devices_own_property_decides(visible: str | None) -> None:
     """From torch 2.5 on, however the visible cards were chosen and ordered."""
     properties = SimpleNamespace(name="NVIDIA H100", uuid=PLAIN)
@@ -40,7 +48,9 @@ def test_the_devices_own_property_decides(visible: str | None) -> None:
         (None, 0, None),  # the first slice was taken unasked: its name is not known
     ],
 )
-def test_a_mig_slice_is_named_by_the_environment(visible: str | None, index: int, expected: str | None) -> None:
+def test_a_mig_slice_is_named_by_the_environment(
+    visible: str | None, index: int, expected: str | None
+) -> None:
     """Whether the property is the slice's or the card's depends on the driver, so it is not used."""
     properties = SimpleNamespace(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", uuid=PLAIN)
 
@@ -58,14 +68,18 @@ def test_a_mig_slice_is_named_by_the_environment(visible: str | None, index: int
         ("GPU-0000000", "", None),  # four cards begin so
     ],
 )
-def test_before_the_property_only_what_is_certain(visible: str | None, order: str, expected: str | None) -> None:
+def test_before_the_property_only_what_is_certain(
+    visible: str | None, order: str, expected: str | None
+) -> None:
     """Until torch 2.4: a UUID in the environment, or NVML's order where CUDA follows it."""
     assert expected == uuid(BARE, visible, order=order)
 
 
 def test_a_single_card_is_itself() -> None:
     """With one card in the machine every order is the same."""
-    assert UUIDS[0] == device_uuid(fake_torch(cards=UUIDS[:1]), 0, BARE, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert UUIDS[0] == device_uuid(
+        fake_torch(cards=UUIDS[:1]), 0, BARE, {"CUDA_VISIBLE_DEVICES": "0"}
+    )
 
 
 def test_without_nvml_nothing_is_guessed() -> None:
@@ -79,21 +93,32 @@ def test_without_nvml_nothing_is_guessed() -> None:
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
-        ("33663530-3530-3631-3732-666331613633", "GPU-3f50506172fc1a63"),  # sixteen digits as characters
+        (
+            "33663530-3530-3631-3732-666331613633",
+            "GPU-3f50506172fc1a63",
+        ),  # sixteen digits as characters
         ("00000000-0000-0000-0000-000000000000", None),
         (None, None),
     ],
 )
 def test_rocm_is_named_as_rocminfo_does(own: str | None, expected: str | None) -> None:
     """ROCm's property holds characters; anything else, or no property, leaves the UUID unknown."""
-    properties = SimpleNamespace(name="AMD Instinct MI300X") if own is None else SimpleNamespace(name="AMD", uuid=own)
+    properties = (
+        SimpleNamespace(name="AMD Instinct MI300X")
+        if own is None
+        else SimpleNamespace(name="AMD", uuid=own)
+    )
 
-    assert expected == device_uuid(fake_torch(hip="6.2"), 0, properties, {"HIP_VISIBLE_DEVICES": "1"})
+    assert expected == device_uuid(
+        fake_torch(hip="6.2"), 0, properties, {"HIP_VISIBLE_DEVICES": "1"}
+    )
 
 
 def test_a_device_is_described_by_its_properties() -> None:
     """Name, UUID and bytes under torch's index."""
     torch = fake_torch()
-    torch.cuda.get_device_properties = lambda index: SimpleNamespace(name="H100", uuid=PLAIN, total_memory=80)
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(
+        name="H100", uuid=PLAIN, total_memory=80
+    )
 
     assert Device(1, UUIDS[2], "H100", 80) == describe(torch, 1, {})

@@ -8,8 +8,8 @@ import pytest
 from support.snapshots import segment
 from support.torch_versions import Version, fake_torch
 
-from torchmem.core.sizes import MIB
-from torchmem.sdk._torch_memory import AllocatorReader
+from torchmem.allocator.sizes import MIB
+from torchmem.sdk._torch import AllocatorReader
 
 SEGMENTS = [dict(segment(1 << 40, "large", [(20 * MIB, "inactive")]))]
 VERSIONS: list[Version] = [(2, 1), (2, 3), (2, 5), (2, 6), (2, 8), (2, 11), (2, 13)]
@@ -17,8 +17,17 @@ VERSIONS: list[Version] = [(2, 1), (2, 3), (2, 5), (2, 6), (2, 8), (2, 11), (2, 
 
 def stats(peak: int) -> dict[str, Any]:
     """Nested statistics in which every number is `peak`."""
-    pools = {pool: {"current": peak, "peak": peak, "freed": peak} for pool in ("all", "small_pool", "large_pool")}
-    names = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes")
+    pools = {
+        pool: {"current": peak, "peak": peak, "freed": peak}
+        for pool in ("all", "small_pool", "large_pool")
+    }
+    names = (
+        "allocated_bytes",
+        "active_bytes",
+        "reserved_bytes",
+        "requested_bytes",
+        "inactive_split_bytes",
+    )
     return dict.fromkeys(names, pools) | {"num_ooms": peak, "num_alloc_retries": peak}
 
 
@@ -75,7 +84,11 @@ def test_other_backends_are_never_asked_for_a_snapshot() -> None:
         torch = fake_torch(backend=backend, segments=SEGMENTS)
         reader = AllocatorReader(torch, {})
 
-        assert (None, {"backend": backend}, []) == (reader.segments(), reader.settings(), torch.snapshots)
+        assert (None, {"backend": backend}, []) == (
+            reader.segments(),
+            reader.settings(),
+            torch.snapshots,
+        )
 
 
 def test_cuda_malloc_async_keeps_three_totals() -> None:
@@ -102,7 +115,12 @@ def test_zeros_of_a_cache_that_is_off_are_unknown(
     version: Version, variable: dict[str, str], caching: bool, peak: int, known: bool
 ) -> None:
     """Statistics and segments are unknown when allocations go past the cache and nothing was ever in it."""
-    reader = AllocatorReader(fake_torch(version, segments=SEGMENTS if peak else (), caching=caching), variable)
+    reader = AllocatorReader(
+        fake_torch(version, segments=SEGMENTS if peak else (), caching=caching), variable
+    )
 
-    assert (known, known) == (reader.kept_stats(stats(peak)) is not None, reader.segments() is not None)
+    assert (known, known) == (
+        reader.kept_stats(stats(peak)) is not None,
+        reader.segments() is not None,
+    )
     assert (not known) == (reader.settings().get("caching") == "False")

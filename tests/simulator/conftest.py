@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmem.core.sizes import MIB
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import SimulatedCard
 

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from torchmem.core.sizes import MIB
-from torchmem.core.snapshot import SegmentInfo
+from torchmem.allocator.sizes import MIB
+from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
@@ -15,7 +15,10 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 def layout(segments: list[SegmentInfo]) -> list[list[tuple[int, str]]]:
     """Size in MiB and state of each block, by segment."""
-    return [[(block["size"] // MIB, block["state"][:4]) for block in segment["blocks"]] for segment in segments]
+    return [
+        [(block["size"] // MIB, block["state"][:4]) for block in segment["blocks"]]
+        for segment in segments
+    ]
 
 
 def test_a_request_takes_the_head_of_a_block(allocator: DeviceCachingAllocator) -> None:
@@ -70,7 +73,9 @@ def test_streams_do_not_share_blocks(allocator: DeviceCachingAllocator) -> None:
     assert allocator.malloc(20 * MIB, stream=7).address == block.address
 
 
-def test_a_retry_gives_cached_segments_back_first(allocator: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_a_retry_gives_cached_segments_back_first(
+    allocator: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """When the driver refuses, whole free segments are returned and the driver is asked once more."""
     pinned = allocator.malloc(40 * MIB)
     allocator.free(allocator.malloc(60 * MIB))
@@ -78,13 +83,16 @@ def test_a_retry_gives_cached_segments_back_first(allocator: DeviceCachingAlloca
     allocator.malloc(50 * MIB, stream=1)
     stats = allocator.memory_stats_as_nested_dict()
     assert [1, 0, 1, 1] == [
-        stats[name] for name in ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_free")
+        stats[name]
+        for name in ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_free")
     ]
     assert stats["reserved_bytes"]["all"]["current"] == 90 * MIB
     assert pinned.allocated
 
 
-def test_fragmentation_ends_in_an_oom_with_memory_to_spare(allocator: DeviceCachingAllocator) -> None:
+def test_fragmentation_ends_in_an_oom_with_memory_to_spare(
+    allocator: DeviceCachingAllocator,
+) -> None:
     """Five pinned segments hold 75 MiB of free memory, yet 16 MiB cannot be had."""
     for block in [allocator.malloc(20 * MIB) for _ in range(5)]:
         allocator.free(block)
@@ -137,7 +145,9 @@ def test_observers_see_the_released_state(allocator: DeviceCachingAllocator) -> 
 
     def observe(device: int, alloc_size: int, total: int, free: int) -> None:
         stats = allocator.memory_stats_as_nested_dict()
-        seen.append((device, alloc_size, total, free, stats["num_ooms"], len(allocator.memory_snapshot())))
+        seen.append(
+            (device, alloc_size, total, free, stats["num_ooms"], len(allocator.memory_snapshot()))
+        )
 
     allocator.attach_out_of_memory_observer(observe)
     allocator.malloc(40 * MIB)
@@ -162,7 +172,9 @@ def test_the_memory_fraction_limits_what_is_reserved(allocator: DeviceCachingAll
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1])
-def test_a_fraction_outside_0_to_1_is_refused(allocator: DeviceCachingAllocator, fraction: float) -> None:
+def test_a_fraction_outside_0_to_1_is_refused(
+    allocator: DeviceCachingAllocator, fraction: float
+) -> None:
     """A memory fraction is a share of the card."""
     with pytest.raises(ValueError, match=r"Allowed range: 0~1"):
         allocator.set_memory_fraction(fraction)

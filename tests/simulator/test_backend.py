@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchmem.core.backend import Backend, Device
-from torchmem.core.sizes import MIB
+from torchmem.allocator.backend import Backend, Device
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
@@ -19,7 +19,9 @@ def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
     allocator.malloc(20 * MIB)
     second.malloc(30 * MIB)
     second.set_memory_fraction(0.9)
-    assert [Device(0, "GPU-1", "Small", 100 * MIB), Device(1, None, None, 50 * MIB)] == list(backend.devices())
+    assert [Device(0, "GPU-1", "Small", 100 * MIB), Device(1, None, None, 50 * MIB)] == list(
+        backend.devices()
+    )
     assert [80 * MIB, 10 * MIB] == [backend.free_bytes(index) for index in (0, 1)]
     assert [100 * MIB, 45 * MIB] == [backend.limit_bytes(index) for index in (0, 1)]
     assert second.memory_stats_as_nested_dict() == backend.memory_stats(1)

@@ -8,7 +8,7 @@ from multiprocessing.sharedctypes import SynchronizedArray
 
 import pytest
 
-from torchmem.core.sizes import MIB
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.card import CardUse, SimulatedCard
 
 TOTAL = 100 * MIB
@@ -52,7 +52,9 @@ def test_a_full_card_has_no_room_for_a_context() -> None:
 
 def hold(cells: SynchronizedArray[int]) -> None:
     """A second process that takes 30 MiB and ends without giving them back."""
-    SimulatedCard(TOTAL, context_bytes=10 * MIB, use=CardUse(cells, 1, cells.get_lock())).cuda_malloc(20 * MIB)
+    SimulatedCard(
+        TOTAL, context_bytes=10 * MIB, use=CardUse(cells, 1, cells.get_lock())
+    ).cuda_malloc(20 * MIB)
 
 
 def test_processes_share_a_card() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmem.core.sizes import MIB
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
@@ -12,10 +12,14 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 def states(allocator: DeviceCachingAllocator) -> list[str]:
     """The states of all blocks."""
-    return [block["state"] for segment in allocator.memory_snapshot() for block in segment["blocks"]]
+    return [
+        block["state"] for segment in allocator.memory_snapshot() for block in segment["blocks"]
+    ]
 
 
-def test_a_freed_block_waits_for_the_other_stream(allocator: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_a_freed_block_waits_for_the_other_stream(
+    allocator: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """It stays active, and is not given out, until the event is done and the next request looks."""
     block = allocator.malloc(20 * MIB)
     allocator.record_stream(block, 7)
@@ -31,7 +35,9 @@ def test_a_freed_block_waits_for_the_other_stream(allocator: DeviceCachingAlloca
     assert allocator.malloc(20 * MIB) is block
 
 
-def test_use_on_its_own_stream_needs_no_event(allocator: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_use_on_its_own_stream_needs_no_event(
+    allocator: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """Recording the stream on which a block was allocated changes nothing."""
     card.hold_events(True)
     block = allocator.malloc(20 * MIB, stream=7)
@@ -40,7 +46,9 @@ def test_use_on_its_own_stream_needs_no_event(allocator: DeviceCachingAllocator,
     assert ["inactive"] == states(allocator)
 
 
-def test_a_block_waits_for_every_stream(allocator: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_a_block_waits_for_every_stream(
+    allocator: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """With two other streams there are two events, however often each was recorded."""
     block = allocator.malloc(20 * MIB)
     for stream in (1, 2, 1):
@@ -50,7 +58,9 @@ def test_a_block_waits_for_every_stream(allocator: DeviceCachingAllocator, card:
     assert 2 == block.event_count
 
 
-def test_a_retry_waits_for_the_events(allocator: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_a_retry_waits_for_the_events(
+    allocator: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """When memory is short the allocator waits for the streams, and gives the blocks that became free back."""
     block = allocator.malloc(60 * MIB)
     allocator.record_stream(block, 1)
@@ -60,7 +70,9 @@ def test_a_retry_waits_for_the_events(allocator: DeviceCachingAllocator, card: S
     assert 1 == allocator.memory_stats_as_nested_dict()["num_sync_all_streams"]
 
 
-def test_after_the_wait_the_pool_is_not_searched(allocator: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_after_the_wait_the_pool_is_not_searched(
+    allocator: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """A block that the wait frees inside a segment in use does not serve the request that waited, but the next one."""
     pinned, block = allocator.malloc(40 * MIB), allocator.malloc(MIB)
     allocator.free(pinned)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchmem.core.allocator_config import AllocatorConfig
-from torchmem.core.sizes import MIB
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
@@ -28,7 +28,10 @@ def layout(allocator: DeviceCachingAllocator) -> list[list[tuple[int, str]]]:
     """Size in MiB and state of each block, by contiguous range."""
     segments = allocator.memory_snapshot()
     assert all(segment["is_expandable"] for segment in segments)
-    return [[(block["size"] // MIB, block["state"][:4]) for block in segment["blocks"]] for segment in segments]
+    return [
+        [(block["size"] // MIB, block["state"][:4]) for block in segment["blocks"]]
+        for segment in segments
+    ]
 
 
 def test_requests_follow_one_another_in_one_range(expandable: DeviceCachingAllocator) -> None:
@@ -50,7 +53,9 @@ def test_only_whole_free_pages_go_back(expandable: DeviceCachingAllocator) -> No
     expandable.free(hole)
     assert 80 == reserved(expandable)
     expandable.empty_cache()
-    assert [[(15, "acti"), (5, "inac")], [(10, "inac"), (5, "acti"), (5, "inac")]] == layout(expandable)
+    assert [[(15, "acti"), (5, "inac")], [(10, "inac"), (5, "acti"), (5, "inac")]] == layout(
+        expandable
+    )
     assert 40 == reserved(expandable)
 
 
@@ -59,7 +64,9 @@ def test_a_gap_is_filled_before_the_end_grows(expandable: DeviceCachingAllocator
     test_only_whole_free_pages_go_back(expandable)
     start = expandable.memory_snapshot()[0]["address"]
     assert 15 * MIB == expandable.malloc(50 * MIB).address - start
-    assert [[(15, "acti"), (50, "acti"), (5, "inac"), (5, "acti"), (5, "inac")]] == layout(expandable)
+    assert [[(15, "acti"), (50, "acti"), (5, "inac"), (5, "acti"), (5, "inac")]] == layout(
+        expandable
+    )
 
 
 def test_an_empty_range_disappears(expandable: DeviceCachingAllocator, card: SimulatedCard) -> None:
@@ -86,7 +93,9 @@ def test_what_was_mapped_before_a_refusal_stays(card: SimulatedCard) -> None:
     assert 2 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"] + 1
 
 
-def test_a_block_that_waits_does_not_grow(expandable: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_a_block_that_waits_does_not_grow(
+    expandable: DeviceCachingAllocator, card: SimulatedCard
+) -> None:
     """A freed block at the end of the range is no part of a new one while another stream uses it."""
     block = expandable.malloc(20 * MIB)
     expandable.record_stream(block, 1)

@@ -13,7 +13,9 @@ GOLDEN = Path(__file__).with_name("golden")
 
 def test_every_setting_has_a_trace() -> None:
     """Each setting of the differential test is recorded, and nothing else."""
-    assert sorted(SETTINGS) == sorted(path.name.removesuffix(".json.xz") for path in GOLDEN.glob("*.json.xz"))
+    assert sorted(SETTINGS) == sorted(
+        path.name.removesuffix(".json.xz") for path in GOLDEN.glob("*.json.xz")
+    )
 
 
 @pytest.mark.parametrize("name", SETTINGS)

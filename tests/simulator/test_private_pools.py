@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from torchmem.core.sizes import MIB
+from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.errors import OutOfMemoryError
 
@@ -56,7 +56,9 @@ def test_a_pool_without_a_user_gives_its_cache_back(allocator: DeviceCachingAllo
     allocator.free(kept)
     allocator.empty_cache()
     assert [] == pools(allocator)
-    reserved = allocator.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"][POOL]["all"]
+    reserved = allocator.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"][POOL][
+        "all"
+    ]
     assert (0, 32 * MIB) == (reserved["current"], reserved["freed"])
 
 

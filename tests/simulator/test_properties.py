@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmem.core.fragmentation import measure
-from torchmem.core.headroom import Room
-from torchmem.core.sizes import MIB, SMALL_SIZE, round_size
-from torchmem.core.snapshot import BlockInfo, SegmentInfo
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.headroom import Room
+from torchmem.allocator.sizes import MIB, SMALL_SIZE, round_size
+from torchmem.allocator.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
@@ -22,7 +22,11 @@ from torchmem.simulator.errors import OutOfMemoryError
 CARD_BYTES = 70 * MIB
 CONTEXT_BYTES = 10 * MIB
 
-sizes = st.one_of(st.integers(1, 30).map(lambda count: count * MIB), st.integers(0, 12 * MIB), st.integers(0, 2 * MIB))
+sizes = st.one_of(
+    st.integers(1, 30).map(lambda count: count * MIB),
+    st.integers(0, 12 * MIB),
+    st.integers(0, 2 * MIB),
+)
 mallocs = st.tuples(st.just("malloc"), sizes, st.sampled_from([0, 0, 0, 7]))
 frees = st.tuples(st.just("free"), st.integers(0, 1000), st.just(0))
 flushes = st.tuples(st.just("empty_cache"), st.just(0), st.just(0))
@@ -30,7 +34,9 @@ actions = st.sampled_from([mallocs] * 10 + [frees] * 8 + [flushes]).flatmap(lamb
 programs = st.lists(actions, max_size=80) | st.lists(actions, min_size=30, max_size=80)
 
 
-def play(program: list[tuple[str, int, int]]) -> Iterator[tuple[DeviceCachingAllocator, list[Block]]]:
+def play(
+    program: list[tuple[str, int, int]],
+) -> Iterator[tuple[DeviceCachingAllocator, list[Block]]]:
     """Run a program on a fresh card; yields the allocator and the live blocks after each of its steps."""
     allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES))
     live: list[Block] = []
@@ -47,7 +53,10 @@ def play(program: list[tuple[str, int, int]]) -> Iterator[tuple[DeviceCachingAll
 
 def final(program: list[tuple[str, int, int]]) -> tuple[DeviceCachingAllocator, list[Block]]:
     """The allocator and the live blocks at the end of a program."""
-    *_, last = [(DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES)), list[Block]()), *play(program)]
+    *_, last = [
+        (DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES)), list[Block]()),
+        *play(program),
+    ]
     return last
 
 
@@ -82,7 +91,9 @@ def test_segments_are_filled_by_their_blocks(program: list[tuple[str, int, int]]
 def test_large_free_blocks_exceed_1_mib(program: list[tuple[str, int, int]]) -> None:
     """No free block of the large pool is 1 MiB or less."""
     allocator, _ = final(program)
-    assert all(block["size"] > SMALL_SIZE for _, block in free_blocks(allocator.memory_snapshot(), "large"))
+    assert all(
+        block["size"] > SMALL_SIZE for _, block in free_blocks(allocator.memory_snapshot(), "large")
+    )
 
 
 @given(programs)
@@ -90,7 +101,9 @@ def test_statistics_agree_with_themselves(program: list[tuple[str, int, int]]) -
     """Current is increases less decreases and never above the peak, both pools add up, and nothing is below 0."""
     for allocator, _ in play(program):
         nested = allocator.memory_stats_as_nested_dict()
-        for pools in (value for value in nested.values() if isinstance(value, dict) and "all" in value):
+        for pools in (
+            value for value in nested.values() if isinstance(value, dict) and "all" in value
+        ):
             for stat in pools.values():
                 assert stat["current"] == stat["allocated"] - stat["freed"]
                 assert 0 <= stat["current"] <= stat["peak"]
@@ -105,8 +118,17 @@ def test_statistics_agree_with_the_snapshot(program: list[tuple[str, int, int]])
         segments, nested = allocator.memory_snapshot(), allocator.memory_stats_as_nested_dict()
         for pool in ("small", "large"):
             mine = [segment for segment in segments if segment["segment_type"] == pool]
-            used = [block for segment in mine for block in segment["blocks"] if block["state"] == "active_allocated"]
-            split = [block for segment, block in free_blocks(segments, pool) if len(segment["blocks"]) > 1]
+            used = [
+                block
+                for segment in mine
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            ]
+            split = [
+                block
+                for segment, block in free_blocks(segments, pool)
+                if len(segment["blocks"]) > 1
+            ]
             expected = {
                 "segment": len(mine),
                 "reserved_bytes": sum(segment["total_size"] for segment in mine),
@@ -128,14 +150,23 @@ def test_the_card_holds_what_is_reserved(program: list[tuple[str, int, int]]) ->
     for allocator, _ in play(program):
         nested = allocator.memory_stats_as_nested_dict()
         reserved = nested["reserved_bytes"]["all"]["current"]
-        assert nested["allocated_bytes"]["all"]["current"] <= nested["active_bytes"]["all"]["current"] <= reserved
+        assert (
+            nested["allocated_bytes"]["all"]["current"]
+            <= nested["active_bytes"]["all"]["current"]
+            <= reserved
+        )
         assert allocator.card.mem_get_info()[0] == CARD_BYTES - CONTEXT_BYTES - reserved
-        assert nested["segment"]["all"]["current"] == nested["num_device_alloc"] - nested["num_device_free"]
+        assert (
+            nested["segment"]["all"]["current"]
+            == nested["num_device_alloc"] - nested["num_device_free"]
+        )
         assert nested["num_ooms"] <= nested["num_alloc_retries"] <= nested["num_sync_all_streams"]
 
 
 @given(programs, sizes, st.sampled_from([0, 7]))
-def test_best_fit_is_what_a_search_of_the_snapshot_finds(program: Any, size: int, stream: int) -> None:
+def test_best_fit_is_what_a_search_of_the_snapshot_finds(
+    program: Any, size: int, stream: int
+) -> None:
     """A request gets the smallest, then lowest free block of its pool and stream that fits; no driver call then."""
     allocator, _ = final(program)
     needed, segments = round_size(size), allocator.memory_snapshot()
@@ -163,13 +194,20 @@ def test_headroom_is_exact(program: list[tuple[str, int, int]]) -> None:
         for extra in (0, 512):
             allocator, _ = final(program)
             reserved = allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
-            layout = measure(allocator.memory_snapshot(), 0, 0.0, Room(allocator.card.mem_get_info()[0], reserved))
+            layout = measure(
+                allocator.memory_snapshot(),
+                0,
+                0.0,
+                Room(allocator.card.mem_get_info()[0], reserved),
+            )
             headroom = layout.headroom_flush_bytes if flush else layout.headroom_bytes
             assert headroom is not None
             retries = allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
             stream = 0 if not layout.segments.total or has_stream_0(allocator) else 7
             if headroom + extra:
-                assert (extra == 0) == succeeds(allocator, headroom + extra, stream, retries, flush=flush)
+                assert (extra == 0) == succeeds(
+                    allocator, headroom + extra, stream, retries, flush=flush
+                )
 
 
 def has_stream_0(allocator: DeviceCachingAllocator) -> bool:
@@ -177,7 +215,9 @@ def has_stream_0(allocator: DeviceCachingAllocator) -> bool:
     return any(segment["stream"] == 0 for segment in allocator.memory_snapshot())
 
 
-def succeeds(allocator: DeviceCachingAllocator, size: int, stream: int, retries: int, *, flush: bool) -> bool:
+def succeeds(
+    allocator: DeviceCachingAllocator, size: int, stream: int, retries: int, *, flush: bool
+) -> bool:
     """Whether an allocation succeeds, without a retry unless `flush`."""
     try:
         allocator.malloc(size, stream)
@@ -196,7 +236,11 @@ def test_freeing_everything_empties_the_card(program: list[tuple[str, int, int]]
     allocator.empty_cache()
     nested = allocator.memory_stats_as_nested_dict()
     assert allocator.memory_snapshot() == []
-    assert {0} == {value["all"]["current"] for value in nested.values() if isinstance(value, dict) and "all" in value}
+    assert {0} == {
+        value["all"]["current"]
+        for value in nested.values()
+        if isinstance(value, dict) and "all" in value
+    }
     assert allocator.card.mem_get_info()[0] == CARD_BYTES - CONTEXT_BYTES
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.scenarios import new_allocator, play
 
-from torchmem.core.rundir import SAMPLE_SUFFIX
-from torchmem.core.sizes import GIB, MIB
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import resolve
 from torchmem.simulator.backend import SimulatedBackend
@@ -48,7 +48,9 @@ def ooms(name: str, rank: int, steps: int = 60) -> OomReport:
 @pytest.mark.parametrize(("seed", "share"), [(0, 1.0), (1, 127 / 128), (2, 1.0)])
 @pytest.mark.parametrize("rank", [FIRST, LAST])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_it_ends_as_its_story_says(name: str, rank: int, seed: int, share: float, tmp_path: Path) -> None:
+def test_it_ends_as_its_story_says(
+    name: str, rank: int, seed: int, share: float, tmp_path: Path
+) -> None:
     """Exactly the named ranks run out of memory, and the SDK names the cause; on the demo's cards, too."""
     allocator = new_allocator(name, share)
     backend = SimulatedBackend([allocator])
@@ -73,7 +75,9 @@ def test_interleaved() -> None:
     """52 MiB are refused on a card of 32 GiB with 13 GiB free, because no piece is larger than 48 MiB."""
     course = play("interleaved", LAST, 60)
     assert course.oom is not None
-    blocks = [block for segment in course.allocator.memory_snapshot() for block in segment["blocks"]]
+    blocks = [
+        block for segment in course.allocator.memory_snapshot() for block in segment["blocks"]
+    ]
 
     assert 52 * MIB == course.oom.requested
     assert pytest.approx(13 * GIB, rel=0.02) == course.oom.unallocated
@@ -156,7 +160,9 @@ def test_leak(steps: int) -> None:
 def test_imbalanced_ranks() -> None:
     """The first rank holds twice as much as the others in each step, and they have half a card left when it fails."""
     first, other = play("imbalanced-ranks", FIRST, 60), play("imbalanced-ranks", LAST, 60)
-    ratios = [a.allocated_peak / b.allocated_peak for a, b in zip(first.steps, other.steps, strict=False)]
+    ratios = [
+        a.allocated_peak / b.allocated_peak for a, b in zip(first.steps, other.steps, strict=False)
+    ]
 
     assert pytest.approx([2.0] * len(ratios), rel=0.01) == ratios
     assert first.oom is not None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from torchmem.core.fragmentation import measure
-from torchmem.core.sample import Layout
-from torchmem.core.sizes import GIB, MIB
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.sample.sample import Layout
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import CARD_BYTES, SimulatedCard
 from torchmem.simulator.errors import OomReport, OutOfMemoryError
@@ -46,7 +46,9 @@ def play(name: str, rank: int, steps: int, *, seed: int = 0, every: int = 8) -> 
     except OutOfMemoryError as error:
         course.oom = error.report
     nested = allocator.memory_stats_as_nested_dict()
-    course.stats = {name: nested[name]["all"]["peak"] for name in ("active_bytes", "reserved_bytes")}
+    course.stats = {
+        name: nested[name]["all"]["peak"] for name in ("active_bytes", "reserved_bytes")
+    }
     return course
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmem.core.sizes import MIB
-from torchmem.core.snapshot import BlockInfo, SegmentInfo
+from torchmem.allocator.sizes import MIB
+from torchmem.allocator.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 
 BY_POOL = {
@@ -24,7 +24,11 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, int]:
     """`torch.cuda.memory_stats()` from the nested form: keys joined by dots."""
     flat: dict[str, int] = {}
     for name, value in nested.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= (
+            flatten(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {prefix + name: value}
+        )
     return flat
 
 
@@ -48,7 +52,9 @@ def test_snapshots_have_the_keys_of_pytorch(allocator: DeviceCachingAllocator) -
     assert all(set(block) == set(BlockInfo.__annotations__) for block in segment["blocks"])
 
 
-def test_a_snapshot_tells_pool_stream_and_requested_bytes(allocator: DeviceCachingAllocator) -> None:
+def test_a_snapshot_tells_pool_stream_and_requested_bytes(
+    allocator: DeviceCachingAllocator,
+) -> None:
     """Each segment says which pool and stream it serves, and what was asked for."""
     allocator.malloc(1000)
     allocator.malloc(3 * MIB + 1, stream=7)
@@ -67,7 +73,12 @@ def test_resetting_the_peak_starts_from_now(allocator: DeviceCachingAllocator) -
     allocator.free(freed)
     allocator.reset_peak_memory_stats()
     stats = allocator.memory_stats_as_nested_dict()["allocated_bytes"]["large_pool"]
-    assert {"current": kept.size, "peak": kept.size, "allocated": 50 * MIB, "freed": 30 * MIB} == stats
+    assert {
+        "current": kept.size,
+        "peak": kept.size,
+        "allocated": 50 * MIB,
+        "freed": 30 * MIB,
+    } == stats
 
 
 def test_resetting_the_sums_also_resets_the_counters(allocator: DeviceCachingAllocator) -> None:
@@ -76,8 +87,12 @@ def test_resetting_the_sums_also_resets_the_counters(allocator: DeviceCachingAll
     allocator.empty_cache()
     allocator.reset_accumulated_memory_stats()
     stats = allocator.memory_stats_as_nested_dict()
-    assert {"current": 20 * MIB, "peak": 20 * MIB, "allocated": 0, "freed": 0} == stats["allocated_bytes"]["all"]
+    assert {"current": 20 * MIB, "peak": 20 * MIB, "allocated": 0, "freed": 0} == stats[
+        "allocated_bytes"
+    ]["all"]
     assert {0} == {stats[name] for name in COUNTERS - {"max_split_size"}}
     allocator.free(block)
     stats = allocator.memory_stats_as_nested_dict()
-    assert {"current": 0, "peak": 20 * MIB, "allocated": 0, "freed": 20 * MIB} == stats["allocated_bytes"]["all"]
+    assert {"current": 0, "peak": 20 * MIB, "allocated": 0, "freed": 20 * MIB} == stats[
+        "allocated_bytes"
+    ]["all"]

@@ -9,9 +9,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmem.core.allocator_config import AllocatorConfig
-from torchmem.core.sizes import GIB, MIB
-from torchmem.core.snapshot import SegmentInfo
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
@@ -52,21 +52,33 @@ SETTINGS = {
     "small_blocks": Setting(card=640 * MIB, streams=2, largest=3 * MIB),
     "fraction": Setting(fraction=0.45, streams=2),
     "max_split": Setting("max_split_size_mb:64", streams=2),
-    "non_split_rounding": Setting("max_split_size_mb:48,max_non_split_rounding_mb:40", fraction=0.9),
+    "non_split_rounding": Setting(
+        "max_split_size_mb:48,max_non_split_rounding_mb:40", fraction=0.9
+    ),
     "roundup": Setting("roundup_power2_divisions:4", streams=2),
     "roundup_list": Setting("roundup_power2_divisions:[2:1,16:8,64:4,>:2]"),
     "garbage_collection": Setting("garbage_collection_threshold:0.6", fraction=0.8, streams=2),
-    "garbage_collection_events": Setting("garbage_collection_threshold:0.5,max_split_size_mb:96", 0.7, streams=3),
+    "garbage_collection_events": Setting(
+        "garbage_collection_threshold:0.5,max_split_size_mb:96", 0.7, streams=3
+    ),
     "large_segments": Setting("large_segment_size_mb:40"),
     "expandable": Setting("expandable_segments:True", streams=2),
-    "expandable_fraction": Setting("expandable_segments:True,large_segment_size_mb:32", fraction=0.5, streams=2),
-    "expandable_max_split": Setting("expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:2"),
+    "expandable_fraction": Setting(
+        "expandable_segments:True,large_segment_size_mb:32", fraction=0.5, streams=2
+    ),
+    "expandable_max_split": Setting(
+        "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:2"
+    ),
     "expandable_events": Setting("expandable_segments:True", streams=4),
     "streams": Setting(streams=4),
     "pools": Setting(streams=3, pools=True),
-    "pools_roundup": Setting("roundup_power2_divisions:8,garbage_collection_threshold:0.7", 0.8, streams=2, pools=True),
+    "pools_roundup": Setting(
+        "roundup_power2_divisions:8,garbage_collection_threshold:0.7", 0.8, streams=2, pools=True
+    ),
     "expandable_ranges": Setting("expandable_segments:True", streams=2, largest=700 * MIB),
-    "expandable_pools": Setting("expandable_segments:True", streams=2, pools=True, largest=40 * MIB),
+    "expandable_pools": Setting(
+        "expandable_segments:True", streams=2, pools=True, largest=40 * MIB
+    ),
     "configured_fraction": Setting("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True"),
     "rejections": Setting("throw_on_cudamalloc_oom:True", streams=2, largest=700 * MIB),
 }
@@ -102,14 +114,20 @@ class Programmer:
             self.palette = [self._fresh_size() for _ in range(6)]
         roll = chance.random()
         if roll < 0.006:
-            return [chance.choice(["empty_cache", "empty_cache", "reset_peak", "reset_accumulated"])]
+            return [
+                chance.choice(["empty_cache", "empty_cache", "reset_peak", "reset_accumulated"])
+            ]
         if roll < 0.05 and self.setting.pools:
             return self._pool_operation()
         if roll < 0.07 and self.setting.streams > 1:
             self.held = not self.held and chance.random() < 0.7
             return ["hold_events", int(self.held)]
         if roll < 0.15 and self.setting.streams > 1 and self.live:
-            return ["record_stream", chance.choice(self.live), chance.randrange(self.setting.streams)]
+            return [
+                "record_stream",
+                chance.choice(self.live),
+                chance.randrange(self.setting.streams),
+            ]
         if self.live and chance.random() > self.growth:
             return ["free", self.live.pop(chance.randrange(len(self.live)))]
         self.slots += 1
@@ -124,7 +142,9 @@ class Programmer:
             self.growth = self.chance.uniform(0.3, 0.5)
 
     def _size(self) -> int:
-        return self.chance.choice(self.palette) if self.chance.random() < 0.4 else self._fresh_size()
+        return (
+            self.chance.choice(self.palette) if self.chance.random() < 0.4 else self._fresh_size()
+        )
 
     def _fresh_size(self) -> int:
         chance = self.chance
@@ -176,7 +196,9 @@ class Simulated:
 
     def __init__(self, setting: Setting) -> None:
         self.card = FollowingCard(setting.card)
-        self.allocator = DeviceCachingAllocator(self.card, config=AllocatorConfig.parse(setting.conf))
+        self.allocator = DeviceCachingAllocator(
+            self.card, config=AllocatorConfig.parse(setting.conf)
+        )
         if setting.fraction < 1:
             self.allocator.set_memory_fraction(setting.fraction)
         self.blocks: dict[int, Block] = {}
@@ -225,7 +247,9 @@ class Simulated:
         self.allocator.reset_accumulated_memory_stats()
 
     def _make_pool(self, pool: int, use_on_oom: int, no_split: int) -> None:
-        self.allocator.create_or_incref_pool((0, pool), use_on_oom=bool(use_on_oom), no_split=bool(no_split))
+        self.allocator.create_or_incref_pool(
+            (0, pool), use_on_oom=bool(use_on_oom), no_split=bool(no_split)
+        )
 
     def _begin_pool(self, pool: int) -> None:
         self.allocator.begin_allocate_to_pool((0, pool))

@@ -30,7 +30,9 @@ class Authority:
     def issue(self, name: str, *identities: str, days: int = 1) -> Pair:
         """A certificate for these names or addresses, in `<name>.pem` and `<name>.key`."""
         until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=days)
-        issued = self._authority.issue_cert(*(identities or ("localhost", "127.0.0.1")), not_after=until)
+        issued = self._authority.issue_cert(
+            *(identities or ("localhost", "127.0.0.1")), not_after=until
+        )
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(pair.key))

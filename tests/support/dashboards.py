@@ -10,7 +10,9 @@ from typing import Any
 Json = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards" / "json"
-BOARDS: dict[str, Json] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+BOARDS: dict[str, Json] = {
+    path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))
+}
 PANELS: dict[str, Json] = {
     f"{name}: {panel['title']}": panel
     for name, board in BOARDS.items()
@@ -19,7 +21,9 @@ PANELS: dict[str, Json] = {
 }
 # By dashboard, panel and Grafana's letter of the query; and the marks on the time axis.
 QUERIES: dict[str, str] = {
-    f"{name} {target['refId']}": target["expr"] for name, panel in PANELS.items() for target in panel["targets"]
+    f"{name} {target['refId']}": target["expr"]
+    for name, panel in PANELS.items()
+    for target in panel["targets"]
 } | {
     f"{name}: {note['name']} (mark)": note["expr"]
     for name, board in BOARDS.items()

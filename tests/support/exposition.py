@@ -27,7 +27,9 @@ class Exposition:
         self.series: dict[str, dict[Labels, float]] = {}
         for sample in (sample for family in families for sample in family.samples):
             labels = frozenset((name, value) for name, value in sample.labels.items() if value)
-            assert labels not in self.series.setdefault(sample.name, {}), f"{sample.name}{labels} is served twice"
+            assert labels not in self.series.setdefault(sample.name, {}), (
+                f"{sample.name}{labels} is served twice"
+            )
             self.series[sample.name][labels] = sample.value
 
     @classmethod
@@ -43,7 +45,9 @@ class Exposition:
     def matching(self, name: str, **labels: str) -> dict[Labels, float]:
         """All series of that name that carry these labels."""
         wanted = set(labels.items())
-        return {found: value for found, value in self.series.get(name, {}).items() if wanted <= found}
+        return {
+            found: value for found, value in self.series.get(name, {}).items() if wanted <= found
+        }
 
     def value(self, name: str, **labels: str) -> float | None:
         """The one series of that name that carries these labels; None when it is absent."""
@@ -53,7 +57,10 @@ class Exposition:
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
         """Values of that name by one label."""
-        return {dict(found).get(label, ""): value for found, value in self.matching(name, **labels).items()}
+        return {
+            dict(found).get(label, ""): value
+            for found, value in self.matching(name, **labels).items()
+        }
 
 
 def scrape(collector: Collects) -> Exposition:

@@ -21,7 +21,9 @@ NO_PID = 1 << 22  # PID_MAX_LIMIT of Linux: no process has this number or a grea
 def library(missing: Collection[str] = ()) -> Path:
     """The folder with the library without the functions `missing`; compiled when there is none of these sources yet."""
     inputs = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in inputs) + repr(sorted(missing)).encode())
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in inputs) + repr(sorted(missing)).encode()
+    )
     folder = SOURCES / "build" / digest.hexdigest()[:12]
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
@@ -76,11 +78,18 @@ class FakeNode:
 
     def change(self, section: str, **values: object) -> None:
         """Set keys of a section, "node" for the node as a whole; the last line of a key counts."""
-        self.write(f"{self.text}\n[{section}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items()))
+        self.write(
+            f"{self.text}\n[{section}]\n"
+            + "".join(f"{key} = {value}\n" for key, value in values.items())
+        )
 
     def remove(self, section: str) -> None:
         """Leave a section out."""
-        self.write(re.sub(rf"^\[{re.escape(section)}\]\n(?:(?!\[).*\n?)*", "", self.text, flags=re.MULTILINE))
+        self.write(
+            re.sub(
+                rf"^\[{re.escape(section)}\]\n(?:(?!\[).*\n?)*", "", self.text, flags=re.MULTILINE
+            )
+        )
 
     @property
     def text(self) -> str:
@@ -101,7 +110,11 @@ class FakeNode:
     def environment(self) -> dict[str, str]:
         """The environment in which nvidia-ml-py finds this node, and every call is logged."""
         paths = ":".join(filter(None, [str(self.library()), os.environ.get("LD_LIBRARY_PATH")]))
-        names = {"LD_LIBRARY_PATH": paths, "FAKE_NVML_STATE": str(self.file), "FAKE_NVML_LOG": str(self.log)}
+        names = {
+            "LD_LIBRARY_PATH": paths,
+            "FAKE_NVML_STATE": str(self.file),
+            "FAKE_NVML_LOG": str(self.log),
+        }
         return {**os.environ, **names}
 
     def calls(self, function: str) -> int:

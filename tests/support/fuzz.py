@@ -12,7 +12,6 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from support.exposition import Exposition
 
-from torchmem.core.errors import UsageError
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collectors import samples
 from torchmem.exporter.decode import decode
@@ -23,6 +22,7 @@ from torchmem.exporter.scrapes import patience
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.basic_auth import credentials
 from torchmem.exporter.web.negotiation import choose_format, takes_gzip
+from torchmem.sample.errors import UsageError
 
 
 class _Families:
@@ -96,5 +96,6 @@ def headers(content: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function for function in (settings_file, web_config_file, yaml_file, sample_file, headers)
+    function.__name__: function
+    for function in (settings_file, web_config_file, yaml_file, sample_file, headers)
 }

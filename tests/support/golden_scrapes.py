@@ -17,9 +17,9 @@ from support.publishing import own_process, publish
 from support.samples import UUID, full_sample
 from support.waiting import until
 
-from torchmem.core import proc
-from torchmem.core.sample import Allocator, ByPool, Sample
 from torchmem.exporter.processes import INITIAL_PID_NAMESPACE
+from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.sample.sample import Allocator, ByPool, Sample
 
 GOLDEN = Path(__file__).resolve().parents[1] / "exporter" / "golden"
 NAMES = sorted(file.stem for file in NODES.glob("*.txt"))
@@ -51,7 +51,9 @@ def scrape_of(name: str, folder: Path) -> str:
             _publish_ranks(node, folder / "run", trainer.pid, most=3 if name == "h100_busy" else 1)
             node.write(re.sub(HAPPENS, "", now, flags=re.MULTILINE))
             deadline = 1 if name == "hung" else 30
-            with exporter_process(node, folder / "run", scrape_deadline_seconds=deadline) as exporter:
+            with exporter_process(
+                node, folder / "run", scrape_deadline_seconds=deadline
+            ) as exporter:
                 exporter.get()
                 node.write(now)
                 return _settled(exporter, node, trainer.pid)
@@ -66,9 +68,13 @@ def normalised(body: str, pid: int) -> str:
 
 def portable(text: str) -> str:
     """What is the same inside and outside of containers: all of it where pids count as the driver counts them."""
-    if proc.pid_namespace() == INITIAL_PID_NAMESPACE:
+    if pid_namespace() == INITIAL_PID_NAMESPACE:
         return text
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(NEEDS_INITIAL_PID_NAMESPACE))
+    return "".join(
+        line
+        for line in text.splitlines(keepends=True)
+        if not line.startswith(NEEDS_INITIAL_PID_NAMESPACE)
+    )
 
 
 def _normalised_line(line: str, pid: int) -> str:
@@ -107,11 +113,13 @@ def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
     sample = full_sample(uuid=uuids[-1] if uuids else UUID)
     if held and int(held[1]) < FULL_SAMPLE_BYTES:
         sample = _on_a_small_card(sample)
-    living = own_process(pid=trainer, start_ticks=proc.start_ticks(trainer))
+    living = own_process(pid=trainer, start_ticks=start_ticks(trainer))
     gone = replace(living, pid=NO_PID, start_ticks=1)
     now = time.time()
     yield replace(sample, process=living, timestamp=now)
-    yield replace(sample, process=replace(gone, rank=1, local_rank=1), timestamp=now - 10, ended="oom")
+    yield replace(
+        sample, process=replace(gone, rank=1, local_rank=1), timestamp=now - 10, ended="oom"
+    )
     yield replace(sample, process=replace(gone, rank=2, local_rank=2), timestamp=now - 20)
 
 
@@ -121,5 +129,7 @@ def _on_a_small_card(sample: Sample) -> Sample:
         ByPool(1 << 20, 10 * gib), ByPool(1 << 20, 10 * gib), ByPool(2 << 20, 15 * gib),
         ByPool(1 << 20, 9 * gib), ByPool(1 << 20, 3 * gib), 12 * gib, 12 * gib, 16 * gib,
     )  # fmt: skip
-    device = replace(sample.devices[0], total_bytes=24 * gib, allocator=reserved, layout=None, phase_peaks={})
+    device = replace(
+        sample.devices[0], total_bytes=24 * gib, allocator=reserved, layout=None, phase_peaks={}
+    )
     return replace(sample, devices=(device,))

@@ -19,10 +19,6 @@ from types import SimpleNamespace
 
 from support.samples import full_sample
 
-from torchmem.core import proc
-from torchmem.core.codec import encode
-from torchmem.core.rundir import sample_name
-from torchmem.core.sample import ByPool, Sample
 from torchmem.exporter import exposition
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuIdentity
@@ -46,6 +42,9 @@ from torchmem.exporter.values import (
     Utilization,
     Versions,
 )
+from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.sample.run_directory import sample_name
+from torchmem.sample.sample import ByPool, Sample, encode
 
 GIB = 1 << 30
 LINKS = 18
@@ -65,18 +64,33 @@ class H100Node:
     """
 
     def __init__(
-        self, folder: Path, uuids: Sequence[str], pids: Sequence[int], run: str, old_run: str | None, *, healthy: bool
+        self,
+        folder: Path,
+        uuids: Sequence[str],
+        pids: Sequence[int],
+        run: str,
+        old_run: str | None,
+        *,
+        healthy: bool,
     ) -> None:
-        self._folder, self._uuids, self.pids, self._run, self._old_run = folder, uuids, pids, run, old_run
+        self._folder, self._uuids, self.pids, self._run, self._old_run = (
+            folder,
+            uuids,
+            pids,
+            run,
+            old_run,
+        )
         self._healthy = healthy
         self._moment, self._chance = 0.0, Random(0)
-        self.exporter = Exporter(FakeNvml(self._gpus, Versions("580.95", "13.580.95", "13.0")), RunDirectory(folder))
+        self.exporter = Exporter(
+            FakeNvml(self._gpus, Versions("580.95", "13.580.95", "13.0")), RunDirectory(folder)
+        )
 
     def page(self, moment: float) -> str:
         """What a scrape reads, in the text format; `moment`: seconds that move the values, counters go up with it."""
         self._moment, self._chance = moment, Random(moment)
         for rank, pid in enumerate(self.pids):
-            self._publish(self._sample(rank, pid, self._run, start_ticks=proc.start_ticks(pid)))
+            self._publish(self._sample(rank, pid, self._run, start_ticks=start_ticks(pid)))
             if self._old_run:
                 ended = self._sample(rank, DEAD_PIDS + rank, self._old_run, start_ticks=1)
                 self._publish(replace(ended, ended="exited"))
@@ -101,11 +115,17 @@ class H100Node:
             device.allocator, allocated_bytes=ByPool(1 << 20, self._bytes(20)),
             active_bytes=ByPool(1 << 20, self._bytes(20)), requested_bytes=ByPool(1 << 20, self._bytes(20)),
         )  # fmt: skip
-        counters = replace(device.counters, alloc_retries=int(self._moment / 60), device_allocs=int(self._moment / 20))
+        counters = replace(
+            device.counters,
+            alloc_retries=int(self._moment / 60),
+            device_allocs=int(self._moment / 20),
+        )
         device = replace(device, allocator=allocator, layout=layout, counters=counters)
-        process = replace(full.process, pid_namespace=proc.pid_namespace(), start_ticks=start_ticks)
+        process = replace(full.process, pid_namespace=pid_namespace(), start_ticks=start_ticks)
         steps = replace(full.steps, count=int(self._moment * 2), duration_sum_seconds=self._moment)
-        sample = replace(full, timestamp=time.time(), process=process, devices=(device,), steps=steps)
+        sample = replace(
+            full, timestamp=time.time(), process=process, devices=(device,), steps=steps
+        )
         return _without_troubles(sample) if self._healthy else sample
 
     def _bytes(self, most_gib: int) -> int:
@@ -144,11 +164,15 @@ class H100Node:
 def _without_troubles(sample: Sample) -> Sample:
     device = sample.devices[0]
     assert device.layout
-    layout = replace(device.layout, stranded_bytes=GIB, headroom_bytes=15 * GIB, headroom_flush_bytes=20 * GIB)
+    layout = replace(
+        device.layout, stranded_bytes=GIB, headroom_bytes=15 * GIB, headroom_flush_bytes=20 * GIB
+    )
     counters = replace(device.counters, alloc_retries=0, ooms={})
     device = replace(device, layout=layout, counters=counters, last_oom=None)
     heeded = dict.fromkeys(sample.settings_ignored, False)
-    return replace(sample, devices=(device,), settings_ignored=heeded, cost=replace(sample.cost, errors={}))
+    return replace(
+        sample, devices=(device,), settings_ignored=heeded, cost=replace(sample.cost, errors={})
+    )
 
 
 @contextmanager
@@ -165,7 +189,12 @@ def _processes(count: int) -> Iterator[list[int]]:
 
 @contextmanager
 def h100_node(
-    uuids: Sequence[str], ranks: int, run: str = "night", old_run: str | None = None, *, healthy: bool = False
+    uuids: Sequence[str],
+    ranks: int,
+    run: str = "night",
+    old_run: str | None = None,
+    *,
+    healthy: bool = False,
 ) -> Iterator[H100Node]:
     """A node with these cards and a living rank on each of the first `ranks`."""
     with TemporaryDirectory() as folder, _processes(ranks) as pids:

@@ -64,7 +64,9 @@ class FakeBinding:
             "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=97, memory=41),
             "nvmlDeviceGetPowerUsage": lambda gpu: 412_500,
             "nvmlDeviceGetTemperatureV": lambda gpu, sensor: 61,
-            "nvmlDeviceGetFieldValues": lambda gpu, fields: [self._field(field) for field in fields],
+            "nvmlDeviceGetFieldValues": lambda gpu, fields: [
+                self._field(field) for field in fields
+            ],
             "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: [process(100 + gpu, 2 * GIB)],
             "nvmlDeviceGetGraphicsRunningProcesses_v3": lambda gpu: [],
             "nvmlDeviceGetMPSComputeRunningProcesses_v3": lambda gpu: [],
@@ -121,11 +123,17 @@ class FakeBinding:
     def _field(self, wanted: Any) -> SimpleNamespace:
         if wanted not in self.fields:
             return SimpleNamespace(nvmlReturn=3, valueType=0, value=SimpleNamespace())
-        return SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=self.fields[wanted]))
+        return SimpleNamespace(
+            nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=self.fields[wanted])
+        )
 
     def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         self.calls[name] += 1
-        gpu = arguments[0] if arguments and not isinstance(arguments[0], (list, SimpleNamespace)) else None
+        gpu = (
+            arguments[0]
+            if arguments and not isinstance(arguments[0], (list, SimpleNamespace))
+            else None
+        )
         for key in ((name, None), (name, gpu), ("*", gpu)):
             if key in self._blocks:
                 self.waits += 1

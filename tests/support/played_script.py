@@ -11,12 +11,11 @@ from pathlib import Path
 from support.recordings import RecordedJob, write
 from support.reports import CAPACITY
 
-from torchmem.core.report import encode
-from torchmem.core.sample import ByPool
-from torchmem.core.sizes import MIB
-from torchmem.preflight.outcome import DeviceMemory, Outcome, StepMemory
+from torchmem.allocator.oom_report import encode
+from torchmem.allocator.sizes import MIB
+from torchmem.preflight.outcome import DeviceMemory, Outcome, Progress, StepMemory
 from torchmem.preflight.plan import Plan
-from torchmem.preflight.progress import Progress
+from torchmem.sample.sample import ByPool
 from torchmem.simulator.card import CONTEXT_BYTES
 
 ACTIVATIONS = (64 << 10, 48 << 10, 256 << 10, 8 << 10, 100)
@@ -60,7 +59,11 @@ class PlayedScript:
         return self.then(plan, outcome)
 
     def _train(
-        self, plan: Plan, job: RecordedJob, steps: list[StepMemory], progress: Callable[[Progress], None]
+        self,
+        plan: Plan,
+        job: RecordedJob,
+        steps: list[StepMemory],
+        progress: Callable[[Progress], None],
     ) -> bool:
         rng, stats = random.Random(1), job.stats
         idle = plan.placement is not None and plan.placement.rank in self.idle_ranks
@@ -110,7 +113,10 @@ def _device(plan: Plan, job: RecordedJob, steps: list[StepMemory]) -> DeviceMemo
 
 def _report(job: RecordedJob, plan: Plan, folder: Path) -> Path:
     failed = next(entry for entry in reversed(job.trace) if entry["action"] == "oom")
-    held, used = ByPool(0, job.stats.reserved_bytes.current), ByPool(0, job.stats.allocated_bytes.current)
+    held, used = (
+        ByPool(0, job.stats.reserved_bytes.current),
+        ByPool(0, job.stats.allocated_bytes.current),
+    )
     sample = CAPACITY.device
     assert sample.allocator is not None
     allocator = replace(

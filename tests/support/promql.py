@@ -10,7 +10,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from torchmem.core.catalog import CATALOG, DEVICE, MetricSpec
+from torchmem.sample.catalog import CATALOG, DEVICE, MetricSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
@@ -34,7 +34,10 @@ FACTS = {
     "nvml_mig_info": {"mig_uuid", "profile"},
     "nvml_process_info": {"name", "user", "rank", "run", "slurm_job_id", "pod_uid"},
 }  # fmt: skip
-SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "gaugehistogram": ("_bucket", "_gsum", "_gcount")}
+SUFFIXES = {
+    "histogram": ("_bucket", "_sum", "_count"),
+    "gaugehistogram": ("_bucket", "_gsum", "_gcount"),
+}
 
 
 def rules(kind: str) -> list[dict[str, Any]]:
@@ -50,7 +53,9 @@ def series() -> dict[str, set[str]]:
     for spec in CATALOG.values():
         known |= _scraped(spec)
     for rule in rules("record"):
-        labels = _result_labels(promql_parser.parse(rule["expr"]), known) | set(rule.get("labels", {}))
+        labels = _result_labels(promql_parser.parse(rule["expr"]), known) | set(
+            rule.get("labels", {})
+        )
         known[rule["record"]] = known.get(rule["record"], set()) | labels
     return known
 
@@ -58,7 +63,10 @@ def series() -> dict[str, set[str]]:
 def _scraped(spec: MetricSpec) -> dict[str, set[str]]:
     labels = TARGET_LABELS | set(spec.labels) | FACTS.get(spec.name, set())
     suffixes = SUFFIXES.get(spec.kind, ("",))
-    return {spec.name + suffix: labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
+    return {
+        spec.name + suffix: labels | ({"le"} if suffix == "_bucket" else set())
+        for suffix in suffixes
+    }
 
 
 def _result_labels(node: Any, known: dict[str, set[str]]) -> set[str]:
@@ -70,14 +78,22 @@ def _result_labels(node: Any, known: dict[str, set[str]]) -> set[str]:
         if node.modifier is None:
             return set()
         grouped = set(node.modifier.labels)
-        return grouped if node.modifier.type == promql_parser.AggModifierType.By else labels - grouped
+        return (
+            grouped if node.modifier.type == promql_parser.AggModifierType.By else labels - grouped
+        )
     return labels
 
 
 def selectors(expression: str) -> list[tuple[str, set[str]]]:
     """Name and matched labels of every selector in an expression."""
-    found = (node for node in _nodes(promql_parser.parse(expression)) if isinstance(node, promql_parser.VectorSelector))
-    return [(node.name or "", {matcher.name for matcher in node.matchers.matchers}) for node in found]
+    found = (
+        node
+        for node in _nodes(promql_parser.parse(expression))
+        if isinstance(node, promql_parser.VectorSelector)
+    )
+    return [
+        (node.name or "", {matcher.name for matcher in node.matchers.matchers}) for node in found
+    ]
 
 
 def grouping_labels(expression: str) -> set[str]:
@@ -86,7 +102,9 @@ def grouping_labels(expression: str) -> set[str]:
     for node in _nodes(promql_parser.parse(expression)):
         modifier = getattr(node, "modifier", None)
         matching = getattr(modifier, "matching", modifier)
-        labels |= set(getattr(matching, "labels", [])) | set(getattr(modifier, "group_labels", None) or [])
+        labels |= set(getattr(matching, "labels", [])) | set(
+            getattr(modifier, "group_labels", None) or []
+        )
     return labels
 
 
@@ -100,7 +118,8 @@ def complaints(expression: str) -> list[str]:
             wrong += [f"{name} has no label {label}" for label in sorted(labels - known[name])]
     labels_at_hand = set().union(*(known.get(name, set()) for name, _ in selectors(expression)))
     return wrong + [
-        f"nothing here has a label {label}" for label in sorted(grouping_labels(expression) - labels_at_hand)
+        f"nothing here has a label {label}"
+        for label in sorted(grouping_labels(expression) - labels_at_hand)
     ]
 
 
@@ -111,5 +130,11 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _children(node: Any) -> list[Any]:
-    named = [getattr(node, name, None) for name in ("expr", "lhs", "rhs", "vector_selector", "param")]
-    return [child for child in (*named, *getattr(node, "args", ())) if child is not None and not isinstance(child, str)]
+    named = [
+        getattr(node, name, None) for name in ("expr", "lhs", "rhs", "vector_selector", "param")
+    ]
+    return [
+        child
+        for child in (*named, *getattr(node, "args", ()))
+        if child is not None and not isinstance(child, str)
+    ]

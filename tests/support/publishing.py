@@ -10,23 +10,27 @@ from typing import Any
 
 from support.samples import UUID, full_sample
 
-from torchmem.core.codec import encode
-from torchmem.core.proc import own_start_ticks, pid_namespace
-from torchmem.core.rundir import SAMPLE_SUFFIX, sample_name
-from torchmem.core.sample import Process, Sample
+from torchmem.sample.procfs import own_start_ticks, pid_namespace
+from torchmem.sample.run_directory import SAMPLE_SUFFIX, sample_name
+from torchmem.sample.sample import Process, Sample, encode
 
 
 def own_process(**changes: Any) -> Process:
     """The process that runs the tests, as rank 0."""
     known = replace(
-        full_sample().process, pid=os.getpid(), pid_namespace=pid_namespace(), start_ticks=own_start_ticks()
+        full_sample().process,
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(),
+        start_ticks=own_start_ticks(),
     )
     return replace(known, **changes)
 
 
 def own_sample(uuid: str = UUID, process: Process | None = None, **changes: Any) -> Sample:
     """What the process that runs the tests would publish now."""
-    sample = replace(full_sample(uuid=uuid), process=process or own_process(), timestamp=time.time())
+    sample = replace(
+        full_sample(uuid=uuid), process=process or own_process(), timestamp=time.time()
+    )
     return replace(sample, **changes)
 
 

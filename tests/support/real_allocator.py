@@ -25,7 +25,10 @@ class Real:
         torch.cuda.init()
         if setting.fraction < 1:
             torch.cuda.set_per_process_memory_fraction(setting.fraction)
-        streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(setting.streams - 1))]
+        streams = [
+            torch.cuda.default_stream(),
+            *(torch.cuda.Stream() for _ in range(setting.streams - 1)),
+        ]
         self.streams = sorted(streams, key=hash_order)
         self.numbers = {stream.cuda_stream: number for number, stream in enumerate(self.streams)}
         self.tensors: dict[int, Any] = {}
@@ -45,7 +48,9 @@ class Real:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """All segments, with streams by number and without stack frames."""
-        return [self._plain(segment) for segment in torch.cuda.memory_snapshot(include_traces=False)]
+        return [
+            self._plain(segment) for segment in torch.cuda.memory_snapshot(include_traces=False)
+        ]
 
     def driver(self) -> tuple[int, int]:
         """Free and total bytes of the card."""
@@ -57,7 +62,10 @@ class Real:
         return int(PHANTOM.phantom_newest_range())
 
     def _plain(self, segment: dict[str, Any]) -> dict[str, Any]:
-        blocks = [{key: value for key, value in block.items() if key != "frames"} for block in segment["blocks"]]
+        blocks = [
+            {key: value for key, value in block.items() if key != "frames"}
+            for block in segment["blocks"]
+        ]
         plain = {key: value for key, value in segment.items() if key != "frames"}
         return plain | {"blocks": blocks, "stream": self.numbers[segment["stream"]]}
 
@@ -89,7 +97,9 @@ class Real:
         torch.cuda.reset_accumulated_memory_stats()
 
     def _make_pool(self, pool: int, use_on_oom: int, no_split: int) -> None:
-        made = self.pools[pool] = torch.cuda.MemPool(use_on_oom=bool(use_on_oom), no_split=bool(no_split))
+        made = self.pools[pool] = torch.cuda.MemPool(
+            use_on_oom=bool(use_on_oom), no_split=bool(no_split)
+        )
         assert made.id == (0, pool)
 
     def _begin_pool(self, pool: int) -> None:

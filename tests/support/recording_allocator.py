@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchmem.core.allocator_config import AllocatorConfig
-from torchmem.core.snapshot import DEFAULT_POOL, SegmentInfo
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
+from torchmem.recording.recording import Event, PoolId, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import Block, BlockPool
+from torchmem.simulator.blocks import AllocParams, Block, BlockPool
 from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.device_memory import CachedBlocks
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.expandable_segments import ExpandableSegments
-from torchmem.simulator.recording.trace import Event, PoolId, RecordedBlock, RecordedSegment, Recording
-from torchmem.simulator.release import CachedBlocks
-from torchmem.simulator.search import AllocParams
 
 
 def pool_id(pool: BlockPool) -> PoolId:
@@ -32,11 +31,15 @@ class RecordingRanges(ExpandableSegments):
         mapped = super().map_block(to_map, size)
         if mapped:
             size = self.stats.reserved_bytes.current - before
-            self.events.append(Event("segment_map", address, size, to_map.stream, pool_id(to_map.pool)))
+            self.events.append(
+                Event("segment_map", address, size, to_map.stream, pool_id(to_map.pool))
+            )
         return mapped
 
     def _unmapped(self, block: Block, begin: int, end: int) -> None:
-        self.events.append(Event("segment_unmap", begin, end - begin, block.stream, pool_id(block.pool)))
+        self.events.append(
+            Event("segment_unmap", begin, end - begin, block.stream, pool_id(block.pool))
+        )
         super()._unmapped(block, begin, end)
 
 
@@ -59,7 +62,9 @@ class RecordingCache(CachedBlocks):
     def cuda_malloc(self, params: AllocParams) -> Block | None:
         block = super().cuda_malloc(params)
         if block is not None:
-            event = Event("segment_alloc", block.address, block.size, block.stream, pool_id(block.pool))
+            event = Event(
+                "segment_alloc", block.address, block.size, block.stream, pool_id(block.pool)
+            )
             self.events.append(event)
             assert isinstance(self.card, RecordingCard)
             self.card.owners[block.address] = event
@@ -69,16 +74,24 @@ class RecordingCache(CachedBlocks):
 class RecordingAllocator(DeviceCachingAllocator):
     """`torch.cuda.memory._record_memory_history` and `_snapshot`, without stacks; its card must be a RecordingCard."""
 
-    def __init__(self, card: RecordingCard, config: AllocatorConfig, *, oldest_segment_first: bool = True) -> None:
+    def __init__(
+        self, card: RecordingCard, config: AllocatorConfig, *, oldest_segment_first: bool = True
+    ) -> None:
         super().__init__(card, config=config, oldest_segment_first=oldest_segment_first)
         self.events = card.events = list[Event]()
         card.owners = {}
         ranges = self._memory.expandable_segments
-        noting = RecordingRanges(ranges.card, ranges.stats, ranges.large_segment_size, ranges.counter)
+        noting = RecordingRanges(
+            ranges.card, ranges.stats, ranges.large_segment_size, ranges.counter
+        )
         object.__setattr__(noting, "events", self.events)
         self._memory.expandable_segments = noting
         cached = RecordingCache(
-            card, self._memory.cached.stats, noting, self._memory.cached.max_split_size, ranges.counter
+            card,
+            self._memory.cached.stats,
+            noting,
+            self._memory.cached.max_split_size,
+            ranges.counter,
         )
         object.__setattr__(cached, "events", self.events)
         self._memory.cached = cached
@@ -90,7 +103,9 @@ class RecordingAllocator(DeviceCachingAllocator):
             size = self.config.round_size(orig_size)
             pool = pool_id(self._get_pool(size, stream))
             if not error.report.rejected:
-                self.events.append(Event("oom", 0, size, stream, pool, device_free=error.report.free))
+                self.events.append(
+                    Event("oom", 0, size, stream, pool, device_free=error.report.free)
+                )
             raise
         self.events.append(Event("alloc", block.address, orig_size, stream, pool_id(block.pool)))
         return block
@@ -104,13 +119,21 @@ class RecordingAllocator(DeviceCachingAllocator):
         super()._free_block(block)
 
     def _note(self, action: str, block: Block) -> None:
-        event = Event(action, block.address, block.requested_size, block.stream, pool_id(block.pool))
+        event = Event(
+            action, block.address, block.requested_size, block.stream, pool_id(block.pool)
+        )
         self.events.append(event)
 
     def recording(self, settings: dict[str, Any], events: list[Event] | None = None) -> Recording:
         """The memory now, with all events or with those given."""
         segments = tuple(map(recorded, self.memory_snapshot()))
-        return Recording("simulated", self.device, segments, tuple(self.events if events is None else events), settings)
+        return Recording(
+            "simulated",
+            self.device,
+            segments,
+            tuple(self.events if events is None else events),
+            settings,
+        )
 
 
 def recorded(segment: SegmentInfo) -> RecordedSegment:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchmem.core.sizes import GIB, MIB, round_size
+from torchmem.allocator.sizes import GIB, MIB, round_size
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
@@ -16,7 +16,9 @@ from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.stats import DeviceStats
 
 # As py_symbolize makes them: each frame one dict, which the stacks of all entries share.
-FRAMES = [{"name": f"forward_{line}", "filename": "/job/model.py", "line": line} for line in range(20)]
+FRAMES = [
+    {"name": f"forward_{line}", "filename": "/job/model.py", "line": line} for line in range(20)
+]
 SETTINGS = {
     "PYTORCH_CUDA_ALLOC_CONF": "",
     "max_split_size": -1,
@@ -75,7 +77,9 @@ class RecordedJob:
         try:
             block = self._allocator.malloc(size)
         except OutOfMemoryError:
-            self.note("oom", 0, round_size(size), device_free=self._allocator.card.mem_get_info()[0])
+            self.note(
+                "oom", 0, round_size(size), device_free=self._allocator.card.mem_get_info()[0]
+            )
             return None
         self.note("alloc", block.address, size)
         return block
@@ -88,10 +92,14 @@ class RecordedJob:
 
     def segments(self) -> list[dict[str, Any]]:
         """The segments as they are now; blocks in use carry a stack."""
-        segments: list[dict[str, Any]] = [dict(segment) for segment in self._allocator.memory_snapshot()]
+        segments: list[dict[str, Any]] = [
+            dict(segment) for segment in self._allocator.memory_snapshot()
+        ]
         for segment in segments:
             segment["frames"] = FRAMES[:2]
-            segment["blocks"] = [dict(block) | {"frames": _stack(block)} for block in segment["blocks"]]
+            segment["blocks"] = [
+                dict(block) | {"frames": _stack(block)} for block in segment["blocks"]
+            ]
         return segments
 
     def snapshot(self) -> dict[str, Any]:
@@ -119,7 +127,9 @@ def varying_lengths(steps: int = 12, seed: int = 1, card_bytes: int = 80 * GIB) 
         job.alloc(size)
     for _ in range(steps):
         length = rng.randrange(256, 1024)
-        activations = [job.alloc(length * width) for width in (64 << 10, 48 << 10, 256 << 10, 8 << 10, 100)]
+        activations = [
+            job.alloc(length * width) for width in (64 << 10, 48 << 10, 256 << 10, 8 << 10, 100)
+        ]
         for block in activations:
             if block is None:
                 return job

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from hypothesis import strategies as st
 from support import samples
 
-from torchmem.core.report import OomReport, Trend
-from torchmem.core.sample import (
+from torchmem.allocator.oom_report import OomReport, Trend
+from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     Allocator,
     BlockCounts,
@@ -31,10 +31,14 @@ def trends(draw: st.DrawFn) -> Trend:
     """Columns of one length, with gaps."""
     length = draw(st.integers(0, 5))
     gaps = st.none() | samples.size
-    columns = {column.name: tuple(draw(st.lists(gaps, min_size=length, max_size=length))) for column in fields(Trend)}
+    columns = {
+        column.name: tuple(draw(st.lists(gaps, min_size=length, max_size=length)))
+        for column in fields(Trend)
+    }
     seconds = tuple(float(length - index) for index in range(length))
     ratios = tuple(draw(st.lists(st.none() | st.floats(0, 1), min_size=length, max_size=length)))
-    return replace(Trend(**columns), seconds=seconds, fragmentation_ratio=ratios, steps=tuple(range(length)))  # type: ignore[arg-type]
+    trend = Trend(**columns)  # type: ignore[arg-type]
+    return replace(trend, seconds=seconds, fragmentation_ratio=ratios, steps=tuple(range(length)))
 
 
 reports = st.builds(
@@ -49,13 +53,16 @@ reports = st.builds(
     layout_before=st.none() | samples.layouts,
     steps=samples.steps,
     allocator_settings=st.dictionaries(
-        st.sampled_from(["expandable_segments", "max_split_size", "garbage_collection_threshold"]), samples.text
+        st.sampled_from(["expandable_segments", "max_split_size", "garbage_collection_threshold"]),
+        samples.text,
     ),
     trend=trends(),
 )
 
 
-def _layout(timestamp: float, releasable: int, stranded: int, largest: int, private_free: int = 0) -> Layout:
+def _layout(
+    timestamp: float, releasable: int, stranded: int, largest: int, private_free: int = 0
+) -> Layout:
     free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
     return Layout(
         timestamp, ByPool(40, 200), BlockCounts(ByPool(900, 1200), ByPool(0, 0), ByPool(40, 300)),
@@ -79,7 +86,9 @@ def _trend(reserved: int) -> Trend:
     )
 
 
-def _report(oom: Oom, *, allocated: int, stranded: int, driver_free: int, largest: int = 0) -> OomReport:
+def _report(
+    oom: Oom, *, allocated: int, stranded: int, driver_free: int, largest: int = 0
+) -> OomReport:
     reserved = allocated + stranded
     used, held, free = ByPool(0, allocated), ByPool(0, reserved), ByPool(0, stranded)
     device = DeviceSample(
@@ -91,7 +100,19 @@ def _report(oom: Oom, *, allocated: int, stranded: int, driver_free: int, larges
         counters=Counters(alloc_retries=3, ooms={oom.cause: 1}),
         last_oom=oom,
     )
-    process = Process(4242, 1, 77, "node1", "night", 3, 3, 8, "train.py", {}, {"torch": "2.13.0+cu130", "cuda": "13.0"})
+    process = Process(
+        4242,
+        1,
+        77,
+        "node1",
+        "night",
+        3,
+        3,
+        8,
+        "train.py",
+        {},
+        {"torch": "2.13.0+cu130", "cuda": "13.0"},
+    )
     return OomReport(
         timestamp=NOW,
         process=process,
@@ -107,7 +128,9 @@ def _report(oom: Oom, *, allocated: int, stranded: int, driver_free: int, larges
     )
 
 
-CAPACITY = _report(Oom(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB)
+CAPACITY = _report(
+    Oom(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB
+)
 STRANDED = _report(
     Oom(NOW, 3 * GIB, "fragmentation", "stranded"),
     allocated=62 * GIB, stranded=14 * GIB, driver_free=2 * GIB, largest=640 * MIB,
@@ -122,7 +145,9 @@ EXPANDABLE = replace(
 )
 STREAM = replace(STRANDED, oom=Oom(NOW, 512 * MIB, "fragmentation", "stream"))
 POOL = replace(
-    STRANDED, oom=Oom(NOW, 3 * GIB, "fragmentation", "pool"), layout=_layout(NOW, 0, GIB, 256 * MIB, 9 * GIB)
+    STRANDED,
+    oom=Oom(NOW, 3 * GIB, "fragmentation", "pool"),
+    layout=_layout(NOW, 0, GIB, 256 * MIB, 9 * GIB),
 )
 PENDING = replace(STRANDED, oom=Oom(NOW, 512 * MIB, "fragmentation", "pending"))
 SMALL_SEGMENT = replace(

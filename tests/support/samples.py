@@ -6,7 +6,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from torchmem.core.sample import (
+from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     OOM_CAUSES,
     STEP_DURATION_BOUNDS,
@@ -51,11 +51,17 @@ layouts = st.builds(
     headroom_bytes=_optional(size),
     headroom_flush_bytes=_optional(size),
 )
-ooms = st.builds(Oom, seconds, size, st.sampled_from(OOM_CAUSES), _optional(st.sampled_from(get_args(OomDetail))))
+ooms = st.builds(
+    Oom, seconds, size, st.sampled_from(OOM_CAUSES), _optional(st.sampled_from(get_args(OomDetail)))
+)
 in_use = pools | undivided
-allocators = st.builds(Allocator, in_use, in_use, in_use, _optional(pools), _optional(pools), size, size, size)
+allocators = st.builds(
+    Allocator, in_use, in_use, in_use, _optional(pools), _optional(pools), size, size, size
+)
 counters = st.builds(
-    Counters, *[_optional(count)] * 7, ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4))
+    Counters,
+    *[_optional(count)] * 7,
+    ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)),
 )
 devices = st.builds(
     DeviceSample,
@@ -83,7 +89,9 @@ processes = st.builds(
     labels=st.dictionaries(text, text, max_size=3),
     versions=st.dictionaries(text, text, max_size=3),
 )
-steps = st.builds(Steps, count, st.tuples(*[count] * (len(STEP_DURATION_BOUNDS) + 1)), seconds, _optional(count))
+steps = st.builds(
+    Steps, count, st.tuples(*[count] * (len(STEP_DURATION_BOUNDS) + 1)), seconds, _optional(count)
+)
 costs = st.builds(
     SelfCost,
     *[_optional(seconds)] * 2,
@@ -130,7 +138,17 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         phase_peaks={"forward": 48 * gib},
     )  # fmt: skip
     process = Process(
-        pid, None, None, "node1", run, rank, rank, 8, "train.py", {"slurm_job_id": "77"}, {"torch": "2.13.0"}
+        pid,
+        None,
+        None,
+        "node1",
+        run,
+        rank,
+        rank,
+        8,
+        "train.py",
+        {"slurm_job_id": "77"},
+        {"torch": "2.13.0"},
     )
     durations = tuple([0] * 4 + [9] + [0] * (len(STEP_DURATION_BOUNDS) - 4))
     return Sample(

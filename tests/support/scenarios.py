@@ -35,7 +35,9 @@ class Course:
     @property
     def slack_at_peak(self) -> float:
         """1 - highest allocated / highest reserved bytes."""
-        return 1 - max(s.allocated_peak for s in self.steps) / max(s.reserved_peak for s in self.steps)
+        return 1 - max(s.allocated_peak for s in self.steps) / max(
+            s.reserved_peak for s in self.steps
+        )
 
 
 def new_allocator(name: str, share: float = 1.0) -> DeviceCachingAllocator:
@@ -76,5 +78,9 @@ def _step(allocator: DeviceCachingAllocator) -> Step:
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     allocator.reset_peak_memory_stats()
     return Step(
-        allocated["current"], allocated["peak"], reserved["current"], reserved["peak"], stats["num_alloc_retries"]
+        allocated["current"],
+        allocated["peak"],
+        reserved["current"],
+        reserved["peak"],
+        stats["num_alloc_retries"],
     )

@@ -13,9 +13,9 @@ from random import Random
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import View, families, family
-from torchmem.core.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
+from torchmem.sample import catalog
+from torchmem.sample.families import View, families, family
+from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
 from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -100,7 +100,10 @@ class Rank:
         for metric in [*families([View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})]),
                        *self._nvml(state)]:  # fmt: skip
             for sample in metric.samples:
-                labels = {**target, **{name: value for name, value in sample.labels.items() if value}}
+                labels = {
+                    **target,
+                    **{name: value for name, value in sample.labels.items() if value},
+                }
                 written = ",".join(f'{name}="{value}"' for name, value in labels.items())
                 self.series[f"{sample.name}{{{written}}}"][self.scraped] = sample.value
         self.scraped += 1
@@ -139,7 +142,9 @@ class Rank:
         yield family(catalog.NVML_MEMORY_TOTAL, [(gpu, self.total)])
         yield family(catalog.NVML_MEMORY_USED, [(gpu, used)])
         yield family(catalog.NVML_MEMORY_FREE, [(gpu, self.total - used)])
-        yield family(catalog.NVML_UTILIZATION, [((*gpu, "gpu"), 0.9 if state == "running" else 0.0)])
+        yield family(
+            catalog.NVML_UTILIZATION, [((*gpu, "gpu"), 0.9 if state == "running" else 0.0)]
+        )
         if state == "running":
             outside = (*gpu, str(self.rank), str(self._pid), self.name)
             yield family(catalog.OUTSIDE_ALLOCATOR, [(outside, own - reserved)])
@@ -149,9 +154,15 @@ def scrapes(name: str) -> Series:
     """Every series of a scenario's ranks, their cards and their exporter; buckets are left out, no rule reads them."""
     found: Series = {}
     for rank in (0, RANKS - 1):
-        found |= {name: values for name, values in Rank(name, rank).play().items() if "_bucket{" not in name}
+        found |= {
+            name: values
+            for name, values in Rank(name, rank).play().items()
+            if "_bucket{" not in name
+        }
     up = f'up{{job="torchmem",instance="{instance(name)}"}}'
-    return found | {up: dict.fromkeys(range(max(max(values) for values in found.values()) + 1), 1.0)}
+    return found | {
+        up: dict.fromkeys(range(max(max(values) for values in found.values()) + 1), 1.0)
+    }
 
 
 def instance(name: str) -> str:
@@ -161,4 +172,6 @@ def instance(name: str) -> str:
 
 def promtool_values(values: dict[int, float]) -> str:
     """One value for each scrape until the last, in promtool's notation."""
-    return " ".join(f"{values[number]:.17g}" if number in values else "_" for number in range(max(values) + 1))
+    return " ".join(
+        f"{values[number]:.17g}" if number in values else "_" for number in range(max(values) + 1)
+    )

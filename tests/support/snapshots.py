@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from torchmem.core.sizes import MIB
-from torchmem.core.snapshot import SegmentInfo
+from torchmem.allocator.sizes import MIB
+from torchmem.allocator.snapshot import SegmentInfo
 
 
 def segment(address: int, kind: str, blocks: list[tuple[int, str]], **fields: Any) -> SegmentInfo:
@@ -39,11 +39,14 @@ def segments(draw: st.DrawFn) -> list[SegmentInfo]:
     result, address = [], 1 << 40
     for _ in range(draw(st.integers(0, 6))):
         kind = draw(st.sampled_from(["small", "large"]))
-        sizes = draw(st.lists(st.integers(1, 2048 if kind == "small" else 80_000), min_size=1, max_size=8))
+        sizes = draw(
+            st.lists(st.integers(1, 2048 if kind == "small" else 80_000), min_size=1, max_size=8)
+        )
         first_free = draw(st.booleans())
         busy = draw(st.sampled_from(["active_allocated", "active_pending_free"]))
         blocks = [
-            (size * 512, "inactive" if (index % 2 == 0) == first_free else busy) for index, size in enumerate(sizes)
+            (size * 512, "inactive" if (index % 2 == 0) == first_free else busy)
+            for index, size in enumerate(sizes)
         ]
         expandable = draw(st.booleans())
         if expandable:
@@ -52,6 +55,10 @@ def segments(draw: st.DrawFn) -> list[SegmentInfo]:
             blocks = [*blocks[:-1], (blocks[-1][0] + missing, blocks[-1][1])]
         pool = draw(st.sampled_from([(0, 0), (0, 0), (0, 0), (0, 1)]))
         stream = draw(st.sampled_from([0, 0, 7]))
-        result.append(segment(address, kind, blocks, stream=stream, segment_pool_id=pool, is_expandable=expandable))
+        result.append(
+            segment(
+                address, kind, blocks, stream=stream, segment_pool_id=pool, is_expandable=expandable
+            )
+        )
         address += 1 << 36
     return result

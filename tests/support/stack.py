@@ -56,7 +56,9 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is ended, by its own id, on the way out; its output goes to `log`."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
         try:
             yield process
         finally:
@@ -119,7 +121,10 @@ def prometheus(
     assert SHIPPED_INTERVAL in shipped
     sent = f"remote_write:\n  - url: {remote_write}\n" if remote_write else ""
     main.write_text(
-        shipped.replace(SHIPPED_INTERVAL, TEST_INTERVAL).replace("scrape_timeout: 8s", "scrape_timeout: 1s") + sent
+        shipped.replace(SHIPPED_INTERVAL, TEST_INTERVAL).replace(
+            "scrape_timeout: 8s", "scrape_timeout: 1s"
+        )
+        + sent
     )
     _targets(configuration, "exporters", exporter)
     _targets(configuration, "alertmanagers", alertmanager)
@@ -176,7 +181,9 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
     assert "  - name: default\n" in shipped
     hook = f"  - name: default\n    webhook_configs:\n      - url: {webhook}\n"
     configuration = folder / "alertmanager.yml"
-    configuration.write_text(shipped.replace("  - name: default\n", hook).replace("group_wait: 10s", "group_wait: 1s"))
+    configuration.write_text(
+        shipped.replace("  - name: default\n", hook).replace("group_wait: 10s", "group_wait: 1s")
+    )
     address = f"127.0.0.1:{free_port()}"
     command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}",
                f"--web.listen-address={address}", "--cluster.listen-address="]  # fmt: skip

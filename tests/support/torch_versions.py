@@ -31,7 +31,10 @@ def fake_torch(
     module = SimpleNamespace(snapshots=[], version=SimpleNamespace(hip=hip))
     raw: dict[str, Any] = {"segments": list(segments), "device_traces": []}
     if version >= (2, 3):
-        raw["allocator_settings"] = settings or {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False}
+        raw["allocator_settings"] = settings or {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "expandable_segments": False,
+        }
 
     def snapshot(*arguments: object) -> dict[str, Any]:
         allowed = 0 if version < (2, 8) else 1

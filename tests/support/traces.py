@@ -32,9 +32,13 @@ class Checks:
         self.outcomes = zlib.crc32(json.dumps([operation, outcome]).encode(), self.outcomes)
         self.seen += 1
 
-    def check(self, stats: dict[str, Any], segments: Sequence[Mapping[str, Any]], driver: tuple[int, int]) -> None:
+    def check(
+        self, stats: dict[str, Any], segments: Sequence[Mapping[str, Any]], driver: tuple[int, int]
+    ) -> None:
         """Take the digest of the statistics, the blocks and the driver's memory now."""
-        private = {str(pool): values for pool, values in stats["reserved_bytes_by_private_pools"].items()}
+        private = {
+            str(pool): values for pool, values in stats["reserved_bytes_by_private_pools"].items()
+        }
         state = [stats | {"reserved_bytes_by_private_pools": private}, segments, driver]
         self.digests.append(zlib.crc32(json.dumps(state, sort_keys=True).encode(), self.outcomes))
 

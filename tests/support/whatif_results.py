@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import sin
 from typing import Any
 
-from torchmem.core.sizes import GIB, MIB
-from torchmem.simulator.whatif.result import Fidelity, Moment, Oom, Outcome, Verdict, WhatIf
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.whatif.result import Fidelity, Moment, Oom, Outcome, Verdict, WhatIf
 
 EVENTS = 19_430
 
@@ -17,8 +17,12 @@ def timeline(reserved: int, waste: float) -> tuple[Moment, ...]:
     moments, most = [], 0
     for number in range(120):
         allocated = int(2.2 * GIB + 2.0 * GIB * abs(sin(number / 6)))
-        most = max(most, min(reserved, int(allocated * 1.05) + number * (reserved - 4 * GIB) // 120))
-        moments.append(Moment(number * EVENTS // 120, most, allocated, int((most - allocated) * waste)))
+        most = max(
+            most, min(reserved, int(allocated * 1.05) + number * (reserved - 4 * GIB) // 120)
+        )
+        moments.append(
+            Moment(number * EVENTS // 120, most, allocated, int((most - allocated) * waste))
+        )
     return tuple(moments)
 
 
@@ -45,18 +49,33 @@ CHANGE = WhatIf(
     card_source="oom",
     fidelity=Fidelity(6_624, 6_624, None, True, 7_900 * MIB, 7_900 * MIB),
     outcomes=(
-        replace(RECORDED, oom=_OOM, timeline=tuple(m for m in RECORDED.timeline if m.event <= 14_000)),
-        _outcome("expandable segments", "expandable_segments:True", 4_480 * MIB, 0.3, start="packed"),
-        _outcome("roundup 8", "roundup_power2_divisions:8", 6_100 * MIB, 0.5, start="packed", retries=1),
-        _outcome("max split 128", "max_split_size_mb:128", 7_300 * MIB, 0.7, start="packed", retries=12),
-        Outcome("large segments 40", "large_segment_size_mb:40", refused="It needs PyTorch 2.11 or newer."),
+        replace(
+            RECORDED, oom=_OOM, timeline=tuple(m for m in RECORDED.timeline if m.event <= 14_000)
+        ),
+        _outcome(
+            "expandable segments", "expandable_segments:True", 4_480 * MIB, 0.3, start="packed"
+        ),
+        _outcome(
+            "roundup 8", "roundup_power2_divisions:8", 6_100 * MIB, 0.5, start="packed", retries=1
+        ),
+        _outcome(
+            "max split 128", "max_split_size_mb:128", 7_300 * MIB, 0.7, start="packed", retries=12
+        ),
+        Outcome(
+            "large segments 40",
+            "large_segment_size_mb:40",
+            refused="It needs PyTorch 2.11 or newer.",
+        ),
     ),
     verdict=Verdict(
         "change",
         "Switch expandable segments on: the job then never needs more than 4.38 GiB.",
         "expandable segments",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        ("The peak of reserved memory falls from 7.71 GiB to 4.38 GiB.", "No retry and no OOM, instead of 5 and 1."),
+        (
+            "The peak of reserved memory falls from 7.71 GiB to 4.38 GiB.",
+            "No retry and no OOM, instead of 5 and 1.",
+        ),
     ),
     caveats=(
         "The recorded requests come in the recorded order: a program that reacts to its memory would do otherwise.",

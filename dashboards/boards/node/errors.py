@@ -55,7 +55,11 @@ def _ecc() -> Panel:
         "program that met it.",
         "This GPU has no ECC",
     )
-    return lines(text, [Query(node.value("ecc_errors_total", scope="volatile"), f"{common.GPU}, {{{{kind}}}}")], COUNT)
+    return lines(
+        text,
+        [Query(node.value("ecc_errors_total", scope="volatile"), f"{common.GPU}, {{{{kind}}}}")],
+        COUNT,
+    )
 
 
 def _rows() -> Panel:

@@ -57,7 +57,9 @@ def _gpus() -> Panel:
         Column("Used", node.memory_share(), unit=RATIO, bar=True),
         Column("Busy", node.column("utilization_ratio", engine="gpu"), unit=RATIO, bar=True),
         Column("Processes", node.column("processes")),
-        Column("Uncorrected", node.column("ecc_errors_total", kind="uncorrected", scope="volatile")),
+        Column(
+            "Uncorrected", node.column("ecc_errors_total", kind="uncorrected", scope="volatile")
+        ),
         Column("MIG", node.column("mig_enabled"), words={"0": "off", "1": "on"}),
     ]
     return joined_table(text, columns)

@@ -45,19 +45,31 @@ def _processes() -> Panel:
 
 
 def _stack() -> Panel:
-    text = Text("Memory of the chosen GPUs", f"Who holds it, by kind? {common.PARTS_EXPLAINED}", NO_GPU)
+    text = Text(
+        "Memory of the chosen GPUs", f"Who holds it, by kind? {common.PARTS_EXPLAINED}", NO_GPU
+    )
     total = Query(node.total(), "Total")
     return stack(text, common.parts(node.part), BYTES, total)
 
 
 def _used() -> Panel:
-    text = Text("Used memory", "How full is each GPU, as the driver counts it? All processes together.", NO_GPU)
+    text = Text(
+        "Used memory",
+        "How full is each GPU, as the driver counts it? All processes together.",
+        NO_GPU,
+    )
     return lines(text, [Query(node.value("memory_used_bytes"), common.GPU)], BYTES)
 
 
 def _by_process() -> Panel:
-    text = Text("Memory by process", "Whose memory grew, and when? Every process on the chosen GPUs.", NO_PROCESS)
-    return lines(text, [Query(node.value("process_memory_bytes"), f"{common.GPU} pid {{{{pid}}}}")], BYTES)
+    text = Text(
+        "Memory by process",
+        "Whose memory grew, and when? Every process on the chosen GPUs.",
+        NO_PROCESS,
+    )
+    return lines(
+        text, [Query(node.value("process_memory_bytes"), f"{common.GPU} pid {{{{pid}}}}")], BYTES
+    )
 
 
 def _unexplained() -> Panel:

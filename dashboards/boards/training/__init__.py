@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dashboards import choices, common
-from dashboards.boards.training import comparison, fragmentation, memory, overview, pressure, processes
+from dashboards.boards.training import (
+    comparison,
+    fragmentation,
+    memory,
+    overview,
+    pressure,
+    processes,
+)
 from dashboards.panels import Board
 
 BOARD = Board(

@@ -6,7 +6,7 @@ from dashboards.panels import Column, Panel, Query, Text, joined_table, lines, s
 from dashboards.panels.units import BYTES, PER_MINUTE, RATIO, SECONDS
 from dashboards.queries import compare, recorded
 
-from torchmem.core.catalog import MetricSpec
+from torchmem.sample.catalog import MetricSpec
 
 HOW = "Choose one run, and above under Compare the run before the change; the time range must hold both."
 EMPTY = "Choose a run to compare with"
@@ -35,7 +35,9 @@ def _change(title: str, question: str, unit: str, function: str, spec: MetricSpe
 
 def _table() -> Panel:
     text = Text(
-        "Both runs", f"How do the two runs differ, over the whole time range? {HOW}", "No run matches the choice above"
+        "Both runs",
+        f"How do the two runs differ, over the whole time range? {HOW}",
+        "No run matches the choice above",
     )
     columns = [
         Column("Run", label="run"),
@@ -52,7 +54,11 @@ def _table() -> Panel:
 
 
 def _reserved() -> Panel:
-    text = Text("Reserved, both runs", f"How much does the fullest GPU of each run hold over time? {HOW}", EMPTY)
+    text = Text(
+        "Reserved, both runs",
+        f"How much does the fullest GPU of each run hold over time? {HOW}",
+        EMPTY,
+    )
     return lines(text, [Query(compare.now(recorded.RUN_RESERVED_MAX), "{{run}}")], BYTES)
 
 

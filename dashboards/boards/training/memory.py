@@ -26,7 +26,8 @@ def _stack() -> Panel:
 
 def _allocated() -> Panel:
     text = Text(
-        "Allocated", "How much do tensors occupy, per rank, as torch.cuda.memory_allocated() counts it at steps' ends?"
+        "Allocated",
+        "How much do tensors occupy, per rank, as torch.cuda.memory_allocated() counts it at steps' ends?",
     )
     return lines(text, [Query(ranks.allocated(), common.RANK)], BYTES)
 

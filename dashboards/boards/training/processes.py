@@ -8,7 +8,7 @@ from dashboards.panels import Column, Panel, Text, joined_table
 from dashboards.panels.units import AGO, BYTES, RATIO
 from dashboards.queries import ranks
 
-from torchmem.core.alloc_conf import LAST_PARSED
+from torchmem.allocator.settings import LAST_PARSED
 
 WHO = (
     Column("Run", label="run"),
@@ -37,7 +37,12 @@ def _ranks() -> Panel:
         Column("Reserved peak", ranks.table_reserved_peak(), unit=BYTES),
         Column("Slack at peak", ranks.table_slack(), unit=RATIO, bar=True),
         Column("Stranded", ranks.table_stranded(), unit=BYTES),
-        Column("Newest OOM", ranks.table_oom_time(), unit=AGO, link=common.link(common.OOM, "After an OOM", run="Run")),
+        Column(
+            "Newest OOM",
+            ranks.table_oom_time(),
+            unit=AGO,
+            link=common.link(common.OOM, "After an OOM", run="Run"),
+        ),
         Column("OOM asked for", ranks.table_oom_request(), unit=BYTES),
         Column("OOM cause", ranks.table_oom_cause(), label="cause"),
     ]

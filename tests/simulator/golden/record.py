@@ -46,7 +46,9 @@ def record(name: str) -> dict[str, Any]:
         if number % CHECK_EVERY == CHECK_EVERY - 1:
             checks.check(real.stats(), real.snapshot(), real.driver())
     changes = [
-        [number, address] for number, address in enumerate(ranges) if number == 0 or address != ranges[number - 1]
+        [number, address]
+        for number, address in enumerate(ranges)
+        if number == 0 or address != ranges[number - 1]
     ]
     return {
         "torch": torch.__version__, "operations": operations, "ranges": changes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from torchmem.core.errors import TorchmemError
 from torchmem.exporter import command
+from torchmem.sample.errors import TorchmemError
 
 
 def main() -> int:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 # kubepods-burstable-podUID.slice with underscores (systemd driver), kubepods/burstable/podUID (cgroupfs driver);
 # the uid of a static pod is a hash without dashes.
-_POD = re.compile(r"kubepods.*pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])")
+_POD = re.compile(
+    r"kubepods.*pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
+)
 # slurm/uid_1000/job_7/... (version 1), slurmstepd.scope/job_7/... (version 2), each perhaps with the node's name.
 _SLURM = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
 
@@ -20,7 +22,9 @@ def owner(text: str) -> Mapping[str, str]:
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     found = {
         "container_id": _first(_containers(paths)),
-        "pod_uid": _first([match[1].replace("_", "-") for path in paths for match in _POD.finditer(path)]),
+        "pod_uid": _first(
+            [match[1].replace("_", "-") for path in paths for match in _POD.finditer(path)]
+        ),
         "slurm_job_id": _first([match[1] for path in paths for match in _SLURM.finditer(path)]),
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -50,7 +50,9 @@ class Exporter:
         pcie_throughput: bool = False,
     ) -> None:
         self._driver = Driver(nvml)
-        self._collectors = collectors.nvml_collectors(processes_per_gpu, pcie_throughput=pcie_throughput)
+        self._collectors = collectors.nvml_collectors(
+            processes_per_gpu, pcie_throughput=pcie_throughput
+        )
         self._watch = Watch(clock)
         self._owners = Owners()
         self._mig: Mapping[str, GpuIdentity] = {}
@@ -106,7 +108,9 @@ class Exporter:
         if not self._is_closed:
             self._leave_hung()
         reading = self._current = Reading(self._driver.nvml, self._workers.stuck())
-        if self._is_closed:  # asked again: the worker of now may have come after the one that was closed
+        if (
+            self._is_closed
+        ):  # asked again: the worker of now may have come after the one that was closed
             return reading
         if self._workers.current.run(lambda: self._read(reading), self._deadline_seconds) != "busy":
             self._reading = reading
@@ -134,7 +138,9 @@ class Exporter:
         memory_of = reading.memory_of if same_pids else {}
         shown = (reading.processes or {}) if same_pids else {}
         return [
-            replace(attempt("gpu", lambda: gpu.collect(reading, known)), success=not reading.reason),
+            replace(
+                attempt("gpu", lambda: gpu.collect(reading, known)), success=not reading.reason
+            ),
             attempt("events", lambda: events.collect(self._watch, known)),
             attempt("samples", read_samples),
             attempt("process_info", lambda: process_info.collect(shown, published, self._owners)),

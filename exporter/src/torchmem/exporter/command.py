@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchmem.core.errors import MissingExtraError
+from torchmem.sample.errors import MissingExtraError
 
 HELP = "serve allocator and NVML metrics of this node to Prometheus"
 _SWITCH = argparse.BooleanOptionalAction
@@ -15,7 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; one that is not given is None, so that the configuration file decides."""
     web = parser.add_argument_group("serving")
     web.add_argument(
-        "--listen", "--web.listen-address", metavar="HOST:PORT", help="address to serve on (default 127.0.0.1:9847)"
+        "--listen",
+        "--web.listen-address",
+        metavar="HOST:PORT",
+        help="address to serve on (default 127.0.0.1:9847)",
     )
     web.add_argument(
         "--web.config.file",
@@ -31,22 +34,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve on the socket that systemd passes",
     )
     reading = parser.add_argument_group("reading")
-    reading.add_argument("--run-dir", metavar="DIR", help="run directory that the training processes write to")
     reading.add_argument(
-        "--ttl-seconds", metavar="N", type=_positive, help="keep an ended process's last values so long (default 900)"
+        "--run-dir", metavar="DIR", help="run directory that the training processes write to"
     )
     reading.add_argument(
-        "--scrape-deadline-seconds", metavar="N", type=_positive, help="wait for the driver so long (default 5)"
+        "--ttl-seconds",
+        metavar="N",
+        type=_positive,
+        help="keep an ended process's last values so long (default 900)",
     )
     reading.add_argument(
-        "--pcie-throughput", action=_SWITCH, default=None, help="measure it, at 40 ms for each GPU and scrape"
+        "--scrape-deadline-seconds",
+        metavar="N",
+        type=_positive,
+        help="wait for the driver so long (default 5)",
     )
     reading.add_argument(
-        "--processes-per-gpu", metavar="N", type=_count, help="show so many processes of a GPU (default 32)"
+        "--pcie-throughput",
+        action=_SWITCH,
+        default=None,
+        help="measure it, at 40 ms for each GPU and scrape",
     )
-    parser.add_argument("--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them")
-    parser.add_argument("--print-config", action="store_true", help="print the settings that hold as YAML and exit")
-    parser.add_argument("--once", action="store_true", help="print one exposition on stdout and exit")
+    reading.add_argument(
+        "--processes-per-gpu",
+        metavar="N",
+        type=_count,
+        help="show so many processes of a GPU (default 32)",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings that hold as YAML and exit"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print one exposition on stdout and exit"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

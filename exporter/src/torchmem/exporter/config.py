@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from torchmem.core.errors import UsageError
-from torchmem.core.rundir import run_directory
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
 from torchmem.exporter.rundir import DEFAULT_TTL_SECONDS
 from torchmem.exporter.strict_yaml import Section
+from torchmem.sample.errors import UsageError
+from torchmem.sample.run_directory import run_directory
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
 
@@ -45,12 +45,17 @@ class Settings:
         """Host and port; raises UsageError when `listen` is not HOST:PORT."""
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-            raise UsageError(f"The listen address {self.listen!r} is not HOST:PORT: give one such as {DEFAULT_LISTEN}.")
+            raise UsageError(
+                f"The listen address {self.listen!r} is not HOST:PORT: give one such as {DEFAULT_LISTEN}."
+            )
         return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - `:9847` asks for all interfaces
 
     def as_yaml(self) -> str:
         """All settings as a configuration file that gives the same ones."""
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        values = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self).items()
+        }
         text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1 << 16)
         return text
 
@@ -61,7 +66,9 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     values = asdict(defaults if file is None else _of_file(file, defaults))
     values |= {name: value for name, value in flags.items() if value is not None}
     values["run_dir"] = Path(values["run_dir"])
-    values["web_config_file"] = Path(values["web_config_file"]) if values["web_config_file"] else None
+    values["web_config_file"] = (
+        Path(values["web_config_file"]) if values["web_config_file"] else None
+    )
     return Settings(**values)
 
 
@@ -73,9 +80,13 @@ def _of_file(file: Path, defaults: Settings) -> Settings:
         web_config_file=_path(section, "web_config_file"),
         run_dir=_path(section, "run_dir") or defaults.run_dir,
         ttl_seconds=section.number("ttl_seconds", defaults.ttl_seconds),
-        scrape_deadline_seconds=section.number("scrape_deadline_seconds", defaults.scrape_deadline_seconds),
+        scrape_deadline_seconds=section.number(
+            "scrape_deadline_seconds", defaults.scrape_deadline_seconds
+        ),
         pcie_throughput=section.flag("pcie_throughput", defaults.pcie_throughput),
-        processes_per_gpu=section.count("processes_per_gpu", defaults.processes_per_gpu, "processes"),
+        processes_per_gpu=section.count(
+            "processes_per_gpu", defaults.processes_per_gpu, "processes"
+        ),
     )
 
 

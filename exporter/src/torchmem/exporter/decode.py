@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from torchmem.core.sample import (
+from torchmem.exporter.refusals import RefusedError
+from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     SCHEMA_VERSION,
     STEP_DURATION_BOUNDS,
@@ -15,8 +16,7 @@ from torchmem.core.sample import (
     Sample,
     distinct_devices,
 )
-from torchmem.core.untrusted import bounded
-from torchmem.exporter.refusals import RefusedError
+from torchmem.sample.untrusted import bounded
 
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 

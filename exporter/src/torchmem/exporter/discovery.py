@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from torchmem.core.sample import LIVING_STATES, Process
 from torchmem.exporter.rundir import Published
+from torchmem.sample.sample import LIVING_STATES, Process
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
 
@@ -29,7 +29,8 @@ def target_groups(
         {"targets": [target], "labels": _labels(item.sample.process, item.pid)}
         for item in published
         if item.state in LIVING_STATES
-        and (target := _target(item.sample.metrics_url, asked_host, asked_from, addresses)) is not None
+        and (target := _target(item.sample.metrics_url, asked_host, asked_from, addresses))
+        is not None
     ]
     return sorted(groups, key=lambda group: str(group["targets"]))
 
@@ -37,27 +38,42 @@ def target_groups(
 def own_addresses() -> set[str]:
     """All IP addresses of this node's interfaces."""
     families = {socket.AF_INET, socket.AF_INET6}
-    found = [one for interface in psutil.net_if_addrs().values() for one in interface if one.family in families]
+    found = [
+        one
+        for interface in psutil.net_if_addrs().values()
+        for one in interface
+        if one.family in families
+    ]
     return {address.address.partition("%")[0] for address in found}
 
 
 def _labels(process: Process, pid: int) -> dict[str, str]:
     facts = {"rank": process.rank, "local_rank": process.local_rank, "run": process.run, "pid": pid}
-    return {f"__meta_torchmem_{name}": str(value) for name, value in facts.items() if value is not None}
+    return {
+        f"__meta_torchmem_{name}": str(value) for name, value in facts.items() if value is not None
+    }
 
 
-def _target(url: str | None, asked_host: str, asked_from: str, addresses: Collection[str]) -> str | None:
+def _target(
+    url: str | None, asked_host: str, asked_from: str, addresses: Collection[str]
+) -> str | None:
     try:
         parts = urlsplit(url or "")
         host, port = parts.hostname or "", parts.port
     except ValueError:
         return None
-    if parts.scheme != "http" or not port or (reachable := _reachable(host, asked_host, asked_from, addresses)) is None:
+    if (
+        parts.scheme != "http"
+        or not port
+        or (reachable := _reachable(host, asked_host, asked_from, addresses)) is None
+    ):
         return None
     return f"{reachable}:{port}"
 
 
-def _reachable(host: str, asked_host: str, asked_from: str, addresses: Collection[str]) -> str | None:
+def _reachable(
+    host: str, asked_host: str, asked_from: str, addresses: Collection[str]
+) -> str | None:
     """`host` as the asker should call it, None when it cannot, or when it is not this node."""
     address = _address("127.0.0.1" if host == "localhost" else host)
     if address is None:

@@ -49,7 +49,9 @@ class Driver:
         answers = self._answers({index for index, _ in hung}, asking)
         present = {answer.uuid: answer for answer in answers if isinstance(answer, GpuIdentity)}
         faults = [answer for answer in answers if isinstance(answer, GpuFault)]
-        lost: dict[GpuLabels, int | None] = {self._place(fault.index, present): fault.code for fault in faults}
+        lost: dict[GpuLabels, int | None] = {
+            self._place(fault.index, present): fault.code for fault in faults
+        }
         placed = {uuid for _, uuid in [*lost, *hung]}
         self.nvml.keep({*present, *(uuid for _, uuid in hung)})
         for uuid, gpu in self.known.items():
@@ -75,7 +77,9 @@ class Driver:
         if error is self._failure:
             return
         if self._failure is None or self._failure.reason != error.reason:
-            _log.warning("%s; trying again with pauses of up to %.0f s", error, LONGEST_PAUSE_SECONDS)
+            _log.warning(
+                "%s; trying again with pauses of up to %.0f s", error, LONGEST_PAUSE_SECONDS
+            )
         if not in_use:
             self.close()
         self._failure = error

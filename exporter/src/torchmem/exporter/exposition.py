@@ -20,7 +20,12 @@ from prometheus_client.utils import floatToGoString
 
 _CLASSIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _GAUGES = ("_created", "_gsum", "_gcount")  # families of their own in the text format
-_TEXT_KINDS = {"info": "gauge", "stateset": "gauge", "gaugehistogram": "histogram", "unknown": "untyped"}
+_TEXT_KINDS = {
+    "info": "gauge",
+    "stateset": "gauge",
+    "gaugehistogram": "histogram",
+    "unknown": "untyped",
+}
 _TEXT_SUFFIXES = {"counter": "_total", "info": "_info"}
 
 Values = tuple[str, ...]
@@ -55,11 +60,15 @@ def _text(family: Metric, lines: _Lines) -> Iterator[str]:
     apart: dict[str, list[Sample]] = {}
     rest: list[Sample] = []
     for sample in family.samples:
-        (apart.setdefault(gauges[sample.name], []) if sample.name in gauges else rest).append(sample)
+        (apart.setdefault(gauges[sample.name], []) if sample.name in gauges else rest).append(
+            sample
+        )
     documentation = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
     kind = _TEXT_KINDS.get(family.type, family.type)
     try:
-        head = _head(lines.plain(family.name) + _TEXT_SUFFIXES.get(family.type, ""), documentation, kind)
+        head = _head(
+            lines.plain(family.name) + _TEXT_SUFFIXES.get(family.type, ""), documentation, kind
+        )
         parts = [head, *lines.of(rest)]
         for suffix, samples in sorted(apart.items()):
             parts += [_head(family.name + suffix, documentation, "gauge"), *lines.of(samples)]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from torchmem.core.rundir import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 from torchmem.exporter.refusals import RefusedError
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 
 MAX_ENTRIES = 16384
 

@@ -32,10 +32,18 @@ class Journal:
 
     def _silent_in(self, reading: Reading) -> Mapping[GpuLabels, str]:
         asked, left_alone = reading.asked, f"{self._late}: it is left alone until it does"
-        late = {} if asked is None else {asked: f"did not answer the collector {reading.collector} {left_alone}"}
+        late = (
+            {}
+            if asked is None
+            else {asked: f"did not answer the collector {reading.collector} {left_alone}"}
+        )
         lost = {labels: _fault(code) for labels, code in reading.lost.items()}
         hung = dict.fromkeys(reading.hung, f"did not answer {left_alone}")
-        stuck = {_NVML: f"did not answer {left_alone}"} if reading.reason == "timeout" and asked is None else {}
+        stuck = (
+            {_NVML: f"did not answer {left_alone}"}
+            if reading.reason == "timeout" and asked is None
+            else {}
+        )
         return {**stuck, **lost, **hung, **late}
 
 

@@ -32,7 +32,9 @@ pre, code { font: 13px/1.5 ui-monospace, monospace } code { white-space: nowrap 
 
 def page(version: str, node: str, address: str, *, secure: bool) -> str:
     """The whole HTML document. `address`: HOST:PORT as the visitor knows it; `secure`: it is served over TLS."""
-    links = "".join(f'<a href="{path}">{name}<span>{text}</span></a>' for path, name, text in _LINKS)
+    links = "".join(
+        f'<a href="{path}">{name}<span>{text}</span></a>' for path, name, text in _LINKS
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

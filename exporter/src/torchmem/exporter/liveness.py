@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torchmem.core.sample import Sample, State
-from torchmem.core.state import living_state
 from torchmem.exporter.processes import Sighting
+from torchmem.sample.sample import Sample, State, living_state
 
 UNSEEN_FRESH_SECONDS = 60.0
 

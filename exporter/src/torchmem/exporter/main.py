@@ -13,7 +13,6 @@ from functools import partial
 
 from prometheus_client import generate_latest
 
-from torchmem.core.errors import TorchmemError
 from torchmem.exporter import config, systemd
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
@@ -21,6 +20,7 @@ from torchmem.exporter.nvml import PyNvml
 from torchmem.exporter.rundir import RunDirectory
 from torchmem.exporter.serve import serve
 from torchmem.exporter.web.live import LiveConfig
+from torchmem.sample.errors import TorchmemError
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         _print(settings.as_yaml())
         return 0
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(
+        logging.ERROR
+    )  # its warnings are about what strangers send
     exporter = Exporter(
         PyNvml(),
         RunDirectory(settings.run_dir, settings.ttl_seconds),
@@ -72,7 +76,9 @@ def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
     # the main thread does, where it may wait for a lock that this thread holds.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with (
-        closing(serve(exporter, *settings.address, listener=listener, web=web, beat=beat)) as server,
+        closing(
+            serve(exporter, *settings.address, listener=listener, web=web, beat=beat)
+        ) as server,
         closing(exporter),
     ):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
@@ -81,4 +87,6 @@ def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
             pass
         systemd.notify("STOPPING=1")
         if server.stopped.is_set():
-            raise TorchmemError("The HTTP server ended by itself: see the error above, then start it again.")
+            raise TorchmemError(
+                "The HTTP server ended by itself: see the error above, then start it again."
+            )

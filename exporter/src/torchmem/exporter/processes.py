@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.core import proc as procfs
-from torchmem.core.sample import Process
+from torchmem.sample.procfs import PROC, nested_pids, owner, pid_namespace, start_ticks
+from torchmem.sample.sample import Process
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux, include/linux/proc_ns.h
 
@@ -33,7 +33,7 @@ def identity(process: Process) -> Identity:
     return process.pid_namespace, process.pid, process.start_ticks
 
 
-def is_hidden(pid: int, proc: Path = procfs.PROC) -> bool:
+def is_hidden(pid: int, proc: Path = PROC) -> bool:
     """Whether a process exists that /proc does not show to this user (mount option hidepid)."""
     try:
         (proc / str(pid) / "stat").read_bytes()
@@ -57,10 +57,10 @@ def _refuses_signals(pid: int) -> bool:
 class Processes:
     """Finds the processes behind samples, also those of containers when the exporter sees the host's /proc."""
 
-    def __init__(self, proc: Path = procfs.PROC, hidden: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, proc: Path = PROC, hidden: Callable[[int], bool] | None = None) -> None:
         self._proc = proc
         self._hidden = hidden or (lambda pid: is_hidden(pid, proc))
-        self.namespace = procfs.pid_namespace("self", proc)
+        self.namespace = pid_namespace("self", proc)
         self._host_pids: dict[Identity, int | None] = {}
         self._nested: dict[tuple[int, int | None], list[int]] | None = None
 
@@ -78,7 +78,7 @@ class Processes:
 
     def owner(self, pid: int) -> int | None:
         """Numeric user id of a visible process."""
-        return procfs.owner(pid, self._proc)
+        return owner(pid, self._proc)
 
     def forget_all_but(self, keep: set[Identity]) -> None:
         """End a round: drop what was remembered of processes that no sample names any more."""
@@ -86,7 +86,7 @@ class Processes:
         self._host_pids = {key: pid for key, pid in self._host_pids.items() if key in keep}
 
     def _look(self, pid: int, process: Process) -> Sighting:
-        ticks = procfs.start_ticks(pid, self._proc)
+        ticks = start_ticks(pid, self._proc)
         if ticks is None:
             return Sighting(None if self._hidden(pid) else False, pid)
         matches = ticks == process.start_ticks
@@ -98,15 +98,15 @@ class Processes:
             self._nested = self._index_nested()
         namespaces = {None, process.pid_namespace}
         candidates = self._nested.get((process.pid, process.start_ticks), ())
-        found = [pid for pid in candidates if procfs.pid_namespace(pid, self._proc) in namespaces]
+        found = [pid for pid in candidates if pid_namespace(pid, self._proc) in namespaces]
         return found[0] if len(found) == 1 else None
 
     def _index_nested(self) -> dict[tuple[int, int | None], list[int]]:
         """Host pids of all processes in inner pid namespaces, by innermost pid and start ticks."""
         index: dict[tuple[int, int | None], list[int]] = {}
         for pid in (int(entry.name) for entry in self._proc.iterdir() if entry.name.isdecimal()):
-            nested = procfs.nested_pids(pid, self._proc)
-            ticks = procfs.start_ticks(pid, self._proc) if len(nested) > 1 else None
+            nested = nested_pids(pid, self._proc)
+            ticks = start_ticks(pid, self._proc) if len(nested) > 1 else None
             if ticks is not None:
                 index.setdefault((nested[-1], ticks), []).append(pid)
         return index

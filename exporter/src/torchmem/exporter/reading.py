@@ -12,7 +12,14 @@ from typing import TypeVar
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.gpu import GpuDownError, GpuIdentity, GpuLabels, Nvml, NvmlCallError, NvmlDownError
+from torchmem.exporter.gpu import (
+    GpuDownError,
+    GpuIdentity,
+    GpuLabels,
+    Nvml,
+    NvmlCallError,
+    NvmlDownError,
+)
 from torchmem.exporter.values import ProcessMemory, Versions
 
 _log = logging.getLogger(__name__)

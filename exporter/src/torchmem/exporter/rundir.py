@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.core.sample import LIVING_STATES, Sample, State
 from torchmem.exporter import files
 from torchmem.exporter.decode import decode
 from torchmem.exporter.files import FileVersion
 from torchmem.exporter.liveness import state
 from torchmem.exporter.processes import Identity, Processes, identity
 from torchmem.exporter.refusals import REASONS, Reason, RefusedError
+from torchmem.sample.sample import LIVING_STATES, Sample, State
 
 MAX_FILES_PER_USER = 1024
 MAX_DEVICES_PER_USER = 2048
@@ -48,7 +48,10 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: Path, ttl_seconds: float = DEFAULT_TTL_SECONDS, processes: Processes | None = None
+        self,
+        path: Path,
+        ttl_seconds: float = DEFAULT_TTL_SECONDS,
+        processes: Processes | None = None,
     ) -> None:
         self.path = path
         self._ttl_seconds = ttl_seconds
@@ -76,7 +79,9 @@ class RunDirectory:
             versions = files.scan(directory)
             self._forget_all_but({version.name for version in versions})
             found = list(self._load_all(directory, versions))
-            shown = [item for file in found if (item := self._judge(directory, file, now)) is not None]
+            shown = [
+                item for file in found if (item := self._judge(directory, file, now)) is not None
+            ]
         self._processes.forget_all_but({identity(file.sample.process) for file in found})
         return self._without_duplicates(shown)
 
@@ -115,7 +120,9 @@ class RunDirectory:
             pass
         return version, None
 
-    def _judge(self, directory: int, file: _File, now: float) -> tuple[FileVersion, Published] | None:
+    def _judge(
+        self, directory: int, file: _File, now: float
+    ) -> tuple[FileVersion, Published] | None:
         process = file.sample.process
         sighting = self._processes.locate(process)
         if sighting.alive and self._processes.owner(sighting.pid) not in {None, file.version.uid}:
@@ -125,16 +132,23 @@ class RunDirectory:
         verdict = state(file.sample, sighting, now, now - written)
         if verdict in LIVING_STATES:
             self._last_seen[identity(process)] = now
-        elif now - max(file.version.mtime, self._last_seen.get(identity(process), 0.0)) > self._ttl_seconds:
+        elif (
+            now - max(file.version.mtime, self._last_seen.get(identity(process), 0.0))
+            > self._ttl_seconds
+        ):
             with contextlib.suppress(OSError):
                 os.unlink(file.version.name, dir_fd=directory)
             return None
-        return file.version, Published(file.sample, sighting.pid, verdict, bool(sighting.alive) and sighting.certain)
+        return file.version, Published(
+            file.sample, sighting.pid, verdict, bool(sighting.alive) and sighting.certain
+        )
 
     def _without_duplicates(self, shown: list[tuple[FileVersion, Published]]) -> list[Published]:
         """One process for each (rank, pid, run), a living one first: two would be the same series twice."""
         chosen: dict[tuple[int, int, str], Published] = {}
-        for version, item in sorted(shown, key=lambda pair: (not pair[1].attributed, -pair[1].sample.timestamp)):
+        for version, item in sorted(
+            shown, key=lambda pair: (not pair[1].attributed, -pair[1].sample.timestamp)
+        ):
             process = item.sample.process
             key = (process.rank, item.pid, process.run)
             if key in chosen:
@@ -151,5 +165,7 @@ class RunDirectory:
     def _forget_all_but(self, names: set[str]) -> None:
         self._decoded = {name: entry for name, entry in self._decoded.items() if name in names}
         self._refused = {name: version for name, version in self._refused.items() if name in names}
-        kept = {identity(sample.process) for _, sample in self._decoded.values() if sample is not None}
+        kept = {
+            identity(sample.process) for _, sample in self._decoded.values() if sample is not None
+        }
         self._last_seen = {key: seen for key, seen in self._last_seen.items() if key in kept}

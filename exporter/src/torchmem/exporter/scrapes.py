@@ -19,7 +19,9 @@ MAX_CONCURRENT_SCRAPES = 16
 MAX_CONCURRENT_SCRAPES_OF_CLIENT = 8
 MARGIN_SECONDS = 0.5
 PATIENCE_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
-_GZIP_LEVEL = 1  # exposition text shrinks twentyfold already; more would cost CPU time on every scrape
+_GZIP_LEVEL = (
+    1  # exposition text shrinks twentyfold already; more would cost CPU time on every scrape
+)
 _GZIP_BYTES = 1000
 
 T = TypeVar("T")
@@ -72,7 +74,9 @@ class Collection:
         plain = await self._once((wanted, False), lambda: asyncio.to_thread(wanted.encode, self))
         if not compressed or len(plain) < _GZIP_BYTES:
             return plain, False
-        return await self._once((wanted, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)), True
+        return await self._once(
+            (wanted, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
+        ), True
 
     async def _once(self, key: tuple[Format, bool], make: Callable[[], Awaitable[bytes]]) -> bytes:
         if key not in self._bodies:
@@ -101,8 +105,13 @@ class Scrapes:
     async def metrics(self, request: Request) -> Response:
         """The exposition in the format that the client prefers."""
         client = request.client.host if request.client else ""
-        if self._waiting.total() >= MAX_CONCURRENT_SCRAPES or self._waiting[client] >= MAX_CONCURRENT_SCRAPES_OF_CLIENT:
-            return PlainTextResponse("Too many scrapes at once: try again later.\n", status_code=503)
+        if (
+            self._waiting.total() >= MAX_CONCURRENT_SCRAPES
+            or self._waiting[client] >= MAX_CONCURRENT_SCRAPES_OF_CLIENT
+        ):
+            return PlainTextResponse(
+                "Too many scrapes at once: try again later.\n", status_code=503
+            )
         self._waiting[client] += 1
         try:
             return await self._exposition(request)
@@ -122,7 +131,9 @@ class Scrapes:
         gzipped = takes_gzip(request.headers.get("accept-encoding", ""))
         body, compressed = await collection.body(wanted, compressed=gzipped)
         headers = {"Content-Type": wanted.content_type, "Vary": "Accept, Accept-Encoding"}
-        return Response(body, headers=headers | ({"Content-Encoding": "gzip"} if compressed else {}))
+        return Response(
+            body, headers=headers | ({"Content-Encoding": "gzip"} if compressed else {})
+        )
 
 
 def patience(header: str | None) -> float | None:

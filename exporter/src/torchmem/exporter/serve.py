@@ -11,12 +11,12 @@ from typing import Any
 
 import uvicorn
 
-from torchmem.core.errors import UsageError
 from torchmem.exporter.scrapes import Collector
 from torchmem.exporter.server import application
 from torchmem.exporter.web.connections import Connection, Connections, Limits
 from torchmem.exporter.web.live import LiveConfig
 from torchmem.exporter.web.protocol import Protocol
+from torchmem.sample.errors import UsageError
 
 _BACKLOG = 128
 _CLOSE_SECONDS = 1
@@ -38,7 +38,11 @@ class ExporterServer:
     def url(self) -> str:
         """Address of the landing page, with the port that was really taken."""
         host, port = self._address
-        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
+        return (
+            f"{self._scheme}://[{host}]:{port}"
+            if ":" in host
+            else f"{self._scheme}://{host}:{port}"
+        )
 
     def close(self) -> None:
         """Stop serving; returns after at most about one second, whatever a scrape waits for."""
@@ -57,7 +61,12 @@ class _Server(uvicorn.Server):
     """uvicorn with our own way to accept connections. `beat` is called every `beat_seconds` while it lives."""
 
     def __init__(
-        self, collector: Collector, listener: socket.socket, web: LiveConfig, limits: Limits, beat: Callable[[], None]
+        self,
+        collector: Collector,
+        listener: socket.socket,
+        web: LiveConfig,
+        limits: Limits,
+        beat: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -82,7 +91,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours is used
         """Begin to accept."""
-        self._ending, self._loop = asyncio.Event(), asyncio.get_running_loop()  # in this order: see `end`
+        self._ending, self._loop = (
+            asyncio.Event(),
+            asyncio.get_running_loop(),
+        )  # in this order: see `end`
         await super().startup(sockets=[])
         self._accepting = asyncio.create_task(self._connections.serve(self._listener))
 
@@ -140,13 +152,15 @@ def _coroutine(call: Callable[[], None]) -> Callable[[], Coroutine[Any, Any, Non
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "not a host name"
-        raise UsageError(f"Cannot listen on {host}:{port} ({reason}): give another address.") from error
+        raise UsageError(
+            f"Cannot listen on {host}:{port} ({reason}): give another address."
+        ) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)

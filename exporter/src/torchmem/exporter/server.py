@@ -43,19 +43,29 @@ def application(collector: Collector, config: Callable[[], WebConfig] = WebConfi
         Route("/-/ready", scrapes.ready),
         Route("/", _landing),
     ]
-    served = Starlette(routes=routes, middleware=[Middleware(Access, config=config)], lifespan=lifespan)
-    served.router.redirect_slashes = False  # it would build an address from the client's Host header
+    served = Starlette(
+        routes=routes, middleware=[Middleware(Access, config=config)], lifespan=lifespan
+    )
+    served.router.redirect_slashes = (
+        False  # it would build an address from the client's Host header
+    )
     return served
 
 
-async def _discovery(published: Shared[tuple[Sequence[Published], set[str]]], request: Request) -> Response:
+async def _discovery(
+    published: Shared[tuple[Sequence[Published], set[str]]], request: Request
+) -> Response:
     """All or nothing: on an error Prometheus keeps the list it has."""
     try:
         processes, addresses = await published.get()
     except OSError as error:
-        return PlainTextResponse(f"The run directory cannot be read: {error.strerror}.\n", status_code=500)
+        return PlainTextResponse(
+            f"The run directory cannot be read: {error.strerror}.\n", status_code=500
+        )
     asked_from = request.client.host if request.client else ""
-    return JSONResponse(target_groups(processes, request.headers.get("host", ""), asked_from, addresses))
+    return JSONResponse(
+        target_groups(processes, request.headers.get("host", ""), asked_from, addresses)
+    )
 
 
 async def _healthy(_: Request) -> Response:
@@ -66,4 +76,6 @@ async def _landing(request: Request) -> Response:
     host = request.headers.get("host", "")
     address = host if HOST.fullmatch(host) else platform.node()
     secure = request.scope["scheme"] == "https"
-    return HTMLResponse(page(version("torchmem"), platform.node(), address, secure=secure), headers=_PAGE_HEADERS)
+    return HTMLResponse(
+        page(version("torchmem"), platform.node(), address, secure=secure), headers=_PAGE_HEADERS
+    )

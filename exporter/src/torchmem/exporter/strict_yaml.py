@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from torchmem.core.errors import UsageError
+from torchmem.sample.errors import UsageError
 
 MAX_BYTES = 1 << 20
 T = TypeVar("T")
@@ -30,13 +30,25 @@ class Section:
     `name` is the dotted path to it, empty at the top; `known` the keys that it may have, None for any.
     """
 
-    def __init__(self, file: Path, entries: Mapping[str, Entry], known: Collection[str] | None, name: str = "") -> None:
+    def __init__(
+        self,
+        file: Path,
+        entries: Mapping[str, Entry],
+        known: Collection[str] | None,
+        name: str = "",
+    ) -> None:
         self._file, self._entries, self._name = file, entries, name
         for key in entries:
             if known is not None and key not in known:
                 close = get_close_matches(key, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(known)}."
-                raise UsageError(f"Unknown key {self._path(key)!r} in {file}, line {entries[key].line}: {hint}")
+                hint = (
+                    f"did you mean {close[0]!r}?"
+                    if close
+                    else f"known keys are {', '.join(known)}."
+                )
+                raise UsageError(
+                    f"Unknown key {self._path(key)!r} in {file}, line {entries[key].line}: {hint}"
+                )
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries and self._entries[key].value is not None
@@ -52,12 +64,19 @@ class Section:
     def text(self, key: str, default: str = "") -> str:
         """Text."""
         return self._get(
-            key, default, lambda value: isinstance(value, str), "give text, in quotes if YAML reads it so."
+            key,
+            default,
+            lambda value: isinstance(value, str),
+            "give text, in quotes if YAML reads it so.",
         )
 
     def scalar(self, key: str, default: str) -> str:
         """Text, or a number as text."""
-        return str(self._get(key, default, lambda value: isinstance(value, (str, int, float)), "give text."))
+        return str(
+            self._get(
+                key, default, lambda value: isinstance(value, (str, int, float)), "give text."
+            )
+        )
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -80,7 +99,9 @@ class Section:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of text; nothing when the key is absent."""
-        entries: list[Entry] = self._get(key, [], lambda value: isinstance(value, list), "give a list of text.")
+        entries: list[Entry] = self._get(
+            key, [], lambda value: isinstance(value, list), "give a list of text."
+        )
         for entry in entries:
             if not isinstance(entry.value, str):
                 raise UsageError(
@@ -98,7 +119,9 @@ class Section:
     def section(self, key: str, known: Collection[str] | None) -> Section:
         """The mapping below `key`; an empty one when the key is absent."""
         nothing: dict[str, Entry] = {}
-        entries = self._get(key, nothing, lambda value: isinstance(value, dict), "give `key: value` lines below it.")
+        entries = self._get(
+            key, nothing, lambda value: isinstance(value, dict), "give `key: value` lines below it."
+        )
         return Section(self._file, entries, known, self._path(key))
 
     def _path(self, key: str) -> str:
@@ -118,9 +141,13 @@ def read(file: Path, known: Collection[str] | None) -> Section:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UsageError(f"Cannot read the configuration file {file}: {error.strerror}; check the path.") from error
+        raise UsageError(
+            f"Cannot read the configuration file {file}: {error.strerror}; check the path."
+        ) from error
     if len(content) > MAX_BYTES:
-        raise UsageError(f"The configuration file {file} is larger than {MAX_BYTES >> 20} MiB: give the right file.")
+        raise UsageError(
+            f"The configuration file {file} is larger than {MAX_BYTES >> 20} MiB: give the right file."
+        )
     entry = _parse(content, file)
     if not isinstance(entry.value, dict | None):
         raise UsageError(f"The configuration file {file} must hold `key: value` lines: correct it.")
@@ -129,7 +156,13 @@ def read(file: Path, known: Collection[str] | None) -> Section:
 
 def shown(value: Any) -> str:
     """A value as an error names it."""
-    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else repr(value)[:80]
+    return (
+        "a list"
+        if isinstance(value, list)
+        else "a mapping"
+        if isinstance(value, dict)
+        else repr(value)[:80]
+    )
 
 
 def _parse(content: bytes, file: Path) -> Entry:
@@ -141,10 +174,19 @@ def _parse(content: bytes, file: Path) -> Entry:
             return Entry(None, 1) if node is None else _Entries(loader, file).of(node)
         finally:
             loader.dispose()
-    except (yaml.YAMLError, UnicodeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+    except (
+        yaml.YAMLError,
+        UnicodeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+    ) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
-        raise UsageError(f"The configuration file {file} is not valid YAML{line}: correct it.") from error
+        raise UsageError(
+            f"The configuration file {file} is not valid YAML{line}: correct it."
+        ) from error
 
 
 class _Entries:
@@ -169,7 +211,9 @@ class _Entries:
         for key, value in node.value:
             name, line = str(key.value)[:80], key.start_mark.line + 1
             if name in found:
-                raise UsageError(f"The key {name!r} is in {self._file}, line {line}, once more: keep one.")
+                raise UsageError(
+                    f"The key {name!r} is in {self._file}, line {line}, once more: keep one."
+                )
             found[name] = replace(self.of(value), line=line)
         return found
 

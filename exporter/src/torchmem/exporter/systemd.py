@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from torchmem.core.errors import UsageError
+from torchmem.sample.errors import UsageError
 
 _FIRST_DESCRIPTOR = 3
 
@@ -21,14 +21,18 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> None:
         contextlib.suppress(OSError),
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
     ):
-        sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+        sender.sendto(
+            state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address
+        )
 
 
 def listener(environment: Mapping[str, str] = os.environ) -> socket.socket:
     """The listening socket that systemd opened for this process; raises UsageError when there is not exactly one."""
     count = environment.get("LISTEN_FDS", "0")
     if environment.get("LISTEN_PID") != str(os.getpid()) or count != "1":
-        raise UsageError("systemd passed no single socket: start the exporter through a .socket unit with one address.")
+        raise UsageError(
+            "systemd passed no single socket: start the exporter through a .socket unit with one address."
+        )
     try:
         passed = socket.socket(fileno=_FIRST_DESCRIPTOR)
         listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

@@ -59,7 +59,9 @@ class Count:
         """
         xids = {xid: self._xids[xid] for xid in sorted(self._expected_xids | set(self._xids))}
         shown = {xid: 0 if self._is_held(xid, now) else count for xid, count in xids.items()}
-        events = {name: count if self._was_shown else 0 for name, count in sorted(self._events.items())}
+        events = {
+            name: count if self._was_shown else 0 for name, count in sorted(self._events.items())
+        }
         self._was_shown = True
         return Tally(shown, dict(self._last), events)
 

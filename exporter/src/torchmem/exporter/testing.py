@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from torchmem.core.proc import pid_namespace
 from torchmem.exporter.gpu import Events, GpuDownError, GpuFault, GpuIdentity, NvmlDownError
 from torchmem.exporter.values import (
     Bar1,
@@ -27,6 +26,7 @@ from torchmem.exporter.values import (
     Utilization,
     Versions,
 )
+from torchmem.sample.procfs import pid_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ class FakeNvml:
     `subscriptions` holds every event subscription that was made.
     """
 
-    def __init__(self, gpus: Callable[[], Sequence[FakeGpu | GpuFault]], versions: Versions | None = None) -> None:
+    def __init__(
+        self, gpus: Callable[[], Sequence[FakeGpu | GpuFault]], versions: Versions | None = None
+    ) -> None:
         self._ask = gpus
         self._versions = versions or Versions()
         self._answers: Sequence[FakeGpu | GpuFault] = ()
@@ -140,7 +142,9 @@ class FakeNvml:
 
     def subscribe(self, uuids: Sequence[str]) -> Events | None:
         """The event kinds given; None when no GPU has any."""
-        kinds = {uuid: self._gpus[uuid].event_kinds for uuid in uuids if self._gpus[uuid].event_kinds}
+        kinds = {
+            uuid: self._gpus[uuid].event_kinds for uuid in uuids if self._gpus[uuid].event_kinds
+        }
         if not kinds:
             return None
         self.subscriptions.append(FakeEvents(kinds))

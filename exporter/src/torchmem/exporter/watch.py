@@ -81,7 +81,9 @@ class Watch:
                 self._counts.setdefault(uuid, Count()).expect(kinds)
             self._stop = threading.Event()
             arguments = (events, self._stop)
-            self._thread = threading.Thread(target=self._wait, args=arguments, name="torchmem-events", daemon=True)
+            self._thread = threading.Thread(
+                target=self._wait, args=arguments, name="torchmem-events", daemon=True
+            )
             self._thread.start()
             return True
 

@@ -1,6 +1,5 @@
 """What training code imports: `from torchmem import sdk; sdk.instrument()`."""
 
-from torchmem.sdk._instrument import instrument
-from torchmem.sdk._session import Session
+from torchmem.sdk._session import Session, instrument
 
 __all__ = ["Session", "instrument"]

@@ -1,4 +1,8 @@
-"""Capture on demand: record memory history from one step's end to another, and keep the snapshot.
+"""Memory snapshots as files that PyTorch's memory_viz reads: pickled, private to the user, bounded in size.
+
+Where requests for a capture arrive: a file beside the process's sample, trusted by its owner alone.
+
+Capture on demand: record memory history from one step's end to another, and keep the snapshot.
 
 Recording starts and ends in the training thread, between two steps. Only when no step comes any more the background
 thread has it ended, by `Backend.call_soon`; the last step is then a part of one.
@@ -6,26 +10,126 @@ thread has it ended, by `Backend.call_soon`; the last step is then a part of one
 
 from __future__ import annotations
 
+import os
+import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
-from torchmem.core.backend import Backend
-from torchmem.core.capture import (
+from torchmem.allocator.backend import Backend
+from torchmem.sample.capture_messages import (
+    ANSWER_SUFFIX,
+    MAX_MESSAGE_BYTES,
+    MAX_SNAPSHOT_BYTES,
     OOM_SNAPSHOT_SUFFIX,
+    REQUEST_SUFFIX,
     SNAPSHOT_SUFFIX,
     START_GRACE_SECONDS,
     STOP_GRACE_SECONDS,
+    AnswerState,
+    CaptureAnswer,
     CaptureRequest,
     beside,
+    decode_request,
+    encode,
 )
-from torchmem.sdk._capture_request import RefusedError, RequestFile
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._snapshot_file import write_snapshot
+from torchmem.sdk._publish import replace_file, temporary_beside
+
+
+class _Bounded:
+    """A file that refuses to grow over MAX_SNAPSHOT_BYTES: the run directory may be memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = MAX_SNAPSHOT_BYTES
+
+    def write(self, data: bytes) -> int:
+        """Append `data`; raises OSError when that would be too much."""
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError(f"the snapshot is larger than {MAX_SNAPSHOT_BYTES >> 20} MiB")
+        return self._file.write(data)
+
+
+def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
+    """Replace `path` at once, readable by this user only; raises OSError."""
+    temporary = temporary_beside(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
+            pickle.dump(snapshot, _Bounded(file))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+# Older than this, nobody waits for it any more: the command that wrote it was killed.
+STALE_SECONDS = 120.0
+
+_Version = tuple[int, int, int, int]
+
+
+class RefusedError(Exception):
+    """A request that is not granted; the text is the reason, one sentence."""
+
+
+class RequestFile:
+    """The request file and the answer to it; an unchanged file costs one stat."""
+
+    def __init__(self, sample: Path) -> None:
+        self._path = beside(sample, REQUEST_SUFFIX)
+        self._answer_path = beside(sample, ANSWER_SUFFIX)
+        self._version: _Version | None = None
+        self._request_ns = 0
+
+    def changed(self) -> bool:
+        """Whether the file is another one than at the last call, or has gone."""
+        try:
+            status = self._path.lstat()
+        except FileNotFoundError:
+            version = None
+        else:
+            version = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_uid)
+            self._request_ns = status.st_mtime_ns
+        changed, self._version = version != self._version, version
+        return changed
+
+    def read(self) -> CaptureRequest | None:
+        """The request, None when there is none; raises RefusedError."""
+        try:
+            data, status = read_untrusted(self._path, MAX_MESSAGE_BYTES)
+            _check_owner(status.st_uid)
+            if time.time() - status.st_mtime > STALE_SECONDS:
+                raise RefusedError("the request is older than two minutes.")
+            return decode_request(data)
+        except FileNotFoundError:
+            return None
+        except UntrustedFileError as error:
+            raise RefusedError(f"the request {error}.") from error
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+
+    def answer(self, state: AnswerState, reason: str | None = None) -> None:
+        """Tell the command how far its request is; raises OSError."""
+        replace_file(self._answer_path, encode(CaptureAnswer(self._request_ns, state, reason)))
+
+
+def _check_owner(uid: int) -> None:
+    own = os.geteuid()
+    if uid not in {0, own}:
+        raise RefusedError(
+            f"the request is user {uid}'s; only the process's own user ({own}) and root may ask."
+        )
+
 
 # Newest entries kept for each device: about 100 bytes each in the file, a few KB of stack in memory while recording.
 HISTORY_ENTRIES = 100_000
@@ -62,7 +166,11 @@ class Capture:
     """
 
     def __init__(
-        self, backend: Backend, sample: Path, errors: Errors, clock: Callable[[], float] = time.monotonic
+        self,
+        backend: Backend,
+        sample: Path,
+        errors: Errors,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`sample`: this process's sample file, which names all others."""
         self._backend = backend
@@ -104,7 +212,9 @@ class Capture:
         """The process ends: what was recorded is kept."""
         with self._alone() as alone:
             if alone and self._job:
-                self._finish() if self._job.started is not None else self._refuse("the process ended before a step.")
+                self._finish() if self._job.started is not None else self._refuse(
+                    "the process ended before a step."
+                )
 
     def keep_oom(self) -> None:
         """Keep the state that an OutOfMemoryError left, in place of the one before."""
@@ -157,7 +267,9 @@ class Capture:
         if recording is None:
             self._refuse("this allocator, or this version of PyTorch, records no memory history.")
         elif recording:
-            self._refuse("the script records memory history itself, and its recording is left alone.")
+            self._refuse(
+                "the script records memory history itself, and its recording is left alone."
+            )
         else:
             self._backend.start_history(HISTORY_ENTRIES)
             self._job = replace(job, started=now)

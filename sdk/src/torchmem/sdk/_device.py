@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchmem.core.backend import Device
-from torchmem.core.sample import Allocator, ByPool, Counters, DeviceSample, Layout, Oom, OomCause
-from torchmem.core.snapshot import NestedStats
+from torchmem.allocator.backend import Device
+from torchmem.allocator.snapshot import NestedStats
+from torchmem.sample.sample import Allocator, ByPool, Counters, DeviceSample, Layout, Oom, OomCause
 
 # PyTorch's name → ours (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
 COUNTERS = {
@@ -77,8 +77,12 @@ class DeviceRecord:
             allocated_bytes=_by_pool(stats, "allocated_bytes"),
             active_bytes=_by_pool(stats, "active_bytes"),
             reserved_bytes=_by_pool(stats, "reserved_bytes"),
-            requested_bytes=_by_pool(stats, "requested_bytes") if "requested_bytes" in stats else None,
-            inactive_split_bytes=_by_pool(stats, "inactive_split_bytes") if "inactive_split_bytes" in stats else None,
+            requested_bytes=_by_pool(stats, "requested_bytes")
+            if "requested_bytes" in stats
+            else None,
+            inactive_split_bytes=_by_pool(stats, "inactive_split_bytes")
+            if "inactive_split_bytes" in stats
+            else None,
             allocated_peak_bytes=self._peaks["allocated_bytes"],
             active_peak_bytes=self._peaks["active_bytes"],
             reserved_peak_bytes=self._peaks["reserved_bytes"],
@@ -95,7 +99,11 @@ class DeviceRecord:
         allocator = self.allocator
         if allocator is not None and expandable:
             allocator = replace(allocator, inactive_split_bytes=None)
-        totals = {ours: self._counters[name].total for name, ours in COUNTERS.items() if name in self._counters}
+        totals = {
+            ours: self._counters[name].total
+            for name, ours in COUNTERS.items()
+            if name in self._counters
+        }
         releases, released_bytes = self._releases or (None, None)
         ooms = None if self._ooms is None else dict(self._ooms)
         return DeviceSample(
@@ -104,7 +112,9 @@ class DeviceRecord:
             name=self.device.name,
             total_bytes=self.device.total_bytes,
             allocator=allocator,
-            counters=Counters(ooms=ooms, releases=releases, released_bytes=released_bytes, **totals),
+            counters=Counters(
+                ooms=ooms, releases=releases, released_bytes=released_bytes, **totals
+            ),
             layout=self.layout,
             last_oom=self.last_oom,
             phase_peaks=dict(self.phase_peaks),

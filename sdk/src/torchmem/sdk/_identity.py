@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchmem.core import proc
-from torchmem.core.sample import Process
+from torchmem.sample.procfs import own_start_ticks, pid_namespace
+from torchmem.sample.sample import Process
 from torchmem.sdk._settings import Settings
 
 # torchrun and torch.distributed, then Slurm, Open MPI, MPICH and Intel MPI (hydra), MVAPICH2.
@@ -22,7 +22,13 @@ LOCAL_RANK_VARIABLES = (
     "MPI_LOCALRANKID",
     "MV2_COMM_WORLD_LOCAL_RANK",
 )
-WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+WORLD_SIZE_VARIABLES = (
+    "WORLD_SIZE",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)
 
 # "none" is what torchrun gives when no --rdzv-id was set.
 RUN_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_NAME")
@@ -38,21 +44,27 @@ SCHEDULER_LABELS = {
 }
 
 
-def identify(settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]) -> Process:
+def identify(
+    settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
+) -> Process:
     """The identity of the calling process; a process without a launcher is rank 0."""
     rank = settings.rank if settings.rank is not None else _number(environment, RANK_VARIABLES)
     script = _script()
     return Process(
         pid=os.getpid(),
-        pid_namespace=proc.pid_namespace(),
-        start_ticks=proc.own_start_ticks(),
+        pid_namespace=pid_namespace(),
+        start_ticks=own_start_ticks(),
         hostname=socket.gethostname(),
         run=settings.run or _run_name(environment) or (Path(script).stem if script else "python"),
         rank=rank or 0,
         local_rank=_number(environment, LOCAL_RANK_VARIABLES),
         world_size=_number(environment, WORLD_SIZE_VARIABLES),
         script=script,
-        labels={label: environment[name] for name, label in SCHEDULER_LABELS.items() if environment.get(name)},
+        labels={
+            label: environment[name]
+            for name, label in SCHEDULER_LABELS.items()
+            if environment.get(name)
+        },
         versions={"python": platform.python_version(), **versions},
     )
 

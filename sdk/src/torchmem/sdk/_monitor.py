@@ -1,30 +1,98 @@
-"""`Monitor`: watches one process's allocator from CUDA's initialisation to the end; a forked child gets its own."""
+"""SIGTERM, as launchers send it: publish once more, then do what would have been done.
+
+The background thread: publishes, takes snapshots at random moments, reads statistics when no step comes.
+
+`Monitor`: watches one process's allocator from CUDA's initialisation to the end; a forked child gets its own.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 
-from torchmem.core.alloc_conf import ignored_settings
-from torchmem.core.backend import Backend
-from torchmem.core.sample import Ending, Process, Sample, SelfCost
-from torchmem.sdk._cadence import Cadence, affordable
+from torchmem.allocator.backend import Backend
+from torchmem.allocator.settings import ignored_settings
+from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._capture import Capture
-from torchmem.sdk._cost import CpuMeter
+from torchmem.sdk._cost import Cadence, CpuMeter, affordable
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._evidence import Evidence
 from torchmem.sdk._identity import identify
-from torchmem.sdk._moments import Moments
-from torchmem.sdk._phases import Phases
-from torchmem.sdk._publisher import Publisher
+from torchmem.sdk._main_thread import Moments
+from torchmem.sdk._oom import Evidence
+from torchmem.sdk._peaks import Phases
+from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
-from torchmem.sdk._sampler import Sampler
 from torchmem.sdk._settings import Settings
-from torchmem.sdk._signals import before_sigterm
 from torchmem.sdk._steps import StepClock
+
+
+def before_sigterm(flush: Callable[[], None]) -> None:
+    """Let `flush` run before the script's own SIGTERM handler.
+
+    Only where there is one. A handler in Python waits until the main thread is back in Python, so in the place of the
+    default action it would keep a rank alive that hangs in a collective; such a rank must die at once, and what it
+    published last is at most one interval old.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+    if not callable(previous):
+        return
+
+    def flush_first(number: int, frame: FrameType | None) -> None:
+        flush()
+        previous(number, frame)
+
+    signal.signal(signal.SIGTERM, flush_first)
+
+
+# Share of wall time that ticks may take as long as that only stretches their interval.
+TICK_BUDGET = 0.0001
+
+
+class Sampler:
+    """Calls `tick` about every `interval` seconds in a daemon thread until stopped; all that it costs is metered."""
+
+    def __init__(self, tick: Callable[[], None], interval: float, meter: CpuMeter) -> None:
+        self._tick = tick
+        self._interval = interval
+        self._meter = meter
+        self._running = (
+            threading.Lock()
+        )  # held until `stop`; waiting for it is much cheaper than for an Event
+        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._running.acquire()
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Ask the thread to end, wait at most `timeout` seconds; True when it is stuck, most likely in the driver."""
+        if self._running.locked():
+            self._running.release()
+        if self._thread.ident is None or self._thread is threading.current_thread():
+            return False
+        self._thread.join(timeout)
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        chance = random.Random()  # noqa: S311 - jitter, not a secret
+        counted, pause = 0.0, self._interval
+        while not self._running.acquire(timeout=pause * chance.uniform(0.75, 1.25)):
+            self._tick()
+            total = time.thread_time()  # since the thread began: waking up is part of the price
+            spent, counted = total - counted, total
+            self._meter.add(spent)
+            pause = affordable(self._interval, spent, TICK_BUDGET)
+
 
 # Shares of wall time that reads of the statistics may take: at a step's end, and while no step comes.
 READ_BUDGET = 0.00005
@@ -35,10 +103,14 @@ JOIN_SECONDS = 0.5
 class Monitor:
     """At rest until `wake`: no thread, no file, nothing measured. Its methods let no error of ours out."""
 
-    def __init__(self, settings: Settings, backend: Backend, environment: Mapping[str, str], errors: Errors) -> None:
+    def __init__(
+        self, settings: Settings, backend: Backend, environment: Mapping[str, str], errors: Errors
+    ) -> None:
         self.recorder = Recorder(backend)
         self.cost = CpuMeter()
-        self.phases = Phases(self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks)
+        self.phases = Phases(
+            self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks
+        )
         self.oom_pending = False
         self.publisher: Publisher | None = None
         self._settings = settings
@@ -70,7 +142,9 @@ class Monitor:
         self._pid = os.getpid()
         with self._errors.swallow("setup"):
             self._process = identify(self._settings, self._environment, self._backend.versions())
-            publisher = Publisher(self._settings, self._environment, self._process, self._errors, self.sample)
+            publisher = Publisher(
+                self._settings, self._environment, self._process, self._errors, self.sample
+            )
             self._evidence = Evidence(publisher.file.path)
             self._capture = Capture(self._backend, publisher.file.path, self._errors)
             self.publisher = publisher
@@ -92,7 +166,9 @@ class Monitor:
         self._clock.tick(now, samples)
         self.oom_pending = False
         if now >= self._next_read and not self._ended and self._backend.is_initialized():
-            self._next_read = now + affordable(self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET)
+            self._next_read = now + affordable(
+                self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET
+            )
             self.wake()
             self._read_stats()
             self._moments.at_step()
@@ -110,7 +186,12 @@ class Monitor:
     def _tick(self) -> None:
         """In the sampler's thread, which never asks the allocator itself; see `_moments`."""
         with self._errors.swallow("setup"):
-            if self.publisher and self._evidence and self._backend.is_initialized() and not self._ended:
+            if (
+                self.publisher
+                and self._evidence
+                and self._backend.is_initialized()
+                and not self._ended
+            ):
                 self._measure()
                 self._ask(time.perf_counter())
                 self._measure()

@@ -1,9 +1,18 @@
-"""Peaks within a window, such as a step or a phase, and the user's own peaks kept right while we reset PyTorch's."""
+"""Peaks within a window, such as a step or a phase, and the user's own peaks kept right while we reset PyTorch's.
+
+Phases that the script names: the highest allocated bytes within each.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Protocol
+
+from torchmem.sdk._cost import CpuMeter
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._recorder import Recorder
 
 
 class WindowPeak:
@@ -41,7 +50,9 @@ class UserPeaks:
     pass as a device. `torch.accelerator` reads past these functions and sees the peaks since our reset.
     """
 
-    def __init__(self, modules: tuple[MemoryModule, ...], device_index: Callable[[Any], int]) -> None:
+    def __init__(
+        self, modules: tuple[MemoryModule, ...], device_index: Callable[[Any], int]
+    ) -> None:
         self._stats = modules[0].memory_stats_as_nested_dict
         self._reset = modules[0].reset_peak_memory_stats
         self._device_index = device_index
@@ -79,6 +90,96 @@ def _with_peaks(stats: dict[str, Any]) -> list[tuple[tuple[str, str], dict[str, 
     nested = [(name, value) for name, value in stats.items() if isinstance(value, dict)]
     plain = [((name, ""), value) for name, value in nested if "peak" in value]
     pooled = [
-        ((name, pool), v) for name, value in nested for pool, v in value.items() if isinstance(v, dict) and "peak" in v
+        ((name, pool), v)
+        for name, value in nested
+        for pool, v in value.items()
+        if isinstance(v, dict) and "peak" in v
     ]
     return plain + pooled
+
+
+MOST_PHASES = 32
+
+
+class Phases:
+    """Opens and closes phases; each name is measured at most once in `interval` seconds, as steps are."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        errors: Errors,
+        meter: CpuMeter,
+        interval: float,
+        *,
+        reset_peaks: bool,
+    ) -> None:
+        self.recorder = recorder
+        self.errors = errors
+        self.meter = meter
+        self._interval = interval
+        self._resets = reset_peaks
+        self._due: dict[str, float] = {}
+        self._open: list[dict[int, WindowPeak]] = []
+
+    def begin(self, name: str) -> dict[int, WindowPeak] | None:
+        """The windows, by device, of a phase that is to be measured; None when it is too early or nothing is known."""
+        now = time.perf_counter()
+        is_early = now < self._due.get(name, 0.0) or (
+            name not in self._due and len(self._due) >= MOST_PHASES
+        )
+        if is_early or not self.recorder.backend.is_initialized():
+            return None
+        if self._resets:
+            self.reset()
+        windows = {
+            device: WindowPeak(*values) for device, values in self.recorder.allocated().items()
+        }
+        if not windows:
+            return None
+        self._due[name] = now + self._interval
+        self._open.append(windows)
+        return windows
+
+    def end(self, name: str, windows: dict[int, WindowPeak]) -> None:
+        """The phase is over: remember the highest value of each device."""
+        self._open = [others for others in self._open if others is not windows]
+        for device, values in self.recorder.allocated().items():
+            if device in windows:
+                windows[device].update(*values)
+                self.recorder.record_phase(device, name, windows[device].highest)
+
+    def reset(self) -> None:
+        """Reset PyTorch's peaks; phases that are open around this one keep what they have seen."""
+        before = self.recorder.allocated()
+        for windows in self._open:
+            for device, window in windows.items():
+                window.update(*before.get(device, (0, 0)))
+                window.rebase(before.get(device, (0, 0))[0])
+        self.recorder.reset_peaks()
+
+
+class Phase:
+    """One `with session.phase(name):`; the script's exceptions pass through, ours do not exist."""
+
+    def __init__(self, phases: Phases, name: str) -> None:
+        self._phases = phases
+        self._name = name
+        self._windows: dict[int, WindowPeak] | None = None
+
+    def __enter__(self) -> None:
+        started = time.thread_time()
+        with self._phases.errors.swallow("phase"):
+            self._windows = self._phases.begin(self._name)
+        self._phases.meter.add(time.thread_time() - started)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        started = time.thread_time()
+        with self._phases.errors.swallow("phase"):
+            if self._windows is not None:
+                self._phases.end(self._name, self._windows)
+        self._phases.meter.add(time.thread_time() - started)

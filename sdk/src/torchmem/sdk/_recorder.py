@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torchmem.core.allocator_config import AllocatorConfig
-from torchmem.core.backend import Backend, Device
-from torchmem.core.fragmentation import measure
-from torchmem.core.headroom import Room
-from torchmem.core.sample import DeviceSample, distinct_devices
-from torchmem.core.snapshot import SegmentInfo
+from torchmem.allocator.backend import Backend, Device
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.headroom import Room
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.sample.sample import DeviceSample, distinct_devices
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._oom import Observed, Scene, examine
 
@@ -92,7 +92,9 @@ class Recorder:
             return
         timestamp = time.time()
         self._take_settings()
-        rooms = {index: self._room(record.device, segments) for index, record in self.records().items()}
+        rooms = {
+            index: self._room(record.device, segments) for index, record in self.records().items()
+        }
         self._moment = Moment(segments, timestamp, rooms, time.perf_counter() - started)
 
     def measure_snapshot(self) -> bool:
@@ -113,7 +115,9 @@ class Recorder:
         free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
         if free is None or limit is None or device.total_bytes is None:
             return None
-        reserved = sum(segment["total_size"] for segment in segments if segment["device"] == device.index)
+        reserved = sum(
+            segment["total_size"] for segment in segments if segment["device"] == device.index
+        )
         return Room(free, reserved, limit) if limit < device.total_bytes else Room(free)
 
     def record_oom(self, device: int, requested: int, limit: int, driver_free: int) -> Scene:
@@ -121,11 +125,15 @@ class Recorder:
         with self._reading(OBSERVER_LOCK_SECONDS):
             self._read_stats()
             observed = Observed(requested, limit, driver_free)
-            return examine(self.backend, self._records[device], AllocatorConfig.of(self.settings), observed)
+            return examine(
+                self.backend, self._records[device], AllocatorConfig.of(self.settings), observed
+            )
 
     @contextmanager
     def _reading(self, timeout: float) -> Iterator[bool]:
-        mine = self._lock.acquire(timeout=timeout) if timeout else self._lock.acquire(blocking=False)
+        mine = (
+            self._lock.acquire(timeout=timeout) if timeout else self._lock.acquire(blocking=False)
+        )
         try:
             yield mine
         finally:

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchmem.core.fragmentation import measure
-from torchmem.core.sizes import MIB
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.sizes import MIB
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._recorder import Recorder
@@ -54,7 +54,12 @@ class Release:
     """Acts in the training thread, at the end of a step whose statistics were just read."""
 
     def __init__(
-        self, recorder: Recorder, errors: Errors, share: float, interval: float, reset_peaks: Callable[[], None]
+        self,
+        recorder: Recorder,
+        errors: Errors,
+        share: float,
+        interval: float,
+        reset_peaks: Callable[[], None],
     ) -> None:
         """`interval`: least seconds between two looks; `reset_peaks` begins a new window of the peaks."""
         self._recorder = recorder
@@ -84,8 +89,12 @@ class Release:
         records = self._recorder.records()
         for index, record in records.items():
             record.count_release(0, 0)
-            self._windows.setdefault(index, deque(maxlen=RECENT_WINDOWS)).append(record.end_window())
-        if now >= self._due and any(self._is_short(index, record) for index, record in records.items()):
+            self._windows.setdefault(index, deque(maxlen=RECENT_WINDOWS)).append(
+                record.end_window()
+            )
+        if now >= self._due and any(
+            self._is_short(index, record) for index, record in records.items()
+        ):
             self._due = now + self._interval
             if any(pays(holdings, self._share) for holdings in self._holdings(records)):
                 self._release(records)
@@ -101,9 +110,16 @@ class Release:
         for index, record in records.items():
             free, total = self._recorder.backend.free_bytes(index), record.device.total_bytes
             peak = predicted_peak(self._windows[index])
-            if free is not None and total is not None and peak is not None and record.allocator is not None:
+            if (
+                free is not None
+                and total is not None
+                and peak is not None
+                and record.allocator is not None
+            ):
                 releasable = measure(segments, index, time.time()).releasable_bytes
-                found.append(Holdings(total, free, record.allocator.active_bytes.total, releasable, peak))
+                found.append(
+                    Holdings(total, free, record.allocator.active_bytes.total, releasable, peak)
+                )
         return found
 
     def _release(self, records: dict[int, DeviceRecord]) -> None:

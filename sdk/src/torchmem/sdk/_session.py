@@ -1,24 +1,108 @@
-"""`Session`: what `instrument` returns, and where PyTorch's hooks and the process's events arrive."""
+"""A backend on which CUDA never comes up: monitoring switched off, or no PyTorch.
+
+`Session`: what `instrument` returns, and where PyTorch's hooks and the process's events arrive.
+
+`instrument()`: the one line in the training script.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchmem.core.backend import Backend
-from torchmem.core.sample import Ending
+from torchmem.allocator.backend import Backend, Device, OomObserver
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sample.sample import Ending
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._identity import is_multiprocessing_child
 from torchmem.sdk._monitor import Monitor
-from torchmem.sdk._phases import Phase
-from torchmem.sdk._settings import Settings
+from torchmem.sdk._peaks import Phase
+from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
 from torchmem.sdk._steps import Iterations
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+
+class IdleBackend:
+    """Answers every question with "nothing"; a session on it starts no thread and writes no file."""
+
+    def is_initialized(self) -> bool:
+        """Never."""
+        return False
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Never: there is nothing to read."""
+
+    def devices(self) -> Sequence[Device]:
+        """None."""
+        return ()
+
+    def memory_stats(self, device: int) -> NestedStats | None:  # noqa: ARG002
+        """None."""
+        return None
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """None."""
+        return None
+
+    def free_bytes(self, device: int) -> int | None:  # noqa: ARG002
+        """Unknown."""
+        return None
+
+    def limit_bytes(self, device: int) -> int | None:  # noqa: ARG002
+        """Unknown."""
+        return None
+
+    def history_enabled(self) -> bool | None:
+        """No history."""
+        return None
+
+    def start_history(self, max_entries: int) -> None:
+        """Nothing to record."""
+
+    def stop_history(self) -> None:
+        """Nothing was recorded."""
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """None."""
+        return None
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
+
+    def reset_peaks(self, device: int) -> None:
+        """Nothing to reset."""
+
+    def current_stream(self, device: int) -> int | None:  # noqa: ARG002
+        """Unknown."""
+        return None
+
+    def allocator_settings(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def versions(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def on_init(self, callback: Callable[[], None]) -> None:
+        """CUDA never comes up."""
+
+    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:  # noqa: ARG002
+        """No step is ever seen."""
+        return lambda: None
+
+    def on_oom(self, observer: OomObserver) -> None:
+        """No allocation ever fails."""
 
 
 class Session:
@@ -27,7 +111,9 @@ class Session:
     after_step: for tools that run the script; called after every `step`.
     """
 
-    def __init__(self, settings: Settings, backend: Backend, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, backend: Backend, environment: Mapping[str, str]
+    ) -> None:
         self.settings = settings
         self.errors = Errors()
         self._backend = backend
@@ -80,7 +166,12 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._close("oom" if error is not None and self._monitor.oom_pending else "exited")
 
     def at_exit(self) -> None:
@@ -121,3 +212,78 @@ class Session:
         with self.errors.swallow("exit"):
             self._remove_step_hook()
             self._monitor.end(ending)
+
+
+log = logging.getLogger("torchmem")
+_lock = threading.Lock()
+_current: Session | None = None
+
+
+def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
+    """Watch this process's GPU memory; call it once, before or after CUDA starts.
+
+    A second call returns the running session. Nothing happens before CUDA is initialised: no thread, no file, no
+    CUDA call. Settings are keywords, or `TORCHMEM_*` environment variables; see `torchmem.sdk._settings.Settings`.
+    `backend` replaces PyTorch, for simulations and tests.
+
+    Raises UsageError for a misspelt setting and nothing else: without torch, or when anything else goes wrong, the
+    session stays idle and one warning is logged.
+    """
+    resolved = resolve(settings, os.environ)
+    global _current  # noqa: PLW0603 - one process, one session
+    if _current is None or _current.closed:
+        backend = _usable(
+            resolved, backend
+        )  # before the lock: at the import of torch a tool may come here as well
+    with _lock:
+        if _current is None or _current.closed:
+            _current = _start(resolved, backend)
+        elif settings and _current.settings != resolved:
+            log.warning("instrument() was called before; its first settings stay in force")
+        return _current
+
+
+def _renew_lock() -> None:
+    """In a forked child nobody is left who could release it."""
+    global _lock  # noqa: PLW0603 - it is the module's
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _start(settings: Settings, backend: Backend | None) -> Session:
+    try:
+        session = Session(settings, _usable(settings, backend), os.environ)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+        log.warning(
+            "torchmem watches nothing: it could not start (%s: %s)", type(error).__name__, error
+        )
+        return Session(settings, IdleBackend(), os.environ)
+    atexit.register(session.at_exit)
+    os.register_at_fork(after_in_child=session.after_fork)
+    if is_multiprocessing_child():
+        # Such a child leaves by os._exit, which skips atexit.
+        import multiprocessing.util
+
+        multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)
+    return session
+
+
+def _usable(settings: Settings, backend: Backend | None) -> Backend:
+    if not settings.enabled:
+        return IdleBackend()
+    if backend is not None:
+        return backend
+    try:
+        import_module("torch")  # by itself first: whoever waits for it may import `_torch` as well
+        from torchmem.sdk._torch import TorchBackend
+
+        return TorchBackend()
+    except Exception as error:  # noqa: BLE001 - a broken torch must fail in the user's code, not in ours
+        log.warning(
+            "torchmem watches nothing: PyTorch cannot be used here (%s: %s)",
+            type(error).__name__,
+            error,
+        )
+        return IdleBackend()

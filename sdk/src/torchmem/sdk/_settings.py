@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict
 
-from torchmem.core.errors import UsageError
-from torchmem.core.rundir import run_directory
+from torchmem.sample.errors import UsageError
+from torchmem.sample.run_directory import run_directory
 
 PREFIX = "TORCHMEM_"
 log = logging.getLogger("torchmem")
@@ -93,7 +93,12 @@ def resolve(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Sett
     for name in keywords:
         if name not in _PARSERS:
             raise UsageError(f"instrument() has no setting {name!r}{_suggestion(name)}.")
-    return Settings(**(_from_environment(environment) | {name: _parse(name, keywords[name]) for name in keywords}))
+    return Settings(
+        **(
+            _from_environment(environment)
+            | {name: _parse(name, keywords[name]) for name in keywords}
+        )
+    )
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -114,7 +119,9 @@ def _parse(name: str, value: Any) -> Any:
     try:
         return _PARSERS[name](value)
     except (TypeError, ValueError):
-        raise UsageError(f"the setting {name} cannot be {value!r}; see help(torchmem.sdk.instrument)") from None
+        raise UsageError(
+            f"the setting {name} cannot be {value!r}; see help(torchmem.sdk.instrument)"
+        ) from None
 
 
 def _suggestion(name: str) -> str:
@@ -123,7 +130,16 @@ def _suggestion(name: str) -> str:
 
 
 def _boolean(value: Any) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    words = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
     return words.get(str(value).lower()) if str(value).lower() in words else _reject(value)  # type: ignore[return-value]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 
-from torchmem.core.sample import STEP_DURATION_BOUNDS, Steps
+from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
 
 
 class Iterations:

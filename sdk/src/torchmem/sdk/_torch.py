@@ -1,4 +1,12 @@
-"""The only file that imports torch: PyTorch's CUDA caching allocator as a `Backend`.
+"""Keeping torch.compile away from our callbacks, which interrupt compiled code at any place.
+
+Which physical GPU a torch device is. The torch module is passed by argument; every call needs CUDA to be up.
+
+What each of PyTorch's allocator backends really keeps: statistics, snapshots and settings, from torch 2.1 on.
+
+The torch module is passed by argument; every call needs CUDA to be up, and creates nothing.
+
+The only file that imports torch: PyTorch's CUDA caching allocator as a `Backend`.
 
 Every call is gated by the session on `is_initialized`; none creates a context. For torch 2.1 and newer: functions
 that some version lacks are looked up, and their values are absent there.
@@ -7,22 +15,220 @@ that some version lacks are looked up, and their values are absent there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import inspect
 import os
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.cuda._utils import _get_device_index
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchmem.core.backend import Device, OomObserver
-from torchmem.core.snapshot import NestedStats, SegmentInfo
+from torchmem.allocator.backend import Device, OomObserver
+from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sdk._main_thread import PendingCalls, raise_soon
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
-from torchmem.sdk._pending_calls import PendingCalls, raise_soon
-from torchmem.sdk._torch_compile import untraced
-from torchmem.sdk._torch_devices import describe
-from torchmem.sdk._torch_memory import AllocatorReader
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def untraced(torch: Any, function: C) -> C:
+    """A function that TorchDynamo leaves alone with all that it calls; does not import torch._dynamo.
+
+    By `torch._C._dynamo.eval_frame` (torch/csrc/dynamo/eval_frame.c): `set_code_exec_strategy`, before it `skip_code`,
+    which reaches one frame only, so that there the calls below it run without Dynamo's callback.
+    """
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)  # noqa: SLF001
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP  # noqa: SLF001
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # noqa: SLF001
+        return function
+    return _without_callback(frames, function) if hasattr(frames, "skip_code") else function
+
+
+def _without_callback(frames: Any, function: C) -> C:
+    def quiet(*arguments: object) -> object:
+        prior = frames.set_eval_frame(None)
+        try:
+            return function(*arguments)
+        finally:
+            frames.set_eval_frame(prior)
+
+    frames.skip_code(quiet.__code__)
+    return quiet  # type: ignore[return-value]
+
+
+_UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_GPU = re.compile(f"GPU-{_UUID}")
+# A compute instance, as drivers from 470 on write it, and as older ones did.
+_MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
+
+
+def describe(torch: Any, index: int, environment: Mapping[str, str]) -> Device:
+    """Name, UUID and bytes of torch's device `index`, from its own properties."""
+    properties = torch.cuda.get_device_properties(index)
+    uuid = device_uuid(torch, index, properties, environment)
+    return Device(index, uuid, str(properties.name), int(properties.total_memory))
+
+
+def device_uuid(
+    torch: Any, index: int, properties: Any, environment: Mapping[str, str]
+) -> str | None:
+    """The UUID as NVML, or rocminfo, writes it; None rather than one that might be another card's.
+
+    A MIG slice is named by CUDA_VISIBLE_DEVICES alone. Otherwise the device's own property (since torch 2.5) is right
+    under every CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+    """
+    entries = [entry.strip() for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    entry = entries[index] if index < len(entries) else ""
+    if entry.startswith("MIG-") or " MIG " in str(properties.name):
+        return entry if _MIG.fullmatch(entry) else None
+    own = getattr(properties, "uuid", None)
+    if getattr(torch.version, "hip", None):
+        return None if own is None else _hip_uuid(str(own))
+    if own is not None:
+        return f"GPU-{str(own).removeprefix('GPU-')}"
+    return entry if _GPU.fullmatch(entry) else _uuid_by_index(torch, index, entry, environment)
+
+
+def _hip_uuid(text: str) -> str | None:
+    """HIP keeps the 16 digits that rocminfo shows as characters, and torch writes the bytes of those in hexadecimal."""
+    with suppress(ValueError):
+        digits = bytes.fromhex(text.replace("-", "")).decode("ascii")
+        return f"GPU-{digits}" if re.fullmatch("[0-9a-f]{16}", digits) else None
+    return None
+
+
+def _uuid_by_index(
+    torch: Any, index: int, entry: str, environment: Mapping[str, str]
+) -> str | None:
+    """Before torch 2.5: through NVML's list, where its order is CUDA's or does not matter."""
+    with suppress(Exception):
+        uuids: list[str] = torch.cuda._raw_device_uuid_nvml() or []  # noqa: SLF001
+        if len(uuids) == 1:
+            return uuids[0]
+        if entry.startswith("GPU-"):
+            matches = [uuid for uuid in uuids if uuid.startswith(entry)]
+            return matches[0] if len(matches) == 1 else None
+        if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+            return uuids[int(torch.cuda._get_nvml_device_index(index))]  # noqa: SLF001
+    return None
+
+
+NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+# CudaMallocAsyncAllocator::getDeviceStats fills in these (c10/cuda/CUDAMallocAsyncAllocator.cpp, 2.13).
+ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+
+
+class AllocatorReader:
+    """Reads the allocator and leaves out what its backend does not keep, which PyTorch fills with zeros."""
+
+    def __init__(self, torch: Any, environment: Mapping[str, str]) -> None:
+        self._torch = torch
+        self._environment = environment
+        self._settings: dict[str, str] | None = None
+        parameters = inspect.signature(torch.cuda.memory.memory_snapshot).parameters
+        # Since 2.11; before, a snapshot always copies the user's whole recorded history.
+        self.can_skip_traces = "include_traces" in parameters
+        pool = (None,) if "mempool_id" in parameters else ()  # since 2.8
+        self._arguments: tuple[object, ...] = ((0, 0, False),) if self.can_skip_traces else pool
+
+    def backend(self) -> str:
+        """`torch.cuda.get_allocator_backend()`: native, cudaMallocAsync or pluggable."""
+        return str(self._torch.cuda.get_allocator_backend())
+
+    def kept_stats(self, stats: NestedStats) -> NestedStats | None:
+        """The nested statistics without what this backend never counts; None when that is all of them."""
+        if self.backend() == "cudaMallocAsync":
+            kept = ((name, stats[name]["all"]) for name in ASYNC_STATS)
+            return {
+                name: {"all": {part: value[part] for part in ("current", "peak")}}
+                for name, value in kept
+            }
+        if stats and stats["reserved_bytes"]["all"]["peak"] == 0 and self._is_caching_off():
+            return None
+        return stats or None
+
+    def segments(self) -> list[SegmentInfo] | None:
+        """All segments of a snapshot without traces; None where there are none to have, see `snapshot`."""
+        raw = self.snapshot()
+        if raw is None:
+            return None
+        self._settings = settings_text(raw.get("allocator_settings", {}))
+        segments = cast("list[SegmentInfo]", raw["segments"])
+        if not segments and self._is_caching_off():
+            self._settings["caching"] = "False"
+            return None
+        return segments
+
+    def snapshot(self) -> Mapping[str, Any] | None:
+        """The whole snapshot; None if not native, or while history is recorded that cannot be left out."""
+        if self.backend() != "native" or (not self.can_skip_traces and self.history_enabled()):
+            return None
+        if self.can_skip_traces:
+            lend((0, 0, False))
+        return cast("Mapping[str, Any]", self._torch._C._cuda_memorySnapshot(*self._arguments))  # noqa: SLF001
+
+    def history_enabled(self) -> bool:
+        """`torch._C._cuda_isHistoryEnabled` (since 2.1), which would crash the process before CUDA is up."""
+        enabled = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001
+        return bool(enabled()) if enabled else False
+
+    def settings(self) -> dict[str, str]:
+        """The settings in effect at the newest snapshot (in it since 2.3), and the backend; takes one if need be."""
+        if self._settings is None:
+            self.segments()
+        return {**(self._settings or {}), "backend": self.backend()}
+
+    def fraction(self, device: int) -> float | None:
+        """`get_per_process_memory_fraction`; None before 2.6, where it cannot be read."""
+        read = getattr(self._torch.cuda.memory, "get_per_process_memory_fraction", None)
+        return None if read is None else float(read(device))
+
+    def _is_caching_off(self) -> bool:
+        """Whether allocations may go past the cache, so that statistics which were never touched mean nothing."""
+        enabled = getattr(self._torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)  # noqa: SLF001
+        return any(name in self._environment for name in NO_CACHING) or (
+            enabled is not None and not enabled()
+        )
+
+
+def lend(members: tuple[object, ...]) -> None:
+    """Give one more reference to each member of the tuple that `_cuda_memorySnapshot` gets.
+
+    PyTorch takes one from each at every call and never gives it back (pytorch/pytorch, pull request 196366). Before
+    Python 3.12, where such objects became immortal, `False` would have none left after some 20,000 snapshots, about
+    two days, and Python would abort the training. Where PyTorch is right one too many does no harm.
+    """
+    if sys.version_info < (3, 12):
+        for member in members:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(member))
+
+
+def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Flat text by lower-case name, with what was parsed but is not in the snapshot.
+
+    −1 stands for "unlimited" in PyTorch and is left out, as is what was not set.
+    """
+    flat = {
+        name.lower(): str(value)
+        for name, value in settings.items()
+        if not isinstance(value, dict) and value != -1
+    }
+    divisions = settings.get("roundup_power2_divisions", {})
+    flat["roundup_power2_divisions"] = ",".join(
+        f"{size}:{count}" for size, count in divisions.items() if count
+    )
+    parsed = parse_alloc_conf(flat.get(LAST_PARSED, ""))
+    parsed.pop("max_split_size_mb", None)
+    return {name: text for name, text in (parsed | flat).items() if text}
+
 
 _step_callbacks: list[Callable[[int], None]] = []
 
@@ -55,7 +261,8 @@ class TorchBackend:
 
     def devices(self) -> Sequence[Device]:
         """Devices with a primary context of this process (`torch._C._cuda_hasPrimaryContext`)."""
-        present = [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]  # noqa: SLF001
+        has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
+        present = [index for index in range(torch.cuda.device_count()) if has_context(index)]
         for index in present:
             if index not in self._devices:
                 self._devices[index] = describe(torch, index, os.environ)
@@ -65,7 +272,9 @@ class TorchBackend:
         """The nested form, an eighth of the price of the flattened one; only what this backend keeps."""
         if self._reader.backend() == "pluggable":
             return None
-        read = self._user_peaks.stats if self._user_peaks else torch.cuda.memory_stats_as_nested_dict
+        read = (
+            self._user_peaks.stats if self._user_peaks else torch.cuda.memory_stats_as_nested_dict
+        )
         return self._reader.kept_stats(read(device))
 
     def memory_snapshot(self) -> list[SegmentInfo] | None:
@@ -112,7 +321,9 @@ class TorchBackend:
         """`reset_peak_memory_stats`, with the user's `max_memory_*` kept as they were; see `UserPeaks`."""
         if self._user_peaks is None:
             modules = cast("tuple[MemoryModule, ...]", (torch.cuda.memory, torch.cuda))
-            self._user_peaks = UserPeaks(modules, lambda given: int(_get_device_index(given, optional=True)))
+            self._user_peaks = UserPeaks(
+                modules, lambda given: int(_get_device_index(given, optional=True))
+            )
         self._user_peaks.reset(device)
 
     def current_stream(self, device: int) -> int | None:
@@ -125,7 +336,11 @@ class TorchBackend:
 
     def versions(self) -> Mapping[str, str]:
         """Versions of torch and of the CUDA or ROCm it was built for."""
-        known = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None)}
+        known = {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": getattr(torch.version, "hip", None),
+        }
         return {name: str(version) for name, version in known.items() if version}
 
     def on_init(self, callback: Callable[[], None]) -> None:

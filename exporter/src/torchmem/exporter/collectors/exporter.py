@@ -8,10 +8,10 @@ from importlib.metadata import version
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import family, info
 from torchmem.exporter.reading import Outcome
 from torchmem.exporter.refusals import Reason
+from torchmem.sample import catalog
+from torchmem.sample.families import family, info
 
 
 def collect(outcomes: Sequence[Outcome], rejections: Mapping[Reason, int]) -> Iterator[Metric]:
@@ -20,6 +20,12 @@ def collect(outcomes: Sequence[Outcome], rejections: Mapping[Reason, int]) -> It
     yield info(catalog.BUILD_INFO, [((), facts)])
     success = [((outcome.collector,), float(outcome.success)) for outcome in outcomes]
     yield family(catalog.COLLECTOR_SUCCESS, success)
-    seconds = [((outcome.collector,), outcome.seconds) for outcome in outcomes if outcome.seconds is not None]
+    seconds = [
+        ((outcome.collector,), outcome.seconds)
+        for outcome in outcomes
+        if outcome.seconds is not None
+    ]
     yield family(catalog.COLLECTOR_DURATION, seconds)
-    yield family(catalog.REJECTED_SAMPLES, [((reason,), count) for reason, count in rejections.items()])
+    yield family(
+        catalog.REJECTED_SAMPLES, [((reason,), count) for reason, count in rejections.items()]
+    )

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import family, known
 from torchmem.exporter.reading import Reading
+from torchmem.sample import catalog
+from torchmem.sample.families import family, known
 
 
 def collect(reading: Reading) -> Iterator[Metric]:
     """Speed of every fan as a share of its highest; nothing for a card without fans."""
     fans = reading.each(reading.nvml.fans)
-    rows = (((*gpu.labels, str(fan)), speed) for gpu, speeds in fans for fan, speed in enumerate(speeds))
+    rows = (
+        ((*gpu.labels, str(fan)), speed) for gpu, speeds in fans for fan, speed in enumerate(speeds)
+    )
     yield family(catalog.NVML_FAN_SPEED, known(rows))

@@ -6,21 +6,26 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import family, info
 from torchmem.exporter.gpu import GpuIdentity, GpuLabels
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.values import Versions
+from torchmem.sample import catalog
+from torchmem.sample.families import family, info
 
 
 def collect(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
     """`known` holds every GPU ever seen; one whose call hangs, now or since before, counts as not answering."""
     yield family(catalog.NVML_UP, [((reading.reason,), float(not reading.reason))])
-    answers = {**{gpu.labels: 1.0 for gpu in reading.present}, **dict.fromkeys(sorted(reading.silent), 0.0)}
+    answers = {
+        **{gpu.labels: 1.0 for gpu in reading.present},
+        **dict.fromkeys(sorted(reading.silent), 0.0),
+    }
     yield family(catalog.NVML_GPU_UP, answers.items())
     codes = [(labels, float(code)) for labels, code in reading.lost.items() if code is not None]
     yield family(catalog.NVML_GPU_ERROR, codes)
-    yield info(catalog.NVML_GPU_INFO, [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)])
+    yield info(
+        catalog.NVML_GPU_INFO, [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)]
+    )
     versions = _versions(reading.versions)
     yield info(catalog.NVML_DRIVER_INFO, [((), versions)] if versions else [])
 
@@ -45,7 +50,13 @@ def _facts(gpu: GpuIdentity) -> dict[str, str]:
 
 
 def _versions(versions: Versions) -> dict[str, str]:
-    return _given({"driver_version": versions.driver, "nvml_version": versions.nvml, "cuda_version": versions.cuda})
+    return _given(
+        {
+            "driver_version": versions.driver,
+            "nvml_version": versions.nvml,
+            "cuda_version": versions.cuda,
+        }
+    )
 
 
 def _given(facts: Mapping[str, str | None]) -> dict[str, str]:

@@ -6,17 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import View, family
-from torchmem.core.sample import LIVING_STATES, DeviceSample
 from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.rundir import Published
 from torchmem.exporter.values import ProcessMemory
+from torchmem.sample import catalog
+from torchmem.sample.families import View, family
+from torchmem.sample.sample import LIVING_STATES, DeviceSample
 
 Processes = Mapping[tuple[str, int], ProcessMemory]
 
 
-def collect(published: Sequence[Published], known: Mapping[str, GpuIdentity], processes: Processes) -> Iterator[Metric]:
+def collect(
+    published: Sequence[Published], known: Mapping[str, GpuIdentity], processes: Processes
+) -> Iterator[Metric]:
     """Bytes outside the allocator by GPU and rank.
 
     `known`: the GPU of each UUID, also of a MIG device's; `processes` by (UUID of GPU or MIG device, pid), as the

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import family
 from torchmem.exporter.reading import Reading
+from torchmem.sample import catalog
+from torchmem.sample.families import family
 
 
 def collect(reading: Reading) -> Iterator[Metric]:
@@ -20,7 +20,9 @@ def collect(reading: Reading) -> Iterator[Metric]:
     reserved = [(labels, info.reserved) for labels, info in rows if info.reserved is not None]
     yield family(catalog.NVML_MEMORY_RESERVED, reserved)
     unified = reading.each(reading.nvml.unified_memory)
-    yield family(catalog.NVML_UNIFIED_MEMORY, [(gpu.labels, float(shared)) for gpu, shared in unified])
+    yield family(
+        catalog.NVML_UNIFIED_MEMORY, [(gpu.labels, float(shared)) for gpu, shared in unified]
+    )
     bar1 = reading.each(reading.nvml.bar1)
     yield family(catalog.NVML_BAR1_TOTAL, [(gpu.labels, window.total) for gpu, window in bar1])
     yield family(catalog.NVML_BAR1_USED, [(gpu.labels, window.used) for gpu, window in bar1])

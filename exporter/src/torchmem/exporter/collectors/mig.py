@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import family, info
 from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.values import MemoryInfo, Mig, MigInstance
+from torchmem.sample import catalog
+from torchmem.sample.families import family, info
 
 
 def collect(reading: Reading) -> Iterator[Metric]:
@@ -20,8 +20,14 @@ def collect(reading: Reading) -> Iterator[Metric]:
     reading.mig = {name: gpu for gpu, instance in instances for name in _names(gpu, instance)}
     reading.mig_names = {instance.uuid: _names(gpu, instance) for gpu, instance in instances}
     yield family(catalog.NVML_MIG_ENABLED, [(gpu.labels, float(mig.enabled)) for gpu, mig in found])
-    yield info(catalog.NVML_MIG_INFO, [(_labels(gpu, item), _facts(item)) for gpu, item in instances])
-    rows = [((*gpu.labels, str(number)), memory) for gpu, mig in found for number, memory in _memories(mig).items()]
+    yield info(
+        catalog.NVML_MIG_INFO, [(_labels(gpu, item), _facts(item)) for gpu, item in instances]
+    )
+    rows = [
+        ((*gpu.labels, str(number)), memory)
+        for gpu, mig in found
+        for number, memory in _memories(mig).items()
+    ]
     yield family(catalog.NVML_MIG_MEMORY_TOTAL, [(labels, memory.total) for labels, memory in rows])
     yield family(catalog.NVML_MIG_MEMORY_USED, [(labels, memory.used) for labels, memory in rows])
     yield family(catalog.NVML_MIG_MEMORY_FREE, [(labels, memory.free) for labels, memory in rows])

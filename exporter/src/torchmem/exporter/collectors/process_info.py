@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import info
 from torchmem.exporter.gpu import GpuLabels
 from torchmem.exporter.owners import Owners
 from torchmem.exporter.rundir import Published
+from torchmem.sample import catalog
+from torchmem.sample.families import info
 
 
 def collect(
@@ -23,7 +23,9 @@ def collect(
     ranks = {item.pid: _rank(item) for item in published if item.attributed}
     facts = {pid: owners.facts(pid) for pid in {pid for pids in shown.values() for pid in pids}}
     rows = [
-        ((*labels, str(pid)), {**facts[pid], **ranks.get(pid, {})}) for labels, pids in shown.items() for pid in pids
+        ((*labels, str(pid)), {**facts[pid], **ranks.get(pid, {})})
+        for labels, pids in shown.items()
+        for pid in pids
     ]
     yield info(catalog.NVML_PROCESS_INFO, [row for row in rows if row[1]])
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from torchmem.core import catalog
-from torchmem.core.families import Row, family
 from torchmem.exporter.gpu import GpuLabels
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.values import MemoryInfo, ProcessMemory, ProcessUtilization
+from torchmem.sample import catalog
+from torchmem.sample.families import Row, family
 
 DEFAULT_PROCESSES_PER_GPU = 32
 MOST_PROCESSES_PER_NODE = 1024
@@ -35,7 +35,9 @@ class _Gpu:
         return [bytes_ for pid in hidden if (bytes_ := self.used[pid]) is not None]
 
 
-def collect(reading: Reading, processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU) -> Iterator[Metric]:
+def collect(
+    reading: Reading, processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
+) -> Iterator[Metric]:
     """The largest `processes_per_gpu` of each GPU by pid, and the sum of the others under pid="other"."""
     most = max(1, min(processes_per_gpu, MOST_PROCESSES_PER_NODE // max(1, len(reading.present))))
     reading.processes, reading.memory_of = {}, {}
@@ -43,8 +45,12 @@ def collect(reading: Reading, processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
     reading.processes = {gpu.labels: tuple(gpu.shown) for gpu in gpus}
     yield family(catalog.NVML_PROCESSES, [(gpu.labels, len(gpu.used)) for gpu in gpus])
     yield family(catalog.NVML_PROCESS_MEMORY, [row for gpu in gpus for row in _memory(gpu)])
-    yield family(catalog.NVML_PROCESS_UTILIZATION, [row for gpu in gpus for row in _utilization(gpu)])
-    yield family(catalog.NVML_UNATTRIBUTED_MEMORY, [row for gpu in gpus for row in _unattributed(gpu)])
+    yield family(
+        catalog.NVML_PROCESS_UTILIZATION, [row for gpu in gpus for row in _utilization(gpu)]
+    )
+    yield family(
+        catalog.NVML_UNATTRIBUTED_MEMORY, [row for gpu in gpus for row in _unattributed(gpu)]
+    )
 
 
 def _read(reading: Reading, uuid: str, most: int) -> _Gpu | None:
@@ -54,7 +60,11 @@ def _read(reading: Reading, uuid: str, most: int) -> _Gpu | None:
     if listed is None or reading.asked is None:
         return None
     rows = _plausible(listed, memory)
-    mig = {(name, row.pid): row for row in rows for name in reading.mig_names.get(row.mig_uuid or "", ())}
+    mig = {
+        (name, row.pid): row
+        for row in rows
+        for name in reading.mig_names.get(row.mig_uuid or "", ())
+    }
     used = _by_pid(rows)
     whole = {(uuid, pid): ProcessMemory(pid, bytes_) for pid, bytes_ in used.items()}
     reading.memory_of = {**reading.memory_of, **whole, **mig}
@@ -73,7 +83,9 @@ def _by_pid(rows: Iterable[ProcessMemory]) -> dict[int, int | None]:
     used: dict[int, int | None] = {}
     for row in rows:
         before = used.get(row.pid, 0)
-        used[row.pid] = None if before is None or row.used_bytes is None else before + row.used_bytes
+        used[row.pid] = (
+            None if before is None or row.used_bytes is None else before + row.used_bytes
+        )
     return used
 
 

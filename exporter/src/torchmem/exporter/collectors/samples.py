@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from torchmem.core.families import View, families
 from torchmem.exporter.gpu import GpuIdentity
 from torchmem.exporter.rundir import Published
+from torchmem.sample.families import View, families
 
 
 def collect(published: Sequence[Published], known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:

@@ -8,7 +8,17 @@ from contextlib import suppress
 from typing import Any
 
 from torchmem.exporter.gpu import Events, GpuFault, GpuIdentity, NvmlDownError
-from torchmem.exporter.nvml import activity, events, health, identity, links, memory, mig, power, processes
+from torchmem.exporter.nvml import (
+    activity,
+    events,
+    health,
+    identity,
+    links,
+    memory,
+    mig,
+    power,
+    processes,
+)
 from torchmem.exporter.nvml.binding import Door
 from torchmem.exporter.nvml.gpm import GpmWindows
 from torchmem.exporter.processes import INITIAL_PID_NAMESPACE
@@ -72,7 +82,9 @@ class PyNvml:
     def keep(self, uuids: Collection[str]) -> None:
         """Forget handles, GPM samples and NVLink counts of all other GPUs."""
         self._handles = {uuid: handle for uuid, handle in self._handles.items() if uuid in uuids}
-        self._link_errors = {uuid: errors for uuid, errors in self._link_errors.items() if uuid in uuids}
+        self._link_errors = {
+            uuid: errors for uuid, errors in self._link_errors.items() if uuid in uuids
+        }
         self._gpm.forget_all_but(uuids)
 
     def fault(self, uuid: str) -> int | None:

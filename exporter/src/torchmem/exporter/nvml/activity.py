@@ -44,17 +44,25 @@ def _engine(door: Door, name: str, handle: Any) -> float | None:
 
 def clocks(door: Door, handle: Any) -> Clocks:
     """nvmlDeviceGetClockInfo and nvmlDeviceGetMaxClockInfo (MHz), clocks event reasons, performance state."""
-    reasons = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    reasons = (
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    )
     bits = door.ask_first(reasons, handle)
     state = door.ask("nvmlDeviceGetPerformanceState", handle)
     return Clocks(
         hertz=_hertz(door, "nvmlDeviceGetClockInfo", handle),
         max_hertz=_hertz(door, "nvmlDeviceGetMaxClockInfo", handle),
-        throttle={} if bits is None else {reason: bool(bits & bit) for reason, bit in _REASONS.items()},
+        throttle={}
+        if bits is None
+        else {reason: bool(bits & bit) for reason, bit in _REASONS.items()},
         performance_state=state if real(state) in _FASTEST_TO_SLOWEST else None,
     )
 
 
 def _hertz(door: Door, name: str, handle: Any) -> dict[str, float]:
-    found = {domain: scaled(door.ask(name, handle, number), _MEGAHERTZ) for number, domain in enumerate(_DOMAINS)}
+    found = {
+        domain: scaled(door.ask(name, handle, number), _MEGAHERTZ)
+        for number, domain in enumerate(_DOMAINS)
+    }
     return {domain: hertz for domain, hertz in found.items() if hertz is not None}

@@ -44,12 +44,21 @@ SYMBOLS = (
 # Return codes of nvml.h (nvmlReturn_t, driver 580), by what they mean for a reader.
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 2, 3, 6, 10, 13
 _INSUFFICIENT_SIZE = 7
-OTHER_VERSION = {INVALID_ARGUMENT, FUNCTION_NOT_FOUND, 25}  # an older driver's answer to a newer struct or call
+OTHER_VERSION = {
+    INVALID_ARGUMENT,
+    FUNCTION_NOT_FOUND,
+    25,
+}  # an older driver's answer to a newer struct or call
 # Not supported, not permitted, no data: the value is left out. nvidia-ml-py raises 0 for an empty list of samples.
 _ABSENT = {0, 2, 3, 4, 6, _INSUFFICIENT_SIZE, 13, 14, 19, 20, 21, 22, 23, 24, 25, 26, 27, 29}
 # Timeout, interrupts, lost, reset required, blocked by the system, not found: the GPU answers nothing any more.
 _GPU_DOWN = {TIMEOUT, 11, 15, 16, 17, 28}
-_DOWN = {1: "uninitialized", 9: "driver_not_loaded", 12: "library_not_found", 18: "driver_library_version_mismatch"}
+_DOWN = {
+    1: "uninitialized",
+    9: "driver_not_loaded",
+    12: "library_not_found",
+    18: "driver_library_version_mismatch",
+}
 _OPEN_FAILED = {
     4: "no_permission",
     13: "function_not_found",
@@ -131,7 +140,9 @@ class Door:
         if function is None:
             return None, FUNCTION_NOT_FOUND
         code = _INSUFFICIENT_SIZE
-        for _ in range(2):  # a list can grow between nvidia-ml-py's question for its length and the list itself
+        for _ in range(
+            2
+        ):  # a list can grow between nvidia-ml-py's question for its length and the list itself
             try:
                 return function(*arguments, **keywords), 0
             except self.module.NVMLError as error:
@@ -191,7 +202,9 @@ def _field(found: Any) -> int | None:
     """A field value by the type that NVML says it has (nvmlValueType_t)."""
     if found.nvmlReturn != 0:
         return None
-    member = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}.get(found.valueType)
+    member = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}.get(
+        found.valueType
+    )
     return None if member is None else real(int(getattr(found.value, member)))
 
 

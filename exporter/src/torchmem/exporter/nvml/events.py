@@ -58,7 +58,11 @@ class NvmlEvents:
         """Register for whatever of our kinds this GPU supports; a GPU that does not answer is left out."""
         try:
             mask = (self._door.ask("nvmlDeviceGetSupportedEventTypes", handle) or 0) & sum(_KINDS)
-            code = self._door.answer(("nvmlDeviceRegisterEvents",), handle, mask, self._events)[1] if mask else -1
+            code = (
+                self._door.answer(("nvmlDeviceRegisterEvents",), handle, mask, self._events)[1]
+                if mask
+                else -1
+            )
         except (GpuDownError, NvmlCallError):
             return
         if code == 0:
@@ -72,7 +76,10 @@ class NvmlEvents:
             if error.value == TIMEOUT:
                 return None
             raise GpuDownError(int(error.value)) from error
-        uuid, name = text(self._door.ask("nvmlDeviceGetUUID", data.device)), _KINDS.get(data.eventType)
+        uuid, name = (
+            text(self._door.ask("nvmlDeviceGetUUID", data.device)),
+            _KINDS.get(data.eventType),
+        )
         if uuid is None or name is None:
             return None
         return GpuEvent(uuid, name, int(data.eventData) if name == XID else None)

@@ -87,7 +87,10 @@ class GpmWindows:
 
     def _means(self, first: Any, second: Any) -> Gpm | None:
         request = self._door.module.c_nvmlGpmMetricsGet_t()
-        request.version, request.numMetrics = self._door.module.NVML_GPM_METRICS_GET_VERSION, len(_METRICS)
+        request.version, request.numMetrics = (
+            self._door.module.NVML_GPM_METRICS_GET_VERSION,
+            len(_METRICS),
+        )
         request.sample1, request.sample2 = first, second
         for place, metric in enumerate(_METRICS):
             request.metrics[place].metricId = metric
@@ -96,7 +99,9 @@ class GpmWindows:
         sm, occupancy, tensor, dram, pcie_tx, pcie_rx, nvlink_rx, nvlink_tx = (
             _value(request.metrics[place], unit) for place, unit in enumerate(_METRICS.values())
         )
-        return Gpm(sm, occupancy, tensor, dram, Transfer(nvlink_rx, nvlink_tx), Transfer(pcie_rx, pcie_tx))
+        return Gpm(
+            sm, occupancy, tensor, dram, Transfer(nvlink_rx, nvlink_tx), Transfer(pcie_rx, pcie_tx)
+        )
 
     def _free(self, window: _Window | None) -> None:
         if window is not None:

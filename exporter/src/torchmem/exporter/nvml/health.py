@@ -8,8 +8,15 @@ from torchmem.exporter.nvml.binding import Door, real
 from torchmem.exporter.values import RECOVERY_ACTIONS, Ecc, Repairs
 
 _KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
-_SCOPES = ("volatile", "aggregate")  # nvmlEccCounterType_t: since the driver was loaded, since the card was made
-_RETIRED_SINGLE, _RETIRED_DOUBLE, _RETIRED_PENDING = 29, 30, 31  # NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING
+_SCOPES = (
+    "volatile",
+    "aggregate",
+)  # nvmlEccCounterType_t: since the driver was loaded, since the card was made
+_RETIRED_SINGLE, _RETIRED_DOUBLE, _RETIRED_PENDING = (
+    29,
+    30,
+    31,
+)  # NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING
 _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _ACTIONS: dict[int | None, str] = dict(enumerate(RECOVERY_ACTIONS))
 
@@ -18,7 +25,9 @@ def ecc(door: Door, handle: Any) -> Ecc:
     """nvmlDeviceGetEccMode and nvmlDeviceGetTotalEccErrors."""
     mode = door.ask("nvmlDeviceGetEccMode", handle)
     errors = {
-        (kind, scope): real(door.ask("nvmlDeviceGetTotalEccErrors", handle, kind_number, scope_number))
+        (kind, scope): real(
+            door.ask("nvmlDeviceGetTotalEccErrors", handle, kind_number, scope_number)
+        )
         for kind_number, kind in enumerate(_KINDS)
         for scope_number, scope in enumerate(_SCOPES)
     }

@@ -13,9 +13,18 @@ _TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
 _ALL_LINKS = (1 << 32) - 1  # as the scope of a field: the sum over all links
 _LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
 _DATA_TX_RX_KIB = (138, 139)  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX
-_TX_RX_BYTES = (202, 204)  # NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES, which NVLink 5 has instead
+_TX_RX_BYTES = (
+    202,
+    204,
+)  # NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES, which NVLink 5 has instead
 _MOST_LINKS = 72
-_ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")  # nvmlNvLinkErrorCounter_t 0 to 4
+_ERRORS = (
+    "replay",
+    "recovery",
+    "crc_flit",
+    "crc_data",
+    "ecc_data",
+)  # nvmlNvLinkErrorCounter_t 0 to 4
 
 
 def pcie(door: Door, handle: Any) -> Pcie:

@@ -47,4 +47,6 @@ def _instance(door: Door, device: Any) -> MigInstance | None:
         return None
     # The name ends in the profile: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
     _, mark, profile = (text(door.ask("nvmlDeviceGetName", device)) or "").rpartition(" MIG ")
-    return MigInstance(uuid, gpu_instance, compute_instance, profile if mark else None, memory.read(door, device))
+    return MigInstance(
+        uuid, gpu_instance, compute_instance, profile if mark else None, memory.read(door, device)
+    )

@@ -9,7 +9,12 @@ from torchmem.exporter.values import Power, Temperatures
 
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_t
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
-_THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}  # nvmlTemperatureThresholds_t
+_THRESHOLDS = {
+    "shutdown": 0,
+    "slowdown": 1,
+    "memory_max": 2,
+    "gpu_max": 3,
+}  # nvmlTemperatureThresholds_t
 
 
 def read(door: Door, handle: Any) -> Power:
@@ -25,7 +30,9 @@ def read(door: Door, handle: Any) -> Power:
 
 def temperatures(door: Door, handle: Any) -> Temperatures:
     """nvmlDeviceGetTemperatureV, or the older call; the memory's from a field value; thresholds."""
-    core = door.ask_first(("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), handle, _GPU_SENSOR)
+    core = door.ask_first(
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), handle, _GPU_SENSOR
+    )
     (memory,) = door.fields(handle, _MEMORY_TEMPERATURE)
     limits = {
         name: real(door.ask("nvmlDeviceGetTemperatureThreshold", handle, number))

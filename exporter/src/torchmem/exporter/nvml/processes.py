@@ -32,7 +32,9 @@ def _of_device(door: Door, handle: Any, mig_uuid: str | None) -> Sequence[Proces
     if compute is None:
         return None
     others = (row for kind in _OTHER_KINDS for row in _list(door, handle, kind) or ())
-    return [ProcessMemory(pid, used, mig_uuid) for pid, used in _merged([*compute, *others]).items()]
+    return [
+        ProcessMemory(pid, used, mig_uuid) for pid, used in _merged([*compute, *others]).items()
+    ]
 
 
 def _list(door: Door, handle: Any, kind: str) -> Sequence[Any] | None:
@@ -59,7 +61,10 @@ def utilization(door: Door, handle: Any, now: float) -> Mapping[int, ProcessUtil
     if samples is None:
         return None
     newest = {sample.pid: sample for sample in sorted(samples, key=_time) if _time(sample) > since}
-    return {pid: ProcessUtilization(_share(row.smUtil), _share(row.memUtil)) for pid, row in newest.items()}
+    return {
+        pid: ProcessUtilization(_share(row.smUtil), _share(row.memUtil))
+        for pid, row in newest.items()
+    }
 
 
 def _time(sample: Any) -> int:

@@ -40,7 +40,9 @@ class Access:
     async def _refusal(self, scope: Scope, config: WebConfig) -> Response | None:
         headers = Headers(scope=scope)
         if scope["method"] not in _METHODS:
-            return _say(405, "Only GET and HEAD are served.", Allow=", ".join(_METHODS), Connection="close")
+            return _say(
+                405, "Only GET and HEAD are served.", Allow=", ".join(_METHODS), Connection="close"
+            )
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             return _say(413, "No request here has a body.", Connection="close")
         if not self._bucket.take(config.rate_limit):
@@ -51,7 +53,11 @@ class Access:
             admitted = await self._auth.admits(headers.get("authorization"), dict(config.users))
         except BusyError:
             return _say(503, "Too many passwords to check at once: try again later.")
-        return None if admitted else _say(401, "Name and password are needed.", **{"WWW-Authenticate": "Basic"})
+        return (
+            None
+            if admitted
+            else _say(401, "Name and password are needed.", **{"WWW-Authenticate": "Basic"})
+        )
 
 
 def _say(status: int, sentence: str, **headers: str) -> Response:

@@ -46,7 +46,9 @@ class BasicAuth:
             return True
         if not await self._matches(password, known or _decoy(users)) or not known:
             return False
-        self._proven = {user: digest for user, digest in self._proven.items() if user in users} | {name: proof}
+        self._proven = {user: digest for user, digest in self._proven.items() if user in users} | {
+            name: proof
+        }
         return True
 
     async def _matches(self, password: bytes, hashed: str) -> bool:
@@ -61,7 +63,9 @@ class BasicAuth:
 
     def _digest(self, name: str, hashed: str, password: bytes) -> bytes:
         parts = (name.encode(), hashed.encode(), password)
-        return hmac.digest(self._key, b"".join(hashlib.sha256(part).digest() for part in parts), "sha256")
+        return hmac.digest(
+            self._key, b"".join(hashlib.sha256(part).digest() for part in parts), "sha256"
+        )
 
 
 def credentials(header: str | None) -> tuple[str, bytes] | None:

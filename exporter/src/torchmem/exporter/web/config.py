@@ -53,7 +53,9 @@ def load(file: Path) -> WebConfig:
     http = top.section("http_server_config", ("http2", "headers"))
     http.flag("http2", default=True)  # HTTP/1.1 is served; a client that can do HTTP/2 takes that
     return WebConfig(
-        tls=tls(tls_section, file.parent) if any(key in tls_section for key in tls_section) else None,
+        tls=tls(tls_section, file.parent)
+        if any(key in tls_section for key in tls_section)
+        else None,
         users=_users(top.section("basic_auth_users", None)),
         headers=_headers(http.section("headers", tuple(_HEADERS))),
         rate_limit=_rate_limit(top.section("rate_limit", ("interval", "burst"))),
@@ -64,9 +66,13 @@ def _users(section: Section) -> tuple[tuple[str, str], ...]:
     for name in section:
         cost = _BCRYPT.fullmatch(section.text(name))
         if cost is None:
-            section.refuse(name, "is no bcrypt hash: make one with htpasswd -nBC 10 '' | tr -d ':\\n'.")
+            section.refuse(
+                name, "is no bcrypt hash: make one with htpasswd -nBC 10 '' | tr -d ':\\n'."
+            )
         if not 4 <= int(cost[1]) <= MAX_COST:
-            section.refuse(name, f"has the cost {int(cost[1])}: make a hash with a cost from 4 to {MAX_COST}.")
+            section.refuse(
+                name, f"has the cost {int(cost[1])}: make a hash with a cost from 4 to {MAX_COST}."
+            )
     return tuple((name, section.text(name)) for name in section)
 
 

@@ -35,7 +35,9 @@ class Limits:
     head_seconds: float = 10.0
     answer_seconds: float = 60.0
     unsent_seconds: float = 30.0
-    idle_seconds: float = 75.0  # longer than common scrape intervals, so that a connection serves many scrapes
+    idle_seconds: float = (
+        75.0  # longer than common scrape intervals, so that a connection serves many scrapes
+    )
     unsent_bytes: int = 64 << 20
     sweep_seconds: float = 1.0
 
@@ -82,7 +84,9 @@ class Connection:
             "idle": limits.unsent_seconds if self.unsent_bytes else limits.idle_seconds,
         }
         closing = self.transport is not None and self.transport.is_closing()
-        return now - self.since > (min(allowed[self.phase], limits.unsent_seconds) if closing else allowed[self.phase])
+        return now - self.since > (
+            min(allowed[self.phase], limits.unsent_seconds) if closing else allowed[self.phase]
+        )
 
     def end(self) -> None:
         """End it at once."""
@@ -168,12 +172,16 @@ class Connections:
             accepted.close()
             return
         accepted.setblocking(False)
-        with contextlib.suppress(OSError):  # else an answer waits for the client's delayed acknowledgement, 40 ms
+        with contextlib.suppress(
+            OSError
+        ):  # else an answer waits for the client's delayed acknowledgement, 40 ms
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, self._tls())
         self._open[connection] = None
         connection.task = asyncio.create_task(self._begin(connection, accepted))
-        connection.task.add_done_callback(lambda task: accepted.close() if task.cancelled() else None)
+        connection.task.add_done_callback(
+            lambda task: accepted.close() if task.cancelled() else None
+        )
 
     async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
         """The TLS handshake, if any; from then on the protocol runs by itself."""
@@ -194,7 +202,11 @@ class Connections:
         """Whether there is room for one more among `most`; a connection that is being answered stays."""
         if len(self._open) < most:
             return True
-        oldest = min((one for one in self._open if one.phase != "answering"), key=lambda one: one.since, default=None)
+        oldest = min(
+            (one for one in self._open if one.phase != "answering"),
+            key=lambda one: one.since,
+            default=None,
+        )
         if oldest is not None:
             oldest.end()
         return oldest is not None

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchmem.core.errors import UsageError
 from torchmem.exporter.web.config import WebConfig, load
+from torchmem.sample.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,9 @@ class LiveConfig:
     A file that is broken later is logged once, and what was read last goes on serving.
     """
 
-    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, file: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._file, self._clock = file, clock
         self._config, self._version = _read(file, load) if file else (WebConfig(), ())
         self._complaint = ""
@@ -54,7 +56,9 @@ class LiveConfig:
     def _load(self, file: Path) -> WebConfig:
         config = load(file)
         if (config.tls is None) != (self._config.tls is None):
-            raise UsageError(f"TLS was switched on or off in {file}: restart the exporter to do so.")
+            raise UsageError(
+                f"TLS was switched on or off in {file}: restart the exporter to do so."
+            )
         return config
 
 

@@ -20,7 +20,9 @@ class Format:
 
 
 TEXT = Format("text/plain; version=0.0.4; charset=utf-8", exposition.text)
-OPENMETRICS = Format("application/openmetrics-text; version=1.0.0; charset=utf-8", exposition.openmetrics)
+OPENMETRICS = Format(
+    "application/openmetrics-text; version=1.0.0; charset=utf-8", exposition.openmetrics
+)
 
 
 def choose_format(accept: str) -> Format:
@@ -31,7 +33,9 @@ def choose_format(accept: str) -> Format:
             weights[OPENMETRICS] = max(weights[OPENMETRICS], weight)
         elif name in {"text/plain", "text/*", "*/*"}:
             weights[TEXT] = max(weights[TEXT], weight)
-    return OPENMETRICS if weights[OPENMETRICS] > 0 and weights[OPENMETRICS] >= weights[TEXT] else TEXT
+    return (
+        OPENMETRICS if weights[OPENMETRICS] > 0 and weights[OPENMETRICS] >= weights[TEXT] else TEXT
+    )
 
 
 def takes_gzip(accept_encoding: str) -> bool:
@@ -44,7 +48,10 @@ def _items(header: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, parameters and weight of each item; one with a broken weight is left out."""
     for item in header.split(",")[:_MOST_ITEMS]:
         name, *rest = (part.strip().lower() for part in item.split(";"))
-        parameters = {key.strip(): value.strip().strip('"') for key, _, value in (part.partition("=") for part in rest)}
+        parameters = {
+            key.strip(): value.strip().strip('"')
+            for key, _, value in (part.partition("=") for part in rest)
+        }
         try:
             weight = float(parameters.pop("q", "1"))
         except ValueError:

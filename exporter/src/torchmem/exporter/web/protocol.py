@@ -16,7 +16,13 @@ from torchmem.exporter.web.connections import Connection
 class Protocol(H11Protocol):
     """A client whose certificate does not have an allowed name is not listened to."""
 
-    def __init__(self, connection: Connection, config: Config, server_state: ServerState, app_state: dict[str, Any]):
+    def __init__(
+        self,
+        connection: Connection,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+    ):
         super().__init__(config, server_state, app_state)
         self._connection = connection
         self._application, self.app = self.app, self._answer

@@ -24,7 +24,9 @@ class Bucket:
         now = self._clock()
         if limit != self._limit:
             self._limit, self._tokens, self._filled = limit, limit.burst, now
-        self._tokens = min(limit.burst, self._tokens + (now - self._filled) / limit.interval_seconds)
+        self._tokens = min(
+            limit.burst, self._tokens + (now - self._filled) / limit.interval_seconds
+        )
         self._filled = now
         if self._tokens < 1:
             return False

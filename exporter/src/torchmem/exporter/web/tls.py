@@ -22,7 +22,11 @@ _CLIENT_AUTH = {
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _OLD_VERSIONS = ("TLS10", "TLS11")
 # Go's names (crypto/tls, CipherSuites) and OpenSSL's. Those of TLS 1.3 are always on, in Go as here.
-_TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+_TLS13_CIPHERS = (
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+)
 _CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
@@ -36,7 +40,12 @@ _CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
     **dict.fromkeys(_TLS13_CIPHERS, ""),
 }
-_CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+_CURVES = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +56,22 @@ class Tls:
     """
 
     KEYS: ClassVar[tuple[str, ...]] = (
-        *("cert_file", "key_file", "cert", "key", "client_auth_type", "client_ca_file", "client_ca"),
-        *("client_allowed_sans", "min_version", "max_version", "cipher_suites", "curve_preferences"),
+        *(
+            "cert_file",
+            "key_file",
+            "cert",
+            "key",
+            "client_auth_type",
+            "client_ca_file",
+            "client_ca",
+        ),
+        *(
+            "client_allowed_sans",
+            "min_version",
+            "max_version",
+            "cipher_suites",
+            "curve_preferences",
+        ),
         "prefer_server_cipher_suites",
     )
     files: tuple[Path, ...]
@@ -57,7 +80,9 @@ class Tls:
 
     def admits(self, certificate: dict[str, Any] | None) -> bool:
         """Whether a client with this certificate (`ssl.SSLSocket.getpeercert`) may go on."""
-        return not self.allowed_sans or any(name in self.allowed_sans for name in _names(certificate or {}))
+        return not self.allowed_sans or any(
+            name in self.allowed_sans for name in _names(certificate or {})
+        )
 
 
 def tls(section: Section, folder: Path) -> Tls:
@@ -70,7 +95,9 @@ def tls(section: Section, folder: Path) -> Tls:
     _load_pair(context, certificate, key, section)
     _ask_clients(context, section, folder)
     files = tuple(
-        folder / section.text(name) for name in ("cert_file", "key_file", "client_ca_file") if name in section
+        folder / section.text(name)
+        for name in ("cert_file", "key_file", "client_ca_file")
+        if name in section
     )
     return Tls(files, context, _allowed_sans(context, section))
 
@@ -86,7 +113,10 @@ def _pem(section: Section, name: str, folder: Path, *, required: bool) -> bytes:
         return (folder / path).read_bytes() if path else section.text(name).encode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
-        section.refuse(f"{name}_file", f"cannot be read ({folder / path}: {reason}): check the path and its mode.")
+        section.refuse(
+            f"{name}_file",
+            f"cannot be read ({folder / path}: {reason}): check the path and its mode.",
+        )
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, section: Section) -> None:
@@ -98,7 +128,8 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, section:
         reason = getattr(error, "reason", None) or "unreadable"
         name = "cert_file" if "cert_file" in section else "cert"
         section.refuse(
-            name, f"and its key cannot be used ({reason}): give a PEM certificate and its own key without a password."
+            name,
+            f"and its key cannot be used ({reason}): give a PEM certificate and its own key without a password.",
         )
 
 
@@ -116,7 +147,9 @@ def _in_memory(content: bytes) -> Iterator[str]:
 def _limit_versions(context: ssl.SSLContext, section: Section) -> None:
     for key in ("min_version", "max_version"):
         if section.text(key) in _OLD_VERSIONS:
-            section.refuse(key, f"is {section.text(key)}, which OpenSSL no longer serves: give TLS12 or TLS13.")
+            section.refuse(
+                key, f"is {section.text(key)}, which OpenSSL no longer serves: give TLS12 or TLS13."
+            )
     lowest = section.one_of("min_version", _VERSIONS, "TLS12")
     highest = section.one_of("max_version", _VERSIONS, "TLS13")
     if lowest > highest:
@@ -141,12 +174,17 @@ def _limit_ciphers(context: ssl.SSLContext, section: Section) -> None:
 def _limit_curves(context: ssl.SSLContext, section: Section) -> None:
     curves = section.each_of("curve_preferences", _CURVES)
     if len(curves) > 1:
-        section.refuse("curve_preferences", "has several curves, and Python's TLS takes one only: keep one or none.")
+        section.refuse(
+            "curve_preferences",
+            "has several curves, and Python's TLS takes one only: keep one or none.",
+        )
     try:
         if curves:
             context.set_ecdh_curve(curves[0])
     except ValueError:
-        section.refuse("curve_preferences", "has a curve that this OpenSSL cannot take: give CurveP256.")
+        section.refuse(
+            "curve_preferences", "has a curve that this OpenSSL cannot take: give CurveP256."
+        )
 
 
 def _ask_clients(context: ssl.SSLContext, section: Section, folder: Path) -> None:
@@ -160,21 +198,29 @@ def _ask_clients(context: ssl.SSLContext, section: Section, folder: Path) -> Non
     authorities = _pem(section, "client_ca", folder, required=False)
     name = "client_ca" if "client_ca" in section else "client_ca_file"
     if authorities and mode is ssl.CERT_NONE:
-        section.refuse(name, "is given, but no client is asked: add client_auth_type: RequireAndVerifyClientCert.")
+        section.refuse(
+            name,
+            "is given, but no client is asked: add client_auth_type: RequireAndVerifyClientCert.",
+        )
     if mode is not ssl.CERT_NONE and not authorities:
         section.refuse("client_auth_type", "needs to know whom to trust: add client_ca_file.")
     if authorities:
         try:
             context.load_verify_locations(cadata=authorities.decode("ascii"))
         except (ssl.SSLError, ValueError):
-            section.refuse(name, "holds no certificate: give the PEM file of the authority that signed the clients'.")
+            section.refuse(
+                name,
+                "holds no certificate: give the PEM file of the authority that signed the clients'.",
+            )
     context.verify_mode = mode
 
 
 def _allowed_sans(context: ssl.SSLContext, section: Section) -> frozenset[str]:
     names = frozenset(section.texts("client_allowed_sans"))
     if names and context.verify_mode is not ssl.CERT_REQUIRED:
-        section.refuse("client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert: add it.")
+        section.refuse(
+            "client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert: add it."
+        )
     return names
 
 

@@ -1,7 +1,0 @@
-"""Reading what `torch.cuda.memory._dump_snapshot` wrote: untrusted files into plain values."""
-
-from __future__ import annotations
-
-from torchmem.simulator.recording.reading import read
-
-__all__ = ["read"]

@@ -1,0 +1,157 @@
+"""The fragmentation arithmetic: identities that hold for every snapshot, and worked examples."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.snapshots import segment, segments
+
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.headroom import Room, full_pages
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.allocator.snapshot import SegmentInfo
+
+rooms = st.builds(
+    Room, st.integers(0, 80 * GIB), st.integers(0, 80 * GIB), st.none() | st.integers(0, 80 * GIB)
+)
+
+
+def free_sizes(snapshot: list[SegmentInfo]) -> list[int]:
+    """Sizes of the free blocks of the default pools, counted without the code under test."""
+    default = [info for info in snapshot if info["segment_pool_id"] == (0, 0)]
+    return [
+        block["size"]
+        for info in default
+        for block in info["blocks"]
+        if block["state"] == "inactive"
+    ]
+
+
+@given(segments())
+def test_fragmentation_ratio_lies_in_zero_to_one(snapshot: list[SegmentInfo]) -> None:
+    """0 ≤ FI < 1 whenever something is free, and no FI exists when nothing is."""
+    layout = measure(snapshot, 0, 1.0)
+
+    if free_sizes(snapshot):
+        assert layout.fragmentation_ratio is not None
+        assert 0 <= layout.fragmentation_ratio < 1
+    else:
+        assert layout.fragmentation_ratio is None
+
+
+@given(segments())
+def test_stranded_and_releasable_add_up_to_free(snapshot: list[SegmentInfo]) -> None:
+    """Every free byte of the default pools is either releasable or stranded, and none is counted twice."""
+    layout = measure(snapshot, 0, 1.0)
+
+    assert sum(free_sizes(snapshot)) == layout.releasable_bytes + layout.stranded_bytes
+    assert layout.stranded_bytes >= 0
+    assert max(free_sizes(snapshot), default=0) == layout.largest_free_block_bytes
+
+
+@given(segments())
+def test_histogram_counts_every_free_block_once(snapshot: list[SegmentInfo]) -> None:
+    """The free-block histogram holds as many blocks as the snapshot has free ones."""
+    layout = measure(snapshot, 0, 1.0)
+
+    assert (
+        len(free_sizes(snapshot)) == sum(layout.free_block_counts) == layout.blocks.inactive.total
+    )
+
+
+@given(segments(), rooms)
+def test_flushing_never_lowers_the_headroom(snapshot: list[SegmentInfo], room: Room) -> None:
+    """What succeeds without the retry flush also succeeds with it."""
+    layout = measure(snapshot, 0, 1.0, room, AllocatorConfig(expandable_segments=True))
+
+    assert layout.headroom_bytes is not None
+    assert layout.headroom_flush_bytes is not None
+    assert 0 <= layout.headroom_bytes <= layout.headroom_flush_bytes
+
+
+@given(segments(), st.integers(0, 80 * GIB), st.integers(0, 8 * GIB))
+def test_more_driver_memory_never_lowers_the_headroom(
+    snapshot: list[SegmentInfo], free: int, more: int
+) -> None:
+    """Headroom grows monotonically with what the driver can give."""
+    less, greater = (measure(snapshot, 0, 1.0, Room(amount)) for amount in (free, free + more))
+
+    assert (less.headroom_bytes or 0) <= (greater.headroom_bytes or 0)
+
+
+@given(segments())
+def test_memory_of_private_pools_is_reported_apart(snapshot: list[SegmentInfo]) -> None:
+    """Bytes of CUDA graphs and MemPools appear only in the private numbers, and add up to their segments."""
+    layout = measure(snapshot, 0, 1.0)
+    private = [info for info in snapshot if info["segment_pool_id"] != (0, 0)]
+
+    assert (
+        sum(info["total_size"] for info in private)
+        == layout.private_used_bytes + layout.private_free_bytes
+    )
+    assert len(snapshot) - len(private) == layout.segments.total
+
+
+@given(segments())
+def test_another_device_has_nothing(snapshot: list[SegmentInfo]) -> None:
+    """A snapshot of device 0 says nothing about device 1."""
+    layout = measure(snapshot, 1, 1.0)
+
+    assert (0, 0, None) == (layout.segments.total, layout.free_bytes, layout.fragmentation_ratio)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**9), st.sampled_from([2 * MIB, 20 * MIB]))
+def test_full_pages_are_the_pages_inside(offset: int, size: int, page: int) -> None:
+    """`full_pages` counts exactly the pages whose first and last byte lie in the block."""
+    inside = sum(
+        page
+        for start in range(offset // page * page, offset + size, page)
+        if offset <= start <= offset + size - page
+    )
+
+    assert inside == full_pages(offset, size, page)
+
+
+def test_whole_free_segments_are_harmless() -> None:
+    """Two cached whole segments give a high FI and no stranded byte."""
+    snapshot = [
+        segment(1 << 40, "large", [(64 * MIB, "inactive")]),
+        segment(2 << 40, "large", [(64 * MIB, "inactive")]),
+    ]
+
+    layout = measure(snapshot, 0, 1.0, Room(10 * MIB))
+
+    assert (0.5, 128 * MIB, 0) == (
+        layout.fragmentation_ratio,
+        layout.releasable_bytes,
+        layout.stranded_bytes,
+    )
+    assert (64 * MIB, 138 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+
+
+def test_a_live_block_strands_its_neighbours() -> None:
+    """One small live tensor in the middle of a segment pins both halves, flush or not."""
+    blocks = [(100 * MIB, "inactive"), (4 * MIB, "active_allocated"), (96 * MIB, "inactive")]
+
+    layout = measure([segment(1 << 40, "large", blocks)], 0, 1.0, Room(0))
+
+    assert (196 * MIB, 0) == (layout.stranded_bytes, layout.releasable_bytes)
+    assert (100 * MIB, 100 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+
+
+def test_free_blocks_of_another_stream_do_not_count_as_headroom() -> None:
+    """A side stream's free block cannot serve the main stream, but its whole segment can be released for it."""
+    side = segment(1 << 40, "large", [(50 * MIB, "inactive")], stream=7)
+    main = segment(2 << 40, "large", [(20 * MIB, "active_allocated")])
+
+    layout = measure([side, main], 0, 1.0, Room(0))
+
+    assert (0, 50 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+
+
+def test_the_memory_fraction_caps_the_headroom() -> None:
+    """With a limit, only what is left under it counts, however much the driver has."""
+    layout = measure([], 0, 1.0, Room(driver_free=40 * GIB, reserved=3 * GIB, limit=5 * GIB))
+
+    assert 2 * GIB == layout.headroom_bytes

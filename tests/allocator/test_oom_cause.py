@@ -1,0 +1,126 @@
+"""The cause of an OutOfMemoryError, from what the observer knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.snapshots import segment, segments
+
+from torchmem.allocator.oom_cause import FreeBlocks, OomFacts, classify, detail, free_blocks
+from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.sample.sample import OOM_CAUSES
+
+GIB = 1 << 30
+MIB = 1 << 20
+FULL = OomFacts(
+    requested=2 * GIB,
+    limit=80 * GIB,
+    driver_free=1 * GIB,
+    cached_free=0,
+    reserved=78 * GIB,
+    total=80 * GIB,
+)
+sizes = st.integers(0, 80 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        (FULL, "capacity"),
+        (replace(FULL, cached_free=30 * GIB), "fragmentation"),
+        (replace(FULL, private_free=30 * GIB), "fragmentation"),
+        (replace(FULL, limit=40 * GIB, reserved=39 * GIB, driver_free=40 * GIB), "limit"),
+        (
+            replace(
+                FULL, limit=40 * GIB, reserved=39 * GIB, driver_free=40 * GIB, cached_free=3 * GIB
+            ),
+            "fragmentation",
+        ),
+        (replace(FULL, reserved=10 * GIB), "external"),
+        (replace(FULL, reserved=10 * GIB, total=None), "capacity"),
+    ],
+)
+def test_causes(facts: OomFacts, cause: str) -> None:
+    """Each cause is told from the others by the bytes that would have had to be free."""
+    assert cause == classify(facts)
+
+
+@given(st.builds(OomFacts, sizes, sizes, sizes, sizes, sizes, st.none() | sizes))
+def test_every_oom_has_a_known_cause(facts: OomFacts) -> None:
+    """Whatever the numbers, the cause is one of the four that the counter knows."""
+    assert classify(facts) in OOM_CAUSES
+
+
+@given(st.builds(OomFacts, sizes, sizes, sizes, sizes, sizes, st.just(80 * GIB)))
+def test_fragmentation_means_that_compaction_would_have_helped(facts: OomFacts) -> None:
+    """`fragmentation` is only said when the free bytes, in one piece, would have held the request."""
+    if classify(facts) == "fragmentation":
+        assert facts.requested <= facts.driver_free + facts.cached_free
+
+
+STUCK = replace(FULL, cached_free=30 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("facts", "blocks", "kind"),
+    [
+        (STUCK, FreeBlocks(own=GIB), "stranded"),
+        (STUCK, FreeBlocks(own=2 * GIB), "pending"),
+        (STUCK, FreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
+        (STUCK, FreeBlocks(own=GIB, other_pool=2 * GIB), "pool"),
+        (replace(FULL, private_free=30 * GIB), FreeBlocks(own=GIB, other_pool=GIB), "pool"),
+        (
+            replace(STUCK, requested=20 * MIB, driver_free=3 * MIB),
+            FreeBlocks(own=2 * MIB),
+            "small_segment",
+        ),
+        (
+            replace(STUCK, requested=20 * MIB, driver_free=3 * MIB),
+            FreeBlocks(own=10 * MIB),
+            "stranded",
+        ),
+        (replace(STUCK, requested=20 * MIB, driver_free=MIB), FreeBlocks(own=2 * MIB), "stranded"),
+        (
+            replace(STUCK, requested=64 * MIB, large_segment=64 * MIB),
+            FreeBlocks(own=2 * MIB),
+            "small_segment",
+        ),
+        (replace(STUCK, requested=2 * MIB, driver_free=MIB), FreeBlocks(other_pool=MIB), "pool"),
+        (replace(STUCK, requested=2 * MIB, driver_free=MIB), FreeBlocks(own=MIB // 2), "stranded"),
+    ],
+)
+def test_kinds_of_fragmentation(facts: OomFacts, blocks: FreeBlocks, kind: str) -> None:
+    """Each kind is told from the others by where the block lies that would have fitted."""
+    assert kind == detail(facts, blocks)
+
+
+@given(segments(), st.sampled_from([0, 7, None]), st.sampled_from([2 * MIB, 20 * MIB, GIB]))
+def test_free_blocks_are_sorted_by_what_kept_the_request_from_them(
+    snapshot: list[SegmentInfo], stream: int | None, requested: int
+) -> None:
+    """No block without a tensor is overlooked, and the request's own are of its stream and its default pool."""
+    found = free_blocks(snapshot, 0, requested, stream)
+    pool = "small" if requested == 2 * MIB else "large"
+    free = [
+        (s, b["size"]) for s in snapshot for b in s["blocks"] if b["state"] != "active_allocated"
+    ]
+    own = [
+        size
+        for s, size in free
+        if (s["stream"], s["segment_type"], s["segment_pool_id"]) == (stream, pool, (0, 0))
+    ]
+
+    assert max((size for _, size in free), default=0) == max(
+        found.own, found.other_stream, found.other_pool
+    )
+    assert max(own, default=0) == found.own
+
+
+def test_other_devices_do_not_count() -> None:
+    """A free block on another device is no block for this request."""
+    assert FreeBlocks() == free_blocks(
+        [segment(0, "large", [(GIB, "inactive")], device=1)], 0, GIB, 0
+    )

@@ -1,0 +1,119 @@
+"""Training on PyTorch's real CUDA allocator, on a phantom card, watched by the real exporter and Prometheus."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.stack import answers, free_port, prometheus, running
+from support.training import Training
+from support.waiting import until
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
+PHANTOM = [sys.executable, "-m", "torchmem.phantom"]
+
+
+def _missing() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed; run make test-allocator"
+    import torch
+
+    return (
+        None
+        if torch.version.cuda
+        else "this is not the CUDA build of PyTorch; run make test-allocator"
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cuda_build() -> None:
+    """Skip the tier where PyTorch has no CUDA allocator."""
+    reason = _missing()
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Starts exporter, Prometheus and a script on a card of the given memory; all end with the test."""
+    with ExitStack() as stack:
+
+        def start(memory: str, every: int, *script: str, alloc_conf: str = "") -> Training:
+            settings = {
+                "TORCHMEM_RUN_DIR": str(tmp_path / "run"), "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
+                "TORCHMEM_INTERVAL": "0.005", "TORCHMEM_SNAPSHOT_INTERVAL": "0.01", "TORCHMEM_SNAPSHOT_BUDGET": "1",
+                "TORCHMEM_IDLE_AFTER": "0.05",
+            }  # fmt: skip
+            environment = os.environ | settings
+            phantom = [*PHANTOM, "--memory", memory, "--"]
+            address = f"127.0.0.1:{free_port()}"
+            exporter = [sys.executable, "-m", "torchmem.exporter", "--listen", address]
+            stack.enter_context(
+                running([*phantom, *exporter], tmp_path / "exporter.log", environment)
+            )
+            until(lambda: answers(f"http://{address}/-/healthy"))
+            watching = stack.enter_context(prometheus(tmp_path, address))
+            checked = [
+                sys.executable,
+                str(HERE / "checkpoint.py"),
+                str(tmp_path),
+                str(every),
+                *script,
+            ]
+            environment = environment | (
+                {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf} if alloc_conf else {}
+            )
+            process = running([*phantom, *checked], tmp_path / "training.log", environment)
+            return Training(stack.enter_context(process), watching, tmp_path)
+
+        yield start
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A machine of its own: cards and run directory belong to this test."""
+    own = {
+        "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
+        "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
+    }
+    return os.environ | own | {"TORCHMEM_INTERVAL": "0.02"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs a script on two phantom cards of 4 GiB."""
+
+    def run_one(body: str) -> subprocess.CompletedProcess[str]:
+        phantom = [*PHANTOM, "--memory", "4GiB", "--devices", "2", "--"]
+        return subprocess.run(
+            [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+
+    return run_one
+
+
+@pytest.fixture
+def series(environment: dict[str, str]) -> Callable[[str], list[tuple[dict[str, str], float]]]:
+    """Labels and values of one metric, as the exporter shows it after the script has ended."""
+
+    def read(name: str) -> list[tuple[dict[str, str], float]]:
+        exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
+        shown = subprocess.run(
+            exporter, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        samples = [
+            sample for family in text_string_to_metric_families(shown) for sample in family.samples
+        ]
+        return [(sample.labels, sample.value) for sample in samples if sample.name == name]
+
+    return read

@@ -1,0 +1,110 @@
+"""Run a random program on PyTorch's allocator with its history on, or the same program again under other settings.
+
+PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- COMMAND, where COMMAND is
+python recorded_program.py record FOLDER SEED ..., or python recorded_program.py again FOLDER
+
+`record` writes the snapshot and the program, and takes its length and any of the words streams, events, pools, ooms.
+Both print the statistics as JSON. `again` ends where a request fails that was served when it was recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support.allocator_programs import Operation, Programmer, Setting
+from support.real_allocator import Real
+
+LEFT_OUT = {"reset_peak", "reset_accumulated", "drop_pool"}
+
+
+class PlainPools(Programmer):
+    """Makes pools that neither help out nor keep blocks whole, which no snapshot tells."""
+
+    def _make_pool(self) -> Operation:
+        name, pool, *_ = super()._make_pool()
+        self.overflow = 0
+        return [name, pool, 0, 0]
+
+
+def counts(real: Real) -> dict[str, int]:
+    """What the what-if foretells."""
+    stats = real.stats()
+    return {
+        "peak_reserved": stats["reserved_bytes"]["all"]["peak"],
+        "peak_allocated": stats["allocated_bytes"]["all"]["peak"],
+        "retries": stats["num_alloc_retries"],
+        "ooms": stats["num_ooms"],
+        "device_allocs": stats["num_device_alloc"],
+        "device_frees": stats["num_device_free"],
+    }
+
+
+def record(folder: Path, seed: str, length: int, words: set[str]) -> Real:
+    """Write the program as it goes; one that may not run out of memory stops growing in time."""
+    setting = Setting(streams=2 if "streams" in words else 1, pools="pools" in words)
+    programmer, real = PlainPools(setting, random.Random(seed)), Real(setting)
+    torch.cuda.memory._record_memory_history(context=None, max_entries=10**7)
+    program: list[Any] = []
+    while len(program) < length:
+        emptied = program and program[-1][0] == ["empty_cache"] and programmer.live
+        # Cache given back right before a request on a full card would look like a retry.
+        operation = ["free", programmer.live.pop()] if emptied else programmer.next()
+        if operation[0] in LEFT_OUT or (
+            operation[0] in {"record_stream", "hold_events"} and "events" not in words
+        ):
+            continue
+        freed = counts(real)["device_frees"]
+        outcome = real.run(operation)
+        programmer.learn(operation, outcome)
+        # A call that finds nothing to give back leaves no trace.
+        if operation != ["empty_cache"] or counts(real)["device_frees"] > freed:
+            program.append([operation, isinstance(outcome, str)])
+        if isinstance(outcome, str) and "ooms" not in words:
+            break
+    torch.cuda.memory._dump_snapshot(str(folder / "snapshot.pickle"))
+    (folder / "program.json").write_text(json.dumps([vars_of(setting), program]))
+    return real
+
+
+def vars_of(setting: Setting) -> dict[str, Any]:
+    """Streams and pools of a setting."""
+    return {"streams": setting.streams, "pools": setting.pools}
+
+
+def again(folder: Path) -> Real:
+    """The recorded program; a request that failed then gives its block back at once."""
+    setting, program = json.loads((folder / "program.json").read_text())
+    real = Real(replace(Setting(), **setting))
+    for operation, failed in program:
+        outcome = real.run(operation)
+        if failed and isinstance(outcome, int):
+            real.run(["free", operation[1]])
+        elif isinstance(outcome, str) and not failed:
+            break
+    return real
+
+
+def main() -> None:
+    """Do as asked."""
+    mode, folder, *rest = sys.argv[1:]
+    real = (
+        record(Path(folder), rest[0], int(rest[1]), set(rest[2:]))
+        if mode == "record"
+        else again(Path(folder))
+    )
+    print(json.dumps(counts(real)), flush=True)
+    os._exit(0)  # PyTorch 2.13 aborts when it takes down private pools of expandable segments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Capture and release on PyTorch's real allocator, against a training script that knows nothing of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.snapshot_files import load_snapshot
+from support.waiting import until
+
+from torchmem.sample.capture_messages import (
+    ANSWER_SUFFIX,
+    REQUEST_SUFFIX,
+    CaptureRequest,
+    beside,
+    decode_answer,
+    encode,
+)
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+
+pytestmark = pytest.mark.allocator
+
+PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
+STEP = """
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(3)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def forward_and_backward():
+    model(torch.randn(64, 512, device="cuda")).sum().backward()
+def step():
+    forward_and_backward(); optimizer.step(); optimizer.zero_grad()
+"""
+SCRIPT = f"""{PRELUDE}{STEP}
+session = sdk.instrument(interval=0.02)
+{{before}}
+while not os.path.exists("stop"):
+    step(); time.sleep(0.005)
+print(sum(session.errors.counts.values()), torch._C._cuda_isHistoryEnabled(), {{after}})
+"""
+Train = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A machine of its own."""
+    own = {
+        "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
+        "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
+    }
+    return os.environ | own
+
+
+@pytest.fixture
+def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> Iterator[Train]:
+    """Starts the training script on a phantom card, until a file `stop` appears."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(before: str = "", after: str = "None") -> subprocess.Popen[str]:
+        script = tmp_path / "training_script.py"
+        script.write_text(SCRIPT.format(before=before, after=after))
+        command = [*phantom, sys.executable, "-W", "ignore", str(script)]
+        started.append(
+            subprocess.Popen(
+                command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+            )
+        )
+        until(lambda: list((tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def phantom() -> list[str]:
+    """The command that puts another on a card of 4 GiB."""
+    return [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
+
+
+@pytest.fixture
+def capture(
+    environment: dict[str, str], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torchmem.cli", "capture", *arguments]
+        return subprocess.run(
+            command,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    return run
+
+
+def stop(process: subprocess.Popen[str], folder: Path) -> str:
+    """End the training and return what it printed."""
+    (folder / "stop").touch()
+    return process.communicate(timeout=600)[0]
+
+
+def frames(entry: dict[str, Any]) -> list[str]:
+    """Names of the functions on an entry's stack."""
+    return [frame["name"] for frame in entry["frames"]]
+
+
+def test_a_snapshot_from_a_running_training(start: Train, capture: Any, tmp_path: Path) -> None:
+    """The file holds builtins only, begins with a step, names the script's own lines, and recording is off again."""
+    process = start()
+    done = capture("--rank", "0", "--seconds", "2", "--out", "taken.pickle")
+
+    assert 0 == done.returncode, done.stderr
+    snapshot = load_snapshot(tmp_path / "taken.pickle")
+    (trace,) = snapshot["device_traces"]
+    allocations = [entry for entry in trace if entry["action"] == "alloc"]
+    assert 30 < len(allocations)
+    assert ["forward_and_backward", "step"] == frames(allocations[0])[:2]
+    assert any(
+        frame["filename"].endswith("training_script.py") for frame in allocations[0]["frames"]
+    )
+    assert sum(segment["total_size"] for segment in snapshot["segments"]) > 0
+    assert "0 False None\n" == stop(process, tmp_path)
+
+
+def test_a_script_that_records_keeps_its_recording(
+    start: Train, capture: Any, tmp_path: Path
+) -> None:
+    """The request is refused with the reason, and the script's own trace has its first entries to the end."""
+    mine = "torch.cuda.memory._record_memory_history(); marked = torch.zeros(12345, device='cuda')"
+    entries = "any(e['size'] == 49380 for e in torch.cuda.memory._snapshot()['device_traces'][0])"
+    process = start(before=mine, after=entries)
+    done = capture("--seconds", "0.1")
+
+    assert (2, True) == (done.returncode, "records memory history itself" in done.stderr), (
+        done.stderr
+    )
+    assert "0 True True\n" == stop(process, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
+    """A request that is neither the process's user's nor root's is refused, and nothing was ever recorded."""
+    process = start()
+    (sample,) = (tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")
+    request = tmp_path / "request"
+    request.write_bytes(encode(CaptureRequest(0.1)))
+    os.chown(request, 1234, 1234)
+    request.rename(beside(sample, REQUEST_SUFFIX))
+    until(beside(sample, ANSWER_SUFFIX).exists)
+    answer = decode_answer(beside(sample, ANSWER_SUFFIX).read_bytes())
+
+    assert ("refused", True) == (answer.state, "user 1234's" in str(answer.reason))
+    assert "0 False None\n" == stop(process, tmp_path)
+
+
+def test_a_snapshot_at_an_oom(
+    phantom: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """With `capture_on_oom` the state at the OOM is a file that memory_viz reads; the OOM stays what it is."""
+    script = f"""{PRELUDE}
+session = sdk.instrument(capture_on_oom=True)
+held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+try:
+    torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("caught", sum(session.errors.counts.values()))
+"""
+    done = subprocess.run(
+        [*phantom, sys.executable, "-W", "ignore", "-c", script],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+    assert (0, "caught 0\n") == (done.returncode, done.stdout), done.stderr
+    (path,) = (tmp_path / "run").glob("*.oom.snapshot.pickle")
+    snapshot = load_snapshot(path)
+    assert [64 << 20] == [segment["total_size"] for segment in snapshot["segments"]]
+    assert 0 == sum(len(trace) for trace in snapshot["device_traces"])
+
+
+RELEASE = f"""{PRELUDE}
+emptied = []
+original = torch.cuda.empty_cache
+def empty_cache():
+    import traceback
+    emptied.append("at_step" in [frame.name for frame in traceback.extract_stack()]); original()
+torch.cuda.empty_cache = empty_cache
+session = sdk.instrument(interval=1e-6, release={{release}}, release_interval=1e-6)
+weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for mib in [3200] + [10] * 6:
+    torch.empty(mib << 20, dtype=torch.uint8, device="cuda"); weight.grad = torch.ones_like(weight); optimizer.step()
+print(emptied, torch.cuda.memory_reserved() >> 20, torch.cuda.max_memory_allocated() >> 20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("release", "printed"), [("0.5", "[True] 12 3200"), ("None", "[] 3202 3200")], ids=["on", "off"]
+)
+def test_the_cache_is_released_at_a_steps_end_or_never(
+    phantom: list[str], environment: dict[str, str], release: str, printed: str
+) -> None:
+    """After a large phase the cache goes back once, in the step hook; by default never. The user's peak stays."""
+    done = subprocess.run(
+        [*phantom, sys.executable, "-W", "ignore", "-c", RELEASE.format(release=release)],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+    assert (0, printed + "\n") == (done.returncode, done.stdout), done.stderr
+
+
+def test_a_release_never_spoils_a_graph_capture(
+    phantom: list[str], environment: dict[str, str]
+) -> None:
+    """While a CUDA graph is captured nothing goes back to the driver; afterwards it does."""
+    script = f"""{PRELUDE}
+session = sdk.instrument(interval=1e-6, release=0.5, release_interval=1e-6)
+weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+weight.grad = torch.ones_like(weight)
+optimizer.step()
+large = torch.empty(3200 << 20, dtype=torch.uint8, device="cuda")
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    del large
+    for _ in range(6):
+        optimizer.step()
+    print(torch.cuda.memory_reserved() >> 30)
+optimizer.step()
+print(torch.cuda.memory_reserved() >> 30, sum(session.errors.counts.values()))
+"""
+    done = subprocess.run(
+        [*phantom, sys.executable, "-W", "ignore", "-c", script],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+    assert (0, "3\n0 0\n") == (done.returncode, done.stdout), done.stderr

@@ -1,0 +1,97 @@
+"""Layers that PyTorch hands to cuDNN: on a phantom card they run, have the right shapes, and take plausible memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.allocator
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = f"sys.path.insert(0, {str(HERE)!r}); import cudnn_cases; cudnn_cases.main()"
+# Input, output and filter of the convolution that `cudnn_cases.one_convolution` measures, in single precision.
+IMAGES, FILTER = 16 * 64 * 56 * 56 * 4, 64 * 64 * 3 * 3 * 4
+MODES = {
+    "cuDNN's own workspaces": {},
+    "estimated workspaces": {"PHANTOM_CUDNN_WORKSPACE": "estimate"},
+    "no workspaces": {"PHANTOM_CUDNN_WORKSPACE": "0"},
+    "the older calls": {"TORCH_CUDNN_V8_API_DISABLED": "1"},
+}
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_layer_runs(mode: str, run: Run, environment: dict[str, str]) -> None:
+    """Forward and backward work, shapes are PyTorch's, gradients are there, the peak holds at least what is alive."""
+    environment.update(MODES[mode])
+
+    done = run(PROGRAM)
+
+    assert 0 == done.returncode, done.stderr
+    result = json.loads(done.stdout)
+    assert [] == [f"{name}: {case}" for name, case in result["cases"].items() if not right(case)]
+    assert [20, 4, 9] == result["ctc"]
+    assert all(
+        result[name]["shape"] == [2, 32, 8, 8]
+        for name in ("benchmark", "deterministic", "autocast")
+    )
+    check_attention(result["attention"])
+    check_flat_weights(**result["flat_weights"])
+    check_workspace(mode, **result["workspace"])
+
+
+def right(case: dict[str, Any]) -> bool:
+    """No error, the shape that PyTorch derives, a gradient everywhere, a peak that can be."""
+    if "error" in case:
+        return False
+    return (
+        case["shape"] == case["meta"]
+        and not case["without_gradient"]
+        and case["peak"] >= case["least"] > 0
+    )
+
+
+def check_attention(backward: dict[str, str]) -> None:
+    """Every implementation can be had, and PyTorch itself chooses cuDNN's on an H100."""
+    names = {
+        "flash": "FlashAttention",
+        "efficient": "EfficientAttention",
+        "cudnn": "CudnnAttention",
+    }
+    names[""] = names["cudnn"]
+    assert all(name in backward[kind] for kind, name in names.items())
+    assert "Attention" not in backward["math"]
+
+
+def check_flat_weights(spans: list[list[int]], buffer: int) -> None:
+    """The weights fill the buffer without gap or overlap."""
+    assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), buffer]
+
+
+def check_workspace(mode: str, nchw: int, nhwc: int) -> None:
+    """NCHW: the estimate is what is copied into NHWC and back; cuDNN itself copies at least the images."""
+    if mode == "no workspaces":
+        assert (0, 0) == (nchw, nhwc)
+        return
+    copies = 2 * IMAGES + FILTER
+    least = IMAGES if mode == "cuDNN's own workspaces" else copies
+    assert least <= nchw < copies + 2 * 2**20
+    assert 0 <= nhwc < 2 * 2**20
+
+
+def test_a_misspelt_workspace_is_an_error(run: Run, environment: dict[str, str]) -> None:
+    """A setting that means nothing ends the script with one sentence."""
+    environment["PHANTOM_CUDNN_WORKSPACE"] = "none"
+
+    done = run("torch.nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 4, 4, device='cuda'))")
+
+    assert 2 == done.returncode
+    assert (
+        "phantom: PHANTOM_CUDNN_WORKSPACE=none is neither 0 nor estimate: correct or unset it\n"
+        == done.stderr
+    )

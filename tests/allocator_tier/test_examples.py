@@ -1,0 +1,154 @@
+"""The examples run unchanged on a phantom card, show what they promise, and their traces replay exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from torchmem.phantom.cards import card
+from torchmem.preflight.outcome import DeviceMemory, Outcome
+from torchmem.preflight.plan import Plan
+from torchmem.preflight.run import run
+from torchmem.recording import read
+from torchmem.whatif.engine import what_if
+
+pytestmark = pytest.mark.allocator
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STEPS = 4
+NEEDS = {"huggingface.py": ("transformers", "accelerate"), "lightning_loop.py": ("lightning",)}
+"""What an example imports besides torch and torchmem."""
+GPT = ("gpt.py",)
+LLAMA = ("huggingface.py", "--width", "512", "--layers", "4", "--length", "512", "--batch", "4")
+LLAMA_CHECKPOINTED = (*LLAMA, "--gradient-checkpointing")
+VIT = ("lightning_loop.py", "--width", "384", "--layers", "4", "--batch", "16")
+VIT_ACCUMULATED = (*VIT, "--accumulate", "4")
+CROSS_ENTROPY = ("custom_function.py", "--positions", "16384")
+FUSED = (*CROSS_ENTROPY, "--fused")
+Preflight = Callable[[tuple[str, ...]], Outcome]
+
+
+@pytest.fixture(scope="module")
+def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
+    """What a preflight of an example on 24 GB says after four optimizer steps; each command runs once."""
+    found: dict[tuple[str, ...], Outcome] = {}
+
+    def preflight_once(command: tuple[str, ...]) -> Outcome:
+        script, *flags = command
+        for package in NEEDS.get(script, ()):
+            if find_spec(package) is None:
+                pytest.skip(f"{package} is not installed; run make test-allocator")
+        if command not in found:
+            plan = Plan((sys.executable, str(EXAMPLES / script), *flags), card("24GB"), steps=STEPS)
+            found[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
+        return found[command]
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TORCHMEM_RUN_DIR", str(tmp_path_factory.mktemp("run")))
+        yield preflight_once
+
+
+def memory(outcome: Outcome) -> DeviceMemory:
+    """The one card's memory, of a script that was stopped after its steps and lacked nothing."""
+    assert ("steps", STEPS, ()) == (outcome.ended, outcome.steps, outcome.lacking)
+    (device,) = outcome.devices
+    return device
+
+
+def events(outcome: Outcome) -> int:
+    """Length of the recorded trace."""
+    assert outcome.snapshot is not None
+    (recording,) = read(outcome.snapshot)
+    return len(recording.events)
+
+
+@pytest.mark.parametrize(
+    "command", [GPT, LLAMA, LLAMA_CHECKPOINTED, VIT, VIT_ACCUMULATED, FUSED], ids=" ".join
+)
+def test_its_trace_replays_exactly(command: tuple[str, ...], preflight: Preflight) -> None:
+    """Every allocation of the recorded trace lands on its address, so that what-if has a verdict on any setting."""
+    outcome = preflight(command)
+    device = memory(outcome)
+    assert outcome.snapshot is not None
+    (recording,) = read(outcome.snapshot)
+    answer = what_if(
+        recording,
+        card_bytes=device.total - device.outside,
+        total_bytes=device.total,
+        settings=("expandable_segments:True", "max_split_size_mb:128"),
+    )
+
+    assert 1.0 == answer.fidelity.share
+    assert answer.fidelity.allocations > 100 * STEPS
+    assert "none" != answer.verdict.decision
+    assert [None] * 3 == [told.refused for told in answer.outcomes]
+    replayed = answer.outcomes[0]
+    assert (device.peak_allocated, device.peak_reserved, device.retries) == (
+        replayed.peak_allocated, replayed.peak_reserved, replayed.retries)  # fmt: skip
+
+
+def test_varying_lengths_leave_memory_stranded(preflight: Preflight) -> None:
+    """Batches of varying length make the allocator reserve more than is ever in use, and strand some of it."""
+    device = memory(preflight(GPT))
+
+    assert device.peak_reserved > 1.1 * device.peak_allocated
+    assert device.stranded > 0
+    assert len({step.peak_allocated for step in device.steps}) > 1
+
+
+def test_gradient_checkpointing_takes_less(preflight: Preflight) -> None:
+    """Recomputing the activations of a Hugging Face model takes less memory than keeping them."""
+    kept, recomputed = memory(preflight(LLAMA)), memory(preflight(LLAMA_CHECKPOINTED))
+
+    assert recomputed.peak_allocated < kept.peak_allocated
+    assert recomputed.peak_reserved < kept.peak_reserved
+
+
+def test_a_step_of_lightning_is_an_optimizer_step(preflight: Preflight) -> None:
+    """Batches accumulated into one step count as one, and at most the gradients kept between them come on top."""
+    single, accumulated = preflight(VIT), preflight(VIT_ACCUMULATED)
+    once, four = memory(single), memory(accumulated)
+
+    assert events(accumulated) > 3 * events(single)
+    weights = dict(once.phase_peaks)["setup"]
+    assert once.peak_allocated <= four.peak_allocated <= once.peak_allocated + weights
+
+
+def test_the_fused_function_fits_where_cross_entropy_does_not(preflight: Preflight) -> None:
+    """A batch that runs out of memory with plain cross-entropy fits the same card with the custom Function."""
+    plain, fused = preflight(CROSS_ENTROPY), memory(preflight(FUSED))
+
+    assert "oom" == plain.ended
+    assert 0 != plain.exit_code
+    assert plain.oom_report is not None
+    assert (0, 0) == (fused.retries, fused.ooms)
+
+
+def test_the_fused_function_is_cross_entropy() -> None:
+    """Loss and gradients of the custom Function are those of plain cross-entropy, also when the last chunk is short."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARED], cwd=EXAMPLES, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert 0 == done.returncode, done.stderr
+
+
+COMPARED = """
+import torch, torch.nn.functional as F
+from custom_function import FusedLinearCrossEntropy
+
+torch.manual_seed(0)
+hidden, weight = (torch.randn(rows, 16, requires_grad=True) for rows in (50, 40))
+targets = torch.randint(40, (50,))
+plain, fused = F.cross_entropy(hidden @ weight.T, targets), FusedLinearCrossEntropy.apply(hidden, weight, targets, 15)
+torch.testing.assert_close(fused, plain)
+theirs, ours = (torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (plain, fused))
+torch.testing.assert_close(ours, theirs)
+"""

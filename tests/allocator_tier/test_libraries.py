@@ -1,0 +1,174 @@
+"""Calls that end in cuBLAS, cuSOLVER, cuSPARSE and cuFFT: results have the right form, workspaces are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.phantom_script import answer_of
+
+pytestmark = pytest.mark.allocator
+
+# Each call once on the host and once on the card; "differ" are those whose results are not of the same form.
+COMPARING = """
+torch.manual_seed(0)
+def form(value):
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), str(value.layout), list(value.shape)]
+    return [form(each) for each in value] if isinstance(value, (tuple, list)) else repr(value)
+def on(device, call):
+    def there(value):
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+    try:
+        return form(call(*[there(value) for value in VALUES]))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+def compare(calls):
+    forms = {name: [on("cpu", call), on("cuda", call)] for name, call in calls.items()}
+    differ = {name: both for name, both in forms.items() if both[0] != both[1] or "Error" in both[0]}
+    print(json.dumps({"calls": len(forms), "differ": differ}))
+"""
+
+LINALG = """
+L = torch.linalg
+base = torch.randn(3, 24, 24)
+good = base @ base.mT + torch.eye(24)
+VALUES = good, torch.randn(3, 24, 5)
+ONE = ("cholesky cholesky_ex det eig eigh eigvals eigvalsh inv inv_ex ldl_factor lu lu_factor matrix_norm matrix_rank "
+       "pinv qr slogdet svd svdvals").split()
+TWO = {
+    "solve": L.solve, "lstsq": lambda a, b: L.lstsq(a, b)[0], "cholesky_solve": lambda a, b: torch.cholesky_solve(b, a),
+    "triangular": lambda a, b: L.solve_triangular(a, b, upper=True),
+    "lu_solve": lambda a, b: L.lu_solve(*L.lu_factor(a), b), "ldl_solve": lambda a, b: L.ldl_solve(*L.ldl_factor(a), b),
+    "ormqr": lambda a, b: torch.ormqr(a, b[..., 0], b), "orgqr": lambda a, b: L.householder_product(a, b[..., 0]),
+    "lu_unpack": lambda a, b: torch.lu_unpack(*L.lu_factor(a)), "one": lambda a, b: L.solve(a[0], b[0]),
+}
+calls = dict(TWO)
+CHANGES = {"batch": lambda a: a, "one": lambda a: a[0], "tall": lambda a: a[..., :8], "double": torch.Tensor.double,
+           "complex": lambda a: a.to(torch.complex64)}
+for kind, change in CHANGES.items():
+    for name in ("svd", "svdvals", "qr", "pinv", "lu", "lu_factor") if kind == "tall" else ONE:
+        calls[f"{name} {kind}"] = lambda a, b, name=name, change=change: getattr(L, name)(change(a))
+compare(calls)
+"""
+
+FFT = """
+F = torch.fft
+VALUES = torch.randn(4, 30, 32), torch.randn(4, 30, 32, dtype=torch.complex64), torch.hann_window(16)
+real = "fft ifft rfft fft2 ifft2 rfft2 fftn ifftn rfftn".split()
+calls = {name: lambda x, z, w, name=name: getattr(F, name)(x) for name in real}
+calls |= {name: lambda x, z, w, name=name: getattr(F, name)(z) for name in "irfft irfft2 irfftn hfft fft".split()}
+calls |= {"double": lambda x, z, w: F.fft(x.double()), "prime": lambda x, z, w: F.fft(x, n=97),
+          "stft": lambda x, z, w: torch.stft(x[0], 16, window=w, return_complex=True),
+          "istft": lambda x, z, w: torch.istft(torch.stft(x[0], 16, window=w, return_complex=True), 16, window=w)}
+compare(calls)
+"""
+
+SPARSE = """
+dense = torch.randn(6, 4)
+coo = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [2, 0, 2]]), torch.ones(3), (3, 6))
+csr = torch.sparse_csr_tensor(torch.tensor([0, 2, 3, 4]), torch.tensor([0, 1, 1, 2]), torch.ones(4), (3, 3))
+bsr = torch.sparse_bsr_tensor(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2, 2, 2), (4, 4))
+VALUES = dense, coo, csr, bsr
+def gradient(x, coo, csr, bsr):
+    weight = x.clone().requires_grad_()
+    torch.sparse.mm(coo, weight).sum().backward()
+    return weight.grad
+def embedding(x, coo, csr, bsr):
+    table = torch.nn.Embedding(10, 8, sparse=True).to(x.device)
+    table(torch.zeros(4, 6, dtype=torch.long, device=x.device)).sum().backward()
+    torch.optim.SparseAdam(table.parameters()).step()
+    return table.weight
+compare({
+    "coo mm": lambda x, coo, csr, bsr: torch.sparse.mm(coo, x),
+    "coo coo": lambda x, coo, csr, bsr: torch.sparse.mm(coo, coo.t()),
+    "coo add": lambda x, coo, csr, bsr: coo + coo, "to dense": lambda x, coo, csr, bsr: coo.to_dense(),
+    "addmm": lambda x, coo, csr, bsr: torch.sparse.addmm(x[:3], coo, x),
+    "softmax": lambda x, coo, csr, bsr: torch.sparse.softmax(coo, 1),
+    "csr mm": lambda x, coo, csr, bsr: csr @ x[:3], "csr mv": lambda x, coo, csr, bsr: csr @ x[:3, 0],
+    "csr csr": lambda x, coo, csr, bsr: csr @ csr, "csr add": lambda x, coo, csr, bsr: csr + csr,
+    "sampled": lambda x, coo, csr, bsr: torch.sparse.sampled_addmm(csr, x[:3], x[:3].t()),
+    "solve": lambda x, coo, csr, bsr: torch.triangular_solve(x[:3], csr)[0],
+    "coo csr": lambda x, coo, csr, bsr: coo.coalesce().to_sparse_csr(),
+    "csr csc": lambda x, coo, csr, bsr: csr.to_sparse_csc(),
+    "bsr mm": lambda x, coo, csr, bsr: bsr @ x[:4], "bsr mv": lambda x, coo, csr, bsr: bsr @ x[:4, 0],
+    "gradient": gradient, "embedding": embedding,
+})
+"""
+
+BLAS = """
+VALUES = torch.randn(3, 16, 16), torch.randn(16)
+calls = {}
+for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128):
+    calls |= {
+        f"mm {dtype}": lambda a, v, t=dtype: a[0].to(t) @ a[1].to(t),
+        f"bmm {dtype}": lambda a, v, t=dtype: a.to(t) @ a.to(t),
+        f"mv {dtype}": lambda a, v, t=dtype: a[0].to(t) @ v.to(t),
+        f"dot {dtype}": lambda a, v, t=dtype: v.to(t) @ v.to(t),
+        f"vdot {dtype}": lambda a, v, t=dtype: torch.vdot(v.to(t), v.to(t)),
+        f"addmm {dtype}": lambda a, v, t=dtype: torch.addmm(v.to(t), a[0].to(t), a[1].to(t)),
+        f"baddbmm {dtype}": lambda a, v, t=dtype: torch.baddbmm(a.to(t), a.to(t), a.to(t)),
+    }
+calls["multi_dot"] = lambda a, v: torch.linalg.multi_dot([a[0], a[1], v])
+calls["linear"] = lambda a, v: torch.nn.functional.gelu(torch.nn.functional.linear(a, a[0], v))
+calls["int8"] = lambda a, v: torch._int_mm(a.to(torch.int8).reshape(-1, 16), a[0].to(torch.int8))
+compare(calls)
+"""
+
+
+@pytest.mark.parametrize(
+    "calls", [LINALG, FFT, SPARSE, BLAS], ids=["linalg", "fft", "sparse", "blas"]
+)
+def test_results_have_the_form_that_the_host_gives_them(calls: str, tmp_path: Path) -> None:
+    """Type, layout and shape of every result are those of the same call on the CPU."""
+    answer = answer_of(COMPARING + calls, tmp_path)
+
+    assert {} == answer["differ"]
+    assert answer["calls"] >= 17
+
+
+WORKSPACES = """
+def most(call, *shape, dtype=torch.float32):
+    values = torch.randn(*shape, device="cuda", dtype=dtype)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    result = call(values)
+    held = sum(each.untyped_storage().nbytes() for each in (result if isinstance(result, tuple) else [result]))
+    return torch.cuda.memory_stats()["requested_bytes.all.peak"] - before - held
+complex64 = {"dtype": torch.complex64}
+rows, columns = torch.arange(4097), torch.zeros(4096, dtype=torch.long)
+sparse = torch.sparse_csr_tensor(rows, columns, torch.ones(4096), (4096, 8)).cuda()
+print(json.dumps({
+    "powers": most(torch.fft.fft, 64, 1024, **complex64), "primes": most(torch.fft.fft, 64, 1021, **complex64),
+    "eigh": [most(torch.linalg.eigh, n, n) for n in (200, 400)],
+    "spmm": most(lambda x: sparse @ x, 8, 4),
+}))
+"""
+
+
+def test_workspaces_come_from_the_allocator(tmp_path: Path) -> None:
+    """A transform takes one copy of its data, eight where a side is a large prime; a factorization grows with n²."""
+    answer: dict[str, Any] = answer_of(WORKSPACES, tmp_path)
+
+    assert 64 * 1024 * 8 == answer["powers"]
+    assert 8 * 64 * 1021 * 8 == answer["primes"]
+    small, large = answer["eigh"]
+    assert 3.5 < large / small < 4.5
+    assert answer["spmm"] >= 4096 * 4
+
+
+LACKING = """
+torch.nn.functional.linear(torch.zeros(128, 128, device="cuda").half(),
+    torch.sparse.to_sparse_semi_structured(torch.tensor([0, 0, 1, 1]).tile(128, 32).half().cuda()))
+"""
+
+
+def test_a_library_it_lacks_says_its_name(tmp_path: Path) -> None:
+    """Semi-structured sparsity (cuSPARSELt) ends in the script's own traceback, and the call is named."""
+    with pytest.raises(AssertionError) as stopped:
+        answer_of(LACKING, tmp_path)
+
+    assert "the phantom GPU has no cusparseLtInit" in str(stopped.value)
+    assert "RuntimeError" in str(stopped.value)

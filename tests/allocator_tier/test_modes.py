@@ -1,0 +1,345 @@
+"""Every mode of PyTorch's allocator: what torchmem shows is true, and what the mode does not keep is not shown."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.allocator
+
+HERE = Path(__file__).resolve().parent
+MIB = 1 << 20
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+Rows = list[tuple[dict[str, str], float]]
+Series = Callable[[str], Rows]
+
+# A program that leaves blocks of both pools used and free, reads everything once, and prints what PyTorch says.
+PROGRAM = f"""
+import json
+sys.path.insert(0, {str(HERE)!r})
+from checkpoint import count
+session = sdk.instrument(interval=1e-6, snapshot_interval=3600)
+def new(mib, device=0):
+    return torch.empty(int(mib * 2**20), dtype=torch.uint8, device=f"cuda:{{device}}")
+def churn(device=0):
+    held = [new(mib, device) for mib in (0.25, 3.1, 30, 0.5, 60, 5, 30, 0.3, 100, 12)]
+    del held[1::2]
+    return held
+def show(device=0):
+    segments = [s for s in torch.cuda.memory_snapshot() if s["device"] == device]
+    default = [s for s in segments if s["segment_pool_id"] == (0, 0)]
+    private = [b for s in segments if s["segment_pool_id"] != (0, 0) for b in s["blocks"]]
+    free = sum(b["size"] for b in private if b["state"] == "inactive")
+    used = sum(b["size"] for b in private) - free
+    stats = torch.cuda.memory_stats(device)
+    print(json.dumps({{"stats": stats, "snapshot": count(default), "private": {{"used": used, "free": free}}}}))
+def read():
+    session.step(); own = session._monitor.recorder; own.take_snapshot(); own.measure_snapshot(); session.step()
+"""
+
+
+@pytest.fixture
+def series(environment: dict[str, str]) -> Series:
+    """Labels and values of one metric, as the exporter shows it after the script has ended; asked once."""
+    rows: dict[str, Rows] = {}
+
+    def read(name: str) -> Rows:
+        if not rows:
+            exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
+            shown = subprocess.run(
+                exporter, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+            for family in text_string_to_metric_families(shown):
+                for sample in family.samples:
+                    rows.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return rows.get(name, [])
+
+    return read
+
+
+def told(series: Series, name: str, *labels: str, **only: str) -> dict[str, float]:
+    """Values of one metric by one label, or by several joined with a space."""
+    found = [(row, value) for row, value in series(name) if only.items() <= row.items()]
+    return {
+        " ".join(row.get(label, "") for label in labels): value
+        for row, value in found
+        if value or not labels
+    }
+
+
+def check(
+    series: Series, truth: dict[str, Any], *, expandable: bool = False, **device: str
+) -> None:
+    """Statistics and layout are those of `torch.cuda.memory_stats()` and of a plain count over the snapshot."""
+    stats, counted = truth["stats"], truth["snapshot"]
+    absent = {"inactive_split_bytes"} if expandable else set()
+    for name in (
+        "allocated_bytes",
+        "active_bytes",
+        "reserved_bytes",
+        "requested_bytes",
+        "inactive_split_bytes",
+    ):
+        now = {pool: stats[f"{name}.{pool}_pool.current"] for pool in ("small", "large")}
+        expected = {} if name in absent else {pool: value for pool, value in now.items() if value}
+        assert expected == told(series, f"torchmem_{name}", "pool", **device)
+    free = told(series, "torchmem_free_bytes", "state", **device)
+    assert counted["free"] == sum(free.values())
+    assert {"": counted["largest"]} == told(
+        series, "torchmem_largest_free_block_bytes", "", **device
+    )
+    assert counted["segments"] == told(series, "torchmem_segments", "pool", **device)
+    assert counted["blocks"] == told(series, "torchmem_blocks", "pool", "state", **device)
+    private = {state: size for state, size in truth["private"].items() if size}
+    assert private == told(series, "torchmem_private_pool_bytes", "state", **device)
+    if not expandable:
+        assert {"releasable": counted["whole"]}.items() <= ({"releasable": 0} | free).items()
+
+
+NATIVE = {
+    "max_split_size_mb:32": {"max_split_size": str(32 * MIB)},
+    "roundup_power2_divisions:[16:2,>:4]": {"roundup_power2_divisions": "1:2,2:2,4:2,8:2"},
+    "garbage_collection_threshold:0.8": {"garbage_collection_threshold": "0.8"},
+    "expandable_segments:True": {"expandable_segments": "True"},
+}
+
+
+@pytest.mark.parametrize("conf", NATIVE)
+def test_native_modes_show_what_pytorch_says(
+    conf: str, run: Run, series: Series, environment: dict[str, str]
+) -> None:
+    """Under each setting all values equal PyTorch's own, and the settings shown are those in effect."""
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = conf
+
+    done = run(
+        PROGRAM + "torch.cuda.set_per_process_memory_fraction(0.5); held = churn(); read(); show()"
+    )
+
+    assert 0 == done.returncode, done.stderr
+    check(series, json.loads(done.stdout), expandable="expandable" in conf)
+    shown = series("torchmem_allocator_info")[0][0]
+    assert all(shown[name].startswith(value) for name, value in NATIVE[conf].items())
+    asked = {pair.split(":")[0]: 0.0 for pair in conf.replace(",>", "").split(",")}
+    assert asked == {
+        row["setting"]: value for row, value in series("torchmem_allocator_setting_ignored")
+    }
+
+
+@pytest.mark.parametrize(
+    ("conf", "fraction", "claim"),
+    [
+        ("max_split_size_mb:32,roundup_power2_divisions:[16:2,>:4]", "1", "bound"),
+        ("roundup_power2_divisions:[4:2,16:1,64:8,>:4]", "0.7", "exact"),
+        ("garbage_collection_threshold:0.6", "0.4", "bound"),
+        ("expandable_segments:True", "1", "bound"),
+        ("expandable_segments:True,max_split_size_mb:32", "0.4", "bound"),
+    ],
+)
+def test_headroom_is_never_too_much(
+    conf: str, fraction: str, claim: str, environment: dict[str, str]
+) -> None:
+    """In random states under each setting what is called headroom can be had, without and with the flush."""
+    environment |= {"PYTORCH_CUDA_ALLOC_CONF": conf, "FRACTION": fraction}
+    trying = [sys.executable, "-W", "ignore", str(HERE / "headroom_by_trying.py"), "25", "1", claim]
+    done = subprocess.run(
+        [sys.executable, "-m", "torchmem.phantom", "--memory", "1200MB", "--", *trying],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+    assert "25 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]
+
+
+def test_graphs_and_memory_pools_stand_apart(run: Run, series: Series) -> None:
+    """What CUDA graphs and MemPools hold is shown used and free, and is in no number of the default pools."""
+    done = run(
+        PROGRAM
+        + """
+held = churn()
+graph, pool = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
+with torch.cuda.graph(graph):
+    captured = new(30); dropped = new(7); del dropped
+with torch.cuda.use_mem_pool(pool):
+    pooled = [new(40), new(3), new(0.5)]
+    del pooled[0]
+read(); show()
+"""
+    )
+
+    assert 0 == done.returncode, done.stderr
+    truth = json.loads(done.stdout)
+    check(series, truth)
+    assert truth["private"]["used"] >= 33 * MIB
+    assert truth["private"]["free"] >= 40 * MIB
+
+
+def test_several_devices_are_told_apart(run: Run, series: Series) -> None:
+    """One process on two cards: each card's numbers are its own."""
+    done = run(PROGRAM + "held = churn(0), new(200, 1), churn(1); read(); show(0); show(1); "
+                         "print(*torch.cuda._raw_device_uuid_nvml())")  # fmt: skip
+
+    assert 0 == done.returncode, done.stderr
+    first, second, uuids = done.stdout.splitlines()
+    for truth, uuid in zip((first, second), uuids.split(), strict=True):
+        check(series, json.loads(truth), uuid=uuid)
+
+
+def test_cuda_malloc_async_shows_its_three_totals(
+    run: Run, series: Series, environment: dict[str, str]
+) -> None:
+    """The driver's pool tells allocated, active, reserved and their peaks, not by pool; nothing else is shown."""
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync,max_split_size_mb:32"
+
+    done = run(
+        PROGRAM + "held = churn(); session.step(); print(json.dumps(torch.cuda.memory_stats()))"
+    )
+
+    assert 0 == done.returncode, done.stderr
+    stats = json.loads(done.stdout)
+    for name in ("allocated", "active", "reserved"):
+        assert {"": stats[f"{name}_bytes.all.current"]} == told(
+            series, f"torchmem_{name}_bytes", "pool"
+        )
+        assert {"": stats[f"{name}_bytes.all.peak"]} == told(
+            series, f"torchmem_{name}_peak_bytes", ""
+        )
+    assert {name for name in KEPT if series(f"torchmem_{name}")} == {
+        "allocated_bytes", "active_bytes", "reserved_bytes", "allocated_peak_bytes", "active_peak_bytes",
+        "reserved_peak_bytes", "device_total_bytes",
+    }  # fmt: skip
+    assert {"backend": 0.0} == {
+        row["setting"]: v for row, v in series("torchmem_allocator_setting_ignored")
+    }
+
+
+# Everything that a device may show of the allocator.
+KEPT = (
+    "allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes",
+    "allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "device_total_bytes", "segments", "blocks",
+    "free_bytes", "largest_free_block_bytes", "fragmentation_ratio", "headroom_bytes", "private_pool_bytes",
+    "alloc_retries_total", "ooms_total", "oom_rejections_total", "device_allocs_total", "device_frees_total",
+    "stream_syncs_total", "snapshot_timestamp_seconds",
+)  # fmt: skip
+PLUGGABLE = """
+int cudaMalloc(void **, unsigned long);
+int cudaFree(void *);
+void *take(long size, int device, void *stream) { void *p = 0; cudaMalloc(&p, size); return p; }
+void give(void *p, long size, int device, void *stream) { cudaFree(p); }
+"""
+
+
+def test_a_pluggable_allocator_is_a_closed_book(run: Run, series: Series, tmp_path: Path) -> None:
+    """Only the device's total is known, nothing crashes, and nothing counts as an error."""
+    library = tmp_path / "pluggable.so"
+    (tmp_path / "pluggable.c").write_text(PLUGGABLE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "pluggable.c"], check=True)
+
+    done = run(f"""
+own = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "take", "give")
+torch.cuda.memory.change_current_allocator(own)
+session = sdk.instrument(interval=1e-6)
+held = torch.empty(1 << 24, device="cuda"); session.step()
+recorder = session._monitor.recorder; recorder.take_snapshot(); recorder.measure_snapshot(); session.step()
+print(sum(session.errors.counts.values()))
+session.close(); sys.stdout.flush(); os._exit(0)
+""")
+
+    assert (0, "0\n") == (done.returncode, done.stdout), done.stderr
+    assert ["device_total_bytes"] == [name for name in KEPT if series(f"torchmem_{name}")]
+    assert "pluggable" == series("torchmem_allocator_info")[0][0]["backend"]
+
+
+def test_without_caching_the_zeros_are_not_shown(
+    run: Run, series: Series, environment: dict[str, str]
+) -> None:
+    """PYTORCH_NO_CUDA_MEMORY_CACHING=1 leaves every statistic at zero while memory is in use: none is shown."""
+    environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+    done = run(
+        PROGRAM
+        + "held = churn(); read(); print(torch.cuda.memory_reserved(), sum(session.errors.counts.values()))"
+    )
+
+    assert (0, "0 0\n") == (done.returncode, done.stdout), done.stderr
+    assert ["device_total_bytes"] == [name for name in KEPT if series(f"torchmem_{name}")]
+    assert "False" == series("torchmem_allocator_info")[0][0]["caching"]
+
+
+def test_a_setting_that_came_too_late_is_called_ignored(run: Run, series: Series) -> None:
+    """Set in the script after CUDA has started, it has no effect, and the metric says so."""
+    done = run(
+        PROGRAM
+        + """
+held = churn()
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+read()
+"""
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert [("expandable_segments", 1.0)] == [
+        (row["setting"], value) for row, value in series("torchmem_allocator_setting_ignored")
+    ]
+
+
+def test_settings_changed_at_run_time_are_shown(
+    run: Run, series: Series, environment: dict[str, str]
+) -> None:
+    """The next snapshot brings the new settings; what the environment asked for can then no longer be judged.
+
+    Once expandable, the statistics of split segments stay unknown.
+    """
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    done = run(
+        PROGRAM
+        + """
+held = churn(); read()
+torch.cuda.memory._set_allocator_settings("expandable_segments:False,max_split_size_mb:64"); read()
+"""
+    )
+
+    assert 0 == done.returncode, done.stderr
+    shown = series("torchmem_allocator_info")[0][0]
+    assert ("False", str(64 * MIB)) == (shown["expandable_segments"], shown["max_split_size"])
+    assert [[], [], []] == [
+        series(f"torchmem_{name}")
+        for name in ("allocator_setting_ignored", "inactive_split_bytes", "headroom_bytes")
+    ]
+
+
+@pytest.mark.parametrize(("visible", "cards"), [("1,0", [1, 0]), ("GPU-01", [1])], ids=str)
+def test_each_device_has_its_own_cards_uuid(
+    visible: str, cards: list[int], run: Run, series: Series, environment: dict[str, str]
+) -> None:
+    """Whatever CUDA_VISIBLE_DEVICES says, a device carries the UUID of the card that its memory is on."""
+    environment |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    done = run(
+        PROGRAM
+        + """
+held = [new(32 * (index + 1), index) for index in range(torch.cuda.device_count())]
+read(); print(*torch.cuda._raw_device_uuid_nvml())
+"""
+    )
+
+    assert 0 == done.returncode, done.stderr
+    uuids = done.stdout.split()
+    expected = {uuids[card]: 32.0 * MIB * (index + 1) for index, card in enumerate(cards)}
+    assert expected == told(series, "torchmem_allocated_bytes", "uuid", pool="large")
+
+
+def test_no_visible_device_means_no_series(
+    run: Run, series: Series, environment: dict[str, str]
+) -> None:
+    """With an empty CUDA_VISIBLE_DEVICES the script runs on the CPU and nothing is published."""
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+
+    done = run("sdk.instrument(); print(torch.cuda.is_available(), torch.ones(3).sum().item())")
+
+    assert (0, "False 3.0\n") == (done.returncode, done.stdout), done.stderr
+    assert [] == series("torchmem_process_info")

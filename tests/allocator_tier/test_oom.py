@@ -1,0 +1,143 @@
+"""Each cause of an OutOfMemoryError, made on PyTorch's real allocator, and what the report says of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchmem.allocator.oom_report import OomReport, decode
+from torchmem.allocator.sizes import format_size
+from torchmem.sample.run_directory import REPORT_SUFFIX
+
+pytestmark = pytest.mark.allocator
+
+ROOT = Path(__file__).resolve().parents[2]
+PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
+PRELUDE = """
+import ctypes, subprocess, sys, torch
+from torchmem import sdk
+session = sdk.instrument(interval=0.02, snapshot_interval=0.02, snapshot_budget=1.0)
+def take(mib): return torch.empty(int(mib * 2**20), dtype=torch.uint8, device="cuda")
+def fail(mib):
+    try: take(mib)
+    except torch.OutOfMemoryError as error: print(error)
+    else: sys.exit("it fitted")
+take(1)
+"""
+INTERLEAVED = """
+held = [take(mib) for _ in range(160) for mib in (8, 12)]
+del held[::2]
+fail(900)
+"""
+EXPANDABLE = """
+held = [take(mib) for _ in range(160) for mib in (19, 2)]
+del held[::2]
+fail(2000)
+"""
+SIDE_STREAM = """
+with torch.cuda.stream(torch.cuda.Stream()):
+    large = take(300); del large
+    pin = take(2); large = take(200); del large
+rest = take(3200)
+fail(100)
+"""
+PRIVATE_POOL = """
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    kept = take(1000); del kept
+rest = take(2400)
+fail(600)
+"""
+PENDING = """
+large = take(3000); del large
+pin, tensor = take(2), take(2500)
+tensor.record_stream(torch.cuda.Stream())
+ctypes.CDLL(None).phantom_hold_events(1)
+del tensor
+fail(2400)
+"""
+SMALL_SEGMENT = """
+held = [take(mib) for _ in range(179) for mib in (8, 2, 8, 2)]
+del held[1::2]
+fail(3)
+"""
+LIMITED = """
+torch.cuda.set_per_process_memory_fraction(0.25)
+held = take(800)
+fail(600)
+"""
+NEIGHBOUR = """
+code = "import torch; x = torch.empty(2500 << 20, dtype=torch.uint8, device='cuda'); print(flush=True); input()"
+with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdin=-1, stdout=-1) as other:
+    other.stdout.read(1)
+    fail(1000)
+    other.communicate(b"\\n")
+"""
+CASES: dict[str, tuple[str, str, str | None]] = {
+    "capacity": ("held = [take(1000) for _ in range(3)]; fail(1000)", "capacity", None),
+    "larger than the card": ("fail(5000)", "capacity", None),
+    "stranded": (INTERLEAVED, "fragmentation", "stranded"),
+    "expandable": (EXPANDABLE, "fragmentation", "stranded"),
+    "stream": (SIDE_STREAM, "fragmentation", "stream"),
+    "private pool": (PRIVATE_POOL, "fragmentation", "pool"),
+    "pending": (PENDING, "fragmentation", "pending"),
+    "small segment": (SMALL_SEGMENT, "fragmentation", "small_segment"),
+    "limit": (LIMITED, "limit", None),
+    "external": (NEIGHBOUR, "external", None),
+}
+Failing = Callable[[str, str], tuple[str, OomReport]]
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Failing:
+    """Runs a script on a phantom card of 4 GiB until it has printed PyTorch's error; returns that and the report."""
+
+    def run(body: str, conf: str) -> tuple[str, OomReport]:
+        own = {
+            "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
+            "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
+        }
+        done = subprocess.run(
+            [*PHANTOM, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
+            env=os.environ | own | {"PYTORCH_CUDA_ALLOC_CONF": conf},
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert 0 == done.returncode, done.stderr
+        (path,) = (tmp_path / "run").glob(f"*{REPORT_SUFFIX}")
+        return done.stdout, decode(path.read_bytes())
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_cause_is_told_and_agrees_with_pytorchs_own_text(failing: Failing, case: str) -> None:
+    """Cause and kind are those that were made, and each number of PyTorch's error text is in the report."""
+    body, cause, detail = CASES[case]
+    error, report = failing(body, "expandable_segments:True" if case == "expandable" else "")
+    allocator = report.device.allocator
+
+    assert (cause, detail) == (report.oom.cause, report.oom.detail)
+    assert allocator is not None
+    assert [format_size(report.oom.requested_bytes)] == _sizes(error, "Tried to allocate {}")
+    assert [format_size(report.device.total_bytes or 0)] == _sizes(error, "total capacity of {}")
+    assert [format_size(report.driver_free_bytes)] == _sizes(error, "of which {} is free")
+    assert ([] if report.limit_bytes is None else [format_size(report.limit_bytes)]) == _sizes(
+        error, "{} allowed;"
+    )
+    private = report.layout.private_free_bytes if report.layout else 0
+    allocated = allocator.allocated_bytes.total + private
+    assert [format_size(allocated)] == _sizes(error, "{} is allocated by PyTorch")
+    assert [format_size(allocator.reserved_bytes.total - allocated)] == _sizes(
+        error, "{} is reserved by PyTorch but"
+    )
+
+
+def _sizes(text: str, phrase: str) -> list[str]:
+    """The sizes that stand at the mark in each occurrence of the phrase."""
+    return re.findall(phrase.format(r"([\d.]+ (?:bytes|KiB|MiB|GiB))"), text)

@@ -1,0 +1,74 @@
+"""examples/resnet50.py on a phantom H100: what it takes is what its layers keep, and each variant takes less."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.allocator
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "resnet50.py"
+PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "h100-80gb", "--"]
+BATCH, GIB = 64, 2**30
+
+
+def peak(environment: dict[str, str], *flags: str) -> float:
+    """Highest allocated GiB that the example prints."""
+    command = [
+        *PHANTOM,
+        sys.executable,
+        str(EXAMPLE),
+        "--steps",
+        "2",
+        "--batch",
+        str(BATCH),
+        *flags,
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=True
+    )
+    found = re.search(r"step +2 .*peak +([\d.]+)", done.stdout)
+    assert found, done.stdout
+    return float(found[1])
+
+
+def kept() -> int:
+    """Elements that the layers keep for one image: what each convolution and each batch normalisation read.
+
+    A pooling also keeps which pixel it took, as 64-bit numbers (two elements).
+    """
+    elements = 3 * 224**2 + 2 * 64 * 112**2 + (1 + 2) * 64 * 56**2
+    inputs, size = 64, 56
+    for stage, (blocks, width) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True)):
+        for block in range(blocks):
+            before, size = size, size // 2 if stage and not block else size
+            shortcut = 0 if block else 4 * width * size**2
+            elements += (
+                2 * width * before**2 + 2 * width * size**2 + 2 * 4 * width * size**2 + shortcut
+            )
+            inputs = 4 * width
+    return elements + inputs
+
+
+def test_the_peak_is_what_the_layers_keep(environment: dict[str, str]) -> None:
+    """In single precision the peak is the activations by formula, plus weights, momentum and at most a tenth."""
+    weights = 25_557_032
+    least = 4 * (BATCH * kept() + 2 * weights) / GIB
+
+    assert least <= peak(environment) < 1.1 * least + 4 * weights / GIB
+
+
+def test_every_variant_takes_less(environment: dict[str, str]) -> None:
+    """Mixed precision keeps half of the activations, and recomputing them keeps less again."""
+    single, mixed, again = (
+        peak(environment),
+        peak(environment, "--amp"),
+        peak(environment, "--amp", "--checkpoint"),
+    )
+
+    assert 0.5 < mixed / single < 0.6
+    assert again < 0.6 * mixed

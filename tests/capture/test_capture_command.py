@@ -1,0 +1,197 @@
+"""`torchmem capture` at the process boundary: a snapshot in hand, or one sentence that says why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.publishing import own_process, own_sample, publish
+from support.snapshot_files import load_snapshot
+from support.waiting import until
+
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+
+TRAIN = """
+import sys, time
+from torchmem import sdk
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+backend = SimulatedBackend([DeviceCachingAllocator(SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1"))])
+session = sdk.instrument(backend=backend, interval=0.02, run="night", rank=int(sys.argv[1]))
+if sys.argv[2:]: backend.start_history(1)
+while True: backend.step(); time.sleep(0.002)
+"""
+Train = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Train]:
+    """Starts a rank of the run `night` on a simulated card and waits until it has published; ends it afterwards."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(rank: int, *arguments: str) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"TORCHMEM_RUN_DIR": str(tmp_path / "run")}
+        started.append(
+            subprocess.Popen([sys.executable, "-c", TRAIN, str(rank), *arguments], env=environment)
+        )
+        until(lambda: list((tmp_path / "run").glob(f"*-{started[-1].pid}-*{SAMPLE_SUFFIX}")))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+COMMAND = [sys.executable, "-m", "torchmem.cli", "capture"]
+# Everything is imported while the process still may read it.
+AS_NOBODY = [
+    sys.executable, "-c",
+    "import os, sys; from torchmem.cli import main; main._parser(); os.seteuid(65534); sys.exit(main.main())",
+    "capture",
+]  # fmt: skip
+
+
+def capture(
+    tmp_path: Path, *arguments: str, command: list[str] = COMMAND
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in `tmp_path`."""
+    arguments = ("--run-dir", str(tmp_path / "run"), *arguments)
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
+    """From two ranks the one asked for hands over a private file, and nothing stays in the run directory."""
+    train(0)
+    process = train(3)
+    done = capture(tmp_path, "--rank", "3", "--seconds", "0.5", "--out", "mine.pickle")
+
+    assert 0 == done.returncode, done.stderr
+    assert (
+        f"torchmem: rank 3 of run night (pid {process.pid}) records for 0.5 s …"
+        in done.stderr.splitlines()
+    )
+    assert load_snapshot(tmp_path / "mine.pickle")
+    assert 0o600 == (tmp_path / "mine.pickle").stat().st_mode & 0o777
+    assert [] == [
+        path.name for path in (tmp_path / "run").iterdir() if SAMPLE_SUFFIX not in path.name
+    ]
+
+
+def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
+    """The only process needs no flag, and without --out no earlier snapshot is overwritten."""
+    train(7)
+    done = capture(tmp_path, "--seconds", "0.01")
+
+    (out,) = tmp_path.glob("rank7-*.pickle")
+    assert (0, True) == (done.returncode, done.stdout.startswith(f"{out.name}: ")), done.stderr
+
+
+def test_a_refusal_is_passed_on(train: Train, tmp_path: Path) -> None:
+    """The reason that the process gives is what the user reads."""
+    train(0, "records")
+    done = capture(tmp_path, "--rank", "0")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert (
+        "refused: the script records memory history itself, and its recording is left alone."
+        in done.stderr
+    )
+
+
+def test_a_process_that_ends_meanwhile(train: Train, tmp_path: Path) -> None:
+    """A rank that is killed while it records ends the waiting at once."""
+    process = train(0)
+    command = [*COMMAND, "--run-dir", str(tmp_path / "run"), "--seconds", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        said = waiting.stderr
+        assert said is not None
+        until(lambda: "records" in said.readline())
+        process.kill()
+        process.wait()
+
+        assert "ended before the snapshot was there." in said.read()
+    assert 2 == waiting.returncode
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    """No such rank, several of them, a process long gone, bad flags: exit code 2 and what to do next."""
+    own = own_process(rank=0, run="night")
+    publish(tmp_path / "run", own_sample(process=own), f"a{SAMPLE_SUFFIX}")
+    publish(
+        tmp_path / "run", own_sample(process=own_process(rank=0, run="day")), f"b{SAMPLE_SUFFIX}"
+    )
+    publish(
+        tmp_path / "run",
+        own_sample(process=own_process(rank=5, start_ticks=1)),
+        f"c{SAMPLE_SUFFIX}",
+    )
+    publish(tmp_path / "run", b"\xff hostile", f"d{SAMPLE_SUFFIX}")
+    os.mkfifo(tmp_path / "run" / f"e{SAMPLE_SUFFIX}")
+    both = f"rank 0 of run day (pid {own.pid}), rank 0 of run night (pid {own.pid})"
+    expected = {
+        ("--rank", "9"): f"no process in {tmp_path}/run matches; there are: {both}.",
+        ("--rank", "0"): f"several processes match: {both}; narrow it with --rank, --run or --pid.",
+        (
+            "--rank",
+            "5",
+        ): f"rank 5 of run night (pid {own.pid}) is gone; a process can only be captured while it runs.",
+        ("--seconds", "0"): "--seconds must be between 0 and 300.",
+        (
+            "--run",
+            "day",
+            "--out",
+            "no/where.pickle",
+        ): "--out: there is no directory no; make it first.",
+        (
+            "--run-dir",
+            "/no",
+        ): "the run directory /no cannot be read (No such file or directory); see --run-dir.",
+    }
+    found = {arguments: capture(tmp_path, *arguments) for arguments in expected}
+
+    assert {arguments: f"torchmem: {text}\n" for arguments, text in expected.items()} == {
+        arguments: done.stderr for arguments, done in found.items()
+    }
+    assert {2} == {done.returncode for done in found.values()}
+
+
+def test_a_second_capture_is_told_of_the_first(train: Train, tmp_path: Path) -> None:
+    """Two commands do not take each other's snapshot."""
+    train(0)
+    (sample,) = (tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")
+    request = sample.with_name(sample.name.replace(SAMPLE_SUFFIX, ".capture-request.json"))
+    request.write_text('{"seconds": 60}')
+    done = capture(tmp_path)
+
+    assert (2, True) == (
+        done.returncode,
+        "is under way; if it was interrupted, remove" in done.stderr,
+    ), done.stderr
+    assert request.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
+def test_other_users_are_sent_away(train: Train, tmp_path: Path) -> None:
+    """Who is neither root nor the process's user is told so before anything is asked of the process."""
+    train(0)
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    done = capture(tmp_path, command=AS_NOBODY)
+
+    assert (2, True) == (
+        done.returncode,
+        "belongs to user root; run this as that user or as root." in done.stderr,
+    )

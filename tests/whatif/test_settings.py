@@ -1,0 +1,107 @@
+"""What each setting changes, seen alone; golden traces hold all of it together."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.blocks import LONGEST_RUN, Block, BlockPool
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.stats import DeviceStats
+
+
+def allocator(conf: str, card_bytes: int = GIB) -> DeviceCachingAllocator:
+    """An allocator under these settings."""
+    return DeviceCachingAllocator(
+        SimulatedCard(card_bytes, context_bytes=0), config=AllocatorConfig.parse(conf)
+    )
+
+
+def test_oversize_blocks_stay_whole() -> None:
+    """From max_split_size on a block is neither split nor given to a smaller request, nor to one much smaller."""
+    oversize = allocator("max_split_size_mb:64")
+    oversize.free(oversize.malloc(100 * MIB))
+    small, far, near = (oversize.malloc(size * MIB) for size in (40, 79, 81))
+    assert [40 * MIB, 80 * MIB, 100 * MIB] == [block.size for block in (small, far, near)]
+    stats = oversize.memory_stats_as_nested_dict()
+    assert (2, 2, 64 * MIB) == (
+        stats["oversize_allocations"]["current"], stats["oversize_segments"]["current"], stats["max_split_size"]
+    )  # fmt: skip
+
+
+def test_oversize_blocks_go_back_before_everything_else() -> None:
+    """With max_split_size only as many large cached blocks are given back as the request needs, without a retry."""
+    oversize = allocator("max_split_size_mb:64", 300 * MIB)
+    for block in [oversize.malloc(size * MIB) for size in (70, 80, 90, 30)]:
+        oversize.free(block)
+    oversize.malloc(120 * MIB)
+    stats = oversize.memory_stats_as_nested_dict()
+    assert (0, 2, 0) == tuple(
+        stats[name] for name in ("num_alloc_retries", "num_device_free", "num_sync_all_streams")
+    )
+
+
+def test_garbage_collection_takes_the_oldest() -> None:
+    """Above the threshold the cached segments that went unused longest are given back, before memory runs out."""
+    collecting = allocator(
+        "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5", 400 * MIB
+    )
+    collecting.free(collecting.malloc(30 * MIB))
+    collecting.malloc(62 * MIB)
+    collecting.free(collecting.malloc(32 * MIB))
+    collecting.malloc(70 * MIB)
+    assert [62, 32, 70] == [
+        segment["total_size"] // MIB for segment in collecting.memory_snapshot()
+    ]
+    assert 0 == collecting.memory_stats_as_nested_dict()["num_alloc_retries"]
+
+
+def test_requests_may_be_refused_before_the_driver_is_asked() -> None:
+    """With throw_on_cudamalloc_oom a request beyond the card is rejected at once, and is no OOM for the statistics."""
+    strict = allocator("throw_on_cudamalloc_oom:True", 100 * MIB)
+    strict.free(strict.malloc(40 * MIB))
+    with pytest.raises(
+        OutOfMemoryError, match=r"preemptively rejected .* Requested size: 70\.00 MiB"
+    ):
+        strict.malloc(70 * MIB)
+    stats = strict.memory_stats_as_nested_dict()
+    assert (1, 0, 0) == tuple(
+        stats[name] for name in ("num_oom_rejections", "num_ooms", "num_alloc_retries")
+    )
+
+
+@pytest.mark.parametrize(("oldest_first", "taken"), [(True, 0), (False, 1)])
+def test_equal_blocks_are_taken_by_age_or_by_address(oldest_first: bool, taken: int) -> None:
+    """PyTorch 2.13 takes the block of the oldest segment; up to 2.11 it took the one at the lowest address."""
+
+    class Descending(SimulatedCard):
+        next = 1 << 40
+
+        def reserve_addresses(self, size: int) -> int:
+            self.next -= size
+            return self.next
+
+    descending = DeviceCachingAllocator(Descending(GIB), oldest_segment_first=oldest_first)
+    blocks = [descending.malloc(30 * MIB) for _ in range(2)]
+    for block in blocks:
+        descending.free(block)
+    assert descending.malloc(30 * MIB) is blocks[taken]
+
+
+def test_the_best_fit_is_found_among_very_many() -> None:
+    """Free blocks stay in order, and each is found, when there are more of them than one run holds."""
+    pool = BlockPool(is_small=True, stats=DeviceStats().of_pool(is_small=True))
+    count = 3 * LONGEST_RUN
+    sizes = [512 * (1 + number * 7919 % count) for number in range(count)]
+    for number, size in enumerate(sizes):
+        pool.insert_into_blocks(Block(0, size, pool, number * GIB))
+    assert sorted(sizes) == [block.size for block in pool]
+    free = pool.of_stream(0)
+    for size in sizes:
+        block = free.pop_best_fit(size)
+        assert block is not None
+        assert size == block.size
+    assert [] == list(pool)

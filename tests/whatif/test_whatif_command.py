@@ -1,0 +1,281 @@
+"""`torchmem whatif` as a process: its words, its JSON, its picture, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from support.recordings import RecordedJob, varying_lengths, write
+from support.whatif_results import CHANGE, KEEP, NONE
+
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.sample.errors import UsageError
+from torchmem.whatif.answer import Progress, document, page
+from torchmem.whatif.command import parse_size
+from torchmem.whatif.result import WhatIf
+
+GOLDEN = Path(__file__).parent / "golden"
+BY_NAME = {"change": CHANGE, "keep": KEEP, "none": NONE}
+
+
+def whatif(*arguments: str | Path, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "torchmem.cli", "whatif", *map(str, arguments)],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONIOENCODING": encoding, "COLUMNS": "100"},
+        capture_output=True, encoding=encoding, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def check_golden(name: str, shown: str) -> None:
+    golden = GOLDEN / name
+    if "WRITE_GOLDEN" in os.environ:
+        golden.write_text(shown)
+    assert golden.read_text() == shown
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job with varying sizes that a card of 1 GiB holds with retries."""
+    return write(
+        varying_lengths(steps=30).snapshot(), tmp_path_factory.mktemp("snapshot") / "rank0.pickle"
+    )
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_words_for_each_verdict(name: str) -> None:
+    """The page is the one on file, and it fits 100 columns."""
+    shown = page(BY_NAME[name])
+
+    check_golden(f"{name}.txt", shown)
+    assert [line for line in shown.splitlines() if len(line) > 100] == []
+
+
+def test_the_page_of_a_real_replay(snapshot: Path) -> None:
+    """A recorded job replays to the page on file, with exit code 0."""
+    done = whatif(snapshot, "--card", "1.5GiB")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    check_golden("replay.txt", done.stdout)
+
+
+def test_the_json_of_a_real_replay(snapshot: Path) -> None:
+    """The JSON is that on file but for the timelines, whose columns have one length and end at the last event."""
+    done = whatif(snapshot, "--card", "1.5GiB", "--json")
+    found = json.loads(done.stdout)
+    for outcome in found["outcomes"]:
+        timeline = outcome.pop("timeline")
+        assert {"event", "reserved", "allocated", "stranded"} == timeline.keys()
+        assert 1 == len({len(column) for column in timeline.values()})
+
+    assert (0, "", 1) == (done.returncode, done.stderr, len(done.stdout.splitlines()))
+    check_golden("replay.json", json.dumps(found, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("result", BY_NAME.values(), ids=BY_NAME)
+def test_the_json_holds_what_the_page_says(result: WhatIf) -> None:
+    """What the answer implies is in it as well: share, trust, and the bytes that suffice."""
+    found = json.loads(document(result))
+
+    assert (1, result.name, result.verdict.line) == (
+        found["schema"],
+        found["name"],
+        found["verdict"]["line"],
+    )
+    assert (result.fidelity.share, result.fidelity.trusted) == (
+        found["fidelity"]["share"],
+        found["fidelity"]["trusted"],
+    )
+    for outcome, shown in zip(result.outcomes, found["outcomes"], strict=True):
+        if outcome.refused is not None:
+            assert {"name": outcome.name, "conf": outcome.conf, "refused": outcome.refused} == shown
+        else:
+            assert (outcome.sufficient, outcome.retries) == (shown["sufficient"], shown["retries"])
+
+
+def test_settings_of_ones_own_take_the_place_of_the_usual_ones(snapshot: Path) -> None:
+    """Each `--setting` is one row after that of the recording."""
+    mine = "max_split_size_mb:333", "expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
+    done = whatif(snapshot, "--json", "--setting", mine[0], "--setting", mine[1])
+
+    assert ["", *mine] == [outcome["conf"] for outcome in json.loads(done.stdout)["outcomes"]]
+
+
+def test_several_snapshots_are_answered_one_after_the_other(snapshot: Path, tmp_path: Path) -> None:
+    """A bad file among them is one sentence on stderr and exit code 2; the others are answered."""
+    missing = tmp_path / "missing.pickle"
+    done = whatif(snapshot, missing, snapshot, "--json")
+
+    assert (2, 2) == (done.returncode, len(done.stdout.splitlines()))
+    assert f"torchmem: {missing} does not exist: name a file" in done.stderr
+    assert 1 == len(done.stderr.splitlines())
+
+
+def test_a_device_is_chosen(tmp_path: Path) -> None:
+    """With `--device` only that GPU is answered; without, all that have a trace."""
+    jobs = [RecordedJob(device=0), RecordedJob(device=1)]
+    for job in jobs:
+        job.alloc(5 * MIB)
+    both = jobs[1].snapshot() | {
+        "device_traces": [job.trace for job in jobs],
+        "segments": [segment for job in jobs for segment in job.segments()],
+    }
+    path = write(both, tmp_path / "node.pickle")
+    devices = [
+        [
+            json.loads(line)["device"]
+            for line in whatif(path, "--json", *arguments).stdout.splitlines()
+        ]
+        for arguments in ((), ("--device", "1"))
+    ]
+    refused = whatif(path, "--device", "7")
+
+    assert [[0, 1], [1]] == devices
+    assert (2, "") == (refused.returncode, refused.stdout)
+    assert (
+        f"{path} holds no allocation trace of GPU 7: choose with --device among 0, 1."
+        in refused.stderr
+    )
+
+
+def test_no_verdict_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
+    """A trace that the replay does not repeat gets no verdict, the reason, no picture, and exit code 1."""
+    pytest.importorskip("matplotlib")
+    found = varying_lengths(steps=6).snapshot()
+    for entry in found["device_traces"][0]:
+        if entry["action"] in {"alloc", "free_requested", "free_completed"}:
+            entry["addr"] ^= 1 << 40
+    picture = tmp_path / "picture.png"
+    done = whatif(write(found, tmp_path / "odd.pickle"), "--plot", picture)
+
+    assert 1 == done.returncode
+    assert (
+        "torchmem: no picture is drawn, as the replay does not repeat the recording.\n"
+        == done.stderr
+    )
+    assert not picture.exists()
+    assert "No verdict" in done.stdout
+    assert "ALLOC_CONF" not in done.stdout
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_picture_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
+    """The file is of the kind that its name says, and the drawing names the snapshot and each setting."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"picture{suffix}"
+    done = whatif(snapshot, "--card", "1.5GiB", "--plot", path, "--json")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    if suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return
+    words = ET.parse(path).getroot()  # noqa: S314 - drawn by this test
+    comments = path.read_text()
+    assert words.tag.endswith("svg")
+    for outcome in json.loads(done.stdout)["outcomes"]:
+        assert outcome["name"] in comments
+    assert "rank0.pickle, GPU 0" in comments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--card", "lots"), "--card 'lots' is no size: write it as 24GB"),
+        (
+            ("--setting", "expandable_segments=True"),
+            "--setting: 'expandable_segments=True' is not a list of key:value",
+        ),
+        (
+            ("--setting", "max_split_size_mb:many"),
+            "--setting: max_split_size_mb must be 20 or more.",
+        ),
+        (("--plot", "picture.pdf"), "--plot draws png and svg"),
+        (("--plot", "nowhere/picture.png"), "--plot: there is no directory nowhere"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_one_sentence(
+    snapshot: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    """It is found before anything is replayed, and the exit code is 2."""
+    done = whatif(snapshot, *arguments)
+
+    assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+    assert sentence in done.stderr
+
+
+def test_without_matplotlib_the_extra_is_named(snapshot: Path, tmp_path: Path) -> None:
+    """The base install answers without `--plot`, and with it names the extra to install."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'rich', 'msgspec', 'numpy'])); "
+        "from torchmem.cli.main import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "whatif", str(snapshot)]
+    plain = subprocess.run(command, capture_output=True, text=True, check=False)
+    drawn = subprocess.run(
+        [*command, "--plot", "a.png"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (plain.returncode, plain.stderr)
+    assert (2, "") == (drawn.returncode, drawn.stdout)
+    assert (
+        "`torchmem whatif --plot` needs the Python package 'matplotlib': run pip install 'torchmem[plot]'."
+        in (drawn.stderr)
+    )
+
+
+def test_a_terminal_without_unicode_gets_the_words(snapshot: Path) -> None:
+    """Under a narrow character set the page comes without an error."""
+    done = whatif(snapshot, encoding="ascii")
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [("24GB", 24 * 10**9), ("22.5GiB", int(22.5 * GIB)), ("8192MiB", 8 * GIB), ("8192 mib", 8 * GIB), ("1e9", 10**9),
+     ("80g", 80 * 10**9), ("2Ti", 2 << 40)],
+)  # fmt: skip
+def test_sizes_are_read_as_people_write_them(words: str, size: int) -> None:
+    """Decimal and binary units, in any case."""
+    assert size == parse_size(words)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "0", "-5GB", "24 bananas", "1e99", "nan", "٣GB x", "9" * 400]
+)
+def test_what_is_no_size_is_refused(words: str) -> None:
+    """The sentence shows how to write one."""
+    with pytest.raises(UsageError, match="write it as 24GB"):
+        parse_size(words)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal, or not."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "seconds", "drawn"),
+    [(True, 5.0, True), (True, 0.5, False), (False, 5.0, False)],
+)
+def test_progress_is_for_those_who_wait(is_terminal: bool, seconds: float, drawn: bool) -> None:
+    """A bar comes on a terminal after a second, never elsewhere, and is gone at the end."""
+    stream, now = Terminal(is_terminal=is_terminal), [0.0]
+    with Progress("replaying rank0.pickle", stream, lambda: now[0]) as progress:
+        now[0] = seconds
+        progress(1, 2)
+        shown = stream.getvalue()
+    assert drawn == ("replaying rank0.pickle [===============               ]  50%" in shown)
+    assert "" == stream.getvalue().split("\r")[-1].strip()

@@ -1,0 +1,126 @@
+"""An OOM report as plain text for a terminal of 80 columns or more."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from torchmem.allocator.oom_report import OomReport, course, format_seconds, headline, parts, reason
+from torchmem.allocator.remedies import Remedy, remedies
+from torchmem.allocator.sizes import format_size
+from torchmem.sample.untrusted import harmless
+
+WIDTH = 88
+BAR = 24
+SPARKS = "▁▂▃▄▅▆▇█"
+MOST_SPARKS = 30
+
+
+def page(path: Path, report: OomReport) -> str:
+    """Everything about one OOM."""
+    trend, file = list(_trend(report)), [f"Report: {harmless(str(path))}"]
+    cause, memory, advice = explanation(report)
+    sections = [[headline(report), "", *_who(report)], cause, memory, trend, advice, file]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
+    """Lines: why the request failed, where the memory was, what to do."""
+    return (
+        _wrapped(" ".join(reason(report))),
+        list(_memory(report)),
+        list(_advice(remedies(report))),
+    )
+
+
+def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
+    """One line for each report, then its file."""
+    return "".join(f"{_row(report)}\n    {harmless(str(path))}\n" for path, report in reports)
+
+
+def _row(report: OomReport) -> str:
+    process, oom = report.process, report.oom
+    cause = f"{oom.cause} ({oom.detail})" if oom.detail else oom.cause
+    asked = format_size(oom.requested_bytes)
+    return (
+        f"{_moment(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}  {asked:>10}  {cause}"
+    )
+
+
+def _moment(timestamp: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+
+
+def _who(report: OomReport) -> list[str]:
+    process, device = report.process, report.device
+    rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
+    script = f" ({process.script})" if process.script else ""
+    versions = [
+        f"{name} {process.versions[name]}"
+        for name in ("torch", "cuda", "hip")
+        if name in process.versions
+    ]
+    gpu = [f"GPU {device.index}", device.name or "", device.uuid or ""]
+    where = f"pid {process.pid} on {process.hostname}"
+    first = f"{_moment(report.oom.timestamp)}  run {process.run}{script}, {rank}, {where}"
+    lines = first, "  ".join(word for word in gpu if word), "  ".join(versions)
+    return [f"  {line}" for line in lines if line]
+
+
+def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+
+
+def _memory(report: OomReport) -> Iterator[str]:
+    total, named = report.device.total_bytes, parts(report)
+    if not total or not named:
+        return
+    yield f"Where the {format_size(total)} of the device were"
+    for name, size in named:
+        bar = "█" * round(BAR * min(1.0, size / total))
+        yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
+
+
+def _trend(report: OomReport) -> Iterator[str]:
+    seconds = report.trend.seconds
+    yield f"The last {format_seconds(seconds[0])}" if seconds else "Before that"
+    for name, column in _columns(report):
+        known = [size for size in column if size is not None]
+        if len(known) > 1 and any(known):
+            yield f"  {name:<10}{_spark(known)}  {format_size(known[0])} → {format_size(known[-1])}"
+    yield from _wrapped(" ".join(course(report)), "  ")
+
+
+def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
+    """The trend with the OOM itself as its last point."""
+    trend, allocator, layout = report.trend, report.device.allocator, report.layout
+    yield (
+        "allocated",
+        (*trend.allocated_bytes, allocator.allocated_bytes.total if allocator else None),
+    )
+    yield "reserved", (*trend.reserved_bytes, report.reserved_bytes)
+    yield "stranded", (*trend.stranded_bytes, layout.stranded_bytes if layout else None)
+    yield "headroom", (*trend.headroom_bytes, layout.headroom_flush_bytes if layout else None)
+
+
+def _spark(values: Sequence[float]) -> str:
+    """One character for each value, or for each of MOST_SPARKS evenly spaced ones, from 0 to the highest."""
+    number, highest = min(len(values), MOST_SPARKS), max(values)
+    picked = (values[(index + 1) * len(values) // number - 1] for index in range(number))
+    return "".join(SPARKS[int((len(SPARKS) - 1) * value / highest)] for value in picked)
+
+
+def _advice(advice: Sequence[Remedy]) -> Iterator[str]:
+    if advice:
+        yield "What to do, the most promising first"
+    for number, remedy in enumerate(advice, 1):
+        yield from _wrapped(remedy.text, "     ", f"  {number}. ")
+        yield from (f"         {line}" for line in remedy.lines)

@@ -1,0 +1,127 @@
+"""The cards that can be stood in for. All sizes are bytes.
+
+Memory is `cudaDeviceProp.totalGlobalMem`, which is what OutOfMemoryError calls the total capacity. It depends on the
+driver, by up to 0.3 GiB; where public outputs differ, this is the smallest of a recent driver. Sources are public
+outputs of `torch.cuda.get_device_properties` (MiB), and public OutOfMemoryError messages (GiB with two digits) for a10,
+a100, b300, h100-nvl, l4, l40s, v100-32gb and the GeForce cards. Multiprocessors and L2 cache are from the same outputs,
+otherwise from NVIDIA's data sheets; b300's L2 cache is taken as b200's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from torchmem.sample.errors import UsageError
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MAX_CARDS = 16
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card says about itself, and what a process takes of it beside PyTorch's allocator.
+
+    name: as in `--card`. product: as nvidia-smi shows it. memory_bytes: `cudaDeviceProp.totalGlobalMem`.
+    multiprocessors: number of SMs. capability: compute capability, major and minor. context_bytes: CUDA context and
+    kernels, an estimate. l2_bytes: size of the L2 cache.
+    """
+
+    name: str
+    product: str
+    memory_bytes: int
+    multiprocessors: int = 132
+    capability: tuple[int, int] = (9, 0)
+    context_bytes: int = 512 * MIB
+    l2_bytes: int = 50 * MIB
+
+
+def context_bytes(multiprocessors: int, capability: tuple[int, int]) -> int:
+    """What a training process holds outside PyTorch's allocator: an estimate, good to about a quarter.
+
+    2 KiB for each thread that can be resident: public figures of bare contexts are 256 MiB (RTX 3090), 418 (A100), 426
+    (RTX 6000 Ada, PR 1053 of unslothai/unsloth-zoo), 618 (B300). 64 MiB more for kernels loaded on the way: then the
+    memory "including non-PyTorch" in messages of A4000, L4, L40 and A100 is met within 5 %.
+    """
+    threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(capability, 2048)
+    return multiprocessors * threads * 2048 + 64 * MIB
+
+
+# Name, product, memory in MiB, multiprocessors, compute capability, L2 cache in MiB.
+_ROWS = (
+    ("v100-16gb", "Tesla V100-SXM2-16GB", 16130, 80, (7, 0), 6),
+    ("v100-32gb", "Tesla V100-SXM2-32GB", 32491, 80, (7, 0), 6),
+    ("t4-16gb", "Tesla T4", 15095, 40, (7, 5), 4),
+    ("a10-24gb", "NVIDIA A10", 22518, 72, (8, 6), 6),
+    ("a10g-24gb", "NVIDIA A10G", 22587, 80, (8, 6), 6),
+    ("a40-48gb", "NVIDIA A40", 45416, 84, (8, 6), 6),
+    ("a100-40gb", "NVIDIA A100-SXM4-40GB", 40336, 108, (8, 0), 40),
+    ("a100-80gb", "NVIDIA A100-SXM4-80GB", 81050, 108, (8, 0), 40),
+    ("l4-24gb", "NVIDIA L4", 22559, 58, (8, 9), 48),
+    ("l40s-48gb", "NVIDIA L40S", 45456, 142, (8, 9), 96),
+    ("h20-96gb", "NVIDIA H20", 97285, 78, (9, 0), 60),
+    ("h100-80gb", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0), 50),
+    ("h100-nvl-94gb", "NVIDIA H100 NVL", 95325, 132, (9, 0), 50),
+    ("h200-141gb", "NVIDIA H200", 143156, 132, (9, 0), 60),
+    ("b200-180gb", "NVIDIA B200", 182631, 148, (10, 0), 126),
+    ("b300-288gb", "NVIDIA B300 SXM6 AC", 274115, 148, (10, 3), 126),
+    ("rtx-3090", "NVIDIA GeForce RTX 3090", 24126, 82, (8, 6), 6),
+    ("rtx-4090", "NVIDIA GeForce RTX 4090", 24085, 128, (8, 9), 72),
+    ("rtx-5090", "NVIDIA GeForce RTX 5090", 32111, 170, (12, 0), 96),
+    ("rtx-a6000", "NVIDIA RTX A6000", 48676, 84, (8, 6), 6),
+    ("rtx-6000-ada", "NVIDIA RTX 6000 Ada Generation", 48509, 142, (8, 9), 96),
+    ("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97250, 188, (12, 0), 128),
+)
+CATALOGUE = tuple(
+    Card(
+        name,
+        product,
+        memory * MIB,
+        processors,
+        capability,
+        context_bytes(processors, capability),
+        l2 * MIB,
+    )
+    for name, product, memory, processors, capability, l2 in _ROWS
+)
+_BY_NAME = {card.name: card for card in CATALOGUE}
+
+
+def card(text: str) -> Card:
+    """The card of a name, of the beginning of just one (`h200`), or of a size such as 24GB: an H100 with that memory.
+
+    Raises:
+        UsageError: the text names no card.
+    """
+    name = text.strip().lower().replace("_", "-").replace(" ", "-")
+    begun = [one for one in CATALOGUE if name and one.name.startswith(f"{name}-")]
+    if name in _BY_NAME or len(begun) == 1:
+        return _BY_NAME.get(name) or begun[0]
+    if _size(text):
+        return Card(text.strip(), f"GPU of {text.strip()}", memory_size(text))
+    nearest = [one.name for one in begun] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
+    hint = (
+        f"the nearest are {', '.join(nearest)}" if nearest else f"there are {', '.join(_BY_NAME)}"
+    )
+    raise UsageError(f"{text!r} names no card: {hint}; or give a memory size such as 24GB")
+
+
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 80GB (10^9) or 80GiB (2^30).
+
+    Raises:
+        UsageError: the text is no such size, or smaller than one byte.
+    """
+    size = _size(text)
+    if size < 1:
+        raise UsageError(f"{text!r} is not a memory size; write for example 80GB or 24GiB")
+    return size
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(
+        r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMG]i?B)?", text.strip(), re.IGNORECASE
+    )
+    return int(float(match[1]) * UNITS[(match[2] or "").upper()]) if match else 0

@@ -1,0 +1,94 @@
+"""The child's door to torch: where a training step passes from one phase to another, and peaks of a window."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from torchmem.allocator.snapshot import NestedStats
+from torchmem.sdk._torch import TorchBackend
+
+
+class WatchedBackend(TorchBackend):
+    """PyTorch's allocator, whose peaks are reset at will while the SDK and the script see them go on as before."""
+
+    def window_stats(self, device: int) -> NestedStats | None:
+        """The nested statistics, with the peaks since `reset_peaks`."""
+        return super().memory_stats(device)
+
+    def memory_stats(self, device: int) -> NestedStats | None:
+        """What the script itself would read."""
+        return self._reader.kept_stats(torch.cuda.memory_stats_as_nested_dict(device))
+
+
+def on_first_forward(callback: Callable[[], None]) -> None:
+    """Run `callback` when a module is called for the first time."""
+
+    def before(*_: object) -> None:
+        handle.remove()
+        callback()
+
+    handle = register_module_forward_pre_hook(before)
+
+
+def on_optimizer(callback: Callable[[bool], None]) -> None:
+    """Run `callback` before every step of an optimizer of torch.optim; told whether the step gets a closure."""
+
+    def before(_: object, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        callback(any(callable(given) for given in (*arguments[1:2], keywords.get("closure"))))
+
+    register_optimizer_step_pre_hook(before)
+
+
+def around_backward(begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Run the callbacks around every backward, those inside another one included.
+
+    By `torch.autograd._engine_run_backward`, the one place through which `Tensor.backward` and `torch.autograd.grad`
+    reach the engine (torch/autograd/__init__.py, 2.4 to 2.15). Where it is missing no backward is seen.
+    """
+    run: Any = getattr(torch.autograd, "_engine_run_backward", None)
+    if run is None:
+        return
+
+    @functools.wraps(run)
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        begin()
+        try:
+            return run(*arguments, **keywords)
+        finally:
+            end()
+
+    torch.autograd._engine_run_backward = watched  # noqa: SLF001
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error, or one that it was raised from or during, is PyTorch's OutOfMemoryError."""
+    while error is not None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def cards_without_kernels() -> list[str]:
+    """Names of the visible cards that this build of PyTorch has no code for.
+
+    Code runs on cards of its major architecture from its minor one on. `torch.cuda._check_cubins` decides alike, but
+    only warns (torch/cuda/__init__.py, 2.13). Only once CUDA is up.
+    """
+    built = [
+        divmod(int(name[3:].rstrip("af")), 10)
+        for name in torch.cuda.get_arch_list()
+        if name.startswith("sm_")
+    ]
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        f"{card.name}, compute capability {card.major}.{card.minor}"
+        for card in cards
+        if built and not any(major == card.major and minor <= card.minor for major, minor in built)
+    ]

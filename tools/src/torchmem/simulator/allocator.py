@@ -1,0 +1,333 @@
+"""The CUDA caching allocator of one device.
+
+Functions bear the names of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13, and do what
+they do there. Not simulated: CUDA graph capture, pools with an allocator of their own, settings that change at run
+time, peer access, callbacks that free memory, and a driver that needs or keeps more than it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import count, repeat
+from threading import RLock
+from types import MappingProxyType
+from typing import Any
+
+from torchmem.allocator.backend import OomObserver
+from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
+from torchmem.allocator.sizes import SMALL_SIZE, round_size
+from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, SegmentInfo
+from torchmem.simulator.blocks import (
+    UNLIMITED,
+    AllocParams,
+    Block,
+    BlockPool,
+    StreamFilter,
+    should_split,
+    split_head,
+    try_merge_blocks,
+)
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.device_memory import DeviceMemory
+from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.events import OutstandingEvents
+from torchmem.simulator.snapshot import RangeKey, restore_blocks, segment_infos
+from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
+
+
+class DeviceCachingAllocator:
+    """Hands out blocks of cached segments on one simulated card; safe to read from another thread, like PyTorch's.
+
+    Of free blocks of equal size the one in the oldest segment is taken, as in PyTorch 2.13. Without
+    `oldest_segment_first` it is the one at the lowest address, as up to PyTorch 2.11; 2.12 was not looked at.
+    """
+
+    def __init__(
+        self,
+        card: SimulatedCard,
+        device: int = 0,
+        config: AllocatorConfig = DEFAULT_CONFIG,
+        *,
+        oldest_segment_first: bool = True,
+    ) -> None:
+        self.card = card
+        self.device = device
+        self.config = config
+        self.current_stream = 0
+        self._mutex = RLock()
+        self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
+        self._max_split_size = config.max_split_size or UNLIMITED
+        self._memory = DeviceMemory(
+            card, device, config, self._stats, count(1) if oldest_segment_first else repeat(0)
+        )
+        self._small_blocks, self._large_blocks = (
+            self._memory.small_blocks,
+            self._memory.large_blocks,
+        )
+        self._private_pools = self._memory.private_pools
+        self._events = OutstandingEvents(card, self._free_block)
+        self._cuda_events = self._events.cuda_events
+        self._active_blocks: set[Block] = set()
+        self._oom_observers: list[OomObserver] = []
+        self._round_size = config.round_size if any(config.roundup_power2_divisions) else round_size
+        self.set_memory_fraction(config.per_process_memory_fraction)
+
+    @property
+    def stats(self) -> DeviceStats:
+        """The statistics, which go on changing."""
+        return self._stats
+
+    @property
+    def allowed_memory_maximum(self) -> int | None:
+        """The limit from the memory fraction in bytes, if one is set."""
+        return self._memory.allowed_memory_maximum
+
+    def malloc(self, orig_size: int, stream: int = 0) -> Block:
+        """A block of at least `orig_size` bytes for `stream`.
+
+        Raises:
+            OutOfMemoryError: no free block fits, and the driver gives no segment even after the cache was released.
+        """
+        with self._mutex:
+            self.current_stream = stream
+            if self._cuda_events:
+                self._events.process_events()
+            size = self._round_size(orig_size)
+            pool = self._get_pool(size, stream)
+            block = pool.of_stream(stream).pop_best_fit(size) if self._takes_best_fit else None
+            if block is None:
+                block = self._search_or_allocate(orig_size, size, pool, stream)
+            if block is not None:
+                is_expandable = self.config.expandable_segments and block.pool is pool
+                return self._alloc_found_block(
+                    block,
+                    size,
+                    orig_size,
+                    split=should_split(block, size, is_expandable, self._max_split_size),
+                )
+            self._stats.num_ooms += 1
+            report = self._memory.oom_report(self.config.get_allocation_size(size))
+        self._notify_oom_observers(report)
+        raise OutOfMemoryError(report)
+
+    def free(self, block: Block) -> None:
+        """Return a block that `malloc` gave; if other streams used it, it is not free before they have passed.
+
+        Raises:
+            ValueError: the block is not allocated.
+        """
+        with self._mutex:
+            if not block.allocated:
+                msg = f"invalid device pointer: {block.address:#x} is not allocated"
+                raise ValueError(msg)
+            block.allocated = False
+            block.pool.stats.block_returned(block.size)
+            if block.size >= self._max_split_size:
+                self._stats.oversize_allocations.current -= 1
+            if block.stream_uses:
+                self._events.insert_events(block)
+            else:
+                self._free_block(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """`Tensor.record_stream`: the owner of the block also uses it on `stream`."""
+        with self._mutex:
+            if stream != block.stream:
+                block.stream_uses = {stream, *(block.stream_uses or ())}
+
+    def complete_events(self, block: Block) -> None:
+        """Free a block that waits for other streams, as if they had passed now; nothing if it waits no longer."""
+        with self._mutex:
+            self._events.complete(block)
+
+    def would_reuse(self, orig_size: int, stream: int = 0) -> bool:
+        """Whether `malloc` would find a free block that is large enough, rules on oversize blocks aside."""
+        with self._mutex:
+            size = self._round_size(orig_size)
+            return (
+                next(self._get_pool(size, stream).of_stream(stream).at_least(size), None)
+                is not None
+            )
+
+    def empty_cache(self, pool_id: PoolId = DEFAULT_POOL) -> None:
+        """`torch.cuda.empty_cache()`: give every segment without a live block back to the driver.
+
+        With the id of a private pool that nobody uses any more: those of that pool alone.
+        """
+        with self._mutex:
+            self._memory.release_cached_blocks(pool_id, self._events)
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit reserved memory to `fraction` of the card; 1.0 lifts the limit.
+
+        Raises:
+            ValueError: `fraction` is not between 0 and 1.
+        """
+        if not 0 <= fraction <= 1:
+            msg = f"Invalid fraction value: {fraction}. Allowed range: 0~1"
+            raise ValueError(msg)
+        self.set_memory_limit(None if fraction == 1 else int(fraction * self.card.total_bytes))
+
+    def set_memory_limit(self, limit: int | None) -> None:
+        """Limit reserved memory to so many bytes, which a fraction of a card of unknown size may come to."""
+        memory, config = self._memory, self.config
+        memory.allowed_memory_maximum = limit
+        has_rules = (
+            config.expandable_segments
+            or config.max_split_size is not None
+            or memory.collects_garbage
+        )
+        self._takes_best_fit = not has_rules
+
+    def create_or_incref_pool(
+        self, pool_id: PoolId, *, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
+        """`torch.cuda.MemPool()`, or one user more of a pool that there is."""
+        with self._mutex:
+            self._private_pools.create_or_incref_pool(
+                pool_id, use_on_oom=use_on_oom, no_split=no_split
+            )
+
+    def begin_allocate_to_pool(
+        self, pool_id: PoolId, accepts: StreamFilter = lambda _: True
+    ) -> None:
+        """Enter `torch.cuda.use_mem_pool(pool)`: requests on streams that `accepts` names go to the pool.
+
+        Raises:
+            ValueError: requests go to this pool already.
+        """
+        with self._mutex:
+            self._private_pools.begin_allocate_to_pool(pool_id, accepts)
+
+    def end_allocate_to_pool(self, pool_id: PoolId) -> None:
+        """Leave `torch.cuda.use_mem_pool(pool)`, which also calls `release_pool`.
+
+        Raises:
+            ValueError: no requests go to this pool.
+        """
+        with self._mutex:
+            self._private_pools.end_allocate_to_pool(pool_id)
+
+    def release_pool(self, pool_id: PoolId) -> None:
+        """One user less of a private pool. The end of a `MemPool` is this, then `empty_cache(pool_id)`."""
+        with self._mutex:
+            self._private_pools.release_pool(pool_id)
+
+    def attach_out_of_memory_observer(self, observer: OomObserver) -> None:
+        """Call `observer` at each OutOfMemoryError, after the cache was released and before the error is raised."""
+        self._oom_observers.append(observer)
+
+    def memory_stats_as_nested_dict(self) -> dict[str, Any]:
+        """`torch.cuda.memory_stats_as_nested_dict()` of this device."""
+        with self._mutex:
+            return self._stats.as_nested_dict()
+
+    def memory_snapshot(self) -> list[SegmentInfo]:
+        """`torch.cuda.memory_snapshot()` of this device: segments by address, without traces."""
+        with self._mutex:
+            return segment_infos((*self._active_blocks, *self._memory.free_blocks()), self.device)
+
+    def stranded_bytes(self) -> int:
+        """Free bytes of the default pools that `empty_cache` would not give back."""
+        with self._mutex:
+            return self._memory.stranded_bytes()
+
+    def releasable_bytes(self) -> int:
+        """Free bytes of the default pools that `empty_cache` would give back now."""
+        with self._mutex:
+            return self._memory.releasable_bytes()
+
+    def reset_peak_memory_stats(self) -> None:
+        """Set every peak to its current value."""
+        with self._mutex:
+            self._stats.reset_peak()
+
+    def reset_accumulated_memory_stats(self) -> None:
+        """Set all sums and counters to 0."""
+        with self._mutex:
+            self._stats.reset_accumulated()
+
+    def restore(
+        self,
+        segments: Iterable[SegmentInfo],
+        first_addresses: Mapping[RangeKey, int] = MappingProxyType({}),
+    ) -> dict[int, Block]:
+        """Take over what `memory_snapshot()` shows of another allocator, as if it had all been done before.
+
+        Only for an allocator that was not used. A private pool gets one user. Segments count as requested in the order
+        of their addresses. Expandable segments whose range reaches further down than they do may have the beginning of
+        the range in `first_addresses`. Returns the blocks that are in use, or wait for other streams, by address.
+
+        Raises:
+            ValueError: the card has too little memory.
+        """
+        with self._mutex:
+            blocks = list(restore_blocks(self._memory, segments, first_addresses))
+            self._active_blocks.update(blocks)
+            for block in blocks:
+                if block.stream_uses:
+                    self._events.insert_events(block)
+            self._stats.reset_peak()
+            self._stats.reset_accumulated()
+            return {block.address: block for block in blocks}
+
+    def _get_pool(self, size: int, stream: int) -> BlockPool:
+        private = self._private_pools.get_pool(size, stream) if self._private_pools.routes else None
+        if private is not None:
+            return private
+        return self._small_blocks if size <= SMALL_SIZE else self._large_blocks
+
+    def _search_or_allocate(
+        self, orig_size: int, size: int, pool: BlockPool, stream: int
+    ) -> Block | None:
+        alloc_size = self.config.get_allocation_size(size)
+        params = AllocParams(
+            orig_size, size, stream, pool, alloc_size, self.config.expandable_segments
+        )
+        block = None if self._takes_best_fit else self._memory.get_free_block(params)
+        return block or self._memory.get_new_block(params, self._events)
+
+    def _alloc_found_block(self, block: Block, size: int, orig_size: int, *, split: bool) -> Block:
+        pool = block.pool
+        already_split = block.prev is not None or block.next is not None
+        inactive_split = None
+        if split:
+            remaining = block
+            block = split_head(remaining, size)
+            pool.insert_into_blocks(remaining)
+            inactive_split = (0, -size) if already_split else (1, remaining.size)
+        elif already_split:
+            inactive_split = (-1, -block.size)
+        block.allocated = True
+        block.requested_size = orig_size
+        self._active_blocks.add(block)
+        pool.stats.block_allocated(block.size, orig_size)
+        if inactive_split is not None and block.expandable_segment is None:
+            pool.stats.inactive_split_changed(*inactive_split)
+        if block.size >= self._max_split_size:
+            self._stats.oversize_allocations.increase(1)
+        return block
+
+    def _free_block(self, block: Block) -> None:
+        self._active_blocks.remove(block)
+        size = block.size
+        split_blocks = split_size = 0
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.allocated:
+                subsumed = try_merge_blocks(block, neighbour)
+                if subsumed:
+                    split_blocks -= 1
+                    split_size -= subsumed
+        block.pool.insert_into_blocks(block)
+        if block.is_split():
+            split_blocks += 1
+            split_size += block.size
+        stats = block.pool.stats
+        stats.block_freed(size, block.requested_size)
+        if split_size and block.expandable_segment is None:
+            stats.inactive_split_changed(split_blocks, split_size)
+
+    def _notify_oom_observers(self, report: OomReport) -> None:
+        total = report.total if report.allowed is None else report.allowed
+        for observer in list(self._oom_observers):
+            observer(report.device, report.requested, total, report.free)

@@ -1,0 +1,142 @@
+"""`SimulatedBackend`: simulated allocators behind the door through which the SDK reads PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torchmem.allocator.backend import Device, OomObserver
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.simulator.allocator import DeviceCachingAllocator
+
+Callback = Callable[[], None]
+
+
+class SimulatedBackend:
+    """`torchmem.allocator.backend.Backend` over allocators of simulated cards, one for each device of the process.
+
+    The training loop calls `step()` where an optimizer step would end. With `initialized=False` CUDA counts as not
+    started until `init()` is called.
+    """
+
+    def __init__(
+        self, allocators: Sequence[DeviceCachingAllocator], *, initialized: bool = True
+    ) -> None:
+        self._allocators = {allocator.device: allocator for allocator in allocators}
+        self._initialized = initialized
+        self._recording = False
+        self._init_callbacks: list[Callback] = []
+        self._step_callbacks: list[Callable[[int], None]] = []
+
+    def init(self) -> None:
+        """Start CUDA: run the callbacks that wait for it."""
+        self._initialized = True
+        waiting, self._init_callbacks = self._init_callbacks, []
+        for callback in waiting:
+            callback()
+
+    def step(self, optimizer: int = 0) -> None:
+        """End one step of an optimizer: run the step callbacks in this thread."""
+        for callback in list(self._step_callbacks):
+            callback(optimizer)
+
+    def is_initialized(self) -> bool:
+        """Whether CUDA counts as started."""
+        return self._initialized
+
+    def call_soon(self, call: Callback) -> None:
+        """At once: a simulated allocator makes nobody wait."""
+        call()
+
+    def devices(self) -> Sequence[Device]:
+        """The simulated cards."""
+        return [
+            Device(index, allocator.card.uuid, allocator.card.name, allocator.card.total_bytes)
+            for index, allocator in self._allocators.items()
+        ]
+
+    def memory_stats(self, device: int) -> NestedStats | None:
+        """Nested statistics of one device."""
+        return self._allocators[device].memory_stats_as_nested_dict()
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """Segments and blocks of all devices."""
+        return [
+            segment
+            for allocator in self._allocators.values()
+            for segment in allocator.memory_snapshot()
+        ]
+
+    def free_bytes(self, device: int) -> int | None:
+        """Bytes that the simulated driver could still give out."""
+        return self._allocators[device].card.mem_get_info()[0]
+
+    def limit_bytes(self, device: int) -> int | None:
+        """The limit from the memory fraction in bytes, else the card's total."""
+        allowed = self._allocators[device].allowed_memory_maximum
+        return self._allocators[device].card.total_bytes if allowed is None else allowed
+
+    def history_enabled(self) -> bool | None:
+        """Whether `start_history` was called last."""
+        return self._recording
+
+    def start_history(self, max_entries: int) -> None:  # noqa: ARG002
+        """Remember only that it is on: simulated allocations leave no trace."""
+        self._recording = True
+
+    def stop_history(self) -> None:
+        """Forget it."""
+        self._recording = False
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """The segments, with an empty trace for each device."""
+        return {
+            "segments": self.memory_snapshot(),
+            "device_traces": [[] for _ in self._allocators],
+            "allocator_settings": dict(self.allocator_settings()),
+        }
+
+    def empty_cache(self) -> None:
+        """Empty the cache of every device."""
+        for allocator in self._allocators.values():
+            allocator.empty_cache()
+
+    def reset_peaks(self, device: int) -> None:
+        """Reset the peaks of one device."""
+        self._allocators[device].reset_peak_memory_stats()
+
+    def current_stream(self, device: int) -> int | None:
+        """The stream of the newest request."""
+        return self._allocators[device].current_stream
+
+    def allocator_settings(self) -> Mapping[str, str]:
+        """The settings of the first device's allocator."""
+        config = next(iter(self._allocators.values())).config
+        return {"backend": "native", "release_lock_on_cudamalloc": "False"} | config.settings()
+
+    def versions(self) -> Mapping[str, str]:
+        """Says that the numbers are simulated."""
+        return {"torch": "simulated"}
+
+    def on_init(self, callback: Callback) -> None:
+        """Run `callback` once when CUDA starts, at once when it has."""
+        if self._initialized:
+            callback()
+        else:
+            self._init_callbacks.append(callback)
+
+    def on_step(self, callback: Callable[[int], None]) -> Callback:
+        """Run `callback` at each `step()`; returns what removes it, however often it is called."""
+        self._step_callbacks.append(callback)
+
+        def remove() -> None:
+            with suppress(ValueError):
+                self._step_callbacks.remove(callback)
+
+        return remove
+
+    def on_oom(self, observer: OomObserver) -> None:
+        """Attach `observer` to every device."""
+        for allocator in self._allocators.values():
+            allocator.attach_out_of_memory_observer(observer)

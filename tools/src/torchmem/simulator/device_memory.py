@@ -1,0 +1,282 @@
+"""What goes back to the driver when an allocation failed, and on `empty_cache()`.
+
+The allocator's garbage collection: cached segments that went unused for long go back before memory runs out.
+
+Source: `DeviceCachingAllocator::garbage_collect_cached_blocks`, PyTorch 2.13.
+
+Where a block comes from when its pool has none, and in which order the last resorts are tried.
+
+Functions bear the names they have in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
+from torchmem.simulator.blocks import AllocParams, Block, BlockPool, PrivatePools, get_free_block
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.events import OutstandingEvents
+from torchmem.simulator.expandable_segments import ExpandableSegments
+from torchmem.simulator.stats import DeviceStats
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlocks:
+    """Takes segments of one device from its driver and gives free ones back.
+
+    Blocks of `max_split_size` bytes or more are oversize. `counter` numbers the segments.
+    """
+
+    card: SimulatedCard
+    stats: DeviceStats
+    expandable_segments: ExpandableSegments
+    max_split_size: int | None
+    counter: Iterator[int]
+
+    def cuda_malloc(self, params: AllocParams) -> Block | None:
+        """A new segment as one free block that is in no list yet; None when the driver refuses."""
+        size, pool = params.alloc_size, params.pool
+        address = self.card.cuda_malloc(size)
+        if address is None:
+            return None
+        self.stats.num_device_alloc += 1
+        pool.stats.segment.increase(1)
+        for stat in pool.reserved_bytes():
+            stat.increase(size)
+        if self._is_oversize(size):
+            self.stats.oversize_segments.increase(1)
+        return Block(params.stream, size, pool, address, registration_counter=next(self.counter))
+
+    def adopt(self, blocks: list[Block]) -> None:
+        """Count a segment of these linked blocks that the driver gave before."""
+        size, pool, number = sum(block.size for block in blocks), blocks[0].pool, next(self.counter)
+        self.card.adopt(blocks[0].address, size)
+        pool.stats.segment.increase(1)
+        for stat in pool.reserved_bytes():
+            stat.increase(size)
+        if self._is_oversize(size):
+            self.stats.oversize_segments.increase(1)
+        for block in blocks:
+            block.registration_counter = number
+
+    def release_block(self, block: Block) -> None:
+        """cudaFree a free block that is a whole segment."""
+        pool = block.pool
+        self.card.cuda_free(block.address)
+        self.stats.num_device_free += 1
+        pool.stats.segment.current -= 1
+        for stat in pool.reserved_bytes():
+            stat.current -= block.size
+        if self._is_oversize(block.size):
+            self.stats.oversize_segments.current -= 1
+        pool.erase(block)
+
+    def release_blocks(self, pool: BlockPool) -> None:
+        """Give back every whole free segment of a pool, and the free pages of its expandable segments."""
+        for block in list(pool):
+            if block.expandable_segment is not None:
+                self.expandable_segments.unmap_block(block)
+            elif not block.is_split():
+                self.release_block(block)
+
+    def releasable_bytes(self, pool: BlockPool) -> int:
+        """Free bytes of a pool that `release_blocks` would give back."""
+        return sum(_releasable(block) for block in pool)
+
+    def release_available_cached_blocks(self, params: AllocParams) -> bool:
+        """Give back oversize blocks of the request's stream until the segment may fit; False when they are too few."""
+        if self.max_split_size is None:
+            return False
+        wanted = max(params.size, self.max_split_size)
+        free = params.pool.of_stream(params.stream)
+        fitting = next(free.at_least(wanted), None)
+        if fitting is not None and fitting.expandable_segment is None:
+            self.release_block(fitting)
+            return True
+        released = 0
+        for block in _largest_first(free.at_least(self.max_split_size), wanted):
+            if released >= wanted:
+                break
+            if block.expandable_segment is None:
+                released += block.size
+                self.release_block(block)
+        return released >= wanted
+
+    def _is_oversize(self, size: int) -> bool:
+        return self.max_split_size is not None and size >= self.max_split_size
+
+
+def _releasable(block: Block) -> int:
+    segment = block.expandable_segment
+    if segment is None:
+        return 0 if block.is_split() else block.size
+    return max(0, segment.left(block.address + block.size) - segment.right(block.address))
+
+
+def _largest_first(oversize: Iterator[Block], limit: int) -> Iterator[Block]:
+    return reversed([block for block in oversize if block.size < limit])
+
+
+def garbage_collect_cached_blocks(
+    large_blocks: BlockPool, target_size: int, cached: CachedBlocks
+) -> None:
+    """Give back whole free segments of the large pool, the oldest first, `target_size` bytes or more.
+
+    The age of a block is the number of searches in its pool since it was freed. Each round gives back every block
+    that reaches the mean age of those that are left.
+    """
+    freeable = [block for block in large_blocks if not block.is_split()]
+    reclaimed = 0
+    while reclaimed < target_size and freeable:
+        mean_age = sum(_age(block) for block in freeable) / len(freeable)
+        old = [block for block in freeable if _age(block) >= mean_age]
+        freeable = [block for block in freeable if _age(block) < mean_age]
+        for block in old:
+            reclaimed += block.size
+            cached.release_block(block)
+
+
+def _age(block: Block) -> int:
+    return block.pool.get_free_blocks_call_count - block.gc_count_base
+
+
+class DeviceMemory:
+    """The pools of one device and its driver. `counter` numbers the segments."""
+
+    def __init__(
+        self,
+        card: SimulatedCard,
+        device: int,
+        config: AllocatorConfig,
+        stats: DeviceStats,
+        counter: Iterator[int],
+    ) -> None:
+        self.card = card
+        self.device = device
+        self.config = config
+        self.stats = stats
+        self.allowed_memory_maximum: int | None = None
+        self.small_blocks = BlockPool(is_small=True, stats=stats.of_pool(is_small=True))
+        self.large_blocks = BlockPool(is_small=False, stats=stats.of_pool(is_small=False))
+        self.private_pools = PrivatePools(stats)
+        self.expandable_segments = ExpandableSegments(
+            card, stats, config.large_segment_size, counter
+        )
+        self.cached = CachedBlocks(
+            card, stats, self.expandable_segments, config.max_split_size, counter
+        )
+
+    def free_blocks(self) -> Iterator[Block]:
+        """All free blocks."""
+        for pool in (self.small_blocks, self.large_blocks):
+            yield from pool
+        yield from self.private_pools.free_blocks()
+
+    def releasable_bytes(self) -> int:
+        """Free bytes of the default pools that can go back to the driver."""
+        return sum(map(self.cached.releasable_bytes, (self.small_blocks, self.large_blocks)))
+
+    def stranded_bytes(self) -> int:
+        """Free bytes of the default pools that cannot go back to the driver, as live blocks lie beside them."""
+        free = sum(block.size for pool in (self.small_blocks, self.large_blocks) for block in pool)
+        return free - self.releasable_bytes()
+
+    @property
+    def collects_garbage(self) -> bool:
+        """Whether the garbage collection runs: only with a memory fraction."""
+        return (
+            self.allowed_memory_maximum is not None and self.config.garbage_collection_threshold > 0
+        )
+
+    def get_free_block(self, params: AllocParams) -> Block | None:
+        """A free block by all the rules, taken out of its pool."""
+        if self.collects_garbage:
+            params.pool.get_free_blocks_call_count += 1
+        return get_free_block(params, self.config)
+
+    def get_new_block(self, params: AllocParams, events: OutstandingEvents) -> Block | None:
+        """A whole new segment, or a free block of a pool that helps out; None when there is no memory.
+
+        Raises:
+            OutOfMemoryError: `throw_on_cudamalloc_oom` forbids even to try.
+        """
+        if self.allowed_memory_maximum is not None and self.collects_garbage:
+            self._garbage_collect(self.allowed_memory_maximum)
+        block = self._alloc_block(params) or self._try_mempool_fallback(params)
+        if block is None and self.cached.release_available_cached_blocks(params):
+            block = self._alloc_block(params)
+        if block is None:
+            self.release_cached_blocks(DEFAULT_POOL, events)
+            # The pool is not searched again, as in PyTorch: only the driver is asked.
+            self.stats.num_alloc_retries += 1
+            block = self._alloc_block(params)
+        return block
+
+    def release_cached_blocks(self, pool_id: PoolId, events: OutstandingEvents) -> None:
+        """Give back what is cached in the default and in all unused private pools, or in one unused private pool."""
+        if pool_id == DEFAULT_POOL:
+            self.stats.num_sync_all_streams += 1
+            events.synchronize_and_free_events()
+            self.cached.release_blocks(self.large_blocks)
+            self.cached.release_blocks(self.small_blocks)
+        for pool in self.private_pools.unused(pool_id):
+            if pool_id != DEFAULT_POOL:
+                self.stats.num_sync_all_streams += 1
+                events.synchronize_and_free_events(pool)
+            self.cached.release_blocks(pool.small_blocks)
+            self.cached.release_blocks(pool.large_blocks)
+            self.private_pools.forget_if_empty(pool)
+
+    def oom_report(self, requested: int, *, rejected: bool = False) -> OomReport:
+        """How the memory stands at an OutOfMemoryError."""
+        free, total = self.card.mem_get_info()
+        private = sum(block.size for block in self.private_pools.free_blocks())
+        allocated = self.stats.allocated_bytes.current + private
+        return OomReport(
+            device=self.device,
+            requested=requested,
+            total=total,
+            free=free,
+            process=self.card.use.own(),
+            allowed=self.allowed_memory_maximum,
+            allocated=allocated,
+            unallocated=self.stats.reserved_bytes.current - allocated,
+            private=private,
+            rejected=rejected,
+        )
+
+    def _garbage_collect(self, allowed: int) -> None:
+        excess = self.stats.reserved_bytes.current - int(
+            self.config.garbage_collection_threshold * allowed
+        )
+        if excess > 0:
+            garbage_collect_cached_blocks(self.large_blocks, excess, self.cached)
+
+    def _alloc_block(self, params: AllocParams) -> Block | None:
+        config, total = self.config, self.stats.reserved_bytes.current + params.alloc_size
+        if self.allowed_memory_maximum is not None and total > self.allowed_memory_maximum:
+            return None
+        if config.throw_on_cudamalloc_oom and total > int(
+            config.per_process_memory_fraction * self.card.total_bytes
+        ):
+            self.stats.num_oom_rejections += 1
+            raise OutOfMemoryError(self.oom_report(params.orig_size, rejected=True))
+        if params.is_expandable_segments_active:
+            return self.expandable_segments.try_allocate_expandable_block(params)
+        return self.cached.cuda_malloc(params)
+
+    def _try_mempool_fallback(self, params: AllocParams) -> Block | None:
+        if params.pool.owner is not None:
+            return None
+        for pool in self.private_pools.use_on_oom():
+            own = replace(
+                params, pool=pool.blocks(params.size), is_expandable_segments_active=False
+            )
+            block = self.get_free_block(own)
+            if block is not None:
+                return block
+        return None

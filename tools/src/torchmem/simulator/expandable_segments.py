@@ -1,0 +1,182 @@
+"""Expandable segments: address ranges that memory is mapped into, and unmapped from, page by page.
+
+Functions bear the names they have in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchmem.allocator.sizes import SMALL_BUFFER
+from torchmem.simulator.blocks import AllocParams, Block, BlockPool, part_of, try_merge_blocks
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.stats import DeviceStats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpandableSegment:
+    """An address range of 1 1/8 the card's memory, in whole pages of `segment_size` bytes."""
+
+    address: int
+    segment_size: int
+
+    def left(self, address: int) -> int:
+        """Beginning of the page that holds `address`."""
+        return address - (address - self.address) % self.segment_size
+
+    def right(self, address: int) -> int:
+        """End of the last page that begins before `address`."""
+        return self.left(address + self.segment_size - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandableSegments:
+    """The expandable segments of one device; `large_segment_size` is the page of the large pool.
+
+    `counter` numbers the address ranges.
+    """
+
+    card: SimulatedCard
+    stats: DeviceStats
+    large_segment_size: int
+    counter: Iterator[int]
+
+    def try_allocate_expandable_block(self, params: AllocParams) -> Block | None:
+        """A free block of at least the requested size, out of the pool, for which memory was mapped.
+
+        None when the driver has no more; what was mapped before that stays mapped.
+        """
+        candidate = self.find_expandable_block(params)
+        if not candidate.mapped and not self.map_block(candidate, min(candidate.size, params.size)):
+            return None
+        while candidate.size < params.size:
+            unmapped = candidate.next
+            if unmapped is None or not self.map_block(
+                unmapped, min(params.size - candidate.size, unmapped.size)
+            ):
+                return None
+            candidate = unmapped
+        params.pool.erase(candidate)
+        return candidate
+
+    def find_expandable_block(self, params: AllocParams) -> Block:
+        """The lowest free or unmapped block from which on the address space suffices; a new range if there is none."""
+        for unmapped in params.pool.unmapped.get(params.stream, ()):
+            before = unmapped.prev
+            start = before if before is not None and _allocatable(before) else unmapped
+            if _has_available_address_space(start, params.size):
+                return start
+        return self._new_range(params.pool, params.stream, None)
+
+    def map_block(self, to_map: Block, size: int) -> bool:
+        """Map the first `size` bytes, in whole pages, of an unmapped block; it becomes a free block of its pool."""
+        pool = to_map.pool
+        mapped_size = _segment_of(to_map).right(to_map.address + size) - to_map.address
+        if not self.card.mem_create(mapped_size):
+            return False
+        pool.erase_unmapped(to_map)
+        to_map.mapped = True
+        if mapped_size < to_map.size:
+            remaining = part_of(to_map, to_map.address + mapped_size, to_map.size - mapped_size)
+            remaining.mapped = False
+            remaining.splice(to_map, to_map.next)
+            pool.insert_unmapped(remaining)
+            to_map.size = mapped_size
+        try_merge_blocks(to_map, to_map.prev)
+        try_merge_blocks(to_map, to_map.next)
+        pool.insert_into_blocks(to_map)
+        self.stats.num_device_alloc += 1
+        for stat in pool.reserved_bytes():
+            stat.increase(mapped_size)
+        return True
+
+    def unmap_block(self, block: Block) -> None:
+        """Give back the pages that lie wholly in a free block; its ends stay free blocks of their own."""
+        segment, pool = _segment_of(block), block.pool
+        begin, end = segment.right(block.address), segment.left(block.address + block.size)
+        if begin >= end:
+            return
+        pool.erase(block)
+        if begin > block.address:
+            before_free = part_of(block, block.address, begin - block.address)
+            before_free.splice(block.prev, block)
+            pool.insert_into_blocks(before_free)
+        if end < block.address + block.size:
+            after_free = part_of(block, end, block.address + block.size - end)
+            after_free.splice(block, block.next)
+            pool.insert_into_blocks(after_free)
+        self._unmapped(block, begin, end)
+
+    def _unmapped(self, block: Block, begin: int, end: int) -> None:
+        pool, size = block.pool, end - begin
+        block.address, block.size, block.mapped = begin, size, False
+        try_merge_blocks(block, block.prev)
+        try_merge_blocks(block, block.next)
+        self.card.mem_unmap(size)
+        self.stats.num_device_free += 1
+        for stat in pool.reserved_bytes():
+            stat.current -= size
+        # A range without any memory goes back to the driver (release_expandable_segment).
+        if block.is_split():
+            pool.insert_unmapped(block)
+
+    def adopt(self, before: Block | None, blocks: list[Block], first: int) -> Block:
+        """Count linked blocks as memory that was mapped before; returns the address space behind them.
+
+        `before` is address space that they may lie in. Where it does not reach so far a range begins at `first`.
+
+        Raises:
+            ValueError: the card has too little memory.
+        """
+        head, tail = blocks[0], blocks[-1]
+        pool, size, end = head.pool, sum(block.size for block in blocks), tail.address + tail.size
+        if before is None or end > before.address + before.size:
+            before = self._new_range(pool, head.stream, first)
+        self.card.adopt(head.address, size)
+        for stat in pool.reserved_bytes():
+            stat.increase(size)
+        behind = part_of(before, end, before.address + before.size - end)
+        behind.mapped = False
+        pool.erase_unmapped(before)
+        before.size = head.address - before.address
+        if before.size:
+            pool.insert_unmapped(before)
+        head.splice(before if before.size else before.prev, head.next)
+        behind.splice(tail, None)
+        pool.insert_unmapped(behind)
+        for block in blocks:
+            block.expandable_segment = before.expandable_segment
+            block.registration_counter = before.registration_counter
+        return behind
+
+    def _new_range(self, pool: BlockPool, stream: int, address: int | None) -> Block:
+        page = SMALL_BUFFER if pool.is_small else self.large_segment_size
+        total = self.card.total_bytes
+        size = -(-(total + total // 8) // page) * page
+        if address is None:
+            address = self.card.reserve_addresses(size)
+        block = Block(
+            stream, size, pool, address, mapped=False, registration_counter=next(self.counter)
+        )
+        block.expandable_segment = ExpandableSegment(address, page)
+        pool.insert_unmapped(block)
+        return block
+
+
+def _segment_of(block: Block) -> ExpandableSegment:
+    if block.expandable_segment is None:
+        raise ValueError(f"the block at {block.address:#x} is in no expandable segment")
+    return block.expandable_segment
+
+
+def _allocatable(block: Block) -> bool:
+    return not block.allocated and not block.event_count
+
+
+def _has_available_address_space(block: Block | None, size: int) -> bool:
+    found = 0
+    while found < size and block is not None and _allocatable(block):
+        found += block.size
+        block = block.next
+    return found >= size
