@@ -130,7 +130,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (phantom/README.md)",
+            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md)",
             file=sys.stderr,
         )
         raise SystemExit(2)

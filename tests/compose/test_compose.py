@@ -132,5 +132,5 @@ def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
 def test_the_image_gets_what_the_wheel_is_built_from() -> None:
     """Every file that pyproject.toml names for the build is let through .dockerignore."""
     allowed = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
-    assert {"pyproject.toml", "README.md", "LICENSE", "sdk", "exporter"} <= set(allowed)
+    assert {"pyproject.toml", "README.md", "LICENSE", "sdk", "exporter", "tools"} <= set(allowed)
     assert all((ROOT / name).exists() for name in allowed)

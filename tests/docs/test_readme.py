@@ -61,7 +61,7 @@ def test_every_command_is_shown(readme: str) -> None:
 def test_the_page_of_an_oom_is_what_the_command_prints(readme: str, root: Path) -> None:
     """Every line of the example comes from the command's own output, in its order."""
     example = readme.split("$ torchmem oom\n")[1].split("```", maxsplit=1)[0].splitlines()
-    printed = iter((root / "tests" / "cli" / "oom" / "stranded.txt").read_text().splitlines())
+    printed = iter((root / "tests" / "oom" / "golden" / "stranded.txt").read_text().splitlines())
 
     assert [line for line in example if line != "…" and line not in printed] == []
 

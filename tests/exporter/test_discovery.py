@@ -23,7 +23,7 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.rundir import Published
 from torchmem.exporter.serve import serve
-from torchmem.sdk._publish import Endpoint
+from torchmem.sdk._outputs import Endpoint
 from torchmem.sdk._settings import Settings
 
 NODE = {"127.0.0.1", "10.0.0.5", "::1", "fd00::5"}

@@ -48,9 +48,11 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"torchmem"} == {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert {"torchmem/sdk/py.typed", "torchmem/exporter/py.typed", "torchmem/sample/py.typed"} <= set(
-        names
-    )
+    assert {
+        "torchmem/sdk/py.typed",
+        "torchmem/exporter/py.typed",
+        "torchmem/sample/py.typed",
+    } <= set(names)
     assert "torchmem/__init__.py" not in names
 
 

@@ -118,8 +118,8 @@ def test_the_estimate_of_the_context_meets_what_was_seen(
 
 
 def test_the_documented_table_is_the_catalogue(root: Path) -> None:
-    """Each card has its line in phantom/README.md, with its memory and its context."""
-    lines = (root / "phantom" / "README.md").read_text().splitlines()
+    """Each card has its line in docs/phantom.md, with its memory and its context."""
+    lines = (root / "docs" / "phantom.md").read_text().splitlines()
     expected = [
         f"| `{one.name}` | {one.product} | {one.memory_bytes / 2**30:.2f} GiB | {one.context_bytes // MIB} MiB | "
         f"{one.multiprocessors} | {one.capability[0]}.{one.capability[1]} |"

@@ -392,27 +392,15 @@ HOSTILE = {
     "a dict in itself": frame(b"}\x94\x8c\x08segmentsh\x00s\x8c\x0ddevice_traces]s"),
     "20,000 times the same million events": frame(
         b"}\x8c\x08segments]s\x8c\x0ddevice_traces]("
-         b"]("
-        + b"}" * 1_000_000
-        + b"e\x94"
-        + b"h\x00" * 20_000
-        + b"es"
+        b"](" + b"}" * 1_000_000 + b"e\x94" + b"h\x00" * 20_000 + b"es"
     ),
     "100 times the same million events": frame(
         b"}\x8c\x08segments]s\x8c\x0ddevice_traces]("
-         b"]("
-        + b"}" * 1_000_000
-        + b"e\x94"
-        + b"h\x00" * 100
-        + b"es"
+        b"](" + b"}" * 1_000_000 + b"e\x94" + b"h\x00" * 100 + b"es"
     ),
     "9 times the same million events": frame(
         b"}\x8c\x08segments]s\x8c\x0ddevice_traces]("
-         b"]("
-        + b"}" * 1_000_000
-        + b"e\x94"
-        + b"h\x00" * 8
-        + b"es"
+        b"](" + b"}" * 1_000_000 + b"e\x94" + b"h\x00" * 8 + b"es"
     ),
     "a code extension": frame(b"\x82\x01"),
     "a persistent object": frame(b"Pperson\n"),

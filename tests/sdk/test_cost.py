@@ -18,7 +18,8 @@ from support.samples import full_sample, samples
 from torchmem.sample.sample import Sample, encode
 from torchmem.sdk._cost import LONGEST_STRETCH, LONGEST_STRETCH_SECONDS, Cadence, affordable
 from torchmem.sdk._monitor import READ_BUDGET, TICK_BUDGET
-from torchmem.sdk._publish import HEARTBEAT_SECONDS, REFRESH_SECONDS, RunFile, Textfile
+from torchmem.sdk._outputs import REFRESH_SECONDS, Textfile
+from torchmem.sdk._publish import HEARTBEAT_SECONDS, RunFile
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import Settings
 from torchmem.simulator.backend import SimulatedBackend

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.stack import free_port
 from support.waiting import until
 
+from torchmem.sample.run_directory import replace_file
 from torchmem.sdk._capture import write_snapshot
-from torchmem.sdk._publish import make_run_directory, replace_file, sweep
+from torchmem.sdk._publish import make_run_directory, sweep
 from torchmem.sdk._session import Session
 from torchmem.simulator.backend import SimulatedBackend
 

@@ -56,7 +56,7 @@ def test_forked_workers_leave_no_trace(run_script: Run, published: Published) ->
     """A forked DataLoader-like worker publishes nothing, holds no socket of ours and exits cleanly."""
     done = run_script("""
 backend.step()
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 session = sdk.instrument(backend=backend, interval=0.05, port=0)
 url = session.url
 pid = os.fork()
@@ -79,7 +79,7 @@ def test_a_fork_before_cuda_becomes_a_rank_of_its_own(
 ) -> None:
     """Instrumented before forking, each child that starts CUDA publishes for itself."""
     done = run_script("""
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 backend = SimulatedBackend([allocator], initialized=False)
 session = sdk.instrument(backend=backend, interval=0.05)
 children = []
@@ -99,7 +99,7 @@ for pid in children:
 def test_a_fork_in_the_midst_of_instrument(run_script: Run) -> None:
     """A child that was forked while another thread called `instrument()` can call it itself and does not wait."""
     done = run_script("""
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 import signal, threading
 entered, gate = threading.Event(), threading.Event()
 class Slow(SimulatedBackend):
@@ -123,7 +123,7 @@ def test_multiprocessing_children_end_with_a_mark(run_script: Run, published: Pu
 import multiprocessing
 def work():
     child = SimulatedBackend([allocator])
-    from torchmem.sdk import _instrument; _instrument._current = None
+    from torchmem.sdk import _session; _session._current = None
     sdk.instrument(backend=child, interval=0.05, rank=5); child.step()
 process = multiprocessing.get_context("fork").Process(target=work)
 process.start(); process.join()
@@ -138,7 +138,7 @@ process.start(); process.join()
 def test_without_torch_the_script_runs_on(run_script: Run, published: Published) -> None:
     """With no PyTorch installed `instrument()` warns once and does nothing."""
     done = run_script("""
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 sys.modules["torch"] = None
 sdk.instrument(); sdk.instrument()
 print("trained")
@@ -153,7 +153,7 @@ def test_sigterm_flushes_before_the_scripts_own_handler(
 ) -> None:
     """A script with its own SIGTERM handler keeps it, and what it had at that moment is published first."""
     done = run_script("""
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 import signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
 session = sdk.instrument(backend=backend, interval=3600.0)
@@ -170,7 +170,7 @@ def test_sigterm_in_a_forked_child_leaves_the_parents_file_alone(
 ) -> None:
     """A worker inherits the handler; when it is told to end, the parent's newer numbers stay."""
     done = run_script("""
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 import signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
 session = sdk.instrument(backend=backend, interval=3600.0)
@@ -193,7 +193,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_no_thread_can_be_started(run_script: Run, published: Published) -> None:
     """Where the limit of threads is reached the script runs on, and its last state is published at its end."""
     done = run_script("""
-session.close(); from torchmem.sdk import _instrument; _instrument._current = None
+session.close(); from torchmem.sdk import _session; _session._current = None
 import threading
 threading.stack_size(1 << 47)  # more than there is
 session = sdk.instrument(backend=backend)

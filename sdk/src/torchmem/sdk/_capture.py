@@ -37,9 +37,9 @@ from torchmem.sample.capture_messages import (
     decode_request,
     encode,
 )
+from torchmem.sample.run_directory import replace_file, temporary_beside
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._publish import replace_file, temporary_beside
 
 
 class _Bounded:

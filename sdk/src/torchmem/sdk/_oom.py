@@ -24,10 +24,10 @@ from torchmem.allocator.oom_cause import OomFacts, classify, detail, free_blocks
 from torchmem.allocator.oom_report import OomReport, Trend, encode
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, report_name
+from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, replace_file, report_name
 from torchmem.sample.sample import Allocator, DeviceSample, Layout, Oom, OomDetail, Sample
 from torchmem.sdk._device import DeviceRecord
-from torchmem.sdk._publish import make_run_directory, replace_file
+from torchmem.sdk._publish import make_run_directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ def _check_permission(target: Target) -> None:
 @contextmanager
 def _request(target: Target, seconds: float) -> Iterator[int]:
     """Ask, and take the question back at the end, whatever happens; gives the request's modification time."""
-    from torchmem.sdk._publish import replace_file
+    from torchmem.sample.run_directory import replace_file
 
     path, answer = beside(target.sample, REQUEST_SUFFIX), beside(target.sample, ANSWER_SUFFIX)
     longest = START_GRACE_SECONDS + MAX_SECONDS + STOP_GRACE_SECONDS + NOTICE_SECONDS

@@ -178,7 +178,7 @@ def _check_machine() -> None:
 
 def _digest(libraries: list[Path]) -> str:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for path in [*_sources(), HERE / "lacking.py", HERE / "elf.py"]:
+    for path in [*_sources(), Path(__file__)]:
         digest.update(path.read_bytes())
     for path in libraries:
         info = path.stat()

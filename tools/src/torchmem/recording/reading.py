@@ -17,6 +17,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
+import torchmem
 from torchmem.recording.recording import (
     DEFAULT_POOL,
     Event,
@@ -30,8 +31,10 @@ from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.untrusted import harmless
 
 MAX_FILE_BYTES = 1 << 30
-_ROOT = str(Path(__file__).resolve().parents[3])
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from torchmem.recording.unpickle import main; main()"
+_ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
+_PROGRAM = (
+    "import sys; sys.path[:0] = sys.argv[1:]; from torchmem.recording.unpickle import main; main()"
+)
 
 
 def read(path: Path) -> tuple[Recording, ...]:
@@ -80,7 +83,7 @@ def _open(path: Path, name: str) -> Iterator[int]:
 @contextmanager
 def _worker(descriptor: int) -> Iterator[IO[bytes]]:
     """The answer of a worker that reads `descriptor`; it sees no site-packages and no environment."""
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *_ROOTS]
     try:
         process = subprocess.Popen(
             command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}

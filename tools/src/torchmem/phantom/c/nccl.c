@@ -1,5 +1,5 @@
 /* Stands in for libnccl: communicators of any size, in which nothing is sent. What a real one takes of the card is
- * an estimate (phantom/README.md): the buffers of its connections, taken when a connection is first used. */
+ * an estimate (docs/phantom.md): the buffers of its connections, taken when a connection is first used. */
 #define _GNU_SOURCE
 #include "phantom.h"
 

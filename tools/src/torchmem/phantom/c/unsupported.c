@@ -58,7 +58,7 @@ int unsupported(const char *call, int code)
     if (said_before(call))
         return code;
     fprintf(stderr,
-            "phantom: the phantom GPU has no %s: do without it here, or run this on a real GPU (phantom/README.md)\n",
+            "phantom: the phantom GPU has no %s: do without it here, or run this on a real GPU (docs/phantom.md)\n",
             call);
     write_down(call);
     return code;

@@ -22,8 +22,7 @@ from torchmem.preflight.outcome import DeviceMemory
 from torchmem.preflight.plan import OOM_SUFFIX, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.procfs import own_start_ticks, pid_namespace
 from torchmem.sample.run_directory import REPORT_SUFFIX as OOM_REPORT_SUFFIX
-from torchmem.sample.run_directory import SAMPLE_SUFFIX, run_directory, sample_name
-from torchmem.sdk._publish import replace_file
+from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file, run_directory, sample_name
 
 _leave = os._exit  # itself, also where the script's is watched
 

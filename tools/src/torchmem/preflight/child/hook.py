@@ -14,11 +14,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from torchmem.preflight.plan import Orders
-
 
 def begin() -> None:
     """Watch this process as the parent's orders say; without orders nothing happens."""
+    from torchmem.preflight.plan import Orders
+
     orders = Orders.given(os.environ)
     if orders is None:
         return
