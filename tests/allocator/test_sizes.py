@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.allocator.sizes import MIB, format_size, get_allocation_size, round_size
+from torchmem.allocator.sizes import (
+    GIB,
+    MIB,
+    format_size,
+    get_allocation_size,
+    parse_size,
+    round_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +62,22 @@ def test_rounding_wastes_less_than_its_unit(size: int) -> None:
 def test_sizes_are_written_as_in_pytorchs_errors(size: int, text: str) -> None:
     """Error texts show a size in the largest unit that it exceeds, with two digits."""
     assert text == format_size(size)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [("24GB", 24 * 10**9), ("22.5GiB", int(22.5 * GIB)), ("8192MiB", 8 * GIB), ("8192 mib", 8 * GIB), ("1e9", 10**9),
+     ("80g", 80 * 10**9), ("2Ti", 2 << 40)],
+)  # fmt: skip
+def test_sizes_are_read_as_people_write_them(words: str, size: int) -> None:
+    """Decimal and binary units, in any case."""
+    assert size == parse_size(words)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "0", "-5GB", "24 bananas", "1e99", "nan", "٣GB x", "9" * 400]
+)
+def test_what_is_no_size_is_refused(words: str) -> None:
+    """The sentence shows how to write one."""
+    with pytest.raises(ValueError, match=r"24GB or 22\.5GiB"):
+        parse_size(words)

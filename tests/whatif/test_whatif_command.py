@@ -14,10 +14,8 @@ import pytest
 from support.recordings import RecordedJob, varying_lengths, write
 from support.whatif_results import CHANGE, KEEP, NONE
 
-from torchmem.allocator.sizes import GIB, MIB
-from torchmem.sample.errors import UsageError
+from torchmem.allocator.sizes import MIB
 from torchmem.whatif.answer import Progress, document, page
-from torchmem.whatif.command import parse_size
 from torchmem.whatif.result import WhatIf
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -186,7 +184,7 @@ def test_a_picture_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--card", "lots"), "--card 'lots' is no size: write it as 24GB"),
+        (("--card", "lots"), "--card 'lots' is not a size: write it as 24GB"),
         (
             ("--setting", "expandable_segments=True"),
             "--setting: 'expandable_segments=True' is not a list of key:value",
@@ -234,25 +232,6 @@ def test_a_terminal_without_unicode_gets_the_words(snapshot: Path) -> None:
     done = whatif(snapshot, encoding="ascii")
 
     assert (0, "") == (done.returncode, done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("words", "size"),
-    [("24GB", 24 * 10**9), ("22.5GiB", int(22.5 * GIB)), ("8192MiB", 8 * GIB), ("8192 mib", 8 * GIB), ("1e9", 10**9),
-     ("80g", 80 * 10**9), ("2Ti", 2 << 40)],
-)  # fmt: skip
-def test_sizes_are_read_as_people_write_them(words: str, size: int) -> None:
-    """Decimal and binary units, in any case."""
-    assert size == parse_size(words)
-
-
-@pytest.mark.parametrize(
-    "words", ["", "0", "-5GB", "24 bananas", "1e99", "nan", "٣GB x", "9" * 400]
-)
-def test_what_is_no_size_is_refused(words: str) -> None:
-    """The sentence shows how to write one."""
-    with pytest.raises(UsageError, match="write it as 24GB"):
-        parse_size(words)
 
 
 class Terminal(io.StringIO):

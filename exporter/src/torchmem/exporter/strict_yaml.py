@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, did_you_mean
 
 MAX_BYTES = 1 << 20
 T = TypeVar("T")
@@ -40,12 +39,7 @@ class Section:
         self._file, self._entries, self._name = file, entries, name
         for key in entries:
             if known is not None and key not in known:
-                close = get_close_matches(key, known, n=1)
-                hint = (
-                    f"did you mean {close[0]!r}?"
-                    if close
-                    else f"known keys are {', '.join(known)}."
-                )
+                hint = did_you_mean(key, known, f"known keys are {', '.join(known)}.")
                 raise UsageError(
                     f"Unknown key {self._path(key)!r} in {file}, line {entries[key].line}: {hint}"
                 )
@@ -227,5 +221,4 @@ def _is_count(value: Any) -> bool:
 
 
 def _meant(word: str, choices: Collection[str]) -> str:
-    close = get_close_matches(word, choices, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"give one of {', '.join(choices)}."
+    return did_you_mean(word, choices, f"give one of {', '.join(choices)}.")

@@ -6,8 +6,15 @@ settings (no roundup_power2_divisions, 20 MiB large segments). All sizes are byt
 
 from __future__ import annotations
 
+import re
+
 MIB = 1 << 20
 GIB = 1 << 30
+
+MAX_SIZE = 1 << 62
+_SIZE = re.compile(
+    r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*(?:([kmgt])(i)?b?|b)?", re.IGNORECASE
+)
 
 MIN_BLOCK_SIZE = 512
 """kMinBlockSize: every block is a multiple of it."""
@@ -47,3 +54,19 @@ def format_size(size: int) -> str:
         if size <= 1 << (shift + 10):
             return f"{size / (1 << shift):.2f} {unit}"
     return f"{size / GIB:.2f} GiB"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as "24GB" (10^9), "22.5GiB" (2^30), "8192M" or "1e9".
+
+    Raises ValueError when `text` is not a size of at least one byte and below 2^62.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a size: write it as 24GB or 22.5GiB")
+    number, prefix, binary = match.groups()
+    power = "kmgt".index(prefix.lower()) + 1 if prefix else 0
+    size = int(float(number) * (1024 if binary else 1000) ** power)
+    if not 0 < size < MAX_SIZE:
+        raise ValueError(f"{text[:40]!r} is out of range: write a size such as 24GB or 22.5GiB")
+    return size

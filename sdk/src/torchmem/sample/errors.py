@@ -7,6 +7,9 @@ TorchmemError           every error below
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class TorchmemError(Exception):
     """Base of all errors; its text is one sentence that says what to do next."""
@@ -27,3 +30,9 @@ class MissingExtraError(UsageError):
         super().__init__(
             f"`torchmem {command}` needs the Python package {module!r}: run pip install 'torchmem[{extra}]'."
         )
+
+
+def did_you_mean(word: str, choices: Iterable[str], otherwise: str) -> str:
+    """Return "did you mean 'NAME'?" for the choice closest to `word`, or `otherwise` if none is."""
+    close = get_close_matches(word, list(choices), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict
 
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.run_directory import run_directory
 
 PREFIX = "TORCHMEM_"
@@ -125,8 +124,7 @@ def _parse(name: str, value: Any) -> Any:
 
 
 def _suggestion(name: str) -> str:
-    close = get_close_matches(name, _PARSERS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(_PARSERS)}"
+    return "; " + did_you_mean(name, _PARSERS, f"the settings are {', '.join(_PARSERS)}")
 
 
 def _boolean(value: Any) -> bool:

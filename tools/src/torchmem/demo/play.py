@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +25,7 @@ from torchmem.exporter.config import Settings
 from torchmem.exporter.nvml import PyNvml
 from torchmem.exporter.rundir import RunDirectory
 from torchmem.exporter.serve import serve
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 
 CAPTION = "The numbers were published by others; the demo reaches them with a simulated allocator."
@@ -79,8 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     if arguments.scenario not in SCENARIOS:
-        close = get_close_matches(arguments.scenario, SCENARIOS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "torchmem demo --list shows them."
+        hint = did_you_mean(arguments.scenario, SCENARIOS, "torchmem demo --list shows them.")
         raise UsageError(f"There is no scenario {arguments.scenario!r}: {hint}")
     if arguments.real and SCENARIOS[arguments.scenario].neighbours:
         raise UsageError(

@@ -9,13 +9,13 @@ otherwise from NVIDIA's data sheets; b300's L2 cache is taken as b200's.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import re
 from dataclasses import dataclass
 
+from torchmem.allocator.sizes import parse_size
 from torchmem.sample.errors import UsageError
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MAX_CARDS = 16
 MIB = 2**20
 
@@ -99,8 +99,8 @@ def card(text: str) -> Card:
     begun = [one for one in CATALOGUE if name and one.name.startswith(f"{name}-")]
     if name in _BY_NAME or len(begun) == 1:
         return _BY_NAME.get(name) or begun[0]
-    if _size(text):
-        return Card(text.strip(), f"GPU of {text.strip()}", memory_size(text))
+    with contextlib.suppress(ValueError):
+        return Card(text.strip(), f"GPU of {text.strip()}", parse_size(text))
     nearest = [one.name for one in begun] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
     hint = (
         f"the nearest are {', '.join(nearest)}" if nearest else f"there are {', '.join(_BY_NAME)}"
@@ -114,14 +114,9 @@ def memory_size(text: str) -> int:
     Raises:
         UsageError: the text is no such size, or smaller than one byte.
     """
-    size = _size(text)
-    if size < 1:
-        raise UsageError(f"{text!r} is not a memory size; write for example 80GB or 24GiB")
-    return size
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(
-        r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMG]i?B)?", text.strip(), re.IGNORECASE
-    )
-    return int(float(match[1]) * UNITS[(match[2] or "").upper()]) if match else 0
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not a memory size; write for example 80GB or 24GiB"
+        ) from None

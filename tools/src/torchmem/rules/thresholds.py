@@ -5,22 +5,21 @@ The file of thresholds: read strictly, so that a misspelt name is an error and n
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from torchmem.sample.errors import UsageError
+from torchmem.allocator.sizes import parse_size
+from torchmem.sample.errors import UsageError, did_you_mean
 
 Value = int | float | str | list[int]
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 # Prometheus' durations: largest unit first, each at most once (prometheus/common, model.ParseDuration).
 _DURATION = re.compile(r"(?=\d)(\d+d)?(\d+h)?(\d+m)?(\d+s)?")
 
@@ -64,9 +63,9 @@ def _factor(value: object) -> str:
 
 
 def _bytes(value: object) -> str:
-    size = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if size:
-        return str(round(float(size[1]) * _UNITS[size[2]]))
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return str(parse_size(value))
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 60:
         raise WrongValueError("a size such as 1GiB or 512MiB, or a number of bytes")
     return str(value)
@@ -192,8 +191,7 @@ def _checked(content: dict[str, Any], where: str, known: Mapping[str, str]) -> T
 
 
 def _hint(name: object, names: list[str]) -> str:
-    close = get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else "`torchmem rules --defaults` shows all."
+    return did_you_mean(str(name), names, "`torchmem rules --defaults` shows all.")
 
 
 def _value(name: str, value: object, where: str) -> str:

@@ -8,36 +8,22 @@ Flags that can be found wrong before any work is done.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.settings import refusal
+from torchmem.allocator.sizes import parse_size
 from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.untrusted import harmless
 
-_UNITS = {"": 1, "B": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("KMGT", 1)
-    for suffix, base in (("", 1000), ("B", 1000), ("i", 1024), ("iB", 1024))
-}
-_BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
 
-
-def parse_size(text: str) -> int:
-    """Bytes of "22.5GiB" (1024³), "24GB" (1000³), "8192M" or "1e9"; raises UsageError."""
-    found = re.fullmatch(
-        r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*([a-z]*)\s*", text, re.IGNORECASE
-    )
-    unit = _BY_LOWER.get(found[2].lower()) if found else None
-    size = int(float(found[1]) * unit) if found and unit else 0
-    if not 0 < size < 1 << 62:
-        raise UsageError(
-            f"--card {text[:40]!r} is no size: write it as 24GB (1000³ bytes) or 22.5GiB (1024³ bytes)."
-        )
-    return size
+def _card_bytes(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"--card {error}.") from None
 
 
 def check_settings(settings: Sequence[str]) -> None:
@@ -100,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         if len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one.")
         check_plot(arguments.plot, "whatif")
-    card = parse_size(arguments.card) if arguments.card else None
+    card = _card_bytes(arguments.card) if arguments.card else None
     check_settings(arguments.setting)
     from torchmem.whatif.answer import Wanted
 
