@@ -64,7 +64,7 @@ def test_every_threshold_is_used() -> None:
         ("fragmentation_ratio: 80", "a share between 0 and 1"),
         ("fragmentation_ratio: true", "a share between 0 and 1"),
         ("fragmentation_ratio: .nan", "a share between 0 and 1"),
-        ("stranded_bytes: 1 GB", "a size such as 1GiB"),
+        ("stranded_bytes: 1 banana", "a size such as 1GiB"),
         ("fragmentation_for: 60", "a duration such as 30s"),
         ("fragmentation_for: 1.5m", "a duration such as 30s"),
         ("gpu_ignored_xids: 13", "a list of numbers"),
