@@ -13,9 +13,10 @@ from support.waiting import until
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuDownError, GpuIdentity, NvmlDownError
 from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.tally import EXPECTED_XIDS, MOST_XIDS, UNEXPECTED_XID_HOLD_SECONDS, Count
+from torchmem.exporter.tally import MOST_XIDS, UNEXPECTED_XID_HOLD_SECONDS, Count
 from torchmem.exporter.testing import FakeEvents, FakeGpu, FakeNvml
 from torchmem.exporter.values import GpuEvent
+from torchmem.sample.xids import XIDS as KNOWN_XIDS
 
 OpenExporter = Callable[..., Exporter]
 XIDS, LAST, EVENTS = "nvml_xid_errors_total", "nvml_xid_last_timestamp_seconds", "nvml_events_total"
@@ -68,7 +69,7 @@ def test_expected_xids_stand_at_zero() -> None:
     count = Count()
     count.expect(["xid"])
 
-    assert dict.fromkeys(EXPECTED_XIDS, 0) == count.tally(0.0).xids
+    assert dict.fromkeys(KNOWN_XIDS, 0) == count.tally(0.0).xids
 
 
 def test_event_before_the_first_scrape_is_seen_as_a_rise() -> None:

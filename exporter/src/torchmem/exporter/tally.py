@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from torchmem.sample.xids import XIDS
+
 XID = "xid"
 MOST_XIDS = 256
 UNEXPECTED_XID_HOLD_SECONDS = 60.0
-# Codes of NVIDIA's catalogue "XID Errors" (driver 580): faults of applications (13, 31, 43, 45), and those of which the
-# node dashboard says what to do: memory (48, 63, 64, 92, 94, 95), NVLink (74), bus (79), GSP (119, 120).
-EXPECTED_XIDS = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Count:
         """These kinds of events are being watched."""
         for kind in kinds:
             if kind == XID:
-                self._expected_xids = frozenset(EXPECTED_XIDS)
+                self._expected_xids = frozenset(XIDS)
             else:
                 self._events[kind] += 0
 
