@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmem.allocator.settings import refusal
+from torchmem.allocator.settings import rejection_reason
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from torchmem.allocator.settings import refusal
 )
 def test_what_pytorch_takes_is_not_refused(text: str) -> None:
     """A setting that PyTorch starts with passes."""
-    assert refusal(text) is None
+    assert rejection_reason(text) is None
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_what_pytorch_takes_is_not_refused(text: str) -> None:
 )
 def test_what_pytorch_refuses_is_refused(text: str, part: str) -> None:
     """A setting that PyTorch stops at is refused in one sentence with the reason."""
-    reason = refusal(text)
+    reason = rejection_reason(text)
     assert reason is not None
     assert part in reason

@@ -7,13 +7,16 @@ from hypothesis import strategies as st
 from support.snapshots import segment, segments
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.headroom import Room, full_pages
+from torchmem.allocator.headroom import AvailableMemory, full_pages
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.allocator.snapshot import SegmentInfo
 
 rooms = st.builds(
-    Room, st.integers(0, 80 * GIB), st.integers(0, 80 * GIB), st.none() | st.integers(0, 80 * GIB)
+    AvailableMemory,
+    st.integers(0, 80 * GIB),
+    st.integers(0, 80 * GIB),
+    st.none() | st.integers(0, 80 * GIB),
 )
 
 
@@ -61,7 +64,9 @@ def test_histogram_counts_every_free_block_once(snapshot: list[SegmentInfo]) -> 
 
 
 @given(segments(), rooms)
-def test_flushing_never_lowers_the_headroom(snapshot: list[SegmentInfo], room: Room) -> None:
+def test_flushing_never_lowers_the_headroom(
+    snapshot: list[SegmentInfo], room: AvailableMemory
+) -> None:
     """What succeeds without the retry flush also succeeds with it."""
     layout = measure(snapshot, 0, 1.0, room, AllocatorConfig(expandable_segments=True))
 
@@ -75,7 +80,9 @@ def test_more_driver_memory_never_lowers_the_headroom(
     snapshot: list[SegmentInfo], free: int, more: int
 ) -> None:
     """Headroom grows monotonically with what the driver can give."""
-    less, greater = (measure(snapshot, 0, 1.0, Room(amount)) for amount in (free, free + more))
+    less, greater = (
+        measure(snapshot, 0, 1.0, AvailableMemory(amount)) for amount in (free, free + more)
+    )
 
     assert (less.headroom_bytes or 0) <= (greater.headroom_bytes or 0)
 
@@ -120,7 +127,7 @@ def test_whole_free_segments_are_harmless() -> None:
         segment(2 << 40, "large", [(64 * MIB, "inactive")]),
     ]
 
-    layout = measure(snapshot, 0, 1.0, Room(10 * MIB))
+    layout = measure(snapshot, 0, 1.0, AvailableMemory(10 * MIB))
 
     assert (0.5, 128 * MIB, 0) == (
         layout.fragmentation_ratio,
@@ -134,7 +141,7 @@ def test_a_live_block_strands_its_neighbours() -> None:
     """One small live tensor in the middle of a segment pins both halves, flush or not."""
     blocks = [(100 * MIB, "inactive"), (4 * MIB, "active_allocated"), (96 * MIB, "inactive")]
 
-    layout = measure([segment(1 << 40, "large", blocks)], 0, 1.0, Room(0))
+    layout = measure([segment(1 << 40, "large", blocks)], 0, 1.0, AvailableMemory(0))
 
     assert (196 * MIB, 0) == (layout.stranded_bytes, layout.releasable_bytes)
     assert (100 * MIB, 100 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
@@ -145,13 +152,15 @@ def test_free_blocks_of_another_stream_do_not_count_as_headroom() -> None:
     side = segment(1 << 40, "large", [(50 * MIB, "inactive")], stream=7)
     main = segment(2 << 40, "large", [(20 * MIB, "active_allocated")])
 
-    layout = measure([side, main], 0, 1.0, Room(0))
+    layout = measure([side, main], 0, 1.0, AvailableMemory(0))
 
     assert (0, 50 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
 
 
 def test_the_memory_fraction_caps_the_headroom() -> None:
     """With a limit, only what is left under it counts, however much the driver has."""
-    layout = measure([], 0, 1.0, Room(driver_free=40 * GIB, reserved=3 * GIB, limit=5 * GIB))
+    layout = measure(
+        [], 0, 1.0, AvailableMemory(driver_free=40 * GIB, reserved=3 * GIB, limit=5 * GIB)
+    )
 
     assert 2 * GIB == layout.headroom_bytes

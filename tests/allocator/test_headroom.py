@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.snapshots import segment
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.headroom import CachedFree, Room, headroom, segment_request
+from torchmem.allocator.headroom import AvailableMemory, CachedFree, headroom, segment_request
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 
@@ -53,7 +53,7 @@ def test_rounding_never_promises_a_segment_that_needs_more() -> None:
 
 def test_a_large_block_serves_no_small_request() -> None:
     """A large-pool remnant of 1 MiB or less is for nobody: requests of its size go to the small pool."""
-    assert 0 == headroom(CachedFree(0, MIB, 0), Room(0), DEFAULT_CONFIG, flush=False)
+    assert 0 == headroom(CachedFree(0, MIB, 0), AvailableMemory(0), DEFAULT_CONFIG, flush=False)
 
 
 def test_oversize_blocks_are_kept_for_oversize_requests() -> None:
@@ -62,8 +62,10 @@ def test_oversize_blocks_are_kept_for_oversize_requests() -> None:
         max_split_size=100 * MIB, roundup_power2_divisions=(1,) * 4 + (2,) * 12
     )
 
-    assert 128 * MIB == headroom(CachedFree(0, 140 * MIB, 0), Room(0), config, flush=False)
-    assert 0 == headroom(CachedFree(0, 190 * MIB, 0), Room(0), config, flush=False)
+    assert 128 * MIB == headroom(
+        CachedFree(0, 140 * MIB, 0), AvailableMemory(0), config, flush=False
+    )
+    assert 0 == headroom(CachedFree(0, 190 * MIB, 0), AvailableMemory(0), config, flush=False)
 
 
 def test_refusing_before_the_flush_makes_the_flush_worthless() -> None:
@@ -72,7 +74,8 @@ def test_refusing_before_the_flush_makes_the_flush_worthless() -> None:
     cached = CachedFree(0, 0, 500 * MIB)
 
     assert [100 * MIB, 600 * MIB] == [
-        headroom(cached, Room(100 * MIB), c, flush=True) for c in (config, DEFAULT_CONFIG)
+        headroom(cached, AvailableMemory(100 * MIB), c, flush=True)
+        for c in (config, DEFAULT_CONFIG)
     ]
 
 
@@ -85,7 +88,7 @@ def test_expandable_segments_grow_where_the_first_gap_is_long_enough() -> None:
     def flushless(gap: int) -> int | None:
         start = (1 << 40) + 20 * MIB + gap
         last = segment(start, "large", [(10 * MIB, used), (10 * MIB, free)], is_expandable=True)
-        return measure([first, last], 0, 1.0, Room(45 * MIB), config).headroom_bytes
+        return measure([first, last], 0, 1.0, AvailableMemory(45 * MIB), config).headroom_bytes
 
     assert [50 * MIB, 44 * MIB] == [flushless(gap) for gap in (20 * MIB, 80 * MIB)]
 
@@ -96,7 +99,7 @@ def test_headroom_is_unknown_with_the_settings() -> None:
     unknown = AllocatorConfig.of({"backend": "native"})
 
     assert [None, None] == [
-        measure(left_over, 0, 1.0, Room(GIB)).headroom_bytes, measure([], 0, 1.0, Room(GIB), unknown).headroom_bytes
+        measure(left_over, 0, 1.0, AvailableMemory(GIB)).headroom_bytes, measure([], 0, 1.0, AvailableMemory(GIB), unknown).headroom_bytes
     ]  # fmt: skip
 
 

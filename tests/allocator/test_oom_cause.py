@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.snapshots import segment, segments
 
-from torchmem.allocator.oom_cause import FreeBlocks, OomFacts, classify, detail, free_blocks
+from torchmem.allocator.oom_cause import (
+    LargestFreeBlocks,
+    OomFacts,
+    classify,
+    fragmentation_detail,
+    largest_free_blocks,
+)
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import OOM_CAUSES
 
@@ -67,34 +73,46 @@ STUCK = replace(FULL, cached_free=30 * GIB)
 @pytest.mark.parametrize(
     ("facts", "blocks", "kind"),
     [
-        (STUCK, FreeBlocks(own=GIB), "stranded"),
-        (STUCK, FreeBlocks(own=2 * GIB), "pending"),
-        (STUCK, FreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
-        (STUCK, FreeBlocks(own=GIB, other_pool=2 * GIB), "pool"),
-        (replace(FULL, private_free=30 * GIB), FreeBlocks(own=GIB, other_pool=GIB), "pool"),
+        (STUCK, LargestFreeBlocks(own=GIB), "stranded"),
+        (STUCK, LargestFreeBlocks(own=2 * GIB), "pending"),
+        (STUCK, LargestFreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
+        (STUCK, LargestFreeBlocks(own=GIB, other_pool=2 * GIB), "pool"),
+        (replace(FULL, private_free=30 * GIB), LargestFreeBlocks(own=GIB, other_pool=GIB), "pool"),
         (
             replace(STUCK, requested=20 * MIB, driver_free=3 * MIB),
-            FreeBlocks(own=2 * MIB),
+            LargestFreeBlocks(own=2 * MIB),
             "small_segment",
         ),
         (
             replace(STUCK, requested=20 * MIB, driver_free=3 * MIB),
-            FreeBlocks(own=10 * MIB),
+            LargestFreeBlocks(own=10 * MIB),
             "stranded",
         ),
-        (replace(STUCK, requested=20 * MIB, driver_free=MIB), FreeBlocks(own=2 * MIB), "stranded"),
+        (
+            replace(STUCK, requested=20 * MIB, driver_free=MIB),
+            LargestFreeBlocks(own=2 * MIB),
+            "stranded",
+        ),
         (
             replace(STUCK, requested=64 * MIB, large_segment=64 * MIB),
-            FreeBlocks(own=2 * MIB),
+            LargestFreeBlocks(own=2 * MIB),
             "small_segment",
         ),
-        (replace(STUCK, requested=2 * MIB, driver_free=MIB), FreeBlocks(other_pool=MIB), "pool"),
-        (replace(STUCK, requested=2 * MIB, driver_free=MIB), FreeBlocks(own=MIB // 2), "stranded"),
+        (
+            replace(STUCK, requested=2 * MIB, driver_free=MIB),
+            LargestFreeBlocks(other_pool=MIB),
+            "pool",
+        ),
+        (
+            replace(STUCK, requested=2 * MIB, driver_free=MIB),
+            LargestFreeBlocks(own=MIB // 2),
+            "stranded",
+        ),
     ],
 )
-def test_kinds_of_fragmentation(facts: OomFacts, blocks: FreeBlocks, kind: str) -> None:
+def test_kinds_of_fragmentation(facts: OomFacts, blocks: LargestFreeBlocks, kind: str) -> None:
     """Each kind is told from the others by where the block lies that would have fitted."""
-    assert kind == detail(facts, blocks)
+    assert kind == fragmentation_detail(facts, blocks)
 
 
 @given(segments(), st.sampled_from([0, 7, None]), st.sampled_from([2 * MIB, 20 * MIB, GIB]))
@@ -102,7 +120,7 @@ def test_free_blocks_are_sorted_by_what_kept_the_request_from_them(
     snapshot: list[SegmentInfo], stream: int | None, requested: int
 ) -> None:
     """No block without a tensor is overlooked, and the request's own are of its stream and its default pool."""
-    found = free_blocks(snapshot, 0, requested, stream)
+    found = largest_free_blocks(snapshot, 0, requested, stream)
     pool = "small" if requested == 2 * MIB else "large"
     free = [
         (s, b["size"]) for s in snapshot for b in s["blocks"] if b["state"] != "active_allocated"
@@ -121,6 +139,6 @@ def test_free_blocks_are_sorted_by_what_kept_the_request_from_them(
 
 def test_other_devices_do_not_count() -> None:
     """A free block on another device is no block for this request."""
-    assert FreeBlocks() == free_blocks(
+    assert LargestFreeBlocks() == largest_free_blocks(
         [segment(0, "large", [(GIB, "inactive")], device=1)], 0, GIB, 0
     )

@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, reports
 
-from torchmem.allocator.oom_report import OomReport, course, decode, encode, headline, parts, reason
+from torchmem.allocator.oom_report import (
+    OomReport,
+    decode,
+    encode,
+    failure_reason,
+    memory_breakdown,
+    preceding_events,
+    summary,
+)
 from torchmem.allocator.remedies import remedies
 from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -25,9 +33,9 @@ json_values = st.recursive(
 
 def explain(report: OomReport) -> str:
     """Everything that is ever said about a report."""
-    words = [headline(report), *reason(report), *course(report)]
+    words = [summary(report), *failure_reason(report), *preceding_events(report)]
     words += [remedy_.text for remedy_ in remedies(report)]
-    return " ".join(words + [name for name, _ in parts(report)])
+    return " ".join(words + [name for name, _ in memory_breakdown(report)])
 
 
 @given(reports)
@@ -35,7 +43,7 @@ def test_a_report_survives_the_way_to_the_file_and_back(report: OomReport) -> No
     """What was written is what is read, but for text that would harm a terminal; and it can be explained."""
     read = decode(encode(report))
 
-    assert harmless(report.process.script or "") == (read.process.script or "")
+    assert sanitize_text(report.process.script or "") == (read.process.script or "")
     assert (report.oom, report.layout, report.trend) == (read.oom, read.layout, read.trend)
     assert explain(read)
 

@@ -15,7 +15,7 @@ import time
 import torch
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.headroom import Room
+from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.sdk._torch import AllocatorReader
 
@@ -52,9 +52,9 @@ def headroom() -> Headroom:
     """What torchmem says now: without, and with, the retry flush."""
     free, total = torch.cuda.mem_get_info()
     room = (
-        Room(free)
+        AvailableMemory(free)
         if FRACTION == 1
-        else Room(free, torch.cuda.memory_reserved(), int(FRACTION * total))
+        else AvailableMemory(free, torch.cuda.memory_reserved(), int(FRACTION * total))
     )
     config = AllocatorConfig.of(READER.settings())
     layout = measure(READER.segments() or [], 0, time.time(), room, config)

@@ -17,9 +17,9 @@ from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     REQUEST_SUFFIX,
     CaptureRequest,
-    beside,
     decode_answer,
     encode,
+    sibling_path,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 
@@ -156,9 +156,9 @@ def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
     request = tmp_path / "request"
     request.write_bytes(encode(CaptureRequest(0.1)))
     os.chown(request, 1234, 1234)
-    request.rename(beside(sample, REQUEST_SUFFIX))
-    until(beside(sample, ANSWER_SUFFIX).exists)
-    answer = decode_answer(beside(sample, ANSWER_SUFFIX).read_bytes())
+    request.rename(sibling_path(sample, REQUEST_SUFFIX))
+    until(sibling_path(sample, ANSWER_SUFFIX).exists)
+    answer = decode_answer(sibling_path(sample, ANSWER_SUFFIX).read_bytes())
 
     assert ("refused", True) == (answer.state, "user 1234's" in str(answer.reason))
     assert "0 False None\n" == stop(process, tmp_path)

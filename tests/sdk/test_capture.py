@@ -23,9 +23,9 @@ from torchmem.sample.capture_messages import (
     STOP_GRACE_SECONDS,
     CaptureAnswer,
     CaptureRequest,
-    beside,
     decode_answer,
     encode,
+    sibling_path,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk._capture import STALE_SECONDS, Capture, Job, next_move
@@ -46,8 +46,11 @@ class Rank:
         self.now = 0.0
         self.errors = Errors()
         sample = directory / f"0-1-2{SAMPLE_SUFFIX}"
-        self.request, self._answer = beside(sample, REQUEST_SUFFIX), beside(sample, ANSWER_SUFFIX)
-        self.snapshot = beside(sample, SNAPSHOT_SUFFIX)
+        self.request, self._answer = (
+            sibling_path(sample, REQUEST_SUFFIX),
+            sibling_path(sample, ANSWER_SUFFIX),
+        )
+        self.snapshot = sibling_path(sample, SNAPSHOT_SUFFIX)
         self.capture = Capture(backend, sample, self.errors, lambda: self.now)
 
     def ask(self, content: bytes | None = None) -> None:
@@ -273,8 +276,8 @@ def test_a_session_serves_requests(
     """The session's own threads see a request and serve it, without a step being lost."""
     session = open_session(backend, interval=0.01)
     sample = until(lambda: list(tmp_path.glob(f"*{SAMPLE_SUFFIX}")))[0]
-    answer = beside(sample, ANSWER_SUFFIX)
-    beside(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(0.001)))
+    answer = sibling_path(sample, ANSWER_SUFFIX)
+    sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(0.001)))
 
     def done() -> bool:
         backend.step()
@@ -282,7 +285,7 @@ def test_a_session_serves_requests(
 
     until(done)
     assert 0 == session.errors.counts["capture"]
-    assert load_snapshot(beside(sample, SNAPSHOT_SUFFIX))
+    assert load_snapshot(sibling_path(sample, SNAPSHOT_SUFFIX))
 
 
 @pytest.mark.parametrize("wanted", [True, False])

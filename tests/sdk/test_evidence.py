@@ -16,7 +16,7 @@ from support.samples import full_sample
 
 from torchmem.allocator.oom_report import OomReport, Trend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
-from torchmem.sample.sample import Oom, Sample
+from torchmem.sample.sample import OomRecord, Sample
 from torchmem.sdk._oom import (
     MOST_PER_PROCESS,
     MOST_PER_USER,
@@ -49,7 +49,7 @@ class Clock:
 
 
 def _scene(requested: int = 1) -> Scene:
-    return Scene(0, Oom(1_700_000_000.0, requested, "capacity"), 0, None, None, None)
+    return Scene(0, OomRecord(1_700_000_000.0, requested, "capacity"), 0, None, None, None)
 
 
 def _reports(directory: Path) -> list[OomReport]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.headroom import Room
+from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.sizes import MIB, SMALL_SIZE, round_size
 from torchmem.allocator.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -198,7 +198,7 @@ def test_headroom_is_exact(program: list[tuple[str, int, int]]) -> None:
                 allocator.memory_snapshot(),
                 0,
                 0.0,
-                Room(allocator.card.mem_get_info()[0], reserved),
+                AvailableMemory(allocator.card.mem_get_info()[0], reserved),
             )
             headroom = layout.headroom_flush_bytes if flush else layout.headroom_bytes
             assert headroom is not None

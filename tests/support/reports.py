@@ -16,7 +16,7 @@ from torchmem.sample.sample import (
     Counters,
     DeviceSample,
     Layout,
-    Oom,
+    OomRecord,
     Process,
     Steps,
 )
@@ -87,7 +87,7 @@ def _trend(reserved: int) -> Trend:
 
 
 def _report(
-    oom: Oom, *, allocated: int, stranded: int, driver_free: int, largest: int = 0
+    oom: OomRecord, *, allocated: int, stranded: int, driver_free: int, largest: int = 0
 ) -> OomReport:
     reserved = allocated + stranded
     used, held, free = ByPool(0, allocated), ByPool(0, reserved), ByPool(0, stranded)
@@ -129,10 +129,10 @@ def _report(
 
 
 CAPACITY = _report(
-    Oom(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB
+    OomRecord(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB
 )
 STRANDED = _report(
-    Oom(NOW, 3 * GIB, "fragmentation", "stranded"),
+    OomRecord(NOW, 3 * GIB, "fragmentation", "stranded"),
     allocated=62 * GIB, stranded=14 * GIB, driver_free=2 * GIB, largest=640 * MIB,
 )  # fmt: skip
 EXPANDABLE = replace(
@@ -143,26 +143,28 @@ EXPANDABLE = replace(
         "pytorch_cuda_alloc_conf": "expandable_segments:True",
     },
 )
-STREAM = replace(STRANDED, oom=Oom(NOW, 512 * MIB, "fragmentation", "stream"))
+STREAM = replace(STRANDED, oom=OomRecord(NOW, 512 * MIB, "fragmentation", "stream"))
 POOL = replace(
     STRANDED,
-    oom=Oom(NOW, 3 * GIB, "fragmentation", "pool"),
+    oom=OomRecord(NOW, 3 * GIB, "fragmentation", "pool"),
     layout=_layout(NOW, 0, GIB, 256 * MIB, 9 * GIB),
 )
-PENDING = replace(STRANDED, oom=Oom(NOW, 512 * MIB, "fragmentation", "pending"))
+PENDING = replace(STRANDED, oom=OomRecord(NOW, 512 * MIB, "fragmentation", "pending"))
 SMALL_SEGMENT = replace(
     _report(
-        Oom(NOW, 20 * MIB, "fragmentation", "small_segment"),
+        OomRecord(NOW, 20 * MIB, "fragmentation", "small_segment"),
         allocated=78 * GIB, stranded=GIB, driver_free=12 * MIB, largest=2 * MIB,
     ),
     process=replace(STRANDED.process, versions={"torch": "2.6.0"}),
 )  # fmt: skip
 LIMIT = replace(
-    _report(Oom(NOW, 4 * GIB, "limit"), allocated=38 * GIB, stranded=0, driver_free=40 * GIB),
+    _report(OomRecord(NOW, 4 * GIB, "limit"), allocated=38 * GIB, stranded=0, driver_free=40 * GIB),
     limit_bytes=40 * GIB,
 )
-EXTERNAL = _report(Oom(NOW, 4 * GIB, "external"), allocated=20 * GIB, stranded=0, driver_free=GIB)
-LARGER = replace(CAPACITY, oom=Oom(NOW, 500 * GIB, "capacity"))
+EXTERNAL = _report(
+    OomRecord(NOW, 4 * GIB, "external"), allocated=20 * GIB, stranded=0, driver_free=GIB
+)
+LARGER = replace(CAPACITY, oom=OomRecord(NOW, 500 * GIB, "capacity"))
 BARE = replace(
     CAPACITY,
     device=DeviceSample(0, None, None, None),

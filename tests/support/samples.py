@@ -16,8 +16,8 @@ from torchmem.sample.sample import (
     Counters,
     DeviceSample,
     Layout,
-    Oom,
     OomDetail,
+    OomRecord,
     Process,
     Sample,
     SelfCost,
@@ -52,7 +52,11 @@ layouts = st.builds(
     headroom_flush_bytes=_optional(size),
 )
 ooms = st.builds(
-    Oom, seconds, size, st.sampled_from(OOM_CAUSES), _optional(st.sampled_from(get_args(OomDetail)))
+    OomRecord,
+    seconds,
+    size,
+    st.sampled_from(OOM_CAUSES),
+    _optional(st.sampled_from(get_args(OomDetail))),
 )
 in_use = pools | undivided
 allocators = st.builds(
@@ -134,7 +138,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             1_700_000_000.0, ByPool(1, 30), BlockCounts(ByPool(5, 60), ByPool(0, 1), ByPool(2, 7)),
             7 * gib, 12 * gib, 2 * gib, tuple(free_blocks), gib, gib // 2, 2 * gib, 9 * gib,
         ),
-        last_oom=Oom(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
+        last_oom=OomRecord(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
         phase_peaks={"forward": 48 * gib},
     )  # fmt: skip
     process = Process(

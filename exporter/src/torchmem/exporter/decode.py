@@ -16,7 +16,7 @@ from torchmem.sample.sample import (
     Sample,
     distinct_devices,
 )
-from torchmem.sample.untrusted import bounded
+from torchmem.sample.untrusted import sanitize_json
 
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 
@@ -37,7 +37,7 @@ def decode(data: bytes) -> Sample:
 
 def _bounded(raw: Any) -> Any:
     try:
-        return bounded(raw)
+        return sanitize_json(raw)
     except ValueError as error:
         raise RefusedError("out_of_bounds") from error
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from torchmem.exporter.rundir import Published
-from torchmem.sample.sample import LIVING_STATES, Process
+from torchmem.sample.sample import LIVE_STATES, Process
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
 
@@ -28,7 +28,7 @@ def target_groups(
     groups = [
         {"targets": [target], "labels": _labels(item.sample.process, item.pid)}
         for item in published
-        if item.state in LIVING_STATES
+        if item.state in LIVE_STATES
         and (target := _target(item.sample.metrics_url, asked_host, asked_from, addresses))
         is not None
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmem.exporter.processes import Sighting
-from torchmem.sample.sample import Sample, State, living_state
+from torchmem.sample.sample import Sample, State, live_state
 
 UNSEEN_FRESH_SECONDS = 60.0
 
@@ -18,5 +18,5 @@ def state(sample: Sample, sighting: Sighting, now: float, age_seconds: float) ->
     if sample.ended is not None:
         return sample.ended
     if sighting.alive or (sighting.alive is None and age_seconds < UNSEEN_FRESH_SECONDS):
-        return living_state(sample, now)
+        return live_state(sample, now)
     return "oom" if sample.oom_pending else "killed"

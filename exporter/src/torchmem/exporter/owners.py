@@ -9,7 +9,7 @@ from pathlib import Path
 from torchmem.exporter import cgroup
 from torchmem.exporter.worker import Worker
 from torchmem.sample.procfs import PROC, owner
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 
 _USER_SECONDS = 0.5
 # What Docker, Podman and Kubernetes leave in a container: there the user database is the image's, not the host's.
@@ -37,9 +37,9 @@ class Owners:
         if name is None or uid is None:
             return {}
         user = self._user(uid)
-        known_user = {} if user is None else {"user": harmless(user)}
+        known_user = {} if user is None else {"user": sanitize_text(user)}
         group = cgroup.owner(self._read(pid, "cgroup") or "")
-        return {"name": harmless(name.rstrip("\n")), "uid": str(uid), **known_user, **group}
+        return {"name": sanitize_text(name.rstrip("\n")), "uid": str(uid), **known_user, **group}
 
     def _read(self, pid: int, name: str) -> str | None:
         try:

@@ -15,7 +15,7 @@ from torchmem.exporter.files import FileVersion
 from torchmem.exporter.liveness import state
 from torchmem.exporter.processes import Identity, Processes, identity
 from torchmem.exporter.refusals import REASONS, Reason, RefusedError
-from torchmem.sample.sample import LIVING_STATES, Sample, State
+from torchmem.sample.sample import LIVE_STATES, Sample, State
 
 MAX_FILES_PER_USER = 1024
 MAX_DEVICES_PER_USER = 2048
@@ -130,7 +130,7 @@ class RunDirectory:
             return None
         written = min(file.sample.timestamp, file.version.mtime)
         verdict = state(file.sample, sighting, now, now - written)
-        if verdict in LIVING_STATES:
+        if verdict in LIVE_STATES:
             self._last_seen[identity(process)] = now
         elif (
             now - max(file.version.mtime, self._last_seen.get(identity(process), 0.0))

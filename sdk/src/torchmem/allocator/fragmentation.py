@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from torchmem.allocator.headroom import CachedFree, Room, growing_ends, headroom, returnable_bytes
+from torchmem.allocator.headroom import (
+    AvailableMemory,
+    CachedFree,
+    growing_ends,
+    headroom,
+    returnable_bytes,
+)
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.allocator.sizes import SMALL_BUFFER
 from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, SegmentInfo
@@ -48,7 +54,7 @@ def measure(
     segments: Iterable[SegmentInfo],
     device: int,
     timestamp: float,
-    room: Room | None = None,
+    available: AvailableMemory | None = None,
     config: AllocatorConfig = DEFAULT_CONFIG,
 ) -> Layout:
     """Measure the default pools of one device.
@@ -77,8 +83,8 @@ def measure(
         free_block_counts=_histogram(tally.free_sizes),
         private_used_bytes=tally.private_used_bytes,
         private_free_bytes=tally.private_free_bytes,
-        headroom_bytes=_headroom(tally, room, config, flush=False),
-        headroom_flush_bytes=_headroom(tally, room, config, flush=True),
+        headroom_bytes=_headroom(tally, available, config, flush=False),
+        headroom_flush_bytes=_headroom(tally, available, config, flush=True),
     )
 
 
@@ -142,11 +148,11 @@ def main_stream(reserved_by_stream: dict[int, int]) -> int:
 
 
 def _headroom(
-    tally: _Tally, room: Room | None, config: AllocatorConfig, *, flush: bool
+    tally: _Tally, available: AvailableMemory | None, config: AllocatorConfig, *, flush: bool
 ) -> int | None:
     """On the main stream; None when room or settings are unknown, or expandable segments were switched off again."""
     if (
-        room is None
+        available is None
         or not config.known
         or (tally.has_expandable and not config.expandable_segments)
     ):
@@ -156,5 +162,5 @@ def _headroom(
     ends = tuple(growing_ends(ranges, config.large_segment_size))
     small, large = (tally.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
     return headroom(
-        CachedFree(small, large, tally.releasable_bytes, ends), room, config, flush=flush
+        CachedFree(small, large, tally.releasable_bytes, ends), available, config, flush=flush
     )

@@ -82,7 +82,7 @@ def grown_request(ends: Sequence[GrowingEnd], obtainable: int, page: int, *, flu
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class AvailableMemory:
     """Where the allocator can still grow, in bytes.
 
     `driver_free`: cudaMemGetInfo; `limit`: the memory fraction's limit, counted against `reserved` of all pools.
@@ -112,7 +112,9 @@ class CachedFree:
     ends: tuple[GrowingEnd, ...] = ()
 
 
-def headroom(cached: CachedFree, room: Room, config: AllocatorConfig, *, flush: bool) -> int:
+def headroom(
+    cached: CachedFree, available: AvailableMemory, config: AllocatorConfig, *, flush: bool
+) -> int:
     """Largest request that succeeds without, or with, the allocator's retry flush.
 
     The largest of what a cached block of the small pool serves, one of the large pool, and the driver. Exact for
@@ -125,7 +127,7 @@ def headroom(cached: CachedFree, room: Room, config: AllocatorConfig, *, flush: 
     return max(
         small,
         _from_block(cached.largest_large, config),
-        _from_driver(cached, room, config, flush=flush),
+        _from_driver(cached, available, config, flush=flush),
     )
 
 
@@ -134,18 +136,20 @@ def _from_block(block: int, config: AllocatorConfig) -> int:
     return request if request > SMALL_SIZE and config.may_use(block, request) else 0
 
 
-def _from_driver(cached: CachedFree, room: Room, config: AllocatorConfig, *, flush: bool) -> int:
+def _from_driver(
+    cached: CachedFree, available: AvailableMemory, config: AllocatorConfig, *, flush: bool
+) -> int:
     returned = cached.releasable if flush else 0
-    new_segment = segment_request(room.obtainable(returned), config)
+    new_segment = segment_request(available.obtainable(returned), config)
     if not config.expandable_segments:
         return new_segment
     pages = grown_request(
-        cached.ends, room.driver_free + returned, config.large_segment_size, flush=flush
+        cached.ends, available.driver_free + returned, config.large_segment_size, flush=flush
     )
     grown = config.largest_request(pages)
-    if room.limit is not None:
+    if available.limit is not None:
         # It is held against the whole request, though the beginning may be mapped already.
-        grown = min(grown, segment_request(room.limit - room.reserved + returned, config))
+        grown = min(grown, segment_request(available.limit - available.reserved + returned, config))
     return grown if grown > SMALL_SIZE else min(new_segment, SMALL_SIZE)
 
 

@@ -62,7 +62,7 @@ def classify(facts: OomFacts) -> OomCause:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeBlocks:
+class LargestFreeBlocks:
     """Largest blocks without a tensor after the release, in bytes, by what kept the request from them.
 
     `own`: of the request's own stream and pool, those that wait for another stream included; `other_stream`: of its
@@ -74,9 +74,9 @@ class FreeBlocks:
     other_pool: int = 0
 
 
-def free_blocks(
+def largest_free_blocks(
     segments: Iterable[SegmentInfo], device: int, requested: int, stream: int | None
-) -> FreeBlocks:
+) -> LargestFreeBlocks:
     """Sort the free blocks of a device for a segment-rounded request; `stream` is None when unknown.
 
     Small and large requests have pools of their own (`get_pool`), and a block stays with its stream and pool for as
@@ -94,10 +94,10 @@ def free_blocks(
             block["size"] for block in segment["blocks"] if block["state"] != "active_allocated"
         )
         largest[place] = max(largest[place], *free, 0)
-    return FreeBlocks(**largest)
+    return LargestFreeBlocks(**largest)
 
 
-def detail(facts: OomFacts, blocks: FreeBlocks) -> OomDetail:
+def fragmentation_detail(facts: OomFacts, blocks: LargestFreeBlocks) -> OomDetail:
     """What kind of fragmentation it was; only meaningful when `classify` says so.
 
     pending: a block fits, but was found free only after PyTorch had searched (pytorch/pytorch#189504). stream, pool:

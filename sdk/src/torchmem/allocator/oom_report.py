@@ -16,13 +16,13 @@ from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     DeviceSample,
     Layout,
-    Oom,
     OomCause,
     OomDetail,
+    OomRecord,
     Process,
     Steps,
 )
-from torchmem.sample.untrusted import bounded, convert
+from torchmem.sample.untrusted import convert, sanitize_json
 
 SCHEMA_VERSION = 1
 MAX_TIMESTAMP = 1 << 37  # the year 6325, which every calendar function still takes
@@ -59,7 +59,7 @@ class OomReport:
     timestamp: float
     process: Process
     device: DeviceSample
-    oom: Oom
+    oom: OomRecord
     driver_free_bytes: int
     limit_bytes: int | None
     layout: Layout | None
@@ -114,7 +114,7 @@ def decode(data: bytes) -> OomReport:
     if schema != SCHEMA_VERSION:
         raise UsageError("is not an OOM report of torchmem.")
     try:
-        return _consistent(convert(bounded(raw), OomReport))
+        return _consistent(convert(sanitize_json(raw), OomReport))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"is not a sound OOM report: {error}.") from None
 
@@ -156,12 +156,12 @@ FRAGMENTATION: dict[OomDetail, str] = {
 }
 
 
-def headline(report: OomReport) -> str:
+def summary(report: OomReport) -> str:
     """The cause in one line, without a full stop."""
     return f"Out of memory: {report.oom.cause}, {HEADLINES[report.oom.cause]}"
 
 
-def reason(report: OomReport) -> tuple[str, ...]:
+def failure_reason(report: OomReport) -> tuple[str, ...]:
     """Why the request failed, in a few sentences with numbers."""
     asked = f"PyTorch asked the driver for {format_size(report.oom.requested_bytes)} on GPU {report.device.index}."
     cached, driver = format_size(report.cached_free_bytes), format_size(report.driver_free_bytes)
@@ -230,7 +230,7 @@ _REASONS: dict[OomCause, Callable[[OomReport], Sequence[str]]] = {
 }
 
 
-def parts(report: OomReport) -> list[tuple[str, int]]:
+def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
     """Where the device's memory was at the OOM, in bytes; sums to the device's total. Empty when unknown."""
     allocator, outside, layout = report.device.allocator, report.outside_bytes, report.layout
     if allocator is None or outside is None:
@@ -247,7 +247,7 @@ def parts(report: OomReport) -> list[tuple[str, int]]:
     return [(name, size) for name, size in named if size > 0]
 
 
-def course(report: OomReport) -> tuple[str, ...]:
+def preceding_events(report: OomReport) -> tuple[str, ...]:
     """How it came to that: the last minutes and the cache that was returned, in a few sentences."""
     return tuple(
         sentence for sentence in (_steps(report), _retries(report), _cache(report)) if sentence

@@ -92,7 +92,7 @@ _SMALLEST_LARGE_MB = MIN_LARGE_ALLOC // MIB
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
-def refusal(text: str) -> str | None:
+def rejection_reason(text: str) -> str | None:
     """Why PyTorch 2.13 would refuse settings as in PYTORCH_CUDA_ALLOC_CONF, in one sentence; None if it takes them.
 
     Only the settings that decide which request succeeds are looked at; a key that is none of those is refused.

@@ -50,7 +50,7 @@ class CaptureAnswer:
     reason: str | None = None
 
 
-def beside(sample: Path, suffix: str) -> Path:
+def sibling_path(sample: Path, suffix: str) -> Path:
     """The file that belongs to the same process as the sample file `sample`."""
     return sample.with_name(sample.name.removesuffix(SAMPLE_SUFFIX) + suffix)
 

@@ -22,8 +22,8 @@ Ending = Literal["exited", "oom"]
 State = Literal["running", "stalled", "exited", "oom", "killed"]
 
 OOM_CAUSES: tuple[OomCause, ...] = ("capacity", "fragmentation", "limit", "external")
-LIVING_STATES: tuple[State, ...] = ("running", "stalled")
-STATES: tuple[State, ...] = (*LIVING_STATES, "exited", "oom", "killed")
+LIVE_STATES: tuple[State, ...] = ("running", "stalled")
+STATES: tuple[State, ...] = (*LIVE_STATES, "exited", "oom", "killed")
 
 # Upper bounds in bytes of the free-block histogram: from one page to the largest block a card can hold.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
@@ -125,7 +125,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Oom:
+class OomRecord:
     """The newest OutOfMemoryError of one device: Unix seconds, and the segment-rounded bytes it asked for.
 
     `detail`: what kind of fragmentation it was, where that is the cause.
@@ -151,7 +151,7 @@ class DeviceSample:
     allocator: Allocator | None = None
     counters: Counters = Counters()
     layout: Layout | None = None
-    last_oom: Oom | None = None
+    last_oom: OomRecord | None = None
     phase_peaks: dict[str, int] = field(default_factory=dict)
 
 
@@ -236,7 +236,7 @@ class Sample:
     schema: int = SCHEMA_VERSION
 
 
-def living_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
+def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
     """`stalled` when no step came for longer than the process itself said, after it had been stepping.
 
     `now` in Unix seconds. It is judged by the time of the last step, so a process that hangs with the GIL held, and

@@ -1,4 +1,4 @@
-"""JSON that anybody may have written: bounded in size, its text harmless, strictly converted to our dataclasses.
+"""JSON that anybody may have written: bounded in size, its text sanitize_text, strictly converted to our dataclasses.
 
 Opening a file of the run directory, where anybody may have put anything: regular files only, no links, bounded.
 """
@@ -22,10 +22,10 @@ MAX_NUMBER = 1 << 63
 T = TypeVar("T")
 
 
-def bounded(value: Any) -> Any:
+def sanitize_json(value: Any) -> Any:
     """The same JSON value with its text made harmless; raises ValueError when a bound is broken."""
     if isinstance(value, str):
-        return harmless(value)
+        return sanitize_text(value)
     if isinstance(value, (int, float)):
         if not 0 <= value <= MAX_NUMBER:
             raise ValueError("a number is out of bounds")
@@ -33,13 +33,17 @@ def bounded(value: Any) -> Any:
     if isinstance(value, (dict, list)) and len(value) > MAX_ITEMS:
         raise ValueError("a list or mapping is too long")
     if isinstance(value, dict):
-        return {harmless(key): bounded(item) for key, item in value.items()}
-    return [bounded(item) for item in value] if isinstance(value, list) else value
+        return {sanitize_text(key): sanitize_json(item) for key, item in value.items()}
+    return [sanitize_json(item) for item in value] if isinstance(value, list) else value
 
 
-def harmless(text: str) -> str:
-    """Text cut to MAX_TEXT characters, with a mark in place of control characters and lone surrogates."""
-    text = text[:MAX_TEXT]
+def sanitize_text(text: str) -> str:
+    """Return the first MAX_TEXT characters of `text`, made printable."""
+    return printable(text[:MAX_TEXT])
+
+
+def printable(text: str) -> str:
+    """Return `text` with U+FFFD in place of control characters and lone surrogates."""
     if text.isprintable():
         return text
     return "".join(
@@ -97,11 +101,11 @@ class UntrustedFileError(Exception):
 
 @contextmanager
 def open_untrusted(
-    path: Path, most_bytes: int, owner: int | None = None
+    path: Path, max_bytes: int, owner: int | None = None
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """The open file and what fstat says of it.
 
-    Raises FileNotFoundError, and UntrustedFileError for all but a readable regular file of at most `most_bytes`, of
+    Raises FileNotFoundError, and UntrustedFileError for all but a readable regular file of at most `max_bytes`, of
     the user `owner` if one is given.
     """
     with os.fdopen(_descriptor(path), "rb") as file:
@@ -110,8 +114,8 @@ def open_untrusted(
             raise UntrustedFileError("is not a regular file")
         if owner not in {None, status.st_uid}:
             raise UntrustedFileError("is another user's")
-        if status.st_size > most_bytes:
-            raise UntrustedFileError(f"is larger than {most_bytes} bytes")
+        if status.st_size > max_bytes:
+            raise UntrustedFileError(f"is larger than {max_bytes} bytes")
         yield file, status
 
 
@@ -128,11 +132,11 @@ def _descriptor(path: Path) -> int:
 
 
 def read_untrusted(
-    path: Path, most_bytes: int, owner: int | None = None
+    path: Path, max_bytes: int, owner: int | None = None
 ) -> tuple[bytes, os.stat_result]:
     """The whole file; raises what `open_untrusted` raises."""
-    with open_untrusted(path, most_bytes, owner) as (file, status):
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise UntrustedFileError(f"is larger than {most_bytes} bytes")
+    with open_untrusted(path, max_bytes, owner) as (file, status):
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UntrustedFileError(f"is larger than {max_bytes} bytes")
     return data, status

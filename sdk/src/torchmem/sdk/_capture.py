@@ -33,9 +33,9 @@ from torchmem.sample.capture_messages import (
     AnswerState,
     CaptureAnswer,
     CaptureRequest,
-    beside,
     decode_request,
     encode,
+    sibling_path,
 )
 from torchmem.sample.run_directory import replace_file, temporary_beside
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
@@ -86,8 +86,8 @@ class RequestFile:
     """The request file and the answer to it; an unchanged file costs one stat."""
 
     def __init__(self, sample: Path) -> None:
-        self._path = beside(sample, REQUEST_SUFFIX)
-        self._answer_path = beside(sample, ANSWER_SUFFIX)
+        self._path = sibling_path(sample, REQUEST_SUFFIX)
+        self._answer_path = sibling_path(sample, ANSWER_SUFFIX)
         self._version: _Version | None = None
         self._request_ns = 0
 
@@ -221,7 +221,7 @@ class Capture:
         with self._errors.swallow("capture"):
             snapshot = self._backend.full_snapshot(traces=False)
             if snapshot is not None:
-                write_snapshot(beside(self._sample, OOM_SNAPSHOT_SUFFIX), snapshot)
+                write_snapshot(sibling_path(self._sample, OOM_SNAPSHOT_SUFFIX), snapshot)
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -285,7 +285,7 @@ class Capture:
         finally:
             self._backend.stop_history()
         if snapshot is not None:
-            write_snapshot(beside(self._sample, SNAPSHOT_SUFFIX), snapshot)
+            write_snapshot(sibling_path(self._sample, SNAPSHOT_SUFFIX), snapshot)
             self._requests.answer("done")
 
     def _drop(self) -> None:

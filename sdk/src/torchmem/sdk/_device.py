@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from torchmem.allocator.backend import Device
 from torchmem.allocator.snapshot import NestedStats
-from torchmem.sample.sample import Allocator, ByPool, Counters, DeviceSample, Layout, Oom, OomCause
+from torchmem.sample.sample import (
+    Allocator,
+    ByPool,
+    Counters,
+    DeviceSample,
+    Layout,
+    OomCause,
+    OomRecord,
+)
 
 # PyTorch's name → ours (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
 COUNTERS = {
@@ -40,7 +48,7 @@ class DeviceRecord:
         self.allocator: Allocator | None = None
         self.layout: Layout | None = None
         self.periodic_layout: Layout | None = None
-        self.last_oom: Oom | None = None
+        self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
         self._counters: dict[str, Monotone] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
@@ -88,7 +96,7 @@ class DeviceRecord:
             reserved_peak_bytes=self._peaks["reserved_bytes"],
         )
 
-    def record_oom(self, oom: Oom) -> None:
+    def record_oom(self, oom: OomRecord) -> None:
         """Count one OutOfMemoryError."""
         self._ooms = self._ooms or {}
         self._ooms[oom.cause] = self._ooms.get(oom.cause, 0) + 1

@@ -19,13 +19,18 @@ from typing import Any
 
 from torchmem.allocator.backend import Backend
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.headroom import Room
-from torchmem.allocator.oom_cause import OomFacts, classify, detail, free_blocks
+from torchmem.allocator.headroom import AvailableMemory
+from torchmem.allocator.oom_cause import (
+    OomFacts,
+    classify,
+    fragmentation_detail,
+    largest_free_blocks,
+)
 from torchmem.allocator.oom_report import OomReport, Trend, encode
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, replace_file, report_name
-from torchmem.sample.sample import Allocator, DeviceSample, Layout, Oom, OomDetail, Sample
+from torchmem.sample.sample import Allocator, DeviceSample, Layout, OomDetail, OomRecord, Sample
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._publish import make_run_directory
 
@@ -35,7 +40,7 @@ class Scene:
     """What is only known in the observer; fields as in `torchmem.allocator.oom_report.OomReport`, `device` is torch's index."""
 
     device: int
-    oom: Oom
+    oom: OomRecord
     driver_free_bytes: int
     limit_bytes: int | None
     layout: Layout | None
@@ -61,10 +66,12 @@ def examine(
     index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
     layout = None
     if segments is not None:
-        room = Room(observed.driver_free, _reserved(record.allocator), observed.limit)
+        room = AvailableMemory(observed.driver_free, _reserved(record.allocator), observed.limit)
         layout = record.layout = measure(segments, index, now, room, config)
     facts = _facts(observed, record, layout, config)
-    oom = Oom(now, observed.requested, classify(facts), _detail(backend, index, facts, segments))
+    oom = OomRecord(
+        now, observed.requested, classify(facts), _detail(backend, index, facts, segments)
+    )
     record.record_oom(oom)
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
     return Scene(index, oom, observed.driver_free, limit, layout, record.periodic_layout)
@@ -97,8 +104,9 @@ def _detail(
 ) -> OomDetail | None:
     if segments is None or classify(facts) != "fragmentation":
         return None
-    return detail(
-        facts, free_blocks(segments, device, facts.requested, backend.current_stream(device))
+    return fragmentation_detail(
+        facts,
+        largest_free_blocks(segments, device, facts.requested, backend.current_stream(device)),
     )
 
 

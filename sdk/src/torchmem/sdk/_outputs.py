@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from torchmem.sample.families import View, families
 from torchmem.sample.run_directory import replace_file
-from torchmem.sample.sample import Sample, living_state
+from torchmem.sample.sample import Sample, live_state
 from torchmem.sdk._settings import Settings
 
 
@@ -28,7 +28,7 @@ class _OwnSeries(Collector):
 
     def collect(self) -> Iterable[Metric]:
         sample = self._read()
-        state = sample.ended or living_state(sample, time.time())
+        state = sample.ended or live_state(sample, time.time())
         return families([View(sample, sample.process.pid, state, gpus={})])
 
     def describe(self) -> Iterable[Metric]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torchmem.allocator.backend import Backend, Device
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.headroom import Room
+from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
@@ -26,7 +26,7 @@ class Moment:
 
     segments: list[SegmentInfo]
     timestamp: float
-    rooms: Mapping[int, Room | None]
+    rooms: Mapping[int, AvailableMemory | None]
     seconds: float
 
 
@@ -110,7 +110,7 @@ class Recorder:
         self.snapshot_seconds = moment.seconds + time.perf_counter() - started
         return True
 
-    def _room(self, device: Device, segments: Sequence[SegmentInfo]) -> Room | None:
+    def _room(self, device: Device, segments: Sequence[SegmentInfo]) -> AvailableMemory | None:
         """None where the driver's free memory or the limit is unknown, and with it the headroom."""
         free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
         if free is None or limit is None or device.total_bytes is None:
@@ -118,7 +118,11 @@ class Recorder:
         reserved = sum(
             segment["total_size"] for segment in segments if segment["device"] == device.index
         )
-        return Room(free, reserved, limit) if limit < device.total_bytes else Room(free)
+        return (
+            AvailableMemory(free, reserved, limit)
+            if limit < device.total_bytes
+            else AvailableMemory(free)
+        )
 
     def record_oom(self, device: int, requested: int, limit: int, driver_free: int) -> Scene:
         """Called inside the allocator's OOM observer: count it, name its cause, read the state it left."""

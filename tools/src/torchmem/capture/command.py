@@ -30,15 +30,20 @@ from torchmem.sample.capture_messages import (
     STOP_GRACE_SECONDS,
     CaptureAnswer,
     CaptureRequest,
-    beside,
     decode_answer,
     encode,
+    sibling_path,
 )
 from torchmem.sample.errors import UsageError
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, run_directory
 from torchmem.sample.sample import Process
-from torchmem.sample.untrusted import UntrustedFileError, harmless, open_untrusted, read_untrusted
+from torchmem.sample.untrusted import (
+    UntrustedFileError,
+    open_untrusted,
+    read_untrusted,
+    sanitize_text,
+)
 
 MOST_FILES = 16384
 MOST_NAMED = 8
@@ -146,7 +151,7 @@ def _process(fields: dict[str, Any]) -> Process:
         pid_namespace=None if fields["pid_namespace"] is None else _number(fields["pid_namespace"]),
         start_ticks=None if fields["start_ticks"] is None else _number(fields["start_ticks"]),
         hostname="",
-        run=harmless(fields["run"]),
+        run=sanitize_text(fields["run"]),
         rank=_number(fields["rank"]),
     )
 
@@ -224,7 +229,10 @@ def _request(target: Target, seconds: float) -> Iterator[int]:
     """Ask, and take the question back at the end, whatever happens; gives the request's modification time."""
     from torchmem.sample.run_directory import replace_file
 
-    path, answer = beside(target.sample, REQUEST_SUFFIX), beside(target.sample, ANSWER_SUFFIX)
+    path, answer = (
+        sibling_path(target.sample, REQUEST_SUFFIX),
+        sibling_path(target.sample, ANSWER_SUFFIX),
+    )
     longest = START_GRACE_SECONDS + MAX_SECONDS + STOP_GRACE_SECONDS + NOTICE_SECONDS
     with contextlib.suppress(FileNotFoundError):
         if time.time() - path.lstat().st_mtime < longest:
@@ -289,7 +297,7 @@ def _answer(target: Target, request_ns: int) -> CaptureAnswer | None:
     """The process's answer to this request, if there is one yet."""
     try:
         data, _ = read_untrusted(
-            beside(target.sample, ANSWER_SUFFIX), MAX_MESSAGE_BYTES, target.uid
+            sibling_path(target.sample, ANSWER_SUFFIX), MAX_MESSAGE_BYTES, target.uid
         )
         answer = decode_answer(data)
     except (FileNotFoundError, UntrustedFileError, ValueError):
@@ -299,7 +307,7 @@ def _answer(target: Target, request_ns: int) -> CaptureAnswer | None:
 
 def _fetch(target: Target, out: Path) -> int:
     """Move the snapshot to `out`, private to the caller; gives its size in bytes."""
-    path = beside(target.sample, SNAPSHOT_SUFFIX)
+    path = sibling_path(target.sample, SNAPSHOT_SUFFIX)
     try:
         with open_untrusted(path, MAX_SNAPSHOT_BYTES, target.uid) as (file, status):
             _copy(file.fileno(), out, status.st_size)

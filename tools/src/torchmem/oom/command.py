@@ -16,7 +16,7 @@ from torchmem.cli.terminal import write_out
 from torchmem.oom import text
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, run_directory
-from torchmem.sample.untrusted import UntrustedFileError, harmless, read_untrusted
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
 HELP = "explain an OutOfMemoryError that an instrumented process left behind"
 
@@ -55,7 +55,7 @@ _NAME = re.compile(r"\d+-\d+-\d+-\d+" + re.escape(REPORT_SUFFIX))
 
 def load(path: Path) -> OomReport:
     """One report; raises UsageError when it cannot be used."""
-    name = harmless(str(path))
+    name = sanitize_text(str(path))
     try:
         return decode(read_untrusted(path, MAX_REPORT_BYTES)[0])
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def _reports(directory: Path) -> list[Path]:
     except OSError as error:
         reason = error.strerror or "unknown"
         raise UsageError(
-            f"the run directory {harmless(str(directory))} cannot be read ({reason}): name another with --run-dir."
+            f"the run directory {sanitize_text(str(directory))} cannot be read ({reason}): name another with --run-dir."
         ) from None
     return sorted((directory / name for name in names), key=_written, reverse=True)
 
@@ -115,6 +115,6 @@ def _owner(path: Path) -> int | None:
 
 def _nothing(directory: Path) -> UsageError:
     return UsageError(
-        f"no OOM report in {harmless(str(directory))}: a process with sdk.instrument() writes one there at an "
+        f"no OOM report in {sanitize_text(str(directory))}: a process with sdk.instrument() writes one there at an "
         "OutOfMemoryError; name the run directory with --run-dir."
     )

@@ -7,10 +7,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from torchmem.allocator.oom_report import OomReport, course, format_seconds, headline, parts, reason
+from torchmem.allocator.oom_report import (
+    OomReport,
+    failure_reason,
+    format_seconds,
+    memory_breakdown,
+    preceding_events,
+    summary,
+)
 from torchmem.allocator.remedies import Remedy, remedies
 from torchmem.allocator.sizes import format_size
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 
 WIDTH = 88
 BAR = 24
@@ -20,16 +27,16 @@ MOST_SPARKS = 30
 
 def page(path: Path, report: OomReport) -> str:
     """Everything about one OOM."""
-    trend, file = list(_trend(report)), [f"Report: {harmless(str(path))}"]
+    trend, file = list(_trend(report)), [f"Report: {sanitize_text(str(path))}"]
     cause, memory, advice = explanation(report)
-    sections = [[headline(report), "", *_who(report)], cause, memory, trend, advice, file]
+    sections = [[summary(report), "", *_who(report)], cause, memory, trend, advice, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
 def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
     """Lines: why the request failed, where the memory was, what to do."""
     return (
-        _wrapped(" ".join(reason(report))),
+        _wrapped(" ".join(failure_reason(report))),
         list(_memory(report)),
         list(_advice(remedies(report))),
     )
@@ -37,7 +44,7 @@ def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
 
 def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
     """One line for each report, then its file."""
-    return "".join(f"{_row(report)}\n    {harmless(str(path))}\n" for path, report in reports)
+    return "".join(f"{_row(report)}\n    {sanitize_text(str(path))}\n" for path, report in reports)
 
 
 def _row(report: OomReport) -> str:
@@ -80,7 +87,7 @@ def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]
 
 
 def _memory(report: OomReport) -> Iterator[str]:
-    total, named = report.device.total_bytes, parts(report)
+    total, named = report.device.total_bytes, memory_breakdown(report)
     if not total or not named:
         return
     yield f"Where the {format_size(total)} of the device were"
@@ -96,7 +103,7 @@ def _trend(report: OomReport) -> Iterator[str]:
         known = [size for size in column if size is not None]
         if len(known) > 1 and any(known):
             yield f"  {name:<10}{_spark(known)}  {format_size(known[0])} → {format_size(known[-1])}"
-    yield from _wrapped(" ".join(course(report)), "  ")
+    yield from _wrapped(" ".join(preceding_events(report)), "  ")
 
 
 def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:

@@ -20,7 +20,7 @@ from torchmem.preflight.plan import Plan
 from torchmem.preflight.report import ALWAYS, Report, notes
 from torchmem.preflight.search import Found, Place, Sweep, Try
 from torchmem.preflight.verdict import growth, phantom, tightest
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.answer import table, verdict
 
 PHASES: tuple[Phase, ...] = ("setup", "forward", "backward", "optimizer")
@@ -90,7 +90,7 @@ def run_page(report: Report) -> str:
 
 def title(plan: Plan) -> str:
     """What was tried on what."""
-    command = harmless(shlex.join(plan.command))
+    command = sanitize_text(shlex.join(plan.command))
     number = f"{plan.devices} times " if plan.devices > 1 else ""
     place = plan.placement
     rank = f", as rank {place.rank} of {place.world_size:,}" if place else ""
@@ -183,7 +183,7 @@ def search_page(result: Found) -> str:
 
 def search_sentence(result: Found) -> str:
     """What the search found."""
-    option, best, search = harmless(result.search.option), result.best, result.search
+    option, best, search = sanitize_text(result.search.option), result.best, result.search
     if best is None:
         return f"None fits: {option} {search.low:,} already runs out of memory."
     device = tightest(best.outcome)
@@ -232,7 +232,7 @@ def sweep_sentence(result: Sweep) -> str:
 
 
 def _page(what: str, plan: Plan, rows: Sequence[Sequence[str]], said: str) -> str:
-    command = harmless(shlex.join(plan.command))
+    command = sanitize_text(shlex.join(plan.command))
     steps = f"Each run is stopped after {plan.steps:,} optimizer steps."
     heading = f"Preflight on a {phantom(plan.card)} ({format_size(plan.card.memory_bytes)}), {what}: {command}"
     sections = [

@@ -25,7 +25,7 @@ from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.cards import CATALOGUE, MAX_CARDS, Card, card
 from torchmem.preflight.plan import Placement, Plan
 from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.command import check_plot, check_settings
 
 LAUNCHERS = frozenset(
@@ -49,7 +49,7 @@ def checked_command(words: Sequence[str]) -> tuple[str, ...]:
         )
     if not shutil.which(command[0]):
         raise UsageError(
-            f"there is no program {harmless(command[0])!r}: name one that can be run, as python train.py."
+            f"there is no program {sanitize_text(command[0])!r}: name one that can be run, as python train.py."
         )
     return command
 

@@ -28,7 +28,7 @@ from torchmem.recording.recording import (
 )
 from torchmem.recording.unpickle import ACTIONS, Columns
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import printable, sanitize_text
 
 MAX_FILE_BYTES = 1 << 30
 _ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[Recording, ...]:
     child process unpickles it, with at most 512 MiB and 12 bytes for each byte of the file, so neither a damaged nor a
     hostile file can take more. Raises UsageError, one sentence that says what is wrong and what to do.
     """
-    name = harmless(str(path))
+    name = sanitize_text(str(path))
     with _open(path, name) as descriptor, _worker(descriptor) as answer, _without_collector():
         header = _header(answer, name)
         return tuple(_recordings(header, answer, path.name))
@@ -113,13 +113,6 @@ def _header(answer: IO[bytes], name: str) -> dict[str, Any]:
     return header
 
 
-def printable(text: str) -> str:
-    """`text` with a mark in place of control characters, of any length."""
-    return "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
-    )
-
-
 def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[Recording]:
     rows = dict(header["segments"])
     for trace in header["traces"]:
@@ -144,7 +137,7 @@ def _fill(column: array[int], answer: IO[bytes], number: int, name: str) -> None
     data = answer.read(number * column.itemsize)
     if len(data) != number * column.itemsize:
         raise UsageError(
-            f"{harmless(name)} was not read to its end: try again on a machine with more free memory."
+            f"{sanitize_text(name)} was not read to its end: try again on a machine with more free memory."
         )
     column.frombytes(data)
 

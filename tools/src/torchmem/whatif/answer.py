@@ -24,7 +24,7 @@ from torchmem.cli.terminal import StatusLine, aligned, bar, wrapped, write_out
 from torchmem.recording import read
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.simulator.card import CONTEXT_BYTES
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import Fidelity, Moment, Outcome, WhatIf
@@ -106,7 +106,7 @@ def _headline(result: WhatIf) -> str:
     card = "size of the card unknown (tell it with --card to see retries and OOMs)"
     if result.card_bytes is not None:
         card = f"{format_size(result.card_bytes)} for PyTorch{_source(result)}"
-    return f"{harmless(result.name)}, GPU {result.device}: {result.events:,} events, {card}"
+    return f"{sanitize_text(result.name)}, GPU {result.device}: {result.events:,} events, {card}"
 
 
 def _source(result: WhatIf) -> str:
@@ -197,7 +197,7 @@ def answer(path: Path, wanted: Wanted, *, is_first: bool) -> bool:
     recordings = _selected(read(path), path, wanted)
     decided = True
     for number, recording in enumerate(recordings):
-        with Progress(f"replaying {harmless(recording.name)}") as progress:
+        with Progress(f"replaying {sanitize_text(recording.name)}") as progress:
             result = what_if(
                 recording,
                 card_bytes=None if wanted.card_bytes is None else wanted.card_bytes - CONTEXT_BYTES,
@@ -232,7 +232,7 @@ def _selected(recordings: Sequence[Recording], path: Path, wanted: Wanted) -> Se
         recordings = [recording for recording in recordings if recording.device == wanted.device]
         if not recordings:
             raise UsageError(
-                f"{harmless(str(path))} holds no allocation trace of GPU {wanted.device}: choose with --device among "
+                f"{sanitize_text(str(path))} holds no allocation trace of GPU {wanted.device}: choose with --device among "
                 f"{devices}."
             )
     if wanted.plot and len(recordings) > 1:

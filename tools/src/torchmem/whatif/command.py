@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.allocator.settings import refusal
+from torchmem.allocator.settings import rejection_reason
 from torchmem.allocator.sizes import parse_size
 from torchmem.sample.errors import MissingExtraError, UsageError
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 
 
 def _card_bytes(text: str) -> int:
@@ -29,9 +29,9 @@ def _card_bytes(text: str) -> int:
 def check_settings(settings: Sequence[str]) -> None:
     """Raise UsageError for a text that PyTorch would refuse in PYTORCH_CUDA_ALLOC_CONF."""
     for text in settings:
-        reason = refusal(text)
+        reason = rejection_reason(text)
         if reason is not None:
-            raise UsageError(f"--setting: {harmless(reason)}")
+            raise UsageError(f"--setting: {sanitize_text(reason)}")
 
 
 def check_plot(path: Path, command: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmem.allocator.sizes import GIB, format_size
 from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import harmless
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.result import Oom, Outcome, WhatIf
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def draw(result: WhatIf, path: Path) -> None:
         )
         fill(figure, result)
         figure.suptitle(
-            f"{harmless(result.name)}, GPU {result.device}: the same allocations under other settings",
+            f"{sanitize_text(result.name)}, GPU {result.device}: the same allocations under other settings",
             fontsize=12,
         )
         save(figure, path)

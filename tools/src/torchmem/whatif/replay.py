@@ -16,7 +16,12 @@ from enum import IntEnum
 from functools import partial
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.oom_cause import OomFacts, classify, detail, free_blocks
+from torchmem.allocator.oom_cause import (
+    OomFacts,
+    classify,
+    fragmentation_detail,
+    largest_free_blocks,
+)
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import Event, PoolId
@@ -310,8 +315,8 @@ class Player:
             large_segment=self.allocator.config.large_segment_size,
         )
         cause = classify(facts)
-        blocks = free_blocks(segments, report.device, report.requested, stream)
-        kind = detail(facts, blocks) if cause == "fragmentation" else None
+        blocks = largest_free_blocks(segments, report.device, report.requested, stream)
+        kind = fragmentation_detail(facts, blocks) if cause == "fragmentation" else None
         allocated = stats.allocated_bytes.current
         self.oom = Oom(number, size, reserved, allocated, layout.stranded_bytes, cause, kind)
 

@@ -11,7 +11,7 @@ from torchmem.allocator.settings import (
     AllocatorConfig,
     parse_alloc_conf,
     parse_divisions,
-    refusal,
+    rejection_reason,
 )
 from torchmem.allocator.sizes import MIB
 from torchmem.recording.recording import Recording
@@ -80,7 +80,7 @@ def conf_text(config: AllocatorConfig) -> str:
 
 def candidate(name: str, conf: str, *, card_known: bool = True) -> Candidate:
     """A setting by its text, refused if PyTorch would refuse it, or if it means nothing here."""
-    reason = refusal(conf)
+    reason = rejection_reason(conf)
     if reason is not None:
         return Candidate(name, conf, refused=reason)
     config = AllocatorConfig.parse(conf)

@@ -11,7 +11,7 @@ from torchmem.exporter.rundir import Published
 from torchmem.exporter.values import ProcessMemory
 from torchmem.sample import catalog
 from torchmem.sample.families import View, family
-from torchmem.sample.sample import LIVING_STATES, DeviceSample
+from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
 Processes = Mapping[tuple[str, int], ProcessMemory]
 
@@ -30,7 +30,7 @@ def collect(
     gpus = {uuid: str(gpu.index) for uuid, gpu in known.items()}
     rows = []
     for item in published:
-        if not item.attributed or item.state not in LIVING_STATES:
+        if not item.attributed or item.state not in LIVE_STATES:
             continue
         view = View(item.sample, item.pid, item.state, gpus)
         for device in item.sample.devices:
