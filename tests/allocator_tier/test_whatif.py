@@ -13,7 +13,7 @@ import pytest
 from torchmem.allocator.sizes import MIB
 from torchmem.recording import read
 from torchmem.whatif.engine import what_if
-from torchmem.whatif.result import Outcome, WhatIf
+from torchmem.whatif.result import ReplayResult, WhatIf
 
 pytestmark = pytest.mark.allocator
 
@@ -65,7 +65,7 @@ def ask(snapshot: Path, confs: tuple[str, ...], card: int = CARD_BYTES) -> WhatI
     return what_if(recording, card_bytes=card - CONTEXT_BYTES, total_bytes=card, settings=confs)
 
 
-def told(outcome: Outcome) -> Counts:
+def told(outcome: ReplayResult) -> Counts:
     """The foretold statistics."""
     names = ("peak_reserved", "peak_allocated", "retries", "ooms", "device_allocs", "device_frees")
     return {name: getattr(outcome, name) for name in names}

@@ -24,7 +24,7 @@ from support.recordings import RecordedJob, varying_lengths, write
 
 from torchmem.allocator.sizes import MIB
 from torchmem.recording import read, reading
-from torchmem.recording.unpickle import RefusedError, check, load
+from torchmem.recording.unpickle import InvalidSnapshotError, check, load
 from torchmem.sample.errors import UsageError
 
 Snapshot = dict[str, Any]
@@ -473,7 +473,7 @@ def test_damage_is_refused_or_harmless(damage: list[tuple[int, int, bytes]], end
     try:
         data = damaged(damage, end)
         check(load(io.BytesIO(data)), len(data))
-    except RefusedError as error:
+    except InvalidSnapshotError as error:
         sentence = str(error)
     except MemoryError:
         return

@@ -100,7 +100,7 @@ def test_fragmentation_ends_in_an_oom_with_memory_to_spare(
         allocator.free(large)
     with pytest.raises(OutOfMemoryError) as caught:
         allocator.malloc(16 * MIB)
-    report = caught.value.report
+    report = caught.value.details
     assert (16 * MIB, 0, 25 * MIB, 75 * MIB) == (
         report.requested, report.free, report.allocated, report.unallocated
     )  # fmt: skip
@@ -127,7 +127,7 @@ def test_the_error_crosses_processes(allocator: DeviceCachingAllocator) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         allocator.malloc(200 * MIB)
     copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 -- our own bytes
-    assert (str(caught.value), caught.value.report) == (str(copy), copy.report)
+    assert (str(caught.value), caught.value.details) == (str(copy), copy.details)
 
 
 def test_success_is_not_monotone_in_size(allocator: DeviceCachingAllocator) -> None:

@@ -14,7 +14,7 @@ from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import resolve
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.errors import OomReport
+from torchmem.simulator.errors import OutOfMemoryDetails
 from torchmem.simulator.scenarios import SCENARIOS
 from torchmem.simulator.scenarios.leak import LEAKED_BYTES
 from torchmem.simulator.scenarios.neighbour import NEIGHBOUR_BYTES
@@ -38,7 +38,7 @@ RANDOM = {
 GB = 10**9
 
 
-def ooms(name: str, rank: int, steps: int = 60) -> OomReport:
+def ooms(name: str, rank: int, steps: int = 60) -> OutOfMemoryDetails:
     """How this rank ran out of memory."""
     report = play(name, rank, steps).oom
     assert report is not None

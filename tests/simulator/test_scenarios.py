@@ -12,7 +12,7 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.sample.sample import Layout
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import CARD_BYTES, SimulatedCard
-from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, Worker
 
 STEPS = 400
@@ -27,7 +27,7 @@ class Course:
     retries: list[int] = field(default_factory=list)
     steps: int = 0
     stats: dict[str, int] = field(default_factory=dict)
-    oom: OomReport | None = None
+    oom: OutOfMemoryDetails | None = None
 
 
 def play(name: str, rank: int, steps: int, *, seed: int = 0, every: int = 8) -> Course:
@@ -44,7 +44,7 @@ def play(name: str, rank: int, steps: int, *, seed: int = 0, every: int = 8) -> 
             if course.steps == steps:
                 break
     except OutOfMemoryError as error:
-        course.oom = error.report
+        course.oom = error.details
     nested = allocator.memory_stats_as_nested_dict()
     course.stats = {
         name: nested[name]["all"]["peak"] for name in ("active_bytes", "reserved_bytes")

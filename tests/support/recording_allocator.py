@@ -102,9 +102,9 @@ class RecordingAllocator(DeviceCachingAllocator):
         except OutOfMemoryError as error:
             size = self.config.round_size(orig_size)
             pool = pool_id(self._get_pool(size, stream))
-            if not error.report.rejected:
+            if not error.details.rejected:
                 self.events.append(
-                    Event("oom", 0, size, stream, pool, device_free=error.report.free)
+                    Event("oom", 0, size, stream, pool, device_free=error.details.free)
                 )
             raise
         self.events.append(Event("alloc", block.address, orig_size, stream, pool_id(block.pool)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import CardUse, SimulatedCard
-from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, Worker
 
 RANKS = 2
@@ -30,7 +30,7 @@ class Course:
 
     allocator: DeviceCachingAllocator
     steps: list[Step] = field(default_factory=list)
-    oom: OomReport | None = None
+    oom: OutOfMemoryDetails | None = None
 
     @property
     def slack_at_peak(self) -> float:
@@ -69,7 +69,7 @@ def play(
             if len(course.steps) >= beyond * steps:
                 break
     except OutOfMemoryError as error:
-        course.oom = error.report
+        course.oom = error.details
     return course
 
 

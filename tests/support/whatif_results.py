@@ -7,12 +7,19 @@ from math import sin
 from typing import Any
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.whatif.result import Fidelity, Moment, Oom, Outcome, Verdict, WhatIf
+from torchmem.whatif.result import (
+    FailedRequest,
+    Fidelity,
+    Recommendation,
+    ReplayResult,
+    TimelinePoint,
+    WhatIf,
+)
 
 EVENTS = 19_430
 
 
-def timeline(reserved: int, waste: float) -> tuple[Moment, ...]:
+def timeline(reserved: int, waste: float) -> tuple[TimelinePoint, ...]:
     """Steps of a training job; `waste`: share of the free memory that is stranded."""
     moments, most = [], 0
     for number in range(120):
@@ -21,15 +28,15 @@ def timeline(reserved: int, waste: float) -> tuple[Moment, ...]:
             most, min(reserved, int(allocated * 1.05) + number * (reserved - 4 * GIB) // 120)
         )
         moments.append(
-            Moment(number * EVENTS // 120, most, allocated, int((most - allocated) * waste))
+            TimelinePoint(number * EVENTS // 120, most, allocated, int((most - allocated) * waste))
         )
     return tuple(moments)
 
 
-def _outcome(name: str, conf: str, reserved: int, waste: float, **more: Any) -> Outcome:
+def _outcome(name: str, conf: str, reserved: int, waste: float, **more: Any) -> ReplayResult:
     found = timeline(reserved, waste)
     worst = max(found, key=lambda moment: moment.stranded)
-    outcome = Outcome(
+    outcome = ReplayResult(
         name, conf, peak_reserved=reserved, peak_allocated=int(4.2 * GIB), worst_stranded=worst.stranded,
         worst_event=worst.event, replayed_events=EVENTS, device_allocs=reserved // (20 * MIB), device_frees=12, syncs=3,
         timeline=found,
@@ -39,7 +46,7 @@ def _outcome(name: str, conf: str, reserved: int, waste: float, **more: Any) -> 
 
 CARD = 8 * GIB
 RECORDED = _outcome("recorded", "", 7_900 * MIB, 0.8, retries=5, ooms=1, syncs=5)
-_OOM = Oom(14_000, 978 * MIB, 7_900 * MIB, 4 * GIB, 3 * GIB, "fragmentation", "stranded")
+_OOM = FailedRequest(14_000, 978 * MIB, 7_900 * MIB, 4 * GIB, 3 * GIB, "fragmentation", "stranded")
 
 CHANGE = WhatIf(
     name="rank0.pickle",
@@ -61,13 +68,13 @@ CHANGE = WhatIf(
         _outcome(
             "max split 128", "max_split_size_mb:128", 7_300 * MIB, 0.7, start="packed", retries=12
         ),
-        Outcome(
+        ReplayResult(
             "large segments 40",
             "large_segment_size_mb:40",
             refused="It needs PyTorch 2.11 or newer.",
         ),
     ),
-    verdict=Verdict(
+    verdict=Recommendation(
         "change",
         "Switch expandable segments on: the job then never needs more than 4.38 GiB.",
         "expandable segments",
@@ -89,7 +96,7 @@ KEEP = replace(
         replace(outcome, oom=None, ooms=0, retries=0) if outcome.refused is None else outcome
         for outcome in CHANGE.outcomes
     ),
-    verdict=Verdict("keep", "Keep the settings: none of the others needs less memory."),
+    verdict=Recommendation("keep", "Keep the settings: none of the others needs less memory."),
 )
 NONE = replace(
     CHANGE,
@@ -98,5 +105,5 @@ NONE = replace(
         "only 2 % of the allocations get their recorded address",
     ),
     outcomes=CHANGE.outcomes[:1],
-    verdict=Verdict("none", "No verdict: the replay goes another way at event 179. Record from the first step on."),
+    verdict=Recommendation("none", "No verdict: the replay goes another way at event 179. Record from the first step on."),
 )  # fmt: skip

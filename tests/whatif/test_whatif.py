@@ -19,7 +19,7 @@ from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.whatif.engine import CardMemory, on_cards, what_if
-from torchmem.whatif.result import Outcome
+from torchmem.whatif.result import ReplayResult
 
 CONF = LAST_PARSED.upper()
 CARD_BYTES = 100 * MIB
@@ -88,7 +88,7 @@ def play_steps(allocator: RecordingAllocator, steps: Program) -> None:
             allocator.empty_cache()
 
 
-def told(outcome: Outcome) -> tuple[int, ...]:
+def told(outcome: ReplayResult) -> tuple[int, ...]:
     """What a replay counted."""
     return (
         outcome.peak_reserved, outcome.peak_allocated, outcome.retries, outcome.ooms,

@@ -19,7 +19,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Moment, Worker
+from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
 
 STEP_SECONDS = 0.2
 MOMENTS_PER_STEP = 4
@@ -45,7 +45,7 @@ class Plan:
 
     def train(
         self, rank: int, allocator: DeviceCachingAllocator, capacity: int
-    ) -> Iterator[Moment]:
+    ) -> Iterator[ScenarioEvent]:
         """The moments of one rank's training in `capacity` bytes, paced like a GPU at work."""
         worker = Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
         for moment in SCENARIOS[self.scenario].train(worker):

@@ -57,26 +57,26 @@ def rerun_cards(wanted: Wanted, cards: Sequence[Card], attempts: Attempts) -> li
     return found
 
 
-def as_replay(name: str, conf: str, outcome: Outcome) -> replay.Outcome:
+def as_replay(name: str, conf: str, outcome: Outcome) -> replay.ReplayResult:
     """A real run in the words of a replay; its events are steps."""
     if not outcome.devices:
-        return replay.Outcome(name, conf, refused="It ended before the script used the card.")
+        return replay.ReplayResult(name, conf, refused="It ended before the script used the card.")
     device = tightest(outcome)
     oom = None
     if outcome.ended == "oom":
-        oom = replay.Oom(
+        oom = replay.FailedRequest(
             outcome.steps,
             requested(outcome, None) or 0,
             device.peak_reserved,
             device.peak_allocated,
             device.stranded,
         )
-    return replay.Outcome(
+    return replay.ReplayResult(
         name, conf, start="empty", peak_reserved=device.peak_reserved, peak_allocated=device.peak_allocated,
         worst_stranded=device.stranded, retries=device.retries, ooms=device.ooms, oom=oom,
         replayed_events=outcome.steps, device_allocs=device.device_allocs,
         timeline=tuple(
-            replay.Moment(step.step, step.peak_reserved, step.peak_allocated, 0) for step in device.steps
+            replay.TimelinePoint(step.step, step.peak_reserved, step.peak_allocated, 0) for step in device.steps
         ),
     )  # fmt: skip
 
@@ -87,13 +87,13 @@ def _candidates(wanted: Wanted, recording: Recording, recorded: Candidate) -> li
     return grid(recording, recorded, card_known=True)
 
 
-def _rerun(wanted: Wanted, one: Candidate, attempts: Attempts) -> replay.Outcome:
+def _rerun(wanted: Wanted, one: Candidate, attempts: Attempts) -> replay.ReplayResult:
     if one.refused is not None:
-        return replay.Outcome(one.name, one.conf, one.refused)
+        return replay.ReplayResult(one.name, one.conf, one.refused)
     outcome = attempts.quietly(replace(wanted.plan, alloc_conf=one.conf), f"phantom, {one.name}")
     error = failure(outcome)
     if error is not None:
-        return replay.Outcome(one.name, one.conf, refused=f"Under it {error}")
+        return replay.ReplayResult(one.name, one.conf, refused=f"Under it {error}")
     return as_replay(one.name, one.conf, outcome)
 
 
@@ -105,7 +105,7 @@ class CardRow:
     """What the run would have been on a card; `outcome` is named after it. outside: bytes that PyTorch cannot get."""
 
     card: Card
-    outcome: replay.Outcome
+    outcome: replay.ReplayResult
     outside: int
 
     @property

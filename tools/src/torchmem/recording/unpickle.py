@@ -39,13 +39,13 @@ HOW_TO_RECORD = (
 )
 
 
-class RefusedError(Exception):
+class InvalidSnapshotError(Exception):
     """A snapshot that cannot be used; its text says why, and what to do."""
 
 
-def damaged(what: str) -> RefusedError:
+def damaged(what: str) -> InvalidSnapshotError:
     """The snapshot contradicts what every supported version of PyTorch writes."""
-    return RefusedError(
+    return InvalidSnapshotError(
         f"is not a snapshot as PyTorch 2.1 and newer write it ({what}): record one again with an unchanged file from "
         "torch.cuda.memory._dump_snapshot."
     )
@@ -56,14 +56,14 @@ MAX_DEVICES = 128  # C10_COMPILE_TIME_MAX_GPUS is 120
 
 
 def a_dict(found: object, where: str) -> dict[Any, Any]:
-    """`found`; raises RefusedError unless it is a dict."""
+    """`found`; raises InvalidSnapshotError unless it is a dict."""
     if type(found) is not dict:
         raise damaged(f"{where} is no dict")
     return found
 
 
 def a_list(found: object, where: str) -> list[Any]:
-    """`found`; raises RefusedError unless it is a list."""
+    """`found`; raises InvalidSnapshotError unless it is a list."""
     if type(found) is not list:
         raise damaged(f"{where} is no list")
     return found
@@ -72,7 +72,7 @@ def a_list(found: object, where: str) -> list[Any]:
 def a_number(
     entry: dict[Any, Any], key: str, where: str, *, least: int = 0, most: int = LIMIT
 ) -> int:
-    """The integer `entry[key]`; raises RefusedError unless it is in [least, most)."""
+    """The integer `entry[key]`; raises InvalidSnapshotError unless it is in [least, most)."""
     found = entry.get(key)
     if type(found) is not int or not least <= found < most:
         raise damaged(f"{where} has a wrong {key}")
@@ -80,7 +80,7 @@ def a_number(
 
 
 def a_pool(found: object, where: str) -> PoolId:
-    """A pool's identity; raises RefusedError unless it is a pair of integers."""
+    """A pool's identity; raises InvalidSnapshotError unless it is a pair of integers."""
     if (
         type(found) is tuple
         and len(found) == 2
@@ -127,7 +127,7 @@ class Columns:
 
 
 def check_trace(trace: list[Any], device: int, with_stack: Mapping[int, bool]) -> Columns:
-    """The columns of a trace, oldest event first; raises RefusedError. `with_stack`: see `DeviceSegments`."""
+    """The columns of a trace, oldest event first; raises InvalidSnapshotError. `with_stack`: see `DeviceSegments`."""
     columns = Columns()
     live: set[int] = set()
     unmatched = False
@@ -184,7 +184,7 @@ def _pool_index(columns: Columns, pool: object, number: int) -> int:
 def _check_harmless(entry: dict[Any, Any], device: int, number: int) -> None:
     """An action that this version does not know may be passed over only where it names no memory."""
     if entry.get("addr") or entry.get("size"):
-        raise RefusedError(
+        raise InvalidSnapshotError(
             f"holds an action that this torchmem does not know ({str(entry.get('action'))[:40]!r}, event {number} of "
             f"device {device}), from a newer PyTorch: run pip install --upgrade torchmem."
         )
@@ -192,7 +192,7 @@ def _check_harmless(entry: dict[Any, Any], device: int, number: int) -> None:
 
 def _check_frees(columns: Columns) -> None:
     if columns.codes.count(_FREE_REQUESTED) and not columns.codes.count(_FREE_COMPLETED):
-        raise RefusedError(
+        raise InvalidSnapshotError(
             "holds no free_completed events, so nobody can tell when memory was free again: record it without "
             "skip_actions."
         )
@@ -220,7 +220,7 @@ class DeviceSegments:
 
 
 def check_segments(found: object) -> dict[int, DeviceSegments]:
-    """The segments by device; raises RefusedError."""
+    """The segments by device; raises InvalidSnapshotError."""
     devices: dict[int, DeviceSegments] = {}
     left = MAX_BLOCKS
     for number, segment in enumerate(a_list(found, "segments")):
@@ -246,7 +246,7 @@ def _segment(
 ) -> RecordedSegment:
     blocks = a_list(entry.get("blocks"), f"the blocks of {where}")
     if len(blocks) > most_blocks:
-        raise RefusedError(
+        raise InvalidSnapshotError(
             f"holds more than {MAX_BLOCKS:,} blocks, more than can be replayed: record a shorter run."
         )
     segment = RecordedSegment(
@@ -273,7 +273,7 @@ def _blocks(
         place = f"block {number} of {where}"
         entry = a_dict(block, place)
         if "address" not in entry:
-            raise RefusedError(
+            raise InvalidSnapshotError(
                 "was written by a PyTorch older than 2.1, whose blocks have no address: record one with 2.1 or newer."
             )
         if a_number(entry, "address", place) != address:
@@ -315,9 +315,9 @@ class Content:
 
 
 def check(snapshot: object, file_bytes: int) -> Content:
-    """The content of a snapshot that was read from so many bytes; raises RefusedError."""
+    """The content of a snapshot that was read from so many bytes; raises InvalidSnapshotError."""
     if type(snapshot) is list:
-        raise RefusedError(
+        raise InvalidSnapshotError(
             "holds segments without the trace of allocations, as torch.cuda.memory_snapshot() and older versions give "
             f"them: to record one, {HOW_TO_RECORD}."
         )
@@ -326,7 +326,7 @@ def check(snapshot: object, file_bytes: int) -> Content:
     devices = check_segments(snapshot["segments"])
     traces = _unchecked_traces(a_list(snapshot["device_traces"], "device_traces"), file_bytes)
     if not traces:
-        raise RefusedError(_no_trace(has_segments=bool(devices)))
+        raise InvalidSnapshotError(_no_trace(has_segments=bool(devices)))
     segments = {device: found.segments for device, found in devices.items()}
     return Content(
         _with_allocations(traces, devices),
@@ -346,7 +346,7 @@ def _unchecked_traces(found: list[object], file_bytes: int) -> dict[int, list[ob
     }
     events = sum(map(len, traces.values()))
     if events > MAX_EVENTS:
-        raise RefusedError(
+        raise InvalidSnapshotError(
             f"holds more than {MAX_EVENTS:,} events, more than can be replayed: record fewer steps, or with "
             "_record_memory_history(max_entries=1_000_000)."
         )
@@ -365,7 +365,7 @@ def _with_allocations(
     }
     found = {device: trace for device, trace in columns.items() if trace.has_allocations()}
     if not found:
-        raise RefusedError(
+        raise InvalidSnapshotError(
             "holds a trace without a single allocation: record while the job works, and without skip_actions; that is, "
             f"{HOW_TO_RECORD}."
         )
@@ -423,22 +423,22 @@ _ENDS_EARLY = (
 class _BuiltinsOnly(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Refuse every class and function, so that no code of the file runs."""
-        raise RefusedError(
+        raise InvalidSnapshotError(
             f"refers to code ({module_name[:80]}.{global_name[:80]}), which no memory snapshot does: do not open it "
             "with anything else, and record a snapshot of your own."
         )
 
 
 def load(file: BinaryIO) -> object:
-    """The value that the file holds, made of builtins; raises RefusedError, and MemoryError when it is too large."""
+    """The value that the file holds, made of builtins; raises InvalidSnapshotError, and MemoryError when it is too large."""
     _look_at_beginning(file)
     try:
         value: object = _BuiltinsOnly(file).load()
-    except (RefusedError, MemoryError):
+    except (InvalidSnapshotError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - an unpickler raises whatever the bytes make it raise
         if isinstance(error, EOFError) or "truncated" in str(error):
-            raise RefusedError(_ENDS_EARLY) from None
+            raise InvalidSnapshotError(_ENDS_EARLY) from None
         raise _not_a_snapshot() from None
     return value
 
@@ -447,15 +447,17 @@ def _look_at_beginning(file: BinaryIO) -> None:
     beginning = file.read(2)
     file.seek(0)
     if not beginning:
-        raise RefusedError(f"is empty; to record a snapshot, {HOW_TO_RECORD}.")
+        raise InvalidSnapshotError(f"is empty; to record a snapshot, {HOW_TO_RECORD}.")
     if beginning in _FOREIGN:
-        raise RefusedError(_FOREIGN[beginning])
+        raise InvalidSnapshotError(_FOREIGN[beginning])
     if beginning[:1] != b"\x80":  # every pickle since protocol 2 begins so
         raise _not_a_snapshot()
 
 
-def _not_a_snapshot() -> RefusedError:
-    return RefusedError(f"is not a memory snapshot of PyTorch; to record one, {HOW_TO_RECORD}.")
+def _not_a_snapshot() -> InvalidSnapshotError:
+    return InvalidSnapshotError(
+        f"is not a memory snapshot of PyTorch; to record one, {HOW_TO_RECORD}."
+    )
 
 
 # A byte of a snapshot becomes about 4 bytes of Python objects with stacks, up to 9 without.
@@ -476,7 +478,7 @@ def main() -> None:
     try:
         content = check(load(sys.stdin.buffer), size)
         header, traces = _header(content), content.traces
-    except RefusedError as error:
+    except InvalidSnapshotError as error:
         header = {"refused": str(error)}
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
     for columns in traces.values():

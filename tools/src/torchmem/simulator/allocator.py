@@ -29,7 +29,7 @@ from torchmem.simulator.blocks import (
 )
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.device_memory import DeviceMemory
-from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
 from torchmem.simulator.snapshot import RangeKey, restore_blocks, segment_infos
 from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
@@ -327,7 +327,7 @@ class DeviceCachingAllocator:
         if split_size and block.expandable_segment is None:
             stats.inactive_split_changed(split_blocks, split_size)
 
-    def _notify_oom_observers(self, report: OomReport) -> None:
+    def _notify_oom_observers(self, report: OutOfMemoryDetails) -> None:
         total = report.total if report.allowed is None else report.allowed
         for observer in list(self._oom_observers):
             observer(report.device, report.requested, total, report.free)

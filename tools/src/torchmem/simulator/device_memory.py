@@ -18,7 +18,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
 from torchmem.simulator.blocks import AllocParams, Block, BlockPool, PrivatePools, get_free_block
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
 from torchmem.simulator.expandable_segments import ExpandableSegments
 from torchmem.simulator.stats import DeviceStats
@@ -231,12 +231,12 @@ class DeviceMemory:
             self.cached.release_blocks(pool.large_blocks)
             self.private_pools.forget_if_empty(pool)
 
-    def oom_report(self, requested: int, *, rejected: bool = False) -> OomReport:
+    def oom_report(self, requested: int, *, rejected: bool = False) -> OutOfMemoryDetails:
         """How the memory stands at an OutOfMemoryError."""
         free, total = self.card.mem_get_info()
         private = sum(block.size for block in self.private_pools.free_blocks())
         allocated = self.stats.allocated_bytes.current + private
-        return OomReport(
+        return OutOfMemoryDetails(
             device=self.device,
             requested=requested,
             total=total,

@@ -8,7 +8,7 @@ from torchmem.allocator.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)
-class OomReport:
+class OutOfMemoryDetails:
     """What PyTorch's text says: bytes asked for (rounded to a segment) and how the memory stood at that moment.
 
     `allowed` is the limit from the memory fraction, if any; `process` includes the CUDA context. `allocated` includes
@@ -51,6 +51,6 @@ class OomReport:
 class OutOfMemoryError(RuntimeError):
     """`torch.OutOfMemoryError` of the simulator: no block fits and the driver gives no segment."""
 
-    def __init__(self, report: OomReport) -> None:
-        super().__init__(report)
-        self.report = report
+    def __init__(self, details: OutOfMemoryDetails) -> None:
+        super().__init__(details)
+        self.details = details

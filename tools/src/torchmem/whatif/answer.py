@@ -27,11 +27,11 @@ from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.simulator.card import CONTEXT_BYTES
 from torchmem.whatif.engine import what_if
-from torchmem.whatif.result import Fidelity, Moment, Outcome, WhatIf
+from torchmem.whatif.result import Fidelity, ReplayResult, TimelinePoint, WhatIf
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Options:
     """Flags, checked. `card_bytes`: None when it is to be found in the trace."""
 
     device: int | None
@@ -72,12 +72,12 @@ def whatif_values(result: WhatIf) -> dict[str, Any]:
     return values
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: ReplayResult) -> dict[str, Any]:
     if outcome.refused is not None:
         return {"name": outcome.name, "conf": outcome.conf, "refused": outcome.refused}
     columns = {
         column.name: [getattr(moment, column.name) for moment in outcome.timeline]
-        for column in fields(Moment)
+        for column in fields(TimelinePoint)
     }
     return asdict(outcome) | {"sufficient": outcome.sufficient, "timeline": columns}
 
@@ -148,7 +148,7 @@ def table(result: WhatIf) -> Iterator[str]:
             yield from wrapped(f"{outcome.name}: not replayed. {outcome.refused}", "  ")
 
 
-def _row(result: WhatIf, outcome: Outcome) -> tuple[str, ...]:
+def _row(result: WhatIf, outcome: ReplayResult) -> tuple[str, ...]:
     known = result.card_bytes is not None or outcome.ooms or outcome.retries
     mark = _MARK if outcome.name == result.verdict.recommended else "  "
     return (
@@ -162,7 +162,7 @@ def _row(result: WhatIf, outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def _oom(result: WhatIf, outcome: Outcome) -> str:
+def _oom(result: WhatIf, outcome: ReplayResult) -> str:
     if outcome.oom is None:
         return "no"
     share = outcome.oom.event / result.events if result.events else 1.0
@@ -189,27 +189,29 @@ def _caveats(result: WhatIf) -> Iterator[str]:
         yield f"  ({len(result.caveats) - MOST_CAVEATS} more with --json)"
 
 
-def answer(path: Path, wanted: Wanted, *, is_first: bool) -> bool:
+def answer(path: Path, options: Options, *, is_first: bool) -> bool:
     """Print the answer for each device of a snapshot; whether there was a verdict for all. Raises UsageError.
 
     A page that is not the first one begins with an empty line.
     """
-    recordings = _selected(read(path), path, wanted)
+    recordings = _selected(read(path), path, options)
     decided = True
     for number, recording in enumerate(recordings):
         with Progress(f"replaying {sanitize_text(recording.name)}") as progress:
             result = what_if(
                 recording,
-                card_bytes=None if wanted.card_bytes is None else wanted.card_bytes - CONTEXT_BYTES,
-                total_bytes=wanted.card_bytes,
-                settings=wanted.settings or None,
+                card_bytes=None
+                if options.card_bytes is None
+                else options.card_bytes - CONTEXT_BYTES,
+                total_bytes=options.card_bytes,
+                settings=options.settings or None,
                 progress=progress,
             )
         write_out(
-            document(result) if wanted.json else "\n" * (number > 0 or not is_first) + page(result)
+            document(result) if options.json else "\n" * (number > 0 or not is_first) + page(result)
         )
-        if wanted.plot:
-            _draw(result, wanted.plot)
+        if options.plot:
+            _draw(result, options.plot)
         decided &= result.verdict.decision != "none"
     return decided
 
@@ -226,15 +228,15 @@ def _draw(result: WhatIf, path: Path) -> None:
         plot.draw(result, path)
 
 
-def _selected(recordings: Sequence[Recording], path: Path, wanted: Wanted) -> Sequence[Recording]:
+def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> Sequence[Recording]:
     devices = ", ".join(str(recording.device) for recording in recordings)
-    if wanted.device is not None:
-        recordings = [recording for recording in recordings if recording.device == wanted.device]
+    if options.device is not None:
+        recordings = [recording for recording in recordings if recording.device == options.device]
         if not recordings:
             raise UsageError(
-                f"{sanitize_text(str(path))} holds no allocation trace of GPU {wanted.device}: choose with --device among "
+                f"{sanitize_text(str(path))} holds no allocation trace of GPU {options.device}: choose with --device among "
                 f"{devices}."
             )
-    if wanted.plot and len(recordings) > 1:
+    if options.plot and len(recordings) > 1:
         raise UsageError(f"--plot draws one GPU: choose with --device among {devices}.")
     return recordings

@@ -45,7 +45,7 @@ def check_plot(path: Path, command: str) -> None:
 
 
 if TYPE_CHECKING:
-    from torchmem.whatif.answer import Wanted
+    from torchmem.whatif.answer import Options
 
 HELP = "replay a memory snapshot's allocations under other allocator settings"
 NO_VERDICT = 1
@@ -88,22 +88,22 @@ def run(arguments: argparse.Namespace) -> int:
         check_plot(arguments.plot, "whatif")
     card = _card_bytes(arguments.card) if arguments.card else None
     check_settings(arguments.setting)
-    from torchmem.whatif.answer import Wanted
+    from torchmem.whatif.answer import Options
 
-    wanted = Wanted(
+    options = Options(
         arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json
     )
     code = 0
     for number, path in enumerate(arguments.snapshots):
-        code = max(code, _code(path, wanted, is_first=not number))
+        code = max(code, _code(path, options, is_first=not number))
     return code
 
 
-def _code(path: Path, wanted: Wanted, *, is_first: bool) -> int:
+def _code(path: Path, options: Options, *, is_first: bool) -> int:
     from torchmem.whatif.answer import answer
 
     try:
-        return 0 if answer(path, wanted, is_first=is_first) else NO_VERDICT
+        return 0 if answer(path, options, is_first=is_first) else NO_VERDICT
     except UsageError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code

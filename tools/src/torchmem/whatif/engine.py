@@ -16,7 +16,7 @@ from torchmem.whatif.fidelity import Progress, Work, caveats, repeat_best, surve
 from torchmem.whatif.rebuild import Before, Case
 from torchmem.whatif.repetition import repeat
 from torchmem.whatif.replay import Program, Replayer, outcome
-from torchmem.whatif.result import Fidelity, Outcome, Start, Verdict, WhatIf
+from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
 from torchmem.whatif.settings import SIMULATED, Candidate, candidate, grid
 from torchmem.whatif.verdict import decide
 
@@ -111,7 +111,7 @@ def _baseline(before: Before, *, is_own: bool) -> str | None:
 
 def _replay(
     replayer: Replayer, baseline: Candidate | None, candidates: Sequence[Candidate], work: Work
-) -> list[Outcome]:
+) -> list[ReplayResult]:
     outcomes = []
     if baseline is not None:
         outcomes.append(replayer.replay(baseline.name, baseline.conf, baseline.config))
@@ -120,12 +120,14 @@ def _replay(
         if one.refused is None:
             outcomes.append(replayer.replay(one.name, one.conf, one.config))
         else:
-            outcomes.append(Outcome(one.name, one.conf, one.refused))
+            outcomes.append(ReplayResult(one.name, one.conf, one.refused))
         work.next()
     return outcomes
 
 
-def _decide(recording: Recording, fidelity: Fidelity, outcomes: Sequence[Outcome]) -> Verdict:
+def _decide(
+    recording: Recording, fidelity: Fidelity, outcomes: Sequence[ReplayResult]
+) -> Recommendation:
     recorded, *others = outcomes
     baseline = others.pop(0) if others and others[0].name in {PACKED, OTHER_CARD} else recorded
     verdict = decide(fidelity, recorded, baseline, others)
@@ -164,7 +166,7 @@ def on_cards(
     cards: Sequence[CardMemory],
     answer: WhatIf,
     progress: Progress = lambda done, total: None,  # noqa: ARG005
-) -> tuple[Outcome, ...]:
+) -> tuple[ReplayResult, ...]:
     """One outcome for each of `cards`, named after it.
 
     Args:
@@ -181,7 +183,7 @@ def on_cards(
     work = Work(progress, max(1, len(recording.events)), 1 + len(cards))
     newer = answer.fidelity.oldest_segment_first is not False
     program: Program | None = None
-    free, found = answer.outcomes[0], dict[str, Outcome]()
+    free, found = answer.outcomes[0], dict[str, ReplayResult]()
     for card in sorted(cards, key=lambda one: one.obtainable, reverse=True):
         if _is_same(free, ground.recorded.config, card):
             found[card.name] = replace(free, name=card.name)
@@ -211,7 +213,7 @@ def _program(case: Case, work: Work, *, newer: bool) -> Program:
     return repetition.program
 
 
-def _is_same(free: Outcome, config: AllocatorConfig, card: CardMemory) -> bool:
+def _is_same(free: ReplayResult, config: AllocatorConfig, card: CardMemory) -> bool:
     """Whether a card shows what `free` did: that one never met a limit, and there is room for it."""
     return (
         _is_free(free)
@@ -220,5 +222,5 @@ def _is_same(free: Outcome, config: AllocatorConfig, card: CardMemory) -> bool:
     )
 
 
-def _is_free(outcome: Outcome) -> bool:
+def _is_free(outcome: ReplayResult) -> bool:
     return not (outcome.retries or outcome.ooms)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchmem.allocator.sizes import GIB, format_size
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.whatif.result import Oom, Outcome, WhatIf
+from torchmem.whatif.result import FailedRequest, ReplayResult, WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,11 +78,11 @@ def fill(figure: FigureBase, result: WhatIf) -> None:
     _frame(figure, panels[: len(outcomes)], result, columns)
 
 
-def _drawn(result: WhatIf) -> list[Outcome]:
+def _drawn(result: WhatIf) -> list[ReplayResult]:
     return [outcome for outcome in result.outcomes if outcome.refused is None and outcome.timeline]
 
 
-def _panel(panel: Axes, result: WhatIf, outcome: Outcome) -> None:
+def _panel(panel: Axes, result: WhatIf, outcome: ReplayResult) -> None:
     events = [moment.event for moment in outcome.timeline]
     panel.fill_between(events, _gib(outcome, "reserved"), step="post", color=RESERVED, linewidth=0)
     panel.fill_between(
@@ -105,7 +105,7 @@ def _panel(panel: Axes, result: WhatIf, outcome: Outcome) -> None:
         panel.spines[side].set_visible(False)
 
 
-def _mark_oom(panel: Axes, result: WhatIf, oom: Oom) -> None:
+def _mark_oom(panel: Axes, result: WhatIf, oom: FailedRequest) -> None:
     """A cross at the failed request, with its size on the side where there is room."""
     place = oom.event, oom.reserved / GIB
     left = oom.event > result.events / 2
@@ -126,7 +126,7 @@ def _highest(result: WhatIf) -> int:
     return max(outcome.peak_reserved for outcome in result.outcomes)
 
 
-def _numbers(outcome: Outcome) -> str:
+def _numbers(outcome: ReplayResult) -> str:
     retries = (
         f", {outcome.retries:,} {'retry' if outcome.retries == 1 else 'retries'}"
         if outcome.retries
@@ -135,7 +135,7 @@ def _numbers(outcome: Outcome) -> str:
     return f"peak {format_size(outcome.peak_reserved)}{retries}"
 
 
-def _gib(outcome: Outcome, column: str) -> list[float]:
+def _gib(outcome: ReplayResult, column: str) -> list[float]:
     return [getattr(moment, column) / GIB for moment in outcome.timeline]
 
 

@@ -28,10 +28,10 @@ from torchmem.recording.recording import Event, PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import CardUse, SimulatedCard
-from torchmem.simulator.errors import OomReport, OutOfMemoryError
+from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.snapshot import AWAITED_STREAM
 from torchmem.whatif.rebuild import Before
-from torchmem.whatif.result import Moment, Oom, Outcome, Start
+from torchmem.whatif.result import FailedRequest, ReplayResult, Start, TimelinePoint
 
 ENDLESS_BYTES = 1 << 40
 """More than any card has: stands for one of unknown size."""
@@ -186,8 +186,8 @@ class Player:
     limit: int | None
     events: int
     blocks: dict[int, Block] = field(default_factory=dict)
-    timeline: list[Moment] = field(default_factory=list)
-    oom: Oom | None = None
+    timeline: list[TimelinePoint] = field(default_factory=list)
+    oom: FailedRequest | None = None
     peak_reserved: int = 0
     peak_allocated: int = 0
     on_sample: Callable[[int], None] = lambda _: None
@@ -244,7 +244,9 @@ class Player:
             max(self.peak_reserved, reserved),
             max(self.peak_allocated, allocated),
         )
-        self.timeline.append(Moment(number, reserved, allocated, self.allocator.stranded_bytes()))
+        self.timeline.append(
+            TimelinePoint(number, reserved, allocated, self.allocator.stranded_bytes())
+        )
         self.allocator.reset_peak_memory_stats()
         self._grown = self.peak_reserved * GROWTH
         self._sample_at = number + max(1, self.events // SAMPLES)
@@ -258,7 +260,7 @@ class Player:
         try:
             self.blocks[address] = self.allocator.malloc(size, stream)
         except OutOfMemoryError as error:
-            self._failed(number, size, stream, error.report)
+            self._failed(number, size, stream, error.details)
             raise EndedError from None
         if self.allocator.stats.reserved_bytes.peak > self._grown:
             self.sample(number)
@@ -268,7 +270,7 @@ class Player:
         try:
             block = self.allocator.malloc(size, stream)
         except OutOfMemoryError as error:
-            self._failed(number, size, stream, error.report)
+            self._failed(number, size, stream, error.details)
         else:
             self.allocator.free(block)
 
@@ -297,7 +299,7 @@ class Player:
     def _empty_pool(self, step: Step) -> None:
         self.allocator.empty_cache(step[5])
 
-    def _failed(self, number: int, size: int, stream: int, report: OomReport) -> None:
+    def _failed(self, number: int, size: int, stream: int, report: OutOfMemoryDetails) -> None:
         self.sample(number)
         if self.oom is not None:
             return
@@ -318,7 +320,9 @@ class Player:
         blocks = largest_free_blocks(segments, report.device, report.requested, stream)
         kind = fragmentation_detail(facts, blocks) if cause == "fragmentation" else None
         allocated = stats.allocated_bytes.current
-        self.oom = Oom(number, size, reserved, allocated, layout.stranded_bytes, cause, kind)
+        self.oom = FailedRequest(
+            number, size, reserved, allocated, layout.stranded_bytes, cause, kind
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +341,7 @@ class Replayer:
     oldest_segment_first: bool
     on_sample: Callable[[int], None]
 
-    def replay(self, name: str, conf: str, config: AllocatorConfig) -> Outcome:
+    def replay(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
         """What this setting would have done."""
         player = Player(
             self._allocator(config), self.card_bytes, self.events, on_sample=self.on_sample
@@ -380,11 +384,11 @@ class Replayer:
                     player.do((Act.FREE_LATER, 0, address, size, stream, pool))
 
 
-def outcome(name: str, conf: str, start: Start, player: Player, replayed: int) -> Outcome:
+def outcome(name: str, conf: str, start: Start, player: Player, replayed: int) -> ReplayResult:
     """What a player saw."""
     stats = player.allocator.stats
     worst = max(player.timeline, key=lambda moment: moment.stranded, default=None)
-    return Outcome(
+    return ReplayResult(
         name=name,
         conf=conf,
         start=start,

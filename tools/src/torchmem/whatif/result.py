@@ -49,7 +49,7 @@ class Fidelity:
 
 
 @dataclass(frozen=True, slots=True)
-class Oom:
+class FailedRequest:
     """The first request that failed: number of its event in the trace, its size, and how the memory stood after it.
 
     `requested`: rounded to a block. `cause` and `detail` as in `torchmem oom`; None when unknown.
@@ -65,7 +65,7 @@ class Oom:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelinePoint:
     """One point of the timeline, at the event with this number.
 
     `reserved` and `allocated`: the most since the moment before. `stranded`: free bytes of the default pools that
@@ -79,7 +79,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayResult:
     """What one setting would have done. Of a refused one only `name`, `conf` and `refused` mean anything.
 
     `name`: for people, unique within a result ("recorded", "default", "expandable segments" ...). `conf`: the text for
@@ -103,12 +103,12 @@ class Outcome:
     worst_event: int | None = None
     retries: int = 0
     ooms: int = 0
-    oom: Oom | None = None
+    oom: FailedRequest | None = None
     replayed_events: int = 0
     device_allocs: int = 0
     device_frees: int = 0
     syncs: int = 0
-    timeline: tuple[Moment, ...] = ()
+    timeline: tuple[TimelinePoint, ...] = ()
 
     @property
     def sufficient(self) -> int | None:
@@ -117,7 +117,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Recommendation:
     """What to do. `recommended`: name of the outcome to switch to; `line`: what to type for it. Both None otherwise.
 
     `sentence`: the verdict in one sentence; `reasons`: what speaks for it, with numbers.
@@ -147,6 +147,6 @@ class WhatIf:
     card_bytes: int | None
     card_source: CardSource | None
     fidelity: Fidelity
-    outcomes: tuple[Outcome, ...]
-    verdict: Verdict
+    outcomes: tuple[ReplayResult, ...]
+    verdict: Recommendation
     caveats: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.whatif.result import Fidelity, Outcome, Verdict
+from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult
 
 MARGIN = 0.05
 """A difference in peak memory counts from this share on; so much may the start of the replay be off."""
@@ -21,7 +21,7 @@ MANY_FREES = 100
 """A difference in calls that give memory back counts if it is half of them and this many."""
 
 
-def is_better(one: Outcome, other: Outcome) -> bool:
+def is_better(one: ReplayResult, other: ReplayResult) -> bool:
     """Whether `one` is better than `other` by a margin in the first respect in which they differ."""
     if (one.oom is None) != (other.oom is None):
         return one.oom is None
@@ -40,46 +40,49 @@ def is_better(one: Outcome, other: Outcome) -> bool:
 
 
 def decide(
-    fidelity: Fidelity, recorded: Outcome, baseline: Outcome, others: Sequence[Outcome]
-) -> Verdict:
+    fidelity: Fidelity,
+    recorded: ReplayResult,
+    baseline: ReplayResult,
+    others: Sequence[ReplayResult],
+) -> Recommendation:
     """The verdict on the settings that were not refused.
 
     `baseline` is the recorded setting from the same start as the others; `recorded` is what was.
     """
     if fidelity.reason is not None:
-        return Verdict("none", f"No verdict: {fidelity.reason}")
+        return Recommendation("none", f"No verdict: {fidelity.reason}")
     if recorded.oom is not None and baseline.oom is None:
         sentence = (
             "No verdict: with the same settings and the tensors that the trace began with in order, nothing fails, so "
             "what filled the memory came before the trace. Record from the start of the program."
         )
-        return Verdict("none", sentence)
+        return Recommendation("none", sentence)
     best = baseline
     for other in others:
         if other.refused is None and is_better(other, best):
             best = other
     if best is baseline:
         return _keep(baseline, others)
-    return Verdict(
+    return Recommendation(
         "change", _sentence(best, baseline), best.name, None, tuple(_reasons(best, baseline))
     )
 
 
-def _keep(baseline: Outcome, others: Sequence[Outcome]) -> Verdict:
+def _keep(baseline: ReplayResult, others: Sequence[ReplayResult]) -> Recommendation:
     tried = [other for other in others if other.refused is None]
     if baseline.oom is None:
         sentence = (
             f"Keep your settings: none of {len(tried)} others is better by a margin that counts."
         )
-        return Verdict("keep", sentence)
+        return Recommendation("keep", sentence)
     sentence = (
         f"Keep your settings: each of {len(tried)} others runs out of memory too. Less must be asked for, as with a "
         "smaller batch, or the card must be larger."
     )
-    return Verdict("keep", sentence, reasons=(_at_oom(baseline),))
+    return Recommendation("keep", sentence, reasons=(_at_oom(baseline),))
 
 
-def _at_oom(one: Outcome) -> str:
+def _at_oom(one: ReplayResult) -> str:
     oom = one.oom
     if oom is None:
         raise ValueError(f"{one.name} did not run out of memory")
@@ -89,7 +92,7 @@ def _at_oom(one: Outcome) -> str:
     )
 
 
-def _sentence(best: Outcome, baseline: Outcome) -> str:
+def _sentence(best: ReplayResult, baseline: ReplayResult) -> str:
     if baseline.oom is not None:
         return (
             f"Set {best.conf or 'the defaults'}: the requests that failed would have been served."
@@ -105,7 +108,7 @@ def _sentence(best: Outcome, baseline: Outcome) -> str:
     return f"Set {best.conf or 'the defaults'}: it gives memory back to the driver less than half as often."
 
 
-def _reasons(best: Outcome, baseline: Outcome) -> list[str]:
+def _reasons(best: ReplayResult, baseline: ReplayResult) -> list[str]:
     then, now = format_size(best.peak_reserved), format_size(baseline.peak_reserved)
     reasons = [] if baseline.oom is None else [f"With your settings: {_at_oom(baseline)}"]
     return [
@@ -115,7 +118,7 @@ def _reasons(best: Outcome, baseline: Outcome) -> list[str]:
     ]
 
 
-def _calls(best: Outcome, baseline: Outcome) -> Iterator[str]:
+def _calls(best: ReplayResult, baseline: ReplayResult) -> Iterator[str]:
     if best.retries or baseline.retries:
         yield f"Retries {best.retries:,} instead of {baseline.retries:,}."
     if best.device_frees or baseline.device_frees:

@@ -17,9 +17,9 @@ from torchmem.simulator.scenarios import (
     rl_phases,
     variable_length,
 )
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
-__all__ = ["SCENARIOS", "Moment", "Scenario", "Worker"]
+__all__ = ["SCENARIOS", "Scenario", "ScenarioEvent", "Worker"]
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 BATCH = 96
 """Images. At 64, for which the numbers are quoted, the tensors saved by this model come to 6 GB and not to 9."""
@@ -97,7 +97,7 @@ class Trainer:
         """Drop the gradients, as `set_to_none` does."""
         self._free(self._gradients)
 
-    def batch(self, mode: Mode) -> Iterator[Moment]:
+    def batch(self, mode: Mode) -> Iterator[ScenarioEvent]:
         """Forward and backward pass of one batch; it is at its peak when it yields."""
         peak = PARTS[1] if mode.recomputed else PARTS[-1]
         first = not self._gradients
@@ -158,7 +158,7 @@ class Trainer:
             self._allocator.free(blocks.pop())
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     trainer = Trainer(worker.allocator)
     mode, step = MODES[0], 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 66
@@ -28,7 +28,7 @@ SHORTEST = 0.8
 """The shortest batch of a sixth as a part of its longest."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     for _ in range(WEIGHTS):

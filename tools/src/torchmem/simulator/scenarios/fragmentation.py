@@ -16,7 +16,7 @@ from random import Random
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 46
@@ -44,7 +44,7 @@ EPOCH_ARC = 0.3
 """At `EPOCH_END` of the growth the other ranks start a new epoch at `EPOCH_START`, and grow again over `EPOCH_ARC`."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     for _ in range(WEIGHTS):
@@ -72,7 +72,7 @@ def epoch_growth(arc: float) -> float:
 
 def train_step(
     allocator: DeviceCachingAllocator, statistics: Statistics, activation_bytes: int
-) -> Iterator[Moment]:
+) -> Iterator[ScenarioEvent]:
     """Forward and backward over all layers; statistics that are not kept are freed with their layer."""
     live: list[Block] = []
     for layer in range(LAYERS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 1 * GIB
 WEIGHTS = 24
@@ -17,7 +17,7 @@ KINDS = ((160, 64 * MIB), (44, 256 * MIB), (12, 1 * GIB))
 SMALLEST_BATCH = 0.8
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     for _ in range(WEIGHTS):

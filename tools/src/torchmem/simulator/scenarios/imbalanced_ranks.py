@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 128 * MIB
 WEIGHTS = 16
@@ -26,7 +26,7 @@ GROWN = 0.95
 COPIES_OF_FIRST_RANK = 2
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator = worker.allocator
     copies = COPIES_OF_FIRST_RANK if worker.rank == 0 else 1

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 CHECKPOINT_BYTES = 28 * GIB
 """The checkpoint is loaded onto the card and dropped: one large free block, which the pairs then share."""
@@ -34,7 +34,7 @@ FIRST_BATCH, LARGEST_BATCH = 0.3, 0.8
 """The short batch at the beginning, and the largest of the other ranks, as a part of the holes."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator = worker.allocator
     for _ in range(WEIGHTS):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 CARD_BYTES = 11 * GIB
 WEIGHT_BYTES = 16 * MIB
@@ -28,7 +28,7 @@ def leaked_tensors(worker: Worker) -> int:
     return max(1, round(free / (FULL * worker.steps * LEAKED_BYTES)))
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator = worker.allocator
     leaked = leaked_tensors(worker)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 CARD_BYTES = 12_205 * MIB
 WEIGHT_BYTES = 4 * MIB
@@ -34,7 +34,7 @@ CROWD_AT, CLASSIFIED_FROM, LARGER_CROWD_AT = 0.15, 0.3, 0.9
 """Parts of the run."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     for _ in range(WEIGHTS):
@@ -57,7 +57,7 @@ def train(worker: Worker) -> Iterator[Moment]:
         step += 1
 
 
-def _pass(allocator: DeviceCachingAllocator, size: int) -> Iterator[Moment]:
+def _pass(allocator: DeviceCachingAllocator, size: int) -> Iterator[ScenarioEvent]:
     tensor = allocator.malloc(size)
     yield "compute"
     allocator.free(tensor)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 NEIGHBOURS = 3
 NEIGHBOUR_BYTES = 414 * MIB
@@ -27,7 +27,7 @@ EVALUATIONS = 50
 """How often the cache is returned in the run."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, card = worker.allocator, worker.allocator.card
     weights = worker.capacity - LAYERS * ACTIVATION_BYTES - SPARE_BYTES

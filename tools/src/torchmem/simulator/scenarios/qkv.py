@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 256 * MIB
 WEIGHTS = 16
@@ -31,7 +31,7 @@ SORTED_OVER = 0.92
 """The part of the run over which the sorted sequences go from the longest to the shortest."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     for _ in range(WEIGHTS):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 512 * MIB
 BUFFER_BYTES = 8 * GIB
@@ -23,7 +23,7 @@ ROOM = (3.0, 1.95, 1.82)
 """What weights and activations leave for buffers in each epoch, as multiples of the largest buffer."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     held, step = 0, 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 GB = 10**9
 WEIGHT_BYTES = 761_250_000
@@ -28,7 +28,7 @@ EMPTIED_FROM = 0.5
 """From this part of the run on the cache is emptied before training."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The loop of one rank; a step ends within the training phase."""
     allocator = worker.allocator
     for _ in range(WEIGHTS):
@@ -47,7 +47,7 @@ def train(worker: Worker) -> Iterator[Moment]:
             step += 1
 
 
-def _train_step(worker: Worker) -> Iterator[Moment]:
+def _train_step(worker: Worker) -> Iterator[ScenarioEvent]:
     logits = []
     for _ in range(LOGITS):
         logits.append(worker.allocator.malloc(LOGITS_BYTES))

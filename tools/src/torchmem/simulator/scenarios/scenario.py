@@ -10,7 +10,7 @@ from typing import Literal
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import CARD_BYTES, CONTEXT_BYTES
 
-Moment = Literal["compute", "step"]
+ScenarioEvent = Literal["compute", "step"]
 """Where the loop stands when it yields: while the GPU would be at work, or at the end of an optimizer step."""
 
 
@@ -60,6 +60,6 @@ class Scenario:
     summary: str
     reproduces: str
     source: str
-    train: Callable[[Worker], Iterator[Moment]]
+    train: Callable[[Worker], Iterator[ScenarioEvent]]
     card_bytes: int = CARD_BYTES
     neighbours: int = 0

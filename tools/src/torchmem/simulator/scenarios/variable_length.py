@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Moment, Scenario, Worker
+from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 142 * MIB
 WEIGHTS = 40
@@ -26,7 +26,7 @@ SHORTEST = 0.5
 """The shortest batch of a stage as a part of its longest."""
 
 
-def train(worker: Worker) -> Iterator[Moment]:
+def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """The training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     for _ in range(WEIGHTS):
