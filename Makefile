@@ -1,15 +1,17 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# On a fresh machine, `make demo` and `make test` need nothing but Python and a C compiler.
 PYTHON ?= python3
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
-# The CUDA build; === keeps pip from preferring a local CPU build.
+# The build with CUDA. With === pip does not prefer a CPU build that it finds locally.
 CUDA_TORCH ?= torch===2.13.0
-# What examples/huggingface.py and lightning_loop.py train with.
+# Packages that examples/huggingface.py and examples/lightning_loop.py need.
 EXAMPLES := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6
 BIN := $(VENV)/bin
-SOURCES := sdk/src exporter/src tools/src dashboards tests benchmarks examples
 
-.PHONY: demo test check format dashboards docs check-grafana kubernetes stack test-allocator test-gpu clean
+.PHONY: help demo stack test check format generate check-grafana test-allocator test-gpu clean
+
+help:  ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,45 +23,35 @@ $(VENV)/.dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo  ## Simulated training on four cards, with the real SDK and exporter
+demo: $(VENV)/.demo  ## Run a simulated training on four cards through the real SDK and exporter.
 	$(BIN)/torchmem demo $(ARGS)
 
-test: $(VENV)/.dev check  ## Everything that needs no GPU and no CUDA build of torch
-	tests/install-stack.sh
-	$(BIN)/python -m pytest -m 'not allocator and not gpu' $(ARGS)
+stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.
+	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)
 
-check: $(VENV)/.dev  ## Style, types, import arrows, generated files
+# Pass `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
+test: $(VENV)/.dev check  ## Run all checks, and all tests that need neither a GPU nor the CUDA build of PyTorch.
+	tests/install-stack.sh
+	$(BIN)/python -m pytest -m 'not allocator and not gpu' --numprocesses 2 $(ARGS)
+
+check: $(VENV)/.dev  ## Check style, types, import directions and generated files.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.11 dashboards
 	$(BIN)/lint-imports
-	$(BIN)/python dashboards/build.py --check
-	$(BIN)/python docs/metrics.py --check
-	$(BIN)/torchmem rules --thresholds prometheus/thresholds.yml --check prometheus/rules
-	$(BIN)/python docs/dashboards.py --check
-	$(BIN)/python deploy/kubernetes/build.py --check
+	$(BIN)/python generate.py --check
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev  ## Format the Python code and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-dashboards: $(VENV)/.dev  ## Write dashboards/json from the Python in dashboards/
-	$(BIN)/python dashboards/build.py
+generate: $(VENV)/.dev  ## Write the generated files: rules, dashboards, manifests, docs/metrics.md, docs/dashboards.md.
+	$(BIN)/python generate.py
 
-docs: $(VENV)/.dev  ## Write the generated tables of the README and docs/dashboards.md
-	$(BIN)/python docs/metrics.py
-	$(BIN)/python docs/dashboards.py
-
-check-grafana:  ## The dashboards against the types that Grafana 11, 12 and 13 publish; needs npm
+check-grafana:  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
 	npm install --prefix tests/grafana --silent --no-package-lock --ignore-scripts
 	node tests/grafana/check.mjs dashboards/json/*.json
-
-kubernetes: $(VENV)/.dev  ## Write the manifests made from the rules and the dashboards
-	$(BIN)/python deploy/kubernetes/build.py
-
-stack: $(VENV)/.demo  ## Exporter, Prometheus, Alertmanager (and Grafana, if installed) without Docker
-	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)
 
 $(CUDA_VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(CUDA_VENV)
@@ -67,12 +59,12 @@ $(CUDA_VENV)/.dev: pyproject.toml
 	$(CUDA_VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-test-allocator: $(CUDA_VENV)/.dev  ## PyTorch's real CUDA allocator on the phantom GPU; needs about 6 GB of disk
+test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
 	tests/install-stack.sh
 	$(CUDA_VENV)/bin/python -m pytest -m allocator --numprocesses 2 --dist loadfile $(ARGS)
 
-test-gpu: $(CUDA_VENV)/.dev  ## A real NVIDIA GPU
+test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
-clean:
+clean:  ## Remove the virtual environments and everything that was built.
 	rm -rf $(VENV) $(CUDA_VENV) .stack build dist

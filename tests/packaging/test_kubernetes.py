@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,47 +44,6 @@ def kustomizations(folder: Path) -> Iterator[tuple[Path, Manifest]]:
     for other in [*found.get("resources", []), *found.get("components", [])]:
         if (folder / other).is_dir():
             yield from kustomizations(folder / other)
-
-
-def test_the_generated_manifests_are_current() -> None:
-    """`build.py --check` passes: rules and dashboards are those of this checkout."""
-    command = [sys.executable, str(FOLDER / "build.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (0, "") == (done.returncode, done.stderr)
-
-
-def test_an_outdated_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`build.py --check` says which file is out of date and what to run, and changes nothing."""
-    build: Any = _module()
-    build.ROOT, build.RULES, build.DASHBOARDS = (
-        tmp_path,
-        tmp_path / "rules",
-        tmp_path / "dashboards",
-    )
-    (tmp_path / "deploy/kubernetes/prometheus-operator").mkdir(parents=True)
-    for folder, name, text in (
-        (build.RULES, "a.yml", "groups: []\n"),
-        (build.DASHBOARDS, "b.json", "{}"),
-    ):
-        folder.mkdir()
-        (folder / name).write_text(text)
-
-    assert build.main(["--check"]) == 1
-    assert (
-        "dashboards/kustomization.yaml is out of date: run make kubernetes."
-        in capsys.readouterr().err
-    )
-    assert not (build.DASHBOARDS / "kustomization.yaml").exists()
-    assert build.main([]) == build.main(["--check"]) == 0
-
-
-def _module() -> object:
-    spec = importlib.util.spec_from_file_location("kubernetes_build", FOLDER / "build.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_rules_are_those_of_prometheus() -> None:

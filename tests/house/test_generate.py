@@ -1,0 +1,43 @@
+"""The generated files are up to date, and generate.py reports when they are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from generate import Files, main
+
+
+def test_every_generated_file_is_current(root: Path) -> None:
+    """`generate.py --check` finds no file to write."""
+    command = [sys.executable, "generate.py", "--check"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "out of date" not in done.stdout
+
+
+def test_an_outdated_file_is_reported_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    """With --check, each file that is missing, different or superfluous is named and not changed."""
+    missing, different, superfluous = (tmp_path / name for name in ("a.md", "b.md", "c.md"))
+    different.write_text("old")
+    superfluous.write_text("old")
+
+    def part() -> Files:
+        return {missing: "new", different: "new", superfluous: None}
+
+    assert 1 == main(["--check"], [part])
+    assert [
+        f"{os.path.relpath(path, root)} is out of date: run make generate."
+        for path in (missing, different, superfluous)
+    ] == capsys.readouterr().out.splitlines()
+    assert ["b.md", "c.md"] == sorted(path.name for path in tmp_path.iterdir())
+
+    assert 0 == main([], [part])
+    assert 0 == main(["--check"], [part])
+    assert {"a.md": "new", "b.md": "new"} == {p.name: p.read_text() for p in tmp_path.iterdir()}
