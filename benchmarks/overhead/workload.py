@@ -56,7 +56,7 @@ def make(blocks: int) -> Workload:
     if has_cuda():
         import torch
 
-        from torchmem.sdk._torch import TorchBackend
+        from torchmem.sdk.torch_backend import TorchBackend
 
         held = _fill(blocks, partial(torch.empty, dtype=torch.uint8, device="cuda"), lambda _: None)
         return _workload(TorchBackend(), held)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.allocator
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, torch
-from torchmem.sdk._torch import TorchBackend
+from torchmem.sdk.torch_backend import TorchBackend
 torch.zeros(1, device="cuda")
 backend = TorchBackend()
 counts = sys.getrefcount(False), sys.getrefcount(True)

@@ -20,8 +20,8 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.liveness import state
-from torchmem.exporter.processes import INITIAL_PID_NAMESPACE, Processes, Sighting
 from torchmem.exporter.rundir import RunDirectory
+from torchmem.sample.processes import INITIAL_PID_NAMESPACE, Processes, Sighting
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.sample import Ending, Process, State
 

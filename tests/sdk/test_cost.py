@@ -167,7 +167,7 @@ def test_importing_the_sdk_loads_no_server() -> None:
         "multiprocessing",
     }
     assert needless & set(loaded) == set()
-    assert {"torch", "torchmem.sdk._torch", "msgspec"} & set(loaded) == set()
+    assert {"torch", "torchmem.sdk.torch_backend", "msgspec"} & set(loaded) == set()
 
 
 def test_the_own_account_is_what_the_training_thread_spent(

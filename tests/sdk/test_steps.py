@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchmem.sdk._peaks import UserPeaks, WindowPeak
 from torchmem.sdk._session import Session
-from torchmem.sdk._steps import Iterations
+from torchmem.sdk.steps import Iterations
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmem.exporter.processes import Sighting
+from torchmem.sample.processes import Sighting
 from torchmem.sample.sample import Sample, State, live_state
 
 UNSEEN_FRESH_SECONDS = 60.0

@@ -13,8 +13,8 @@ from torchmem.exporter import files
 from torchmem.exporter.decode import decode
 from torchmem.exporter.files import FileVersion
 from torchmem.exporter.liveness import state
-from torchmem.exporter.processes import Identity, Processes, identity
 from torchmem.exporter.refusals import REASONS, Reason, RefusedError
+from torchmem.sample.processes import Identity, Processes, identity
 from torchmem.sample.sample import LIVE_STATES, Sample, State
 
 MAX_FILES_PER_USER = 1024

@@ -1,4 +1,4 @@
-"""The door between the SDK and an allocator: PyTorch's own (sdk/_torch.py) or the simulator's."""
+"""The door between the SDK and an allocator: PyTorch's own (sdk/torch_backend.py) or the simulator's."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
 from torchmem.sdk._settings import Settings
-from torchmem.sdk._steps import StepClock
+from torchmem.sdk.steps import StepClock
 
 
 def before_sigterm(flush: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from torchmem.sdk._identity import is_multiprocessing_child
 from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._peaks import Phase
 from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
-from torchmem.sdk._steps import Iterations
+from torchmem.sdk.steps import Iterations
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -277,7 +277,7 @@ def _usable(settings: Settings, backend: Backend | None) -> Backend:
         return backend
     try:
         import_module("torch")  # by itself first: whoever waits for it may import `_torch` as well
-        from torchmem.sdk._torch import TorchBackend
+        from torchmem.sdk.torch_backend import TorchBackend
 
         return TorchBackend()
     except Exception as error:  # noqa: BLE001 - a broken torch must fail in the user's code, not in ours

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchmem.exporter.processes import Processes
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     MAX_MESSAGE_BYTES,
@@ -35,6 +34,7 @@ from torchmem.sample.capture_messages import (
     sibling_path,
 )
 from torchmem.sample.errors import UsageError
+from torchmem.sample.processes import Processes
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, run_directory
 from torchmem.sample.sample import Process

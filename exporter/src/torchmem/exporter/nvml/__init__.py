@@ -21,7 +21,6 @@ from torchmem.exporter.nvml import (
 )
 from torchmem.exporter.nvml.binding import Door
 from torchmem.exporter.nvml.gpm import GpmWindows
-from torchmem.exporter.processes import INITIAL_PID_NAMESPACE
 from torchmem.exporter.values import (
     Bar1,
     Clocks,
@@ -40,6 +39,7 @@ from torchmem.exporter.values import (
     Utilization,
     Versions,
 )
+from torchmem.sample.processes import INITIAL_PID_NAMESPACE
 
 
 class PyNvml:

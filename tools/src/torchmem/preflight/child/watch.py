@@ -29,13 +29,13 @@ from torchmem.preflight.child.ending import (
 )
 from torchmem.preflight.outcome import DeviceMemory, Phase, StepMemory
 from torchmem.preflight.plan import PROGRESS_FILE, Orders
-from torchmem.sdk._session import Session
-from torchmem.sdk._steps import Iterations
-from torchmem.sdk._torch import NO_CACHING
+from torchmem.sdk import Session
+from torchmem.sdk.steps import Iterations
+from torchmem.sdk.torch_backend import NO_CACHING
 
 
 class StepCounter:
-    """Counts training iterations; see `torchmem.sdk._steps.Iterations` for what is one with several optimizers."""
+    """Counts training iterations; see `torchmem.sdk.steps.Iterations` for what is one with several optimizers."""
 
     def __init__(self, wanted: int) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Which process a sample comes from, seen from the exporter's own pid namespace; hidden is not the same as gone."""
+"""Which process a sample comes from, seen from the reader's own pid namespace; hidden is not the same as gone."""
 
 from __future__ import annotations
 
