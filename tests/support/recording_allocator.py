@@ -9,140 +9,120 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.recording.recording import Event, PoolId, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import AllocParams, Block, BlockPool
+from torchmem.simulator.blocks import Block, BlockPool
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.device_memory import CachedBlocks
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.expandable_segments import ExpandableSegments
 
 
 def pool_id(pool: BlockPool) -> PoolId:
-    """The pool's id as a snapshot tells it."""
+    """Return the id of a pool as a snapshot has it."""
     return DEFAULT_POOL if pool.owner is None else pool.owner.id
 
 
-class RecordingRanges(ExpandableSegments):
-    """Notes what is mapped and unmapped."""
-
-    events: list[Event]
-
-    def map_block(self, to_map: Block, size: int) -> bool:
-        address, before = to_map.address, self.stats.reserved_bytes.current
-        mapped = super().map_block(to_map, size)
-        if mapped:
-            size = self.stats.reserved_bytes.current - before
-            self.events.append(
-                Event("segment_map", address, size, to_map.stream, pool_id(to_map.pool))
-            )
-        return mapped
-
-    def _unmapped(self, block: Block, begin: int, end: int) -> None:
-        self.events.append(
-            Event("segment_unmap", begin, end - begin, block.stream, pool_id(block.pool))
-        )
-        super()._unmapped(block, begin, end)
-
-
 class RecordingCard(SimulatedCard):
-    """Notes which segments it takes back."""
+    """A card that records which segments and pages its driver gives and takes back.
 
-    events: list[Event]
-    owners: dict[int, Event]
+    `request` is the latest request: its stream and pool are those of new memory.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        super().__init__(total_bytes, context_bytes=0)
+        self.events: list[Event] = []
+        self.request = Event("alloc", 0, 0, 0)
+        self._owners: dict[int, Event] = {}
+        self._ranges: list[tuple[range, Event]] = []
+
+    def cuda_malloc(self, size: int) -> int | None:
+        address = super().cuda_malloc(size)
+        if address is not None:
+            event = replace(self.request, action="segment_alloc", address=address, size=size)
+            self._owners[address] = event
+            self.events.append(event)
+        return address
 
     def cuda_free(self, address: int) -> None:
-        self.events.append(replace(self.owners.pop(address), action="segment_free"))
+        self.events.append(replace(self._owners.pop(address), action="segment_free"))
         super().cuda_free(address)
 
+    def reserve_addresses(self, size: int) -> int:
+        address = super().reserve_addresses(size)
+        self._ranges.append((range(address, address + size), self.request))
+        return address
 
-class RecordingCache(CachedBlocks):
-    """Notes which segments the driver gives."""
+    def mem_map(self, address: int, size: int) -> bool:
+        mapped = super().mem_map(address, size)
+        if mapped:
+            self._record("segment_map", address, size)
+        return mapped
 
-    events: list[Event]
+    def mem_unmap(self, address: int, size: int) -> None:
+        self._record("segment_unmap", address, size)
+        super().mem_unmap(address, size)
 
-    def cuda_malloc(self, params: AllocParams) -> Block | None:
-        block = super().cuda_malloc(params)
-        if block is not None:
-            event = Event(
-                "segment_alloc", block.address, block.size, block.stream, pool_id(block.pool)
-            )
-            self.events.append(event)
-            assert isinstance(self.card, RecordingCard)
-            self.card.owners[block.address] = event
-        return block
+    def _record(self, action: str, address: int, size: int) -> None:
+        owner = next(owner for addresses, owner in self._ranges if address in addresses)
+        self.events.append(replace(owner, action=action, address=address, size=size))
 
 
 class RecordingAllocator(DeviceCachingAllocator):
-    """`torch.cuda.memory._record_memory_history` and `_snapshot`, without stacks; its card must be a RecordingCard."""
+    """An allocator with `torch.cuda.memory._record_memory_history` on, without stacks."""
 
     def __init__(
         self, card: RecordingCard, config: AllocatorConfig, *, oldest_segment_first: bool = True
     ) -> None:
         super().__init__(card, config=config, oldest_segment_first=oldest_segment_first)
-        self.events = card.events = list[Event]()
-        card.owners = {}
-        ranges = self._memory.expandable_segments
-        noting = RecordingRanges(
-            ranges.card, ranges.stats, ranges.large_segment_size, ranges.counter
-        )
-        object.__setattr__(noting, "events", self.events)
-        self._memory.expandable_segments = noting
-        cached = RecordingCache(
-            card,
-            self._memory.cached.stats,
-            noting,
-            self._memory.cached.max_split_size,
-            ranges.counter,
-        )
-        object.__setattr__(cached, "events", self.events)
-        self._memory.cached = cached
+        self.recording_card = card
+        self.events = card.events
 
     def malloc(self, orig_size: int, stream: int = 0) -> Block:
+        size = self.config.round_size(orig_size)
+        pool = pool_id(self.get_pool(size, stream))
+        self.recording_card.request = Event("alloc", 0, orig_size, stream, pool)
         try:
             block = super().malloc(orig_size, stream)
         except OutOfMemoryError as error:
-            size = self.config.round_size(orig_size)
-            pool = pool_id(self._get_pool(size, stream))
             if not error.details.rejected:
-                self.events.append(
-                    Event("oom", 0, size, stream, pool, device_free=error.details.free)
-                )
+                free = error.details.free
+                self.events.append(Event("oom", 0, size, stream, pool, device_free=free))
             raise
-        self.events.append(Event("alloc", block.address, orig_size, stream, pool_id(block.pool)))
+        self._record("alloc", block)
         return block
 
     def free(self, block: Block) -> None:
-        self._note("free_requested", block)
+        self._record("free_requested", block)
         super().free(block)
 
-    def _free_block(self, block: Block) -> None:
-        self._note("free_completed", block)
-        super()._free_block(block)
-
-    def _note(self, action: str, block: Block) -> None:
-        event = Event(
-            action, block.address, block.requested_size, block.stream, pool_id(block.pool)
-        )
-        self.events.append(event)
+    def free_block(self, block: Block) -> None:
+        self._record("free_completed", block)
+        super().free_block(block)
 
     def recording(self, settings: dict[str, Any], events: list[Event] | None = None) -> Recording:
-        """The memory now, with all events or with those given."""
-        segments = tuple(map(recorded, self.memory_snapshot()))
+        """Return the memory now, with all events or with the given ones."""
         return Recording(
             "simulated",
             self.device,
-            segments,
+            tuple(map(recorded, self.memory_snapshot())),
             tuple(self.events if events is None else events),
             settings,
         )
 
+    def _record(self, action: str, block: Block) -> None:
+        size, pool = block.requested_size, pool_id(block.pool)
+        self.events.append(Event(action, block.address, size, block.stream, pool))
+
 
 def recorded(segment: SegmentInfo) -> RecordedSegment:
-    """A segment as it is read from a file."""
+    """Return a segment as it is read from a file."""
     blocks = (
         RecordedBlock(block["address"], block["size"], block["requested_size"], block["state"])
         for block in segment["blocks"]
     )
     return RecordedSegment(
-        segment["address"], segment["total_size"], segment["stream"], segment["segment_type"] == "small",
-        segment["is_expandable"], segment["segment_pool_id"], tuple(blocks),
-    )  # fmt: skip
+        segment["address"],
+        segment["total_size"],
+        segment["stream"],
+        segment["segment_type"] == "small",
+        segment["is_expandable"],
+        segment["segment_pool_id"],
+        tuple(blocks),
+    )

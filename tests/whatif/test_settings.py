@@ -7,7 +7,7 @@ import pytest
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import LONGEST_RUN, Block, BlockPool
+from torchmem.simulator.blocks import MAX_RUN_LENGTH, Block, BlockPool
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.stats import DeviceStats
@@ -94,7 +94,7 @@ def test_equal_blocks_are_taken_by_age_or_by_address(oldest_first: bool, taken: 
 def test_the_best_fit_is_found_among_very_many() -> None:
     """Free blocks stay in order, and each is found, when there are more of them than one run holds."""
     pool = BlockPool(is_small=True, stats=DeviceStats().of_pool(is_small=True))
-    count = 3 * LONGEST_RUN
+    count = 3 * MAX_RUN_LENGTH
     sizes = [512 * (1 + number * 7919 % count) for number in range(count)]
     for number, size in enumerate(sizes):
         pool.insert_into_blocks(Block(0, size, pool, number * GIB))

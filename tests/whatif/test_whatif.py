@@ -48,7 +48,7 @@ def recording_allocator(
     conf: str, card_bytes: int, *, oldest_first: bool = True
 ) -> RecordingAllocator:
     """An allocator under these settings, with its history on."""
-    card = RecordingCard(card_bytes, context_bytes=0)
+    card = RecordingCard(card_bytes)
     return RecordingAllocator(card, AllocatorConfig.parse(conf), oldest_segment_first=oldest_first)
 
 

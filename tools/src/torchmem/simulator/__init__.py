@@ -1,1 +1,1 @@
-"""PyTorch's CUDA caching allocator in pure Python, on simulated cards, and training scenarios that drive it."""
+"""PyTorch's CUDA caching allocator in pure Python, on simulated cards, with training scenarios."""

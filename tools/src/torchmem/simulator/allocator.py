@@ -1,8 +1,9 @@
 """The CUDA caching allocator of one device.
 
-Functions bear the names of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13, and do what
-they do there. Not simulated: CUDA graph capture, pools with an allocator of their own, settings that change at run
-time, peer access, callbacks that free memory, and a driver that needs or keeps more than it was asked for.
+Methods have the names and the behavior of `DeviceCachingAllocator` in
+c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13. Not simulated: CUDA graph capture, pools with an
+allocator of their own, settings that change at run time, peer access, callbacks that free memory,
+and a driver that needs or keeps more memory than it was asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from torchmem.simulator.blocks import (
     AllocParams,
     Block,
     BlockPool,
-    StreamFilter,
     should_split,
     split_head,
     try_merge_blocks,
@@ -31,15 +31,17 @@ from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.device_memory import DeviceMemory
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
+from torchmem.simulator.private_pools import StreamFilter
 from torchmem.simulator.snapshot import RangeKey, restore_blocks, segment_infos
 from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
 
 
 class DeviceCachingAllocator:
-    """Hands out blocks of cached segments on one simulated card; safe to read from another thread, like PyTorch's.
+    """Allocates blocks of cached segments on one simulated card; safe to read from other threads.
 
-    Of free blocks of equal size the one in the oldest segment is taken, as in PyTorch 2.13. Without
-    `oldest_segment_first` it is the one at the lowest address, as up to PyTorch 2.11; 2.12 was not looked at.
+    Among free blocks of equal size, PyTorch 2.13 takes the one in the oldest segment. With
+    `oldest_segment_first=False` the allocator takes the one at the lowest address, like PyTorch up
+    to 2.11. PyTorch 2.12 was not examined.
     """
 
     def __init__(
@@ -57,15 +59,12 @@ class DeviceCachingAllocator:
         self._mutex = RLock()
         self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
         self._max_split_size = config.max_split_size or UNLIMITED
-        self._memory = DeviceMemory(
-            card, device, config, self._stats, count(1) if oldest_segment_first else repeat(0)
-        )
-        self._small_blocks, self._large_blocks = (
-            self._memory.small_blocks,
-            self._memory.large_blocks,
-        )
+        counter = count(1) if oldest_segment_first else repeat(0)
+        self._memory = DeviceMemory(card, device, config, self._stats, counter)
+        self._small_blocks = self._memory.small_blocks
+        self._large_blocks = self._memory.large_blocks
         self._private_pools = self._memory.private_pools
-        self._events = OutstandingEvents(card, self._free_block)
+        self._events = OutstandingEvents(card, self.free_block)
         self._cuda_events = self._events.cuda_events
         self._active_blocks: set[Block] = set()
         self._oom_observers: list[OomObserver] = []
@@ -74,26 +73,27 @@ class DeviceCachingAllocator:
 
     @property
     def stats(self) -> DeviceStats:
-        """The statistics, which go on changing."""
+        """The live statistics."""
         return self._stats
 
     @property
     def allowed_memory_maximum(self) -> int | None:
-        """The limit from the memory fraction in bytes, if one is set."""
+        """The limit on reserved bytes, or None without a limit."""
         return self._memory.allowed_memory_maximum
 
     def malloc(self, orig_size: int, stream: int = 0) -> Block:
-        """A block of at least `orig_size` bytes for `stream`.
+        """Allocate a block of at least `orig_size` bytes for `stream`.
 
         Raises:
-            OutOfMemoryError: no free block fits, and the driver gives no segment even after the cache was released.
+            OutOfMemoryError: no free block fits, and the driver has no memory, even after the cache
+                was released.
         """
         with self._mutex:
             self.current_stream = stream
             if self._cuda_events:
                 self._events.process_events()
             size = self._round_size(orig_size)
-            pool = self._get_pool(size, stream)
+            pool = self.get_pool(size, stream)
             block = pool.of_stream(stream).pop_best_fit(size) if self._takes_best_fit else None
             if block is None:
                 block = self._search_or_allocate(orig_size, size, pool, stream)
@@ -106,20 +106,21 @@ class DeviceCachingAllocator:
                     split=should_split(block, size, is_expandable, self._max_split_size),
                 )
             self._stats.num_ooms += 1
-            report = self._memory.oom_report(self.config.get_allocation_size(size))
-        self._notify_oom_observers(report)
-        raise OutOfMemoryError(report)
+            details = self._memory.oom_details(self.config.get_allocation_size(size))
+        self._notify_oom_observers(details)
+        raise OutOfMemoryError(details)
 
     def free(self, block: Block) -> None:
-        """Return a block that `malloc` gave; if other streams used it, it is not free before they have passed.
+        """Free a block that `malloc` returned.
+
+        A block that other streams used becomes free only after they have finished with it.
 
         Raises:
             ValueError: the block is not allocated.
         """
         with self._mutex:
             if not block.allocated:
-                msg = f"invalid device pointer: {block.address:#x} is not allocated"
-                raise ValueError(msg)
+                raise ValueError(f"invalid device pointer: {block.address:#x} is not allocated")
             block.allocated = False
             block.pool.stats.block_returned(block.size)
             if block.size >= self._max_split_size:
@@ -127,62 +128,88 @@ class DeviceCachingAllocator:
             if block.stream_uses:
                 self._events.insert_events(block)
             else:
-                self._free_block(block)
+                self.free_block(block)
+
+    def free_block(self, block: Block) -> None:
+        """Merge a block that no stream uses any longer with its neighbors, and cache it.
+
+        `free` and the completion of events call this; users of the allocator call `free`.
+        """
+        self._active_blocks.remove(block)
+        size = block.size
+        split_blocks = split_size = 0
+        for neighbor in (block.prev, block.next):
+            if neighbor is not None and not neighbor.allocated:
+                subsumed = try_merge_blocks(block, neighbor)
+                if subsumed:
+                    split_blocks -= 1
+                    split_size -= subsumed
+        block.pool.insert_into_blocks(block)
+        if block.is_split():
+            split_blocks += 1
+            split_size += block.size
+        stats = block.pool.stats
+        stats.block_freed(size, block.requested_size)
+        if split_size and block.expandable_segment is None:
+            stats.inactive_split_changed(split_blocks, split_size)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """`Tensor.record_stream`: the owner of the block also uses it on `stream`."""
+        """Record that a block is also used on `stream`, like `Tensor.record_stream`."""
         with self._mutex:
             if stream != block.stream:
                 block.stream_uses = {stream, *(block.stream_uses or ())}
 
     def complete_events(self, block: Block) -> None:
-        """Free a block that waits for other streams, as if they had passed now; nothing if it waits no longer."""
+        """Complete the events that a freed block waits for; do nothing if it does not wait."""
         with self._mutex:
             self._events.complete(block)
 
     def would_reuse(self, orig_size: int, stream: int = 0) -> bool:
-        """Whether `malloc` would find a free block that is large enough, rules on oversize blocks aside."""
+        """Return whether a free block is large enough, ignoring the rules for oversize blocks."""
         with self._mutex:
             size = self._round_size(orig_size)
-            return (
-                next(self._get_pool(size, stream).of_stream(stream).at_least(size), None)
-                is not None
-            )
+            free = self.get_pool(size, stream).of_stream(stream)
+            return next(free.at_least(size), None) is not None
+
+    def get_pool(self, size: int, stream: int) -> BlockPool:
+        """Return the pool for a request of this rounded size."""
+        private = self._private_pools.get_pool(size, stream) if self._private_pools.routes else None
+        if private is not None:
+            return private
+        return self._small_blocks if size <= SMALL_SIZE else self._large_blocks
 
     def empty_cache(self, pool_id: PoolId = DEFAULT_POOL) -> None:
-        """`torch.cuda.empty_cache()`: give every segment without a live block back to the driver.
+        """Give every free segment back to the driver, like `torch.cuda.empty_cache()`.
 
-        With the id of a private pool that nobody uses any more: those of that pool alone.
+        With the id of a private pool without users, give back only the segments of that pool.
         """
         with self._mutex:
             self._memory.release_cached_blocks(pool_id, self._events)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit reserved memory to `fraction` of the card; 1.0 lifts the limit.
+        """Limit reserved memory to a fraction of the card; 1.0 removes the limit.
 
         Raises:
             ValueError: `fraction` is not between 0 and 1.
         """
         if not 0 <= fraction <= 1:
-            msg = f"Invalid fraction value: {fraction}. Allowed range: 0~1"
-            raise ValueError(msg)
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
         self.set_memory_limit(None if fraction == 1 else int(fraction * self.card.total_bytes))
 
     def set_memory_limit(self, limit: int | None) -> None:
-        """Limit reserved memory to so many bytes, which a fraction of a card of unknown size may come to."""
+        """Limit reserved memory to `limit` bytes; None removes the limit."""
         memory, config = self._memory, self.config
         memory.allowed_memory_maximum = limit
-        has_rules = (
+        self._takes_best_fit = not (
             config.expandable_segments
             or config.max_split_size is not None
             or memory.collects_garbage
         )
-        self._takes_best_fit = not has_rules
 
     def create_or_incref_pool(
         self, pool_id: PoolId, *, use_on_oom: bool = False, no_split: bool = False
     ) -> None:
-        """`torch.cuda.MemPool()`, or one user more of a pool that there is."""
+        """Create a private pool, like `torch.cuda.MemPool()`, or add a user to an existing one."""
         with self._mutex:
             self._private_pools.create_or_incref_pool(
                 pool_id, use_on_oom=use_on_oom, no_split=no_split
@@ -191,7 +218,7 @@ class DeviceCachingAllocator:
     def begin_allocate_to_pool(
         self, pool_id: PoolId, accepts: StreamFilter = lambda _: True
     ) -> None:
-        """Enter `torch.cuda.use_mem_pool(pool)`: requests on streams that `accepts` names go to the pool.
+        """Enter `torch.cuda.use_mem_pool(pool)` for requests on the streams that `accepts` matches.
 
         Raises:
             ValueError: requests go to this pool already.
@@ -209,31 +236,34 @@ class DeviceCachingAllocator:
             self._private_pools.end_allocate_to_pool(pool_id)
 
     def release_pool(self, pool_id: PoolId) -> None:
-        """One user less of a private pool. The end of a `MemPool` is this, then `empty_cache(pool_id)`."""
+        """Remove a user of a private pool.
+
+        Deleting a `MemPool` does this and then calls `empty_cache(pool_id)`.
+        """
         with self._mutex:
             self._private_pools.release_pool(pool_id)
 
     def attach_out_of_memory_observer(self, observer: OomObserver) -> None:
-        """Call `observer` at each OutOfMemoryError, after the cache was released and before the error is raised."""
+        """Call `observer` before each OutOfMemoryError, after the cache was released."""
         self._oom_observers.append(observer)
 
     def memory_stats_as_nested_dict(self) -> dict[str, Any]:
-        """`torch.cuda.memory_stats_as_nested_dict()` of this device."""
+        """Return `torch.cuda.memory_stats_as_nested_dict()` of this device."""
         with self._mutex:
             return self._stats.as_nested_dict()
 
     def memory_snapshot(self) -> list[SegmentInfo]:
-        """`torch.cuda.memory_snapshot()` of this device: segments by address, without traces."""
+        """Return `torch.cuda.memory_snapshot()` of this device: segments by address, no traces."""
         with self._mutex:
             return segment_infos((*self._active_blocks, *self._memory.free_blocks()), self.device)
 
     def stranded_bytes(self) -> int:
-        """Free bytes of the default pools that `empty_cache` would not give back."""
+        """Return the free bytes of the default pools that `empty_cache` would not give back."""
         with self._mutex:
             return self._memory.stranded_bytes()
 
     def releasable_bytes(self) -> int:
-        """Free bytes of the default pools that `empty_cache` would give back now."""
+        """Return the free bytes of the default pools that `empty_cache` would give back."""
         with self._mutex:
             return self._memory.releasable_bytes()
 
@@ -252,11 +282,17 @@ class DeviceCachingAllocator:
         segments: Iterable[SegmentInfo],
         first_addresses: Mapping[RangeKey, int] = MappingProxyType({}),
     ) -> dict[int, Block]:
-        """Take over what `memory_snapshot()` shows of another allocator, as if it had all been done before.
+        """Load the segments of another allocator's `memory_snapshot()` into this unused allocator.
 
-        Only for an allocator that was not used. A private pool gets one user. Segments count as requested in the order
-        of their addresses. Expandable segments whose range reaches further down than they do may have the beginning of
-        the range in `first_addresses`. Returns the blocks that are in use, or wait for other streams, by address.
+        Each private pool gets one user. The age of a segment follows the order of addresses.
+
+        Args:
+            segments: the segments of one device.
+            first_addresses: where the address ranges of expandable segments start, if that is below
+                their first segment.
+
+        Returns:
+            The blocks that are in use or wait for other streams, by address.
 
         Raises:
             ValueError: the card has too little memory.
@@ -270,12 +306,6 @@ class DeviceCachingAllocator:
             self._stats.reset_peak()
             self._stats.reset_accumulated()
             return {block.address: block for block in blocks}
-
-    def _get_pool(self, size: int, stream: int) -> BlockPool:
-        private = self._private_pools.get_pool(size, stream) if self._private_pools.routes else None
-        if private is not None:
-            return private
-        return self._small_blocks if size <= SMALL_SIZE else self._large_blocks
 
     def _search_or_allocate(
         self, orig_size: int, size: int, pool: BlockPool, stream: int
@@ -308,26 +338,7 @@ class DeviceCachingAllocator:
             self._stats.oversize_allocations.increase(1)
         return block
 
-    def _free_block(self, block: Block) -> None:
-        self._active_blocks.remove(block)
-        size = block.size
-        split_blocks = split_size = 0
-        for neighbour in (block.prev, block.next):
-            if neighbour is not None and not neighbour.allocated:
-                subsumed = try_merge_blocks(block, neighbour)
-                if subsumed:
-                    split_blocks -= 1
-                    split_size -= subsumed
-        block.pool.insert_into_blocks(block)
-        if block.is_split():
-            split_blocks += 1
-            split_size += block.size
-        stats = block.pool.stats
-        stats.block_freed(size, block.requested_size)
-        if split_size and block.expandable_segment is None:
-            stats.inactive_split_changed(split_blocks, split_size)
-
-    def _notify_oom_observers(self, report: OutOfMemoryDetails) -> None:
-        total = report.total if report.allowed is None else report.allowed
+    def _notify_oom_observers(self, details: OutOfMemoryDetails) -> None:
+        total = details.total if details.allowed is None else details.allowed
         for observer in list(self._oom_observers):
-            observer(report.device, report.requested, total, report.free)
+            observer(details.device, details.requested, total, details.free)

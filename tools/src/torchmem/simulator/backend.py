@@ -1,4 +1,4 @@
-"""`SimulatedBackend`: simulated allocators behind the door through which the SDK reads PyTorch."""
+"""`SimulatedBackend`: simulated allocators behind the interface that the SDK reads PyTorch by."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Callback = Callable[[], None]
 
 
 class SimulatedBackend:
-    """`torchmem.allocator.backend.Backend` over allocators of simulated cards, one for each device of the process.
+    """A `torchmem.allocator.backend.Backend` over one simulated allocator per device.
 
-    The training loop calls `step()` where an optimizer step would end. With `initialized=False` CUDA counts as not
-    started until `init()` is called.
+    The training loop calls `step()` where an optimizer step would end. With `initialized=False`,
+    CUDA counts as not initialized until `init()` is called.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class SimulatedBackend:
         self._step_callbacks: list[Callable[[int], None]] = []
 
     def init(self) -> None:
-        """Start CUDA: run the callbacks that wait for it."""
+        """Initialize CUDA: run the callbacks that wait for it."""
         self._initialized = True
         waiting, self._init_callbacks = self._init_callbacks, []
         for callback in waiting:
@@ -42,26 +42,26 @@ class SimulatedBackend:
             callback(optimizer)
 
     def is_initialized(self) -> bool:
-        """Whether CUDA counts as started."""
+        """Return whether CUDA counts as initialized."""
         return self._initialized
 
     def call_soon(self, call: Callback) -> None:
-        """At once: a simulated allocator makes nobody wait."""
+        """Run `call` at once: a simulated allocator never blocks."""
         call()
 
     def devices(self) -> Sequence[Device]:
-        """The simulated cards."""
+        """Return the simulated cards."""
         return [
             Device(index, allocator.card.uuid, allocator.card.name, allocator.card.total_bytes)
             for index, allocator in self._allocators.items()
         ]
 
     def memory_stats(self, device: int) -> NestedStats | None:
-        """Nested statistics of one device."""
+        """Return the nested statistics of one device."""
         return self._allocators[device].memory_stats_as_nested_dict()
 
     def memory_snapshot(self) -> list[SegmentInfo] | None:
-        """Segments and blocks of all devices."""
+        """Return the segments and blocks of all devices."""
         return [
             segment
             for allocator in self._allocators.values()
@@ -69,28 +69,28 @@ class SimulatedBackend:
         ]
 
     def free_bytes(self, device: int) -> int | None:
-        """Bytes that the simulated driver could still give out."""
+        """Return the free bytes of a simulated card."""
         return self._allocators[device].card.mem_get_info()[0]
 
     def limit_bytes(self, device: int) -> int | None:
-        """The limit from the memory fraction in bytes, else the card's total."""
+        """Return the limit set by a memory fraction in bytes, or the total of the card."""
         allowed = self._allocators[device].allowed_memory_maximum
         return self._allocators[device].card.total_bytes if allowed is None else allowed
 
     def history_enabled(self) -> bool | None:
-        """Whether `start_history` was called last."""
+        """Return whether the history counts as recording."""
         return self._recording
 
     def start_history(self, max_entries: int) -> None:  # noqa: ARG002
-        """Remember only that it is on: simulated allocations leave no trace."""
+        """Mark the history as recording; simulated allocations leave no trace."""
         self._recording = True
 
     def stop_history(self) -> None:
-        """Forget it."""
+        """Mark the history as off."""
         self._recording = False
 
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
-        """The segments, with an empty trace for each device."""
+        """Return the segments, with an empty trace for each device."""
         return {
             "segments": self.memory_snapshot(),
             "device_traces": [[] for _ in self._allocators],
@@ -107,27 +107,27 @@ class SimulatedBackend:
         self._allocators[device].reset_peak_memory_stats()
 
     def current_stream(self, device: int) -> int | None:
-        """The stream of the newest request."""
+        """Return the stream of the latest request."""
         return self._allocators[device].current_stream
 
     def allocator_settings(self) -> Mapping[str, str]:
-        """The settings of the first device's allocator."""
+        """Return the settings of the first device's allocator."""
         config = next(iter(self._allocators.values())).config
         return {"backend": "native", "release_lock_on_cudamalloc": "False"} | config.settings()
 
     def versions(self) -> Mapping[str, str]:
-        """Says that the numbers are simulated."""
+        """Report `simulated` as the version of torch."""
         return {"torch": "simulated"}
 
     def on_init(self, callback: Callback) -> None:
-        """Run `callback` once when CUDA starts, at once when it has."""
+        """Run `callback` once CUDA is initialized, or at once if it is."""
         if self._initialized:
             callback()
         else:
             self._init_callbacks.append(callback)
 
     def on_step(self, callback: Callable[[int], None]) -> Callback:
-        """Run `callback` at each `step()`; returns what removes it, however often it is called."""
+        """Run `callback` at each `step()`; return a function that removes it, idempotently."""
         self._step_callbacks.append(callback)
 
         def remove() -> None:

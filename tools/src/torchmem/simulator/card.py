@@ -1,4 +1,4 @@
-"""A simulated card and its driver: cudaMalloc, cudaFree and cudaMemGetInfo on a number of bytes."""
+"""A simulated card and its driver: cudaMalloc, cudaFree, virtual memory and cudaMemGetInfo."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torchmem.allocator.sizes import GIB, MIB
 
 CARD_BYTES = 80 * GIB
 CONTEXT_BYTES = 512 * MIB
-"""Device memory of a CUDA context; 200 to 700 MB are reported from the field (pytorch/pytorch#28113)."""
-FIRST_ADDRESS = 0x7_0000_0000
+"""Device memory of a CUDA context; users report 200 to 700 MB (pytorch/pytorch#28113)."""
 ALIGNMENT = 2 * MIB
-"""The driver hands out whole pages of 2 MiB."""
+"""The driver allocates whole pages of 2 MiB."""
 
 
 class Cells(Protocol):
-    """Integers by position: a list, or a `multiprocessing.Array("Q", n)` that several processes share."""
+    """Integers by position: a list, or a `multiprocessing.Array("Q", n)` shared by processes."""
 
     def __len__(self) -> int: ...
 
@@ -28,10 +27,11 @@ class Cells(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """The bytes that each process uses on one card: one cell for each process, `slot` is ours.
+    """The bytes that each process uses on one card: one cell per process, this process at `slot`.
 
-    Several processes share a card through `multiprocessing.Array("Q", n)` as `cells` and its `get_lock()` as `lock`.
-    Whoever started a process sets its cell to 0 when it has died, as the driver would.
+    To share a card, give each process a `multiprocessing.Array("Q", n)` as `cells` and its
+    `get_lock()` as `lock`. The parent of a process sets its cell to 0 after the process has died,
+    as the driver would free its memory.
     """
 
     cells: Cells = field(default_factory=lambda: [0])
@@ -39,36 +39,39 @@ class CardUse:
     lock: AbstractContextManager[object] = field(default_factory=nullcontext)
 
     def total(self) -> int:
-        """Bytes that all processes use."""
+        """Return the bytes that all processes use."""
         return sum(self.cells[index] for index in range(len(self.cells)))
 
     def own(self) -> int:
-        """Bytes that this process uses."""
+        """Return the bytes that this process uses."""
         return self.cells[self.slot]
 
     def others(self) -> list[CardUse]:
-        """The other processes' sides of the card."""
+        """Return the same card as seen by each of the other processes."""
         return [replace(self, slot=slot) for slot in range(len(self.cells)) if slot != self.slot]
 
     def claim(self, size: int, capacity: int) -> bool:
-        """Add `size` bytes to our cell if all processes together then stay within `capacity`."""
+        """Add `size` bytes to this process if all processes together then fit in `capacity`."""
         with self.lock:
             fits = self.total() + size <= capacity
             if fits:
                 self.cells[self.slot] += size
             return fits
 
-    def give_back(self, size: int) -> None:
-        """Take `size` bytes out of our cell."""
+    def release(self, size: int) -> None:
+        """Subtract `size` bytes from this process."""
         with self.lock:
             self.cells[self.slot] -= size
 
 
 class SimulatedCard:
-    """One process's view of a card, with its CUDA context on it.
+    """A card as one process sees it, with the CUDA context of that process.
 
-    The driver is ideal: it refuses only what does not fit in the sum, and never gives an address twice.
+    The driver is ideal: it refuses memory only if the sum does not fit, and never reuses an
+    address. Addresses are assigned upward from `first_address`.
     """
+
+    first_address = 0x7_0000_0000
 
     def __init__(
         self,
@@ -85,13 +88,15 @@ class SimulatedCard:
         self.use = use or CardUse()
         self.events_held = False
         self._sizes: dict[int, int] = {}
-        self._next_address = FIRST_ADDRESS
+        self._next_address = self.first_address
         if not self.use.claim(context_bytes, total_bytes):
-            msg = f"CUDA error: out of memory. The card has no {context_bytes} bytes left for a context."
-            raise RuntimeError(msg)
+            raise RuntimeError(
+                "CUDA error: out of memory. "
+                f"The card has no {context_bytes} bytes left for a context."
+            )
 
     def cuda_malloc(self, size: int) -> int | None:
-        """Address of `size` new bytes, or None for cudaErrorMemoryAllocation."""
+        """Return the address of `size` new bytes, or None for cudaErrorMemoryAllocation."""
         if not self.use.claim(size, self.total_bytes):
             return None
         address = self.reserve_addresses(size)
@@ -99,40 +104,41 @@ class SimulatedCard:
         return address
 
     def cuda_free(self, address: int) -> None:
-        """Give back what `cuda_malloc` returned."""
-        self.use.give_back(self._sizes.pop(address))
+        """Free memory that `cuda_malloc` returned."""
+        self.use.release(self._sizes.pop(address))
 
     def adopt(self, address: int, size: int) -> None:
-        """Count memory that was given out before, so that `cuda_free` takes it back.
+        """Count memory that was allocated before, so that `cuda_free` accepts it.
 
         Raises:
-            ValueError: the card has not so much.
+            ValueError: the card has too little memory.
         """
         if not self.use.claim(size, self.total_bytes):
             raise ValueError(f"the card has no {size} bytes left for the segment at {address:#x}")
         self._sizes[address] = size
 
     def reserve_addresses(self, size: int) -> int:
-        """Where `size` bytes of address space begin, without memory, like cuMemAddressReserve."""
+        """Reserve `size` bytes of address space, like cuMemAddressReserve; return its start."""
         address = self._next_address
         self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
         return address
 
-    def mem_create(self, size: int) -> bool:
-        """Take `size` bytes of memory to map at reserved addresses, like cuMemCreate; False when there are not so many.
+    def mem_map(self, address: int, size: int) -> bool:  # noqa: ARG002 -- for subclasses
+        """Map `size` bytes of new memory at a reserved address, like cuMemCreate and cuMemMap.
 
-        The pages of one mapping are taken together or not at all, as `ExpandableSegment::map` does.
+        Return False if the card has too little memory. The pages of one call are mapped together or
+        not at all, as `ExpandableSegment::map` does.
         """
         return self.use.claim(size, self.total_bytes)
 
-    def mem_unmap(self, size: int) -> None:
-        """Give back what `mem_create` took, or a part of it."""
-        self.use.give_back(size)
+    def mem_unmap(self, address: int, size: int) -> None:  # noqa: ARG002 -- for subclasses
+        """Unmap and free memory that `mem_map` mapped, or a part of it."""
+        self.use.release(size)
 
     def hold_events(self, hold: bool) -> None:
-        """Let every event answer that it is not done yet, until this is called with False."""
+        """Report every CUDA event as pending until this is called again with False."""
         self.events_held = hold
 
     def mem_get_info(self) -> tuple[int, int]:
-        """Free and total bytes of the card, like cudaMemGetInfo."""
+        """Return the free and total bytes of the card, like cudaMemGetInfo."""
         return max(0, self.total_bytes - self.use.total()), self.total_bytes

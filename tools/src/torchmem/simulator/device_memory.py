@@ -1,12 +1,8 @@
-"""What goes back to the driver when an allocation failed, and on `empty_cache()`.
+"""Where memory comes from when no free block fits, and what goes back to the driver.
 
-The allocator's garbage collection: cached segments that went unused for long go back before memory runs out.
-
-Source: `DeviceCachingAllocator::garbage_collect_cached_blocks`, PyTorch 2.13.
-
-Where a block comes from when its pool has none, and in which order the last resorts are tried.
-
-Functions bear the names they have in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
+This includes the retry after a failed allocation, `empty_cache()` and the garbage collection
+(`DeviceCachingAllocator::garbage_collect_cached_blocks`). Names follow
+c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -16,17 +12,18 @@ from dataclasses import dataclass, replace
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
-from torchmem.simulator.blocks import AllocParams, Block, BlockPool, PrivatePools, get_free_block
+from torchmem.simulator.blocks import AllocParams, Block, BlockPool, get_free_block
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
 from torchmem.simulator.expandable_segments import ExpandableSegments
+from torchmem.simulator.private_pools import PrivatePools
 from torchmem.simulator.stats import DeviceStats
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBlocks:
-    """Takes segments of one device from its driver and gives free ones back.
+    """Allocates the segments of one device from its driver and gives free ones back.
 
     Blocks of `max_split_size` bytes or more are oversize. `counter` numbers the segments.
     """
@@ -38,45 +35,36 @@ class CachedBlocks:
     counter: Iterator[int]
 
     def cuda_malloc(self, params: AllocParams) -> Block | None:
-        """A new segment as one free block that is in no list yet; None when the driver refuses."""
+        """Return a new segment as one block, in no pool yet, or None if the driver refuses."""
         size, pool = params.alloc_size, params.pool
         address = self.card.cuda_malloc(size)
         if address is None:
             return None
         self.stats.num_device_alloc += 1
-        pool.stats.segment.increase(1)
-        for stat in pool.reserved_bytes():
-            stat.increase(size)
-        if self._is_oversize(size):
-            self.stats.oversize_segments.increase(1)
+        self._count_segment(pool, size)
         return Block(params.stream, size, pool, address, registration_counter=next(self.counter))
 
     def adopt(self, blocks: list[Block]) -> None:
-        """Count a segment of these linked blocks that the driver gave before."""
-        size, pool, number = sum(block.size for block in blocks), blocks[0].pool, next(self.counter)
+        """Count linked blocks as a segment that the driver gave before."""
+        size, number = sum(block.size for block in blocks), next(self.counter)
         self.card.adopt(blocks[0].address, size)
-        pool.stats.segment.increase(1)
-        for stat in pool.reserved_bytes():
-            stat.increase(size)
-        if self._is_oversize(size):
-            self.stats.oversize_segments.increase(1)
+        self._count_segment(blocks[0].pool, size)
         for block in blocks:
             block.registration_counter = number
 
     def release_block(self, block: Block) -> None:
-        """cudaFree a free block that is a whole segment."""
+        """Free a block that is a whole segment with cudaFree."""
         pool = block.pool
         self.card.cuda_free(block.address)
         self.stats.num_device_free += 1
         pool.stats.segment.current -= 1
-        for stat in pool.reserved_bytes():
-            stat.current -= block.size
+        pool.subtract_reserved(block.size)
         if self._is_oversize(block.size):
             self.stats.oversize_segments.current -= 1
         pool.erase(block)
 
     def release_blocks(self, pool: BlockPool) -> None:
-        """Give back every whole free segment of a pool, and the free pages of its expandable segments."""
+        """Give back the free segments of a pool, and the free pages of its expandable segments."""
         for block in list(pool):
             if block.expandable_segment is not None:
                 self.expandable_segments.unmap_block(block)
@@ -84,27 +72,37 @@ class CachedBlocks:
                 self.release_block(block)
 
     def releasable_bytes(self, pool: BlockPool) -> int:
-        """Free bytes of a pool that `release_blocks` would give back."""
+        """Return the free bytes of a pool that `release_blocks` would give back."""
         return sum(_releasable(block) for block in pool)
 
     def release_available_cached_blocks(self, params: AllocParams) -> bool:
-        """Give back oversize blocks of the request's stream until the segment may fit; False when they are too few."""
+        """Give back oversize blocks of the request's stream until the new segment may fit.
+
+        Return False if there are too few of them.
+        """
         if self.max_split_size is None:
             return False
-        wanted = max(params.size, self.max_split_size)
+        needed = max(params.size, self.max_split_size)
         free = params.pool.of_stream(params.stream)
-        fitting = next(free.at_least(wanted), None)
+        fitting = next(free.at_least(needed), None)
         if fitting is not None and fitting.expandable_segment is None:
             self.release_block(fitting)
             return True
+        oversize = [block for block in free.at_least(self.max_split_size) if block.size < needed]
         released = 0
-        for block in _largest_first(free.at_least(self.max_split_size), wanted):
-            if released >= wanted:
+        for block in reversed(oversize):
+            if released >= needed:
                 break
             if block.expandable_segment is None:
                 released += block.size
                 self.release_block(block)
-        return released >= wanted
+        return released >= needed
+
+    def _count_segment(self, pool: BlockPool, size: int) -> None:
+        pool.stats.segment.increase(1)
+        pool.add_reserved(size)
+        if self._is_oversize(size):
+            self.stats.oversize_segments.increase(1)
 
     def _is_oversize(self, size: int) -> bool:
         return self.max_split_size is not None and size >= self.max_split_size
@@ -117,17 +115,13 @@ def _releasable(block: Block) -> int:
     return max(0, segment.left(block.address + block.size) - segment.right(block.address))
 
 
-def _largest_first(oversize: Iterator[Block], limit: int) -> Iterator[Block]:
-    return reversed([block for block in oversize if block.size < limit])
-
-
 def garbage_collect_cached_blocks(
     large_blocks: BlockPool, target_size: int, cached: CachedBlocks
 ) -> None:
-    """Give back whole free segments of the large pool, the oldest first, `target_size` bytes or more.
+    """Give back at least `target_size` bytes of free segments of the large pool, the oldest first.
 
-    The age of a block is the number of searches in its pool since it was freed. Each round gives back every block
-    that reaches the mean age of those that are left.
+    The age of a block is the number of searches in its pool since it was freed. Each round gives
+    back every block that reaches the mean age of the remaining ones.
     """
     freeable = [block for block in large_blocks if not block.is_split()]
     reclaimed = 0
@@ -171,38 +165,38 @@ class DeviceMemory:
         )
 
     def free_blocks(self) -> Iterator[Block]:
-        """All free blocks."""
-        for pool in (self.small_blocks, self.large_blocks):
-            yield from pool
+        """Iterate over all free blocks."""
+        yield from self.small_blocks
+        yield from self.large_blocks
         yield from self.private_pools.free_blocks()
 
     def releasable_bytes(self) -> int:
-        """Free bytes of the default pools that can go back to the driver."""
+        """Return the free bytes of the default pools that can go back to the driver."""
         return sum(map(self.cached.releasable_bytes, (self.small_blocks, self.large_blocks)))
 
     def stranded_bytes(self) -> int:
-        """Free bytes of the default pools that cannot go back to the driver, as live blocks lie beside them."""
+        """Return the free bytes of the default pools that live blocks keep from the driver."""
         free = sum(block.size for pool in (self.small_blocks, self.large_blocks) for block in pool)
         return free - self.releasable_bytes()
 
     @property
     def collects_garbage(self) -> bool:
-        """Whether the garbage collection runs: only with a memory fraction."""
+        """Whether the garbage collection runs; it needs a memory limit."""
         return (
             self.allowed_memory_maximum is not None and self.config.garbage_collection_threshold > 0
         )
 
     def get_free_block(self, params: AllocParams) -> Block | None:
-        """A free block by all the rules, taken out of its pool."""
+        """Remove and return the free block for a request, by all rules of the settings."""
         if self.collects_garbage:
             params.pool.get_free_blocks_call_count += 1
         return get_free_block(params, self.config)
 
     def get_new_block(self, params: AllocParams, events: OutstandingEvents) -> Block | None:
-        """A whole new segment, or a free block of a pool that helps out; None when there is no memory.
+        """Return a new segment or a free block of an overflow pool, or None if memory is exhausted.
 
         Raises:
-            OutOfMemoryError: `throw_on_cudamalloc_oom` forbids even to try.
+            OutOfMemoryError: `throw_on_cudamalloc_oom` rejects the request.
         """
         if self.allowed_memory_maximum is not None and self.collects_garbage:
             self._garbage_collect(self.allowed_memory_maximum)
@@ -211,13 +205,16 @@ class DeviceMemory:
             block = self._alloc_block(params)
         if block is None:
             self.release_cached_blocks(DEFAULT_POOL, events)
-            # The pool is not searched again, as in PyTorch: only the driver is asked.
+            # Like PyTorch, ask only the driver here; do not search the pool again.
             self.stats.num_alloc_retries += 1
             block = self._alloc_block(params)
         return block
 
     def release_cached_blocks(self, pool_id: PoolId, events: OutstandingEvents) -> None:
-        """Give back what is cached in the default and in all unused private pools, or in one unused private pool."""
+        """Give back the cache of one private pool without users.
+
+        For `DEFAULT_POOL`, give back that of the default pools and of all such private pools.
+        """
         if pool_id == DEFAULT_POOL:
             self.stats.num_sync_all_streams += 1
             events.synchronize_and_free_events()
@@ -231,8 +228,8 @@ class DeviceMemory:
             self.cached.release_blocks(pool.large_blocks)
             self.private_pools.forget_if_empty(pool)
 
-    def oom_report(self, requested: int, *, rejected: bool = False) -> OutOfMemoryDetails:
-        """How the memory stands at an OutOfMemoryError."""
+    def oom_details(self, requested: int, *, rejected: bool = False) -> OutOfMemoryDetails:
+        """Return the state of the memory for an OutOfMemoryError."""
         free, total = self.card.mem_get_info()
         private = sum(block.size for block in self.private_pools.free_blocks())
         allocated = self.stats.allocated_bytes.current + private
@@ -250,9 +247,8 @@ class DeviceMemory:
         )
 
     def _garbage_collect(self, allowed: int) -> None:
-        excess = self.stats.reserved_bytes.current - int(
-            self.config.garbage_collection_threshold * allowed
-        )
+        threshold = int(self.config.garbage_collection_threshold * allowed)
+        excess = self.stats.reserved_bytes.current - threshold
         if excess > 0:
             garbage_collect_cached_blocks(self.large_blocks, excess, self.cached)
 
@@ -264,7 +260,7 @@ class DeviceMemory:
             config.per_process_memory_fraction * self.card.total_bytes
         ):
             self.stats.num_oom_rejections += 1
-            raise OutOfMemoryError(self.oom_report(params.orig_size, rejected=True))
+            raise OutOfMemoryError(self.oom_details(params.orig_size, rejected=True))
         if params.is_expandable_segments_active:
             return self.expandable_segments.try_allocate_expandable_block(params)
         return self.cached.cuda_malloc(params)
@@ -273,10 +269,10 @@ class DeviceMemory:
         if params.pool.owner is not None:
             return None
         for pool in self.private_pools.use_on_oom():
-            own = replace(
-                params, pool=pool.blocks(params.size), is_expandable_segments_active=False
+            blocks = pool.blocks(params.size)
+            block = self.get_free_block(
+                replace(params, pool=blocks, is_expandable_segments_active=False)
             )
-            block = self.get_free_block(own)
             if block is not None:
                 return block
         return None

@@ -1,4 +1,4 @@
-"""Blocks that were used on other streams and wait, after they were freed, until those streams have passed."""
+"""Freed blocks that wait for the other streams that used them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torchmem.simulator.card import SimulatedCard
 class OutstandingEvents:
     """The events of freed blocks, in order for each stream (PyTorch's `cuda_events`).
 
-    The simulated driver's events are done at once, or, after `SimulatedCard.hold_events(True)`, not before they are
-    let go. A block whose last event is done is handed to `free_block`.
+    The simulated driver completes events at once, or, after `SimulatedCard.hold_events(True)`, not
+    before they are released. A block whose last event is complete is passed to `free_block`.
 
-    Streams are looked at in the order of their numbers. PyTorch takes the order of a hash of the stream's id; it
-    decides nothing but how `inactive_split` rises and falls while blocks of several streams become free in one call.
+    Streams are processed in the order of their numbers. PyTorch uses the order of a hash of the
+    stream's id; that affects only how `inactive_split` rises and falls while blocks of several
+    streams become free in one call.
     """
 
     card: SimulatedCard
@@ -33,39 +34,39 @@ class OutstandingEvents:
             self.cuda_events.setdefault(stream, deque()).append(block)
 
     def process_events(self) -> None:
-        """Free the blocks whose events are done."""
+        """Free the blocks whose events are complete."""
         if not self.card.events_held:
-            self._complete()
+            self._complete_all()
 
     def synchronize_and_free_events(self, pool: PrivatePool | None = None) -> None:
-        """Wait for all events, or for those of one private pool's blocks, and free the blocks."""
-        self._complete(pool)
+        """Wait for all events, or for those of one private pool, and free their blocks."""
+        self._complete_all(pool)
 
     def complete(self, block: Block) -> None:
-        """Free one block, whatever it waits for; nothing if it waits no longer."""
-        if block.event_count:
-            for stream in [
-                stream for stream, waiting in self.cuda_events.items() if block in waiting
-            ]:
-                self.cuda_events[stream].remove(block)
-                if not self.cuda_events[stream]:
-                    del self.cuda_events[stream]
-            block.event_count = 0
-            self.free_block(block)
+        """Complete all events of one block and free it; do nothing if it does not wait."""
+        if not block.event_count:
+            return
+        waits_on = [stream for stream, waiting in self.cuda_events.items() if block in waiting]
+        for stream in waits_on:
+            self.cuda_events[stream].remove(block)
+            if not self.cuda_events[stream]:
+                del self.cuda_events[stream]
+        block.event_count = 0
+        self.free_block(block)
 
-    def _complete(self, pool: PrivatePool | None = None) -> None:
+    def _complete_all(self, pool: PrivatePool | None = None) -> None:
         for stream in sorted(self.cuda_events):
             waiting = self.cuda_events.pop(stream)
             others = deque[Block]()
             for block in waiting:
                 if pool is None or block.pool.owner is pool:
-                    self._event_done(block)
+                    self._complete_event(block)
                 else:
                     others.append(block)
             if others:
                 self.cuda_events[stream] = others
 
-    def _event_done(self, block: Block) -> None:
+    def _complete_event(self, block: Block) -> None:
         block.event_count -= 1
         if not block.event_count:
             self.free_block(block)

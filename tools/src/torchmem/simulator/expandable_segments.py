@@ -1,6 +1,6 @@
-"""Expandable segments: address ranges that memory is mapped into, and unmapped from, page by page.
+"""Expandable segments: address ranges in which memory is mapped and unmapped page by page.
 
-Functions bear the names they have in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
+Names follow c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -9,32 +9,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import SMALL_BUFFER
-from torchmem.simulator.blocks import AllocParams, Block, BlockPool, part_of, try_merge_blocks
+from torchmem.simulator.blocks import (
+    AllocParams,
+    Block,
+    BlockPool,
+    ExpandableSegment,
+    part_of,
+    try_merge_blocks,
+)
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.stats import DeviceStats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpandableSegment:
-    """An address range of 1 1/8 the card's memory, in whole pages of `segment_size` bytes."""
-
-    address: int
-    segment_size: int
-
-    def left(self, address: int) -> int:
-        """Beginning of the page that holds `address`."""
-        return address - (address - self.address) % self.segment_size
-
-    def right(self, address: int) -> int:
-        """End of the last page that begins before `address`."""
-        return self.left(address + self.segment_size - 1)
-
-
 @dataclass(frozen=True, slots=True)
 class ExpandableSegments:
-    """The expandable segments of one device; `large_segment_size` is the page of the large pool.
+    """The expandable segments of one device.
 
-    `counter` numbers the address ranges.
+    `large_segment_size` is the page size of the large pool. `counter` numbers the address ranges.
     """
 
     card: SimulatedCard
@@ -43,37 +34,45 @@ class ExpandableSegments:
     counter: Iterator[int]
 
     def try_allocate_expandable_block(self, params: AllocParams) -> Block | None:
-        """A free block of at least the requested size, out of the pool, for which memory was mapped.
+        """Map memory for a request and return a block of at least its size, out of its pool.
 
-        None when the driver has no more; what was mapped before that stays mapped.
+        Return None if the driver has too little memory; pages that were mapped until then stay
+        mapped.
         """
         candidate = self.find_expandable_block(params)
         if not candidate.mapped and not self.map_block(candidate, min(candidate.size, params.size)):
             return None
         while candidate.size < params.size:
             unmapped = candidate.next
-            if unmapped is None or not self.map_block(
-                unmapped, min(params.size - candidate.size, unmapped.size)
-            ):
+            if unmapped is None:
+                return None
+            if not self.map_block(unmapped, min(params.size - candidate.size, unmapped.size)):
                 return None
             candidate = unmapped
         params.pool.erase(candidate)
         return candidate
 
     def find_expandable_block(self, params: AllocParams) -> Block:
-        """The lowest free or unmapped block from which on the address space suffices; a new range if there is none."""
+        """Return the lowest free or unmapped block with enough address space behind it.
+
+        If there is none, reserve a new address range.
+        """
         for unmapped in params.pool.unmapped.get(params.stream, ()):
             before = unmapped.prev
-            start = before if before is not None and _allocatable(before) else unmapped
+            start = before if before is not None and _is_allocatable(before) else unmapped
             if _has_available_address_space(start, params.size):
                 return start
-        return self._new_range(params.pool, params.stream, None)
+        return self._reserve_range(params.pool, params.stream, None)
 
     def map_block(self, to_map: Block, size: int) -> bool:
-        """Map the first `size` bytes, in whole pages, of an unmapped block; it becomes a free block of its pool."""
+        """Map the first `size` bytes of an unmapped block, in whole pages.
+
+        The block becomes a free block of its pool. Return False if the driver has too little
+        memory.
+        """
         pool = to_map.pool
         mapped_size = _segment_of(to_map).right(to_map.address + size) - to_map.address
-        if not self.card.mem_create(mapped_size):
+        if not self.card.mem_map(to_map.address, mapped_size):
             return False
         pool.erase_unmapped(to_map)
         to_map.mapped = True
@@ -87,12 +86,11 @@ class ExpandableSegments:
         try_merge_blocks(to_map, to_map.next)
         pool.insert_into_blocks(to_map)
         self.stats.num_device_alloc += 1
-        for stat in pool.reserved_bytes():
-            stat.increase(mapped_size)
+        pool.add_reserved(mapped_size)
         return True
 
     def unmap_block(self, block: Block) -> None:
-        """Give back the pages that lie wholly in a free block; its ends stay free blocks of their own."""
+        """Unmap the pages that lie entirely in a free block; its ends remain free blocks."""
         segment, pool = _segment_of(block), block.pool
         begin, end = segment.right(block.address), segment.left(block.address + block.size)
         if begin >= end:
@@ -106,25 +104,19 @@ class ExpandableSegments:
             after_free = part_of(block, end, block.address + block.size - end)
             after_free.splice(block, block.next)
             pool.insert_into_blocks(after_free)
-        self._unmapped(block, begin, end)
-
-    def _unmapped(self, block: Block, begin: int, end: int) -> None:
-        pool, size = block.pool, end - begin
-        block.address, block.size, block.mapped = begin, size, False
-        try_merge_blocks(block, block.prev)
-        try_merge_blocks(block, block.next)
-        self.card.mem_unmap(size)
-        self.stats.num_device_free += 1
-        for stat in pool.reserved_bytes():
-            stat.current -= size
-        # A range without any memory goes back to the driver (release_expandable_segment).
-        if block.is_split():
-            pool.insert_unmapped(block)
+        self._unmap(block, begin, end)
 
     def adopt(self, before: Block | None, blocks: list[Block], first: int) -> Block:
-        """Count linked blocks as memory that was mapped before; returns the address space behind them.
+        """Count linked blocks as memory that is mapped already.
 
-        `before` is address space that they may lie in. Where it does not reach so far a range begins at `first`.
+        Args:
+            before: an unmapped block that the blocks may lie in; if it does not reach far enough, a
+                new range starts at `first`.
+            blocks: neighbors, by address.
+            first: the first address of a new range.
+
+        Returns:
+            The unmapped block behind the last of `blocks`.
 
         Raises:
             ValueError: the card has too little memory.
@@ -132,10 +124,9 @@ class ExpandableSegments:
         head, tail = blocks[0], blocks[-1]
         pool, size, end = head.pool, sum(block.size for block in blocks), tail.address + tail.size
         if before is None or end > before.address + before.size:
-            before = self._new_range(pool, head.stream, first)
+            before = self._reserve_range(pool, head.stream, first)
         self.card.adopt(head.address, size)
-        for stat in pool.reserved_bytes():
-            stat.increase(size)
+        pool.add_reserved(size)
         behind = part_of(before, end, before.address + before.size - end)
         behind.mapped = False
         pool.erase_unmapped(before)
@@ -150,15 +141,26 @@ class ExpandableSegments:
             block.registration_counter = before.registration_counter
         return behind
 
-    def _new_range(self, pool: BlockPool, stream: int, address: int | None) -> Block:
+    def _unmap(self, block: Block, begin: int, end: int) -> None:
+        pool, size = block.pool, end - begin
+        block.address, block.size, block.mapped = begin, size, False
+        try_merge_blocks(block, block.prev)
+        try_merge_blocks(block, block.next)
+        self.card.mem_unmap(begin, size)
+        self.stats.num_device_free += 1
+        pool.subtract_reserved(size)
+        # A range without any memory goes back to the driver (release_expandable_segment).
+        if block.is_split():
+            pool.insert_unmapped(block)
+
+    def _reserve_range(self, pool: BlockPool, stream: int, address: int | None) -> Block:
         page = SMALL_BUFFER if pool.is_small else self.large_segment_size
         total = self.card.total_bytes
         size = -(-(total + total // 8) // page) * page
         if address is None:
             address = self.card.reserve_addresses(size)
-        block = Block(
-            stream, size, pool, address, mapped=False, registration_counter=next(self.counter)
-        )
+        number = next(self.counter)
+        block = Block(stream, size, pool, address, mapped=False, registration_counter=number)
         block.expandable_segment = ExpandableSegment(address, page)
         pool.insert_unmapped(block)
         return block
@@ -170,13 +172,13 @@ def _segment_of(block: Block) -> ExpandableSegment:
     return block.expandable_segment
 
 
-def _allocatable(block: Block) -> bool:
+def _is_allocatable(block: Block) -> bool:
     return not block.allocated and not block.event_count
 
 
 def _has_available_address_space(block: Block | None, size: int) -> bool:
-    found = 0
-    while found < size and block is not None and _allocatable(block):
-        found += block.size
+    available = 0
+    while available < size and block is not None and _is_allocatable(block):
+        available += block.size
         block = block.next
-    return found >= size
+    return available >= size

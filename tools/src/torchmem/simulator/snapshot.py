@@ -1,6 +1,7 @@
-"""The allocator's blocks as the structure that `torch.cuda.memory_snapshot()` returns.
+"""The allocator's blocks as `torch.cuda.memory_snapshot()` returns them, and the way back.
 
-Putting the blocks of a snapshot back into an allocator, so that it goes on from there.
+Source: `DeviceCachingAllocator::snapshot`, PyTorch 2.13. Stack frames, which PyTorch records only
+with history on, are left out.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, BlockState, Poo
 from torchmem.simulator.blocks import Block, BlockPool
 from torchmem.simulator.device_memory import DeviceMemory
 
+RangeKey = tuple[PoolId, int, str]
+"""Pool, stream, and "small" or "large": segments with equal keys may share an address range."""
+AWAITED_STREAM = -1
+"""Stands for the stream that a pending block waits for, which a snapshot does not name."""
+
 
 def segment_infos(blocks: Iterable[Block], device: int) -> list[SegmentInfo]:
-    """The segments that `blocks` (all blocks of a device, in any order) make up, by address.
+    """Return the segments of all `blocks` of a device, by address.
 
-    An expandable segment counts once for each contiguous range that has memory.
-
-    Source: `DeviceCachingAllocator::snapshot`, PyTorch 2.13; stack frames, kept only with history on, are left out.
+    Each contiguous range of an expandable segment that has memory is a segment of its own.
     """
     heads = (block for block in blocks if block.prev is None or not block.prev.mapped)
     return [_segment_info(head, device) for head in sorted(heads, key=lambda block: block.address)]
@@ -65,27 +69,22 @@ def _state(block: Block) -> BlockState:
     return "active_pending_free" if block.event_count else "inactive"
 
 
-RangeKey = tuple[PoolId, int, str]
-"""Whose address ranges an expandable segment may lie in: pool, stream, and "small" or "large"."""
-AWAITED_STREAM = -1
-"""The stream whose event a block waits for that was pending in the snapshot, which does not tell the stream."""
-
-
 def range_key(segment: SegmentInfo) -> RangeKey:
-    """Segments with the same key may lie in one address range."""
+    """Return the key of the address ranges that an expandable segment may lie in."""
     return segment["segment_pool_id"], segment["stream"], segment["segment_type"]
 
 
 def restore_blocks(
     memory: DeviceMemory, segments: Iterable[SegmentInfo], first_addresses: Mapping[RangeKey, int]
 ) -> Iterator[Block]:
-    """Put segments into an empty memory, by address; gives every block that is not free.
+    """Load segments into an empty memory; yield every block that is not free.
 
-    An expandable segment belongs to the range of the one before it if that range reaches so far. A range begins with
-    its first segment, or at its key's address in `first_addresses` if that is lower.
+    An expandable segment belongs to the range of the one before it, if that range reaches far
+    enough. A range starts at its first segment, or at its key's address in `first_addresses` if
+    that is lower.
 
     Raises:
-        ValueError: the card has too little memory for them.
+        ValueError: the card has too little memory.
     """
     ranges: dict[RangeKey, Block] = {}
     for segment in sorted(segments, key=itemgetter("address")):
@@ -100,7 +99,8 @@ def restore_blocks(
         else:
             memory.cached.adopt(blocks)
         for block in blocks:
-            if _count(block):
+            _count(block)
+            if block.allocated or block.stream_uses:
                 yield block
 
 
@@ -126,23 +126,20 @@ def _block(memory: DeviceMemory, pool: BlockPool, segment: SegmentInfo, index: i
     block.allocated = info["state"] == "active_allocated"
     if not block.allocated and info["state"] != "inactive":
         block.stream_uses = {AWAITED_STREAM}
-    if block.stream_uses or block.allocated:
-        oversize = (
-            memory.config.max_split_size is not None and block.size >= memory.config.max_split_size
-        )
-        memory.stats.oversize_allocations.increase(int(oversize and block.allocated))
+    max_split_size = memory.config.max_split_size
+    if block.allocated and max_split_size is not None and block.size >= max_split_size:
+        memory.stats.oversize_allocations.increase(1)
     return block
 
 
-def _count(block: Block) -> bool:
-    """Add a block to the statistics, and a free one to its pool; whether it is in use."""
+def _count(block: Block) -> None:
+    """Add a block to the statistics, and to its pool if it is free."""
     stats = block.pool.stats
     if block.allocated or block.stream_uses:
         stats.block_allocated(block.size, block.requested_size)
         if not block.allocated:
             stats.block_returned(block.size)
-        return True
+        return
     block.pool.insert_into_blocks(block)
     if block.is_split() and block.expandable_segment is None:
         stats.inactive_split_changed(1, block.size)
-    return False

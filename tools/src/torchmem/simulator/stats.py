@@ -1,7 +1,7 @@
-"""The allocator's statistics, kept and returned as `torch.cuda.memory_stats_as_nested_dict()` returns them.
+"""The allocator's statistics, as `torch.cuda.memory_stats_as_nested_dict()` returns them.
 
-Names and meaning: c10/core/CachingDeviceAllocator.h (`Stat`, `StatArray`, `DeviceStats`) and torch/csrc/cuda/Module.cpp
-(`THCPModule_memoryStats`), PyTorch 2.13.
+Names and meaning: c10/core/CachingDeviceAllocator.h (`Stat`, `StatArray`, `DeviceStats`) and
+torch/csrc/cuda/Module.cpp (`THCPModule_memoryStats`), PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from torchmem.allocator.snapshot import PoolId
 
 @dataclass(slots=True, eq=False)
 class Stat:
-    """One number over time: now, at most, and the sum of all increases since the sums were reset.
+    """One number over time: its current value, its peak, and the sum of its increases.
 
-    The sum of all decreases follows from these and is not kept: to decrease, take the amount off `current`.
+    The sum of decreases follows from these and is not stored. To decrease the number, subtract the
+    amount from `current`. The sums start again at each reset.
     """
 
     current: int = 0
@@ -26,27 +27,27 @@ class Stat:
 
     @property
     def freed(self) -> int:
-        """Sum of all decreases since the sums were reset."""
+        """The sum of all decreases since the sums were reset."""
         return self.current_at_reset + self.allocated - self.current
 
     def increase(self, amount: int) -> None:
         """Add `amount`."""
         self.allocated += amount
         self.current = current = self.current + amount
-        if current > self.peak:  # noqa: PLR1730 -- max() costs a call on the hottest line
+        if current > self.peak:  # noqa: PLR1730 -- this is the hottest line; max() costs a call
             self.peak = current
 
     def reset_peak(self) -> None:
-        """Start the peak again from the current value."""
+        """Set the peak to the current value."""
         self.peak = self.current
 
     def reset_accumulated(self) -> None:
-        """Start both sums again from 0; `current` stays, so it no longer equals their difference."""
+        """Set both sums to 0; `current` stays, so it no longer equals their difference."""
         self.allocated = 0
         self.current_at_reset = self.current
 
     def as_dict(self) -> dict[str, int]:
-        """The four values by PyTorch's names."""
+        """Return the four values by PyTorch's names."""
         return {
             "current": self.current,
             "peak": self.peak,
@@ -57,12 +58,12 @@ class Stat:
 
 @dataclass(slots=True, eq=False)
 class PoolStat(Stat):
-    """The number of one of the two pools in an array."""
+    """The statistic of the small or the large pool in a `StatArray`."""
 
     array: StatArray = field(kw_only=True)
 
     def increase(self, amount: int) -> None:
-        """Add `amount`, also to what both pools have together."""
+        """Add `amount`, and update the peak of both pools together."""
         self.allocated += amount
         self.current = current = self.current + amount
         if current > self.peak:  # noqa: PLR1730
@@ -76,7 +77,7 @@ class PoolStat(Stat):
 class StatArray:
     """One statistic of the small pool, of the large pool, and of both together.
 
-    Of the sum only the peak is kept: the rest follows from the two pools.
+    Only the peak of the sum is stored; its other values follow from the two pools.
     """
 
     __slots__ = ("large_pool", "peak", "small_pool")
@@ -88,22 +89,22 @@ class StatArray:
 
     @property
     def current(self) -> int:
-        """What both pools have together now."""
+        """The current value of both pools together."""
         return self.small_pool.current + self.large_pool.current
 
     def reset_peak(self) -> None:
-        """Start all three peaks again."""
+        """Set all three peaks to their current values."""
         self.peak = self.current
         self.small_pool.reset_peak()
         self.large_pool.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """Start all sums again."""
+        """Set all sums to 0."""
         self.small_pool.reset_accumulated()
         self.large_pool.reset_accumulated()
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """The values by PyTorch's names."""
+        """Return the values by PyTorch's names."""
         small, large = self.small_pool.as_dict(), self.large_pool.as_dict()
         both = {name: small[name] + large[name] for name in small} | {"peak": self.peak}
         return {"all": both, "small_pool": small, "large_pool": large}
@@ -117,14 +118,14 @@ COUNTERS = (
     "num_device_alloc",
     "num_device_free",
 )
-"""Names of the plain counters."""
+"""Names of the statistics that are only counters."""
 UNLIMITED_SPLIT_SIZE = -1
 """PyTorch's `max_split_size` when none is set."""
 
 
 @dataclass(slots=True, eq=False)
 class DeviceStats:
-    """Statistics of one device; the plain names count blocks or segments."""
+    """The statistics of one device; names without `bytes` count blocks or segments."""
 
     allocation: StatArray = field(default_factory=StatArray)
     segment: StatArray = field(default_factory=StatArray)
@@ -147,33 +148,33 @@ class DeviceStats:
     reserved_bytes_by_private_pools: dict[PoolId, StatArray] = field(default_factory=dict)
 
     def of_pool(self, *, is_small: bool) -> PoolStats:
-        """The statistics that a change in the small or the large pool touches."""
+        """Return the statistics of the small or of the large pool."""
         arrays = (getattr(self, item.name) for item in fields(PoolStats))
         return PoolStats(*(array.small_pool if is_small else array.large_pool for array in arrays))
 
     def reserved_bytes_of(self, pool_id: PoolId) -> StatArray:
-        """The bytes reserved for a private pool; the entry outlives the pool, as in PyTorch."""
+        """Return the reserved bytes of a private pool; the entry remains after the pool is gone."""
         return self.reserved_bytes_by_private_pools.setdefault(pool_id, StatArray())
 
     def reset_peak(self) -> None:
-        """`torch.cuda.reset_peak_memory_stats()`."""
+        """Reset the peaks, as `torch.cuda.reset_peak_memory_stats()` does."""
         for stat in self._stats():
             stat.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """`torch.cuda.reset_accumulated_memory_stats()`: also sets the plain counters to 0, as PyTorch does."""
+        """Reset the sums and counters, as `torch.cuda.reset_accumulated_memory_stats()` does."""
         for stat in self._stats():
             stat.reset_accumulated()
         for name in COUNTERS:
             setattr(self, name, 0)
 
     def as_nested_dict(self) -> dict[str, Any]:
-        """`torch.cuda.memory_stats_as_nested_dict()` of PyTorch 2.13."""
-        nested: dict[str, Any] = {name: getattr(self, name).as_dict() for name in STATS}
-        nested |= {name: getattr(self, name) for name in (*COUNTERS, "max_split_size")}
+        """Return what `torch.cuda.memory_stats_as_nested_dict()` of PyTorch 2.13 returns."""
         private = self.reserved_bytes_by_private_pools
-        return nested | {
-            "reserved_bytes_by_private_pools": {pool: private[pool].as_dict() for pool in private}
+        return {
+            **{name: getattr(self, name).as_dict() for name in STATS},
+            **{name: getattr(self, name) for name in (*COUNTERS, "max_split_size")},
+            "reserved_bytes_by_private_pools": {pool: private[pool].as_dict() for pool in private},
         }
 
     def _stats(self) -> list[Stat | StatArray]:
@@ -185,7 +186,7 @@ class DeviceStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolStats:
-    """The statistics of one pool."""
+    """The statistics of the small or of the large pool."""
 
     allocation: PoolStat
     segment: PoolStat
@@ -198,7 +199,7 @@ class PoolStats:
     requested_bytes: PoolStat
 
     def block_allocated(self, size: int, requested: int) -> None:
-        """A block of `size` bytes went to a caller who asked for `requested`."""
+        """Count a block of `size` bytes, given to a caller that requested `requested` bytes."""
         self.allocation.increase(1)
         self.allocated_bytes.increase(size)
         self.active.increase(1)
@@ -206,18 +207,18 @@ class PoolStats:
         self.requested_bytes.increase(requested)
 
     def block_returned(self, size: int) -> None:
-        """The caller gave a block back; it stays active until it may be reused."""
+        """Count a block that its caller freed; it stays active until it can be reused."""
         self.allocation.current -= 1
         self.allocated_bytes.current -= size
 
     def block_freed(self, size: int, requested: int) -> None:
-        """A block became free for reuse."""
+        """Count a block that became free for reuse."""
         self.active.current -= 1
         self.active_bytes.current -= size
         self.requested_bytes.current -= requested
 
     def inactive_split_changed(self, blocks: int, size: int) -> None:
-        """Free blocks that have a neighbour became more or fewer, by their number and by bytes."""
+        """Change the number and bytes of free blocks that share their segment with other blocks."""
         if blocks > 0:
             self.inactive_split.increase(blocks)
         else:
@@ -229,4 +230,4 @@ class PoolStats:
 
 
 STATS = (*(item.name for item in fields(PoolStats)), "oversize_allocations", "oversize_segments")
-"""Names of everything that is more than a counter."""
+"""Names of the statistics that have a peak and sums."""

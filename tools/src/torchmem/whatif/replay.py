@@ -58,6 +58,8 @@ class RecordedCard(SimulatedCard):
     `ranges` are the address ranges that are reserved already.
     """
 
+    first_address = NOBODYS_ADDRESS
+
     def __init__(self, total_bytes: int = ENDLESS_BYTES) -> None:
         super().__init__(total_bytes, context_bytes=0, use=_EndlessUse())
         self.expected: deque[Event] = deque()
@@ -65,7 +67,6 @@ class RecordedCard(SimulatedCard):
         self.driver_free: int | None = None
         self.later: Callable[[], Iterator[Event]] = lambda: iter(())
         self.ranges: list[range] = []
-        self._next_address = NOBODYS_ADDRESS
 
     def cuda_malloc(self, size: int) -> int | None:
         """The next recorded segment of this size; None where the recorded driver refused."""
@@ -78,7 +79,7 @@ class RecordedCard(SimulatedCard):
         self.adopt(event.address, size)
         return event.address
 
-    def mem_create(self, size: int) -> bool:
+    def mem_map(self, address: int, size: int) -> bool:
         """Whether the recorded driver gave memory now."""
         if self._refuses():
             return False
@@ -88,7 +89,7 @@ class RecordedCard(SimulatedCard):
             and self.expected[0].size == size
         ):
             self.expected.popleft()
-        return super().mem_create(size)
+        return super().mem_map(address, size)
 
     def reserve_addresses(self, size: int) -> int:
         """Where memory is mapped now; if it is not, where it is later, in no address range so far."""
@@ -109,9 +110,9 @@ class RecordedCard(SimulatedCard):
         super().cuda_free(address)
         self._drop(lambda event: event.action == "segment_free" and event.address == address)
 
-    def mem_unmap(self, size: int) -> None:
+    def mem_unmap(self, address: int, size: int) -> None:
         """Take pages back, and wait for them no longer."""
-        super().mem_unmap(size)
+        super().mem_unmap(address, size)
         self._drop(lambda event: event.action == "segment_unmap" and event.size == size)
 
     def mem_get_info(self) -> tuple[int, int]:
