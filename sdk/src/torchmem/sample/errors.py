@@ -1,6 +1,6 @@
-"""The errors torchmem raises on purpose.
+"""Errors that torchmem raises on purpose, for misuse and for input it cannot use.
 
-TorchmemError           every error below
+TorchmemError           base of the errors below; the command exits with code 1
 ├── UsageError          a flag, setting or file is wrong; the command exits with code 2
 └── MissingExtraError   the command needs an optional extra that is not installed; exit code 2
 """
@@ -28,7 +28,8 @@ class MissingExtraError(UsageError):
 
     def __init__(self, command: str, module: str, extra: str = "exporter") -> None:
         super().__init__(
-            f"`torchmem {command}` needs the Python package {module!r}: run pip install 'torchmem[{extra}]'."
+            f"`torchmem {command}` needs the Python package {module!r}: "
+            f"run pip install 'torchmem[{extra}]'."
         )
 
 

@@ -1,4 +1,4 @@
-"""What Linux tells about a process: start time, pid namespace, pids in nested namespaces."""
+"""Facts about processes from Linux's /proc: start time, owner, pid namespace and nested pids."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ PROC = Path("/proc")
 
 
 def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
-    """Field 22 of /proc/PID/stat, clock ticks since boot; None when the process is gone or hidden."""
+    """Return field 22 of /proc/PID/stat, in clock ticks since boot.
+
+    Return None when the process has ended, zombies included, or cannot be seen.
+    """
     try:
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    # A zombie has ended already; it only waits for its parent to read the exit status.
     if len(fields) < 20 or fields[0] in {"Z", "X"}:
         return None
     return int(fields[19])
 
 
+def own_start_ticks() -> int | None:
+    """Return `start_ticks` of this process."""
+    return start_ticks(os.getpid())
+
+
 def pid_namespace(pid: int | str = "self", proc: Path = PROC) -> int | None:
-    """Inode number of the pid namespace; None when it may not be seen."""
+    """Return the inode number of the pid namespace; None when it cannot be read."""
     try:
         return int((proc / str(pid) / "ns" / "pid").readlink().name.strip("pid:[]"))
     except (OSError, ValueError):
@@ -30,13 +37,16 @@ def pid_namespace(pid: int | str = "self", proc: Path = PROC) -> int | None:
 
 
 def owner(pid: int, proc: Path = PROC) -> int | None:
-    """Effective user id of the process (`Uid` of /proc/PID/status); None when it is gone."""
+    """Return the effective user ID (`Uid` of /proc/PID/status); None when the process has ended."""
     ids = _status(pid, "Uid:", proc)
     return ids[1] if len(ids) == 4 else None
 
 
 def nested_pids(pid: int, proc: Path = PROC) -> tuple[int, ...]:
-    """Pids of one process from the outermost visible namespace to its own (`NSpid` of /proc/PID/status)."""
+    """Return the pids of the process from the outermost visible namespace to its own.
+
+    Source: `NSpid` of /proc/PID/status. Empty when the process has ended.
+    """
     return _status(pid, "NSpid:", proc)
 
 
@@ -46,8 +56,3 @@ def _status(pid: int, key: str, proc: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return next((tuple(map(int, line.split()[1:])) for line in lines if line.startswith(key)), ())
-
-
-def own_start_ticks() -> int | None:
-    """`start_ticks` of this process."""
-    return start_ticks(os.getpid())

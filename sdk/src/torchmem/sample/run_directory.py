@@ -1,4 +1,4 @@
-"""The run directory: where every process publishes its one file and the exporter finds them."""
+"""The run directory, in which each process publishes its files and the exporter finds them."""
 
 from __future__ import annotations
 
@@ -19,37 +19,41 @@ MAX_REPORT_BYTES = 64 * 1024
 
 
 def run_directory(environment: Mapping[str, str], system: Path = SYSTEM_RUN_DIR) -> Path:
-    """`TORCHMEM_RUN_DIR`, else /run/torchmem when it exists (the exporter's service made it), else /tmp/torchmem."""
-    named = environment.get(ENVIRONMENT_VARIABLE)
-    if named:
-        return Path(named)
+    """Return the run directory.
+
+    It is `TORCHMEM_RUN_DIR` if set, else /run/torchmem if the exporter's service has created it,
+    else /tmp/torchmem.
+    """
+    configured = environment.get(ENVIRONMENT_VARIABLE)
+    if configured:
+        return Path(configured)
     return system if system.is_dir() else FALLBACK_RUN_DIR
 
 
 def sample_name(pid: int, pid_namespace: int | None, start_ticks: int | None) -> str:
-    """A file name that no other process of this node can own, across pid namespaces and pid reuse."""
+    """Return a file name that is unique on the node, across pid namespaces and reused pids."""
     return f"{pid_namespace or 0}-{pid}-{start_ticks or 0}{SAMPLE_SUFFIX}"
 
 
 def report_name(sample: str, number: int) -> str:
-    """File name of the process's OOM report `number`, from the name of its sample."""
+    """Return the file name of the process's OOM report `number`, given the name of its sample."""
     return f"{sample.removesuffix(SAMPLE_SUFFIX)}-{number}{REPORT_SUFFIX}"
 
 
 _writes = itertools.count()
 
 
-def temporary_beside(path: Path) -> Path:
-    """A name of its own for each write: several threads may replace a file at once."""
+def temporary_path(path: Path) -> Path:
+    """Return a new path next to `path` for each write, as several threads may replace one file."""
     return path.with_name(f".{path.name}.{os.getpid()}.{next(_writes)}{TEMPORARY_SUFFIX}")
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `path` so that a reader sees the old or the new content, never a part; readable by everyone.
+    """Write `path` atomically: a reader sees the old or the new content. Every user can read it.
 
     Raises OSError when the directory cannot be written.
     """
-    temporary = temporary_beside(path)
+    temporary = temporary_path(path)
     try:
         _write_new(temporary, content)
         temporary.replace(path)
@@ -61,7 +65,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def _write_new(path: Path, content: bytes) -> None:
     descriptor = _create(path)
     try:
-        os.fchmod(descriptor, 0o644)  # the exporter may be another user, and umask may say 077
+        os.fchmod(descriptor, 0o644)  # the exporter may run as another user, and umask may be 077
         rest = memoryview(content)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
@@ -70,7 +74,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def _create(path: Path) -> int:
-    """Descriptor of a file that is certainly new, whatever was left or put in its place."""
+    """Create the file, replacing any file or link at that path, and return its descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o644)

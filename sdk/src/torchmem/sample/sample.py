@@ -1,10 +1,7 @@
-"""`Sample`: one process's allocator state on its devices, the noun that travels from SDK to exporter.
+"""`Sample`: the state of one process's allocator on its devices, which the SDK publishes.
 
-All fields are plain numbers and strings. `None` means unknown or unsupported and is never exported.
-
-Whether a living process still trains.
-
-A sample as JSON bytes; unknown values are null. Reading back, with distrust, is the exporter's part.
+Fields are plain numbers, strings and tuples or mappings of them. `None` means unknown or
+unsupported and is never exported. `encode` writes a sample as JSON; the exporter decodes it.
 """
 
 from __future__ import annotations
@@ -25,18 +22,18 @@ OOM_CAUSES: tuple[OomCause, ...] = ("capacity", "fragmentation", "limit", "exter
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = (*LIVE_STATES, "exited", "oom", "killed")
 
-# Upper bounds in bytes of the free-block histogram: from one page to the largest block a card can hold.
+# Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
 
-# Upper bounds in seconds of the step-duration histogram.
+# Upper bounds of the step-duration histogram, in seconds.
 STEP_DURATION_BOUNDS: tuple[float, ...] = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 @dataclass(frozen=True, slots=True)
 class ByPool:
-    """A count or a number of bytes, for the allocator's small (blocks ≤ 1 MiB) and large pool.
+    """A count or a number of bytes for the small (blocks ≤ 1 MiB) and the large pool.
 
-    `undivided` stands in for the two where the allocator has no such pools (backend:cudaMallocAsync).
+    `undivided` replaces both where the allocator has no such pools (backend:cudaMallocAsync).
     """
 
     small: int | None
@@ -46,12 +43,12 @@ class ByPool:
     @property
     def total(self) -> int:
         """Sum over both pools."""
-        return sum(value for _, value in self.parts())
+        return sum(self.by_label().values())
 
-    def parts(self) -> list[tuple[str, int]]:
-        """What is known, by the value of the label `pool`; the undivided sum has none."""
-        named = (("small", self.small), ("large", self.large), ("", self.undivided))
-        return [(pool, value) for pool, value in named if value is not None]
+    def by_label(self) -> dict[str, int]:
+        """Return the known values by the label `pool`; the label of an undivided value is empty."""
+        named = {"small": self.small, "large": self.large, "": self.undivided}
+        return {pool: value for pool, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +67,11 @@ class Allocator:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Events of one device since the process started; they never go back when the user resets PyTorch's own.
+    """Events of one device since the process started.
 
-    `releases`, `released_bytes`: what the setting `release` did; None without it. `ooms` is None where the allocator
-    does not tell of them.
+    They never decrease, even if the user resets PyTorch's own counters. `releases` and
+    `released_bytes` count what the setting `release` did and are None without it. `ooms` is None
+    where the allocator does not report OOMs.
     """
 
     alloc_retries: int | None = None
@@ -97,7 +95,10 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What one memory snapshot says about the default pools of one device; bytes, `timestamp` in Unix seconds."""
+    """What one memory snapshot shows of one device, in bytes; `timestamp` in Unix seconds.
+
+    All fields describe the default pools, except the `private_` ones (CUDA graphs and MemPools).
+    """
 
     timestamp: float
     segments: ByPool
@@ -118,7 +119,7 @@ class Layout:
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """FI = 1 − largest free block / free bytes; None when nothing is free."""
+        """1 − largest free block / free bytes; None when nothing is free."""
         if self.free_bytes == 0:
             return None
         return 1 - self.largest_free_block_bytes / self.free_bytes
@@ -126,9 +127,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class OomRecord:
-    """The newest OutOfMemoryError of one device: Unix seconds, and the segment-rounded bytes it asked for.
+    """The latest OutOfMemoryError of one device.
 
-    `detail`: what kind of fragmentation it was, where that is the cause.
+    `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment;
+    `detail` is the kind of fragmentation where that is the cause.
     """
 
     timestamp: float
@@ -139,9 +141,9 @@ class OomRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One device of the process: torch's index for it, its UUID as NVML writes it, its memory.
+    """One device of the process: torch's index, the UUID as NVML writes it, and its memory.
 
-    `phase_peaks`: highest allocated bytes within each phase that the script named.
+    `phase_peaks` holds the highest allocated bytes in each phase that the script named.
     """
 
     index: int
@@ -156,7 +158,10 @@ class DeviceSample:
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
-    """The first device of each UUID; a second one, or a second one without a UUID, could not be told apart."""
+    """Return the first device of each UUID, and the first without one.
+
+    Any further ones would have the same labels.
+    """
     first: dict[str | None, DeviceSample] = {}
     for device in devices:
         first.setdefault(device.uuid, device)
@@ -165,9 +170,10 @@ def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Optimizer steps seen: their number, the seconds between them by bucket and in sum, samples reported.
+    """Optimizer steps: their number, the time between them, and the samples that were reported.
 
-    `last_timestamp`: when the last one ended, Unix seconds.
+    `duration_counts` has one entry for each of STEP_DURATION_BOUNDS and one for longer steps.
+    `last_timestamp` is the end of the latest step, in Unix seconds.
     """
 
     count: int = 0
@@ -179,9 +185,9 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class SelfCost:
-    """What the SDK itself spent: seconds of the newest reads, CPU seconds in sum, swallowed errors by stage.
+    """What the SDK itself cost: duration of the latest reads, total CPU time, errors by stage.
 
-    `oom_duration_seconds`: how long the newest OutOfMemoryError was held up to write its evidence.
+    `oom_duration_seconds` is how long the latest OutOfMemoryError was delayed to write its report.
     """
 
     stats_duration_seconds: float | None = None
@@ -193,10 +199,12 @@ class SelfCost:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who wrote the sample. `pid` counts in the pid namespace `pid_namespace` (inode of /proc/self/ns/pid).
+    """The process that published the sample.
 
-    `start_ticks` is field 22 of /proc/PID/stat (clock ticks since boot): with the pid it names one process for ever.
-    `labels` holds scheduler ids such as slurm_job_id; `versions` holds torch, cuda, python, allocator backend.
+    `pid` is valid in the pid namespace `pid_namespace` (inode of /proc/self/ns/pid). `start_ticks`
+    is field 22 of /proc/PID/stat (clock ticks since boot), which together with the pid identifies
+    the process even after the pid is reused. `labels` holds scheduler IDs such as slurm_job_id;
+    `versions` holds the versions of torch, cuda and python, and the allocator backend.
     """
 
     pid: int
@@ -214,12 +222,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything one process publishes at one moment (`timestamp`, Unix seconds).
+    """Everything that one process publishes at `timestamp` (Unix seconds).
 
-    `oom_pending`: an OutOfMemoryError was raised and no step has finished since. `ended`: the process said that it
-    ends. `metrics_url`: where it serves its own endpoint, when asked to. `stall_after_seconds`: how long it may go
-    without a step before it counts as stalled. `settings_ignored`: the allocator settings in
-    the environment, and whether PyTorch ignored them; without those for which nobody can tell.
+    Attributes:
+        settings_ignored: for each allocator setting in the environment, whether PyTorch ignored
+            it; settings for which this cannot be determined are left out.
+        oom_pending: whether no step has finished since the latest OutOfMemoryError.
+        ended: how the process ended, as it reported itself.
+        metrics_url: URL of the in-process endpoint, if the process serves one.
+        stall_after_seconds: time without a step after which the process counts as stalled.
     """
 
     timestamp: float
@@ -237,24 +248,24 @@ class Sample:
 
 
 def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
-    """`stalled` when no step came for longer than the process itself said, after it had been stepping.
+    """Return `stalled` if a process that has stepped has not done so for `stall_after_seconds`.
 
-    `now` in Unix seconds. It is judged by the time of the last step, so a process that hangs with the GIL held, and
-    therefore publishes nothing more, is found too.
+    `now` is in Unix seconds. The time of the latest step decides, not that of the sample: a process
+    that hangs while it holds the GIL publishes nothing more.
     """
     last, patience = sample.steps.last_timestamp, sample.stall_after_seconds
-    silent = last is not None and patience is not None and now - last > patience
-    return "stalled" if silent else "running"
+    stalled = last is not None and patience is not None and now - last > patience
+    return "stalled" if stalled else "running"
 
 
-def _fields(part: Any) -> dict[str, Any]:
-    """One dataclass by field name. `dataclasses.asdict` would copy everything below it too, at four times the cost."""
-    return {name: getattr(part, name) for name in part.__slots__}
+def _fields(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields by name; `asdict` also copies their contents, at 4x the cost."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields)
 
 
 def encode(sample: Sample) -> bytes:
-    """One line of UTF-8 JSON that ends with a newline; raises ValueError for NaN and infinity."""
+    """Return the sample as one line of UTF-8 JSON; raise ValueError for NaN and infinity."""
     return _ENCODER.encode(sample).encode() + b"\n"

@@ -1,6 +1,7 @@
-"""JSON that anybody may have written: bounded in size, its text sanitize_text, strictly converted to our dataclasses.
+"""Read files and JSON that any user may have written.
 
-Opening a file of the run directory, where anybody may have put anything: regular files only, no links, bounded.
+Files must be regular, no links, and bounded in size. JSON is bounded, its text is made printable,
+and it is converted strictly to dataclasses.
 """
 
 from __future__ import annotations
@@ -21,9 +22,74 @@ MAX_NUMBER = 1 << 63
 
 T = TypeVar("T")
 
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class UntrustedFileError(Exception):
+    """A file that cannot be used; the text completes a sentence that begins with its name."""
+
+
+@contextmanager
+def open_untrusted(
+    path: Path, max_bytes: int, owner: int | None = None
+) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """Open a file and yield it with its `fstat` result.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        UntrustedFileError: it is not a readable regular file of at most `max_bytes`, or it does
+            not belong to the user ID `owner`, if one is given.
+    """
+    with os.fdopen(_descriptor(path), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UntrustedFileError("is not a regular file")
+        if owner not in {None, status.st_uid}:
+            raise UntrustedFileError("belongs to another user")
+        if status.st_size > max_bytes:
+            raise UntrustedFileError(f"is larger than {max_bytes} bytes")
+        yield file, status
+
+
+def read_untrusted(
+    path: Path, max_bytes: int, owner: int | None = None
+) -> tuple[bytes, os.stat_result]:
+    """Read a whole file; raise the errors of `open_untrusted`."""
+    with open_untrusted(path, max_bytes, owner) as (file, status):
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UntrustedFileError(f"is larger than {max_bytes} bytes")
+    return data, status
+
+
+def _descriptor(path: Path) -> int:
+    try:
+        return os.open(path, _READ_FLAGS)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        irregular = error.errno in {errno.ELOOP, errno.ENXIO}
+        raise UntrustedFileError(
+            "is not a regular file" if irregular else f"cannot be read ({error.strerror})"
+        ) from error
+
+
+def printable(text: str) -> str:
+    """Return `text` with U+FFFD in place of control characters and lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
+
+
+def sanitize_text(text: str) -> str:
+    """Return the first MAX_TEXT characters of `text`, made printable."""
+    return printable(text[:MAX_TEXT])
+
 
 def sanitize_json(value: Any) -> Any:
-    """The same JSON value with its text made harmless; raises ValueError when a bound is broken."""
+    """Return a JSON value with sanitized text; raise ValueError if it exceeds a bound."""
     if isinstance(value, str):
         return sanitize_text(value)
     if isinstance(value, (int, float)):
@@ -37,24 +103,16 @@ def sanitize_json(value: Any) -> Any:
     return [sanitize_json(item) for item in value] if isinstance(value, list) else value
 
 
-def sanitize_text(text: str) -> str:
-    """Return the first MAX_TEXT characters of `text`, made printable."""
-    return printable(text[:MAX_TEXT])
-
-
-def printable(text: str) -> str:
-    """Return `text` with U+FFFD in place of control characters and lone surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
-    )
-
-
 def convert(value: Any, kind: type[T]) -> T:
-    """A JSON object as an instance of the dataclass `kind`; raises ValueError when a field is missing or wrong."""
-    found: T = _convert(value, kind, kind.__name__)
-    return found
+    """Return a JSON object as an instance of the dataclass `kind`.
+
+    Fields of the object that `kind` does not have are ignored.
+
+    Raises:
+        ValueError: a field is missing or has a wrong type.
+    """
+    converted: T = _convert(value, kind, kind.__name__)
+    return converted
 
 
 def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one case for each kind of type
@@ -82,61 +140,11 @@ def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one ca
 
 def _object(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is no object")  # noqa: TRY004 - a value, not a caller's mistake
-    hints, found = get_type_hints(kind), {}
+        raise ValueError(f"{name} is not an object")  # noqa: TRY004 - a value, not a caller's mistake
+    hints, arguments = get_type_hints(kind), {}
     for field in fields(kind):
         if field.name in value:
-            found[field.name] = _convert(value[field.name], hints[field.name], field.name)
+            arguments[field.name] = _convert(value[field.name], hints[field.name], field.name)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{field.name} is missing")
-    return kind(**found)
-
-
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class UntrustedFileError(Exception):
-    """A file that is not read; its text says why, as the end of a sentence that begins with the file."""
-
-
-@contextmanager
-def open_untrusted(
-    path: Path, max_bytes: int, owner: int | None = None
-) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """The open file and what fstat says of it.
-
-    Raises FileNotFoundError, and UntrustedFileError for all but a readable regular file of at most `max_bytes`, of
-    the user `owner` if one is given.
-    """
-    with os.fdopen(_descriptor(path), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UntrustedFileError("is not a regular file")
-        if owner not in {None, status.st_uid}:
-            raise UntrustedFileError("is another user's")
-        if status.st_size > max_bytes:
-            raise UntrustedFileError(f"is larger than {max_bytes} bytes")
-        yield file, status
-
-
-def _descriptor(path: Path) -> int:
-    try:
-        return os.open(path, _READ_FLAGS)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        linked = error.errno in {errno.ELOOP, errno.ENXIO}
-        raise UntrustedFileError(
-            "is not a regular file" if linked else f"cannot be read ({error.strerror})"
-        ) from error
-
-
-def read_untrusted(
-    path: Path, max_bytes: int, owner: int | None = None
-) -> tuple[bytes, os.stat_result]:
-    """The whole file; raises what `open_untrusted` raises."""
-    with open_untrusted(path, max_bytes, owner) as (file, status):
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise UntrustedFileError(f"is larger than {max_bytes} bytes")
-    return data, status
+    return kind(**arguments)

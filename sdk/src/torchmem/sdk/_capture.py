@@ -37,7 +37,7 @@ from torchmem.sample.capture_messages import (
     encode,
     sibling_path,
 )
-from torchmem.sample.run_directory import replace_file, temporary_beside
+from torchmem.sample.run_directory import replace_file, temporary_path
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.sdk._errors import Errors
 
@@ -59,7 +59,7 @@ class _Bounded:
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
     """Replace `path` at once, readable by this user only; raises OSError."""
-    temporary = temporary_beside(path)
+    temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
         with os.fdopen(

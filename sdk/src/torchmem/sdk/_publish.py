@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.sample.capture_messages import SUFFIXES
+from torchmem.sample.capture_messages import CAPTURE_SUFFIXES
 from torchmem.sample.run_directory import (
     RUN_DIR_MODE,
     SAMPLE_SUFFIX,
@@ -92,7 +92,7 @@ def make_run_directory(directory: Path) -> None:
 
 def sweep(directory: Path, before: float) -> None:
     """Remove samples and captures of this user, unfinished ones too, last written before the Unix time `before`."""
-    suffixes = (SAMPLE_SUFFIX, *SUFFIXES, TEMPORARY_SUFFIX)
+    suffixes = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, TEMPORARY_SUFFIX)
     for path in (path for suffix in suffixes for path in directory.glob(f"*{suffix}")):
         with contextlib.suppress(OSError):
             status = path.lstat()
