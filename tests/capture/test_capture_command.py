@@ -1,4 +1,4 @@
-"""`torchmem capture` at the process boundary: a snapshot in hand, or one sentence that says why not."""
+"""`torchmem capture` as a process: a snapshot, or one sentence about why there is none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
-backend = SimulatedBackend([DeviceCachingAllocator(SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1"))])
+card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
+backend = SimulatedBackend([DeviceCachingAllocator(card)])
 session = sdk.instrument(backend=backend, interval=0.02, run="night", rank=int(sys.argv[1]))
 if sys.argv[2:]: backend.start_history(1)
 while True: backend.step(); time.sleep(0.002)
@@ -31,7 +32,7 @@ Train = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Train]:
-    """Starts a rank of the run `night` on a simulated card and waits until it has published; ends it afterwards."""
+    """Return a function that starts a rank of the run `night` and waits until it has published."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(rank: int, *arguments: str) -> subprocess.Popen[bytes]:
@@ -49,18 +50,21 @@ def train(tmp_path: Path) -> Iterator[Train]:
 
 
 COMMAND = [sys.executable, "-m", "torchmem.cli", "capture"]
-# Everything is imported while the process still may read it.
-AS_NOBODY = [
-    sys.executable, "-c",
-    "import os, sys; from torchmem.cli import main; main._parser(); os.seteuid(65534); sys.exit(main.main())",
-    "capture",
-]  # fmt: skip
+# The help is printed first, so that everything is imported while the process may still read it.
+AS_NOBODY = """
+import contextlib, os, sys
+from torchmem.cli.main import main
+with contextlib.suppress(SystemExit):
+    main(["capture", "--help"])
+os.seteuid(65534)
+sys.exit(main())
+"""
 
 
 def capture(
     tmp_path: Path, *arguments: str, command: list[str] = COMMAND
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in `tmp_path`."""
+    """Run the command in `tmp_path` on its run directory."""
     arguments = ("--run-dir", str(tmp_path / "run"), *arguments)
     return subprocess.run(
         [*command, *arguments],
@@ -73,7 +77,7 @@ def capture(
 
 
 def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
-    """From two ranks the one asked for hands over a private file, and nothing stays in the run directory."""
+    """The selected rank delivers a private file, and nothing else is left in the run directory."""
     train(0)
     process = train(3)
     done = capture(tmp_path, "--rank", "3", "--seconds", "0.5", "--out", "mine.pickle")
@@ -91,7 +95,7 @@ def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
 
 
 def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
-    """The only process needs no flag, and without --out no earlier snapshot is overwritten."""
+    """A single process needs no flag, and the default file name holds its rank."""
     train(7)
     done = capture(tmp_path, "--seconds", "0.01")
 
@@ -100,7 +104,7 @@ def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_passed_on(train: Train, tmp_path: Path) -> None:
-    """The reason that the process gives is what the user reads."""
+    """The error is the reason that the process gives."""
     train(0, "records")
     done = capture(tmp_path, "--rank", "0")
 
@@ -111,23 +115,23 @@ def test_a_refusal_is_passed_on(train: Train, tmp_path: Path) -> None:
     )
 
 
-def test_a_process_that_ends_meanwhile(train: Train, tmp_path: Path) -> None:
-    """A rank that is killed while it records ends the waiting at once."""
+def test_a_process_that_ends_while_it_records(train: Train, tmp_path: Path) -> None:
+    """The command ends with an error as soon as the recording rank is killed."""
     process = train(0)
     command = [*COMMAND, "--run-dir", str(tmp_path / "run"), "--seconds", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
-        said = waiting.stderr
-        assert said is not None
-        until(lambda: "records" in said.readline())
+        errors = waiting.stderr
+        assert errors is not None
+        until(lambda: "records" in errors.readline())
         process.kill()
         process.wait()
 
-        assert "ended before the snapshot was there." in said.read()
+        assert "ended before it wrote the snapshot." in errors.read()
     assert 2 == waiting.returncode
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
-    """No such rank, several of them, a process long gone, bad flags: exit code 2 and what to do next."""
+    """No match, several matches, an ended process, bad flags: exit code 2 and what to do next."""
     own = own_process(rank=0, run="night")
     publish(tmp_path / "run", own_sample(process=own), f"a{SAMPLE_SUFFIX}")
     publish(
@@ -141,57 +145,45 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     publish(tmp_path / "run", b"\xff hostile", f"d{SAMPLE_SUFFIX}")
     os.mkfifo(tmp_path / "run" / f"e{SAMPLE_SUFFIX}")
     both = f"rank 0 of run day (pid {own.pid}), rank 0 of run night (pid {own.pid})"
+    ended = f"rank 5 of run night (pid {own.pid})"
+    several = f"several processes match: {both}; select one with --rank, --run or --pid."
+    unreadable = "the run directory /no cannot be read (No such file or directory); see --run-dir."
     expected = {
-        ("--rank", "9"): f"no process in {tmp_path}/run matches; there are: {both}.",
-        ("--rank", "0"): f"several processes match: {both}; narrow it with --rank, --run or --pid.",
-        (
-            "--rank",
-            "5",
-        ): f"rank 5 of run night (pid {own.pid}) is gone; a process can only be captured while it runs.",
-        ("--seconds", "0"): "--seconds must be between 0 and 300.",
-        (
-            "--run",
-            "day",
-            "--out",
-            "no/where.pickle",
-        ): "--out: there is no directory no; make it first.",
-        (
-            "--run-dir",
-            "/no",
-        ): "the run directory /no cannot be read (No such file or directory); see --run-dir.",
+        "--rank 9": f"no process in {tmp_path}/run matches; running processes: {both}.",
+        "--rank 0": several,
+        "--rank 5": f"{ended} has ended; only a running process can be captured.",
+        "--seconds 0": "--seconds must be above 0 and at most 300.",
+        "--run day --out no/where": "--out: the directory no does not exist; create it first.",
+        "--run-dir /no": unreadable,
     }
-    found = {arguments: capture(tmp_path, *arguments) for arguments in expected}
+    done = {arguments: capture(tmp_path, *arguments.split()) for arguments in expected}
 
     assert {arguments: f"torchmem: {text}\n" for arguments, text in expected.items()} == {
-        arguments: done.stderr for arguments, done in found.items()
+        arguments: process.stderr for arguments, process in done.items()
     }
-    assert {2} == {done.returncode for done in found.values()}
+    assert {2} == {process.returncode for process in done.values()}
 
 
-def test_a_second_capture_is_told_of_the_first(train: Train, tmp_path: Path) -> None:
-    """Two commands do not take each other's snapshot."""
+def test_a_second_capture_is_refused(train: Train, tmp_path: Path) -> None:
+    """While one command captures a process, another one cannot."""
     train(0)
     (sample,) = (tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")
     request = sample.with_name(sample.name.replace(SAMPLE_SUFFIX, ".capture-request.json"))
     request.write_text('{"seconds": 60}')
     done = capture(tmp_path)
 
-    assert (2, True) == (
-        done.returncode,
-        "is under way; if it was interrupted, remove" in done.stderr,
-    ), done.stderr
+    assert 2 == done.returncode
+    assert "is in progress; if it was aborted, remove" in done.stderr
     assert request.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
-def test_other_users_are_sent_away(train: Train, tmp_path: Path) -> None:
-    """Who is neither root nor the process's user is told so before anything is asked of the process."""
+def test_other_users_are_refused(train: Train, tmp_path: Path) -> None:
+    """Only root and the user of the process may capture it; nothing is requested for others."""
     train(0)
     for directory in (tmp_path, *tmp_path.parents[:2]):
         directory.chmod(0o755)
-    done = capture(tmp_path, command=AS_NOBODY)
+    done = capture(tmp_path, command=[sys.executable, "-c", AS_NOBODY, "capture"])
 
-    assert (2, True) == (
-        done.returncode,
-        "belongs to user root; run this as that user or as root." in done.stderr,
-    )
+    assert 2 == done.returncode, done.stderr
+    assert "belongs to user root; run this as that user or as root." in done.stderr

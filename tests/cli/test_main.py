@@ -12,30 +12,25 @@ from support.waiting import until
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    """Ctrl-C ends any subcommand with one line and with the exit code that shells give it."""
-    nobody_writes = tmp_path / "thresholds.yml"
-    os.mkfifo(nobody_writes)
-    command = [
-        sys.executable,
-        "-m",
-        "torchmem.cli",
-        "rules",
-        "--thresholds",
-        str(nobody_writes),
-        "--out",
-        str(tmp_path),
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
-        writing = until(lambda: _opened(nobody_writes))
-        popen.send_signal(signal.SIGINT)
-        _, said = popen.communicate(timeout=120)
-    os.close(writing)
+    """Ctrl-C ends a subcommand with one line on stderr and the exit code that shells expect."""
+    thresholds = tmp_path / "thresholds.yml"
+    os.mkfifo(thresholds)
+    arguments = ["--thresholds", str(thresholds), "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "torchmem.cli", "rules", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        writer = until(lambda: _opened(thresholds))
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=120)
+    os.close(writer)
 
-    assert (130, "torchmem: interrupted.\n") == (popen.returncode, said)
+    assert (130, "torchmem: interrupted.\n") == (command.returncode, errors)
 
 
 def _opened(fifo: Path) -> int | None:
-    """A descriptor to write to it once somebody reads."""
+    """Return a descriptor to write to the FIFO once a process reads from it."""
     try:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

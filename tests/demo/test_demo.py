@@ -1,4 +1,4 @@
-"""The demo's beginning and end: a short story, an impatient user, a busy machine."""
+"""How the demo starts and ends, and that a failing scrape does not end it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,48 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from support.stubborn_rank import stubborn_rank
+from support.waiting import until
 
-from torchmem.demo.play import _show
-from torchmem.demo.ranks import END_SECONDS, Plan, Ranks
+from torchmem.demo.play import show
+from torchmem.demo.ranks import DemoPlan, Ranks
+from torchmem.demo.screen import SEVERE_FRAGMENTATION
+from torchmem.rules.thresholds import defaults
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
 
-def test_it_ends_before_a_rank_has_begun(tmp_path: Path) -> None:
-    """A story that is over while the ranks' processes still start ends without an error."""
+def test_it_ends_before_a_rank_has_started(tmp_path: Path) -> None:
+    """A demo that is over while its ranks still start ends without an error and without a file."""
     done = subprocess.run(
-        [*DEMO, "--ranks", "2", "--duration", "0.01"], capture_output=True, text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)}, timeout=60, check=False,
-    )  # fmt: skip
+        [*DEMO, "--ranks", "2", "--duration", "0.01"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        timeout=60,
+        check=False,
+    )
 
     assert (0, "") == (done.returncode, done.stderr)
     assert [] == list(tmp_path.iterdir())
 
 
-def test_an_impatient_user(tmp_path: Path) -> None:
-    """Ctrl-C again and again, which the starting ranks hear too, leaves no traceback and no file."""
+def test_repeated_interrupts(tmp_path: Path) -> None:
+    """Repeated Ctrl-C, which the starting ranks receive too, leaves no traceback and no file."""
     with subprocess.Popen(
-        [*DEMO, "--ranks", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [*DEMO, "--ranks", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         env=os.environ | {"TMPDIR": str(tmp_path)},
-    ) as demo:  # fmt: skip
+    ) as demo:
         assert demo.stdout is not None
         demo.stdout.readline()
-        time.sleep(0.5)  # the ranks' processes are there by now, and import
+        time.sleep(0.5)  # by now the processes of the ranks exist and import modules
         while demo.poll() is None:
             os.killpg(demo.pid, signal.SIGINT)
             time.sleep(0.01)
@@ -48,44 +60,26 @@ def test_an_impatient_user(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_an_exporter_that_is_too_busy(capsys: pytest.CaptureFixture[str]) -> None:
-    """A scrape that fails costs a line of the screen, not the demo."""
+def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    """When the exporter does not answer, the screen is not updated and the demo goes on."""
     ranks = cast("Ranks", SimpleNamespace(alive=lambda: True, pids=[]))
-    _show(Plan("fragmentation", 1, 0.1, 0), ranks, "demo", "http://127.0.0.1:1")
+    show(DemoPlan("fragmentation", 1, 0.1, 0), ranks, "demo", "http://127.0.0.1:1")
 
-    assert "" == capsys.readouterr().err
-
-
-class Stubborn:
-    """A process that ends only when it is killed; `waits` collects how long each is waited for."""
-
-    def __init__(self, waits: list[float]) -> None:
-        self._waits = waits
-        self._lives = True
-
-    def terminate(self) -> None:
-        """It does not listen."""
-
-    def kill(self) -> None:
-        """It has no choice."""
-        self._lives = False
-
-    def is_alive(self) -> bool:
-        """Until it is killed."""
-        return self._lives
-
-    def join(self, seconds: float | None = None) -> None:
-        """Take a little of the time."""
-        if seconds is not None:
-            self._waits.append(seconds)
-            time.sleep(0.01)
+    assert ("", "") == capsys.readouterr()
 
 
-def test_ranks_that_do_not_listen_share_one_grace_period(tmp_path: Path) -> None:
-    """However many ranks do not end when they are asked, all are killed after the same few seconds."""
-    waits: list[float] = []
-    ranks = Ranks(Plan("fragmentation", 3, 1, 0), tmp_path)
-    ranks._processes = cast("Any", {rank: Stubborn(waits) for rank in range(3)})
-    ranks.close()
+def test_ranks_that_ignore_sigterm_share_one_grace_period(tmp_path: Path) -> None:
+    """All ranks are killed after one grace period, not one after the other."""
+    ranks = Ranks(DemoPlan("fragmentation", 3, 1, 0), tmp_path, stubborn_rank)
+    ranks.start()
+    until(lambda: len(ranks.last_lines()) == 3)
+    started = time.monotonic()
+    ranks.close(grace_seconds=0.5)
 
-    assert END_SECONDS >= waits[0] > waits[1] > waits[2]
+    assert 0.5 <= time.monotonic() - started < 3 * 0.5
+    assert not ranks.alive()
+
+
+def test_the_screen_marks_what_the_alerts_call_severe() -> None:
+    """The screen and the alerts use the same threshold for fragmentation."""
+    assert float(defaults().values["fragmentation_ratio"]) == SEVERE_FRAGMENTATION

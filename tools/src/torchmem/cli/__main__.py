@@ -1,4 +1,4 @@
-"""`python -m torchmem.cli` is the `torchmem` command."""
+"""Run the `torchmem` command: `python -m torchmem.cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The `torchmem` command: one file for each subcommand; parts that need an extra are imported when they run."""
+"""The `torchmem` command. Each subcommand is the module `command` of the room of its name.
+
+These modules are imported to build the parser, so they must not need an extra or be slow to
+import; `run` imports what it needs.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ from importlib.metadata import version
 
 from torchmem.sample.errors import TorchmemError
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 COMMANDS = ("exporter", "demo", "oom", "capture", "whatif", "preflight", "rules")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code. A mistake of the user's is one sentence on stderr and code 2."""
+    """Run a subcommand and return the exit code; print a TorchmemError as one sentence."""
     try:
         parsed = _parser().parse_args(arguments)
         return int(parsed.run(parsed))

@@ -1,9 +1,4 @@
-"""Lines of text for a terminal of 100 columns.
-
-Writing to stdout, whatever characters it can show.
-
-A line on a terminal that is drawn over again and wiped at the end; nothing where the stream is no terminal.
-"""
+"""Text for terminals: tables, wrapped paragraphs, output, and a status line."""
 
 from __future__ import annotations
 
@@ -19,10 +14,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_COLUMNS = 98
+STATUS_DELAY_SECONDS = 1.0
+STATUS_INTERVAL_SECONDS = 0.1
+BAR_COLUMNS = 30
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows of cells as a table: the first column to the left, the others to the right."""
+    """Yield the lines of a table: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
@@ -30,47 +28,51 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def wrapped(text: str, first: str = "") -> list[str]:
-    """A paragraph; `first` stands before its first line and the others are indented by as much."""
-    indent = " " * len(first)
+    """Return the lines of a paragraph, with `first` before the first and the others indented."""
     return textwrap.wrap(
         text,
         MAX_COLUMNS,
         initial_indent=first,
-        subsequent_indent=indent,
+        subsequent_indent=" " * len(first),
         break_on_hyphens=False,
         break_long_words=False,
     )
 
 
-def write_out(words: str) -> None:
-    """Write, with a mark for a character that the terminal lacks."""
+def write_out(text: str) -> None:
+    """Write to stdout, with "?" in place of characters that its encoding lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    sys.stdout.write(words)
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
-QUIET_SECONDS = 1.0
-INTERVAL_SECONDS = 0.1
-BAR_COLUMNS = 30
+def bar(label: str, done: int, total: int) -> str:
+    """Return a progress bar after `label`."""
+    share = min(1.0, done / total) if total else 1.0
+    return f"{label} [{'=' * round(BAR_COLUMNS * share):<{BAR_COLUMNS}}] {share:4.0%}"
 
 
 class StatusLine:
-    """Draws after a second and then at intervals."""
+    """A line that is redrawn in place and erased at the end. Draws only on a terminal.
+
+    The first line appears after STATUS_DELAY_SECONDS, later ones at most every
+    STATUS_INTERVAL_SECONDS.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._next = clock() + QUIET_SECONDS
+        self._next = clock() + STATUS_DELAY_SECONDS
         self._drawn = ""
 
     def show(self, line: Callable[[], str]) -> None:
-        """Draw, unless the work is young, the last line is fresh, or nobody looks."""
+        """Draw the line if it is due."""
         now = self._clock()
         if now >= self._next and self._stream.isatty():
-            self._next = now + INTERVAL_SECONDS
+            self._next = now + STATUS_INTERVAL_SECONDS
             self._draw(line())
 
     def _draw(self, line: str) -> None:
@@ -91,9 +93,3 @@ class StatusLine:
             self._draw("")
             self._stream.write("\r")
             self._stream.flush()
-
-
-def bar(label: str, done: int, total: int) -> str:
-    """`label` and how much is done."""
-    share = min(1.0, done / total) if total else 1.0
-    return f"{label} [{'=' * round(BAR_COLUMNS * share):<{BAR_COLUMNS}}] {share:4.0%}"

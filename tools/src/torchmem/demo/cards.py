@@ -1,4 +1,4 @@
-"""The demo's simulated cards: one for each rank, and an NVML that answers what the processes on them really hold."""
+"""The demo's simulated cards, one per rank, and an NVML that reports what the processes use."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torchmem.simulator.scenarios import Scenario
 
 GIB = 1 << 30
 DRIVER_VERSION = "simulated"
-# What the driver keeps for itself, so that used + free + reserved = total: 640 MiB of 80 GiB.
+# The driver keeps 1/128 of a card for itself (640 MiB of 80 GiB): used + free + reserved = total.
 DRIVER_SHARE = 128
-# Neighbours are no processes of this machine: they count from where Linux's pids end (PID_MAX_LIMIT).
-FIRST_NEIGHBOUR_PID = 1 << 22
+# Pids of simulated neighbors. Linux assigns no pid from PID_MAX_LIMIT on.
+FIRST_NEIGHBOR_PID = 1 << 22
 
 
 def uuid(rank: int) -> str:
-    """A UUID that says what it is."""
+    """Return the UUID of the rank's card; it reads as "simulated"."""
     return f"GPU-51e0de70-0000-4000-8000-{rank:012d}"
 
 
 def card_name(scenario: Scenario) -> str:
-    """A name that says what it is."""
+    """Return the product name that NVML reports for a card of this scenario."""
     return f"Simulated {round(scenario.card_bytes / GIB)} GB"
 
 
 def cuda_bytes(scenario: Scenario) -> int:
-    """Bytes that CUDA has to give on a card of this scenario."""
+    """Return how many bytes of a card CUDA can allocate."""
     return scenario.card_bytes - scenario.card_bytes // DRIVER_SHARE
 
 
 class Cards:
-    """One card for each rank, shared with its process through cells that hold the bytes each process on it uses."""
+    """One card per rank. Shared memory holds the bytes that each process on a card uses."""
 
     def __init__(self, scenario: Scenario, ranks: int, context: SpawnContext) -> None:
         self._scenario = scenario
@@ -44,36 +44,44 @@ class Cards:
         self.pids: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Nobody is on any card."""
+        """Set the use of every card to 0."""
         for cells in self._cells:
             cells[:] = [0] * len(cells)
 
     def use(self, rank: int) -> CardUse:
-        """The rank's side of its card."""
+        """Return the rank's view of its card."""
         cells = self._cells[rank]
         return CardUse(cells=cells, slot=0, lock=cells.get_lock())
 
     def release(self, rank: int) -> None:
-        """The rank's process has ended: its memory goes back, as the driver would do."""
+        """Free the memory of a rank whose process has ended, as the driver does."""
         self._cells[rank][0] = 0
 
     def nvml(self) -> FakeNvml:
-        """An NVML that sees these cards and the processes in `pids` (rank to pid)."""
+        """Return an NVML with these cards and the processes in `pids` (pid by rank)."""
         return FakeNvml(self._gpus)
 
     def _gpus(self) -> Sequence[FakeGpu]:
         return [self._gpu(rank, cells[:]) for rank, cells in enumerate(self._cells)]
 
     def _gpu(self, rank: int, cells: Sequence[int]) -> FakeGpu:
-        total, capacity = self._scenario.card_bytes, cuda_bytes(self._scenario)
-        pids = [self.pids.get(rank), *(FIRST_NEIGHBOUR_PID + slot for slot in range(1, len(cells)))]
+        total, capacity, used = self._scenario.card_bytes, cuda_bytes(self._scenario), sum(cells)
+        neighbors = (FIRST_NEIGHBOR_PID + slot for slot in range(1, len(cells)))
+        pids = [self.pids.get(rank), *neighbors]
         return FakeGpu(
             GpuIdentity(
-                index=rank, uuid=uuid(rank), name=card_name(self._scenario),
-                pci_bus_id=f"00000000:{rank + 1:02X}:00.0", driver_version=DRIVER_VERSION,
+                index=rank,
+                uuid=uuid(rank),
+                name=card_name(self._scenario),
+                pci_bus_id=f"00000000:{rank + 1:02X}:00.0",
+                driver_version=DRIVER_VERSION,
             ),
             memory=MemoryInfo(
-                total=total, used=sum(cells), free=capacity - sum(cells), reserved=total - capacity
+                total=total, used=used, free=capacity - used, reserved=total - capacity
             ),
-            processes=[ProcessMemory(pid, used) for pid, used in zip(pids, cells, strict=True) if pid and used],
-        )  # fmt: skip
+            processes=[
+                ProcessMemory(pid, size)
+                for pid, size in zip(pids, cells, strict=True)
+                if pid and size
+            ],
+        )

@@ -1,4 +1,4 @@
-"""`torchmem demo`: training on simulated (or, with --real, real) cards through the real SDK and exporter."""
+"""`torchmem demo`: a scenario on simulated cards, or on GPUs, through the real SDK and exporter."""
 
 from __future__ import annotations
 
@@ -6,47 +6,37 @@ import argparse
 
 from torchmem.sample.errors import MissingExtraError
 
-HELP = "show live allocator numbers of several ranks, without a GPU"
+HELP = "run a simulated training and show the memory of its ranks; needs no GPU"
 DEFAULT_SCENARIO = "fragmentation"
 DEFAULT_DURATION_SECONDS = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "--scenario", default=DEFAULT_SCENARIO, metavar="NAME", help="what the ranks do; see --list"
+    add = parser.add_argument
+    add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME", help="scenario to run; see --list")
+    add("--list", action="store_true", help="describe the scenarios and exit")
+    add("--ranks", type=int, default=4, metavar="N", help="number of ranks and cards (default 4)")
+    add(
+        "--duration",
+        type=float,
+        default=DEFAULT_DURATION_SECONDS,
+        metavar="SECONDS",
+        help="length of the scenario (default 300)",
     )
-    parser.add_argument("--list", action="store_true", help="describe the scenarios and exit")
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=4,
-        metavar="N",
-        help="number of ranks, each with a card (default 4)",
-    )
-    parser.add_argument(
-        "--duration", type=float, default=DEFAULT_DURATION_SECONDS, metavar="SECONDS",
-        help="length of the whole story (default 300)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--loop", action="store_true", help="begin the story again when it is over, until Ctrl-C"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="same seed, same memory (default 0)"
-    )
-    parser.add_argument(
+    add("--loop", action="store_true", help="repeat the scenario until Ctrl-C")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the allocations (default 0)")
+    add(
         "--listen",
         default="127.0.0.1:9847",
         metavar="HOST:PORT",
-        help="the exporter's address; port 0 takes any",
+        help="address of the exporter; port 0 selects a free port",
     )
-    parser.add_argument(
-        "--real", action="store_true", help="real tensors on this machine's GPUs; needs PyTorch"
-    )
+    add("--real", action="store_true", help="allocate tensors on this machine's GPUs with PyTorch")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo and return the exit code; raises MissingExtraError and UsageError."""
+    """Run the demo and return the exit code. Raise MissingExtraError or UsageError."""
     try:
         from torchmem.demo.play import run
     except ModuleNotFoundError as error:

@@ -1,7 +1,4 @@
-"""`torchmem demo --list`: what the scenarios do, and the published numbers they arrive at.
-
-The demo from start to end: ranks as processes, the exporter in this one, and a screen that reads it.
-"""
+"""The demo from start to end: rank processes, an exporter in this process, and a screen."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from torchmem.demo.ranks import ENDING, Plan, Ranks
+from torchmem.demo import real
+from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks, simulated_rank
 from torchmem.demo.screen import Exposition, Heading, plain, screen
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
@@ -28,46 +26,29 @@ from torchmem.exporter.serve import serve
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 
-CAPTION = "The numbers were published by others; the demo reaches them with a simulated allocator."
-
-
-def listing() -> Table:
-    """A table as wide as the terminal."""
-    table = Table(
-        expand=True, header_style="bold", caption=CAPTION, caption_justify="left", show_lines=True
-    )
-    table.add_column("scenario", no_wrap=True, style="cyan")
-    table.add_column("what happens", ratio=3)
-    table.add_column("number it reproduces, and its source", ratio=3)
-    for name, scenario in SCENARIOS.items():
-        number = Text.assemble(f"{scenario.reproduces}\n", (scenario.source, "dim"))
-        table.add_row(name, scenario.summary, number)
-    return table
-
-
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
-MOST_RANKS = 64
+MAX_RANKS = 64
+CAPTION = "The numbers are published measurements; the demo reproduces them in a simulation."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the demo; Ctrl-C and SIGTERM end everything it started. Raises UsageError."""
+    """Run the demo until it is over, or until SIGINT or SIGTERM. Raise UsageError."""
     if arguments.list:
-        Console().print(listing())
+        Console().print(scenario_table())
         return 0
-    plan = _plan(arguments)
+    plan = demo_plan(arguments)
     if plan.real:
-        from torchmem.demo.real import check
-
-        check()
+        real.check()
     address = Settings(listen=arguments.listen).address
     with ExitStack() as stack:
         stack.enter_context(_interrupted_by_sigterm())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmem-demo-")))
-        ranks = Ranks(plan, folder)
-        # From here on asked for in `_pause` alone: a KeyboardInterrupt in the midst of starting and ending would leave
-        # ranks, files and tracebacks behind. Not earlier: what multiprocessing starts for `Ranks` lets them in again.
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        ranks = Ranks(plan, folder, real.real_rank if plan.real else simulated_rank)
+        # From here on, only `_pause` accepts these signals: a KeyboardInterrupt while something
+        # starts or ends would leave processes and files behind. It must not be earlier, because
+        # the process that multiprocessing starts for `Ranks` unblocks them again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         nvml = PyNvml() if plan.real else ranks.cards.nvml()
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
         server = stack.enter_context(closing(serve(exporter, *address)))
@@ -76,35 +57,44 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def scenario_table() -> Table:
+    """Return a table of all scenarios, as wide as the terminal."""
+    table = Table(
+        expand=True, header_style="bold", caption=CAPTION, caption_justify="left", show_lines=True
+    )
+    table.add_column("scenario", no_wrap=True, style="cyan")
+    table.add_column("what happens", ratio=3)
+    table.add_column("number that it reproduces, and its source", ratio=3)
+    for name, scenario in SCENARIOS.items():
+        number = Text.assemble(f"{scenario.reproduces}\n", (scenario.source, "dim"))
+        table.add_row(name, scenario.summary, number)
+    return table
+
+
+def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
+    """Check the flags and return the plan. Raise UsageError."""
     if arguments.scenario not in SCENARIOS:
-        hint = did_you_mean(arguments.scenario, SCENARIOS, "torchmem demo --list shows them.")
-        raise UsageError(f"There is no scenario {arguments.scenario!r}: {hint}")
+        hint = did_you_mean(arguments.scenario, SCENARIOS, "`torchmem demo --list` lists them.")
+        raise UsageError(f"there is no scenario {arguments.scenario!r}: {hint}")
     if arguments.real and SCENARIOS[arguments.scenario].neighbours:
-        raise UsageError(
-            f"--real cannot bring other processes: run {arguments.scenario} without --real."
-        )
-    if not 1 <= arguments.ranks <= MOST_RANKS:
-        raise UsageError(
-            f"--ranks {arguments.ranks} is not possible: give a number from 1 to {MOST_RANKS}."
-        )
+        raise UsageError(f"{arguments.scenario} simulates other processes: run it without --real.")
+    if not 1 <= arguments.ranks <= MAX_RANKS:
+        raise UsageError(f"--ranks must be between 1 and {MAX_RANKS}, not {arguments.ranks}.")
     if not 0 < arguments.duration < float("inf"):
-        raise UsageError(
-            f"--duration {arguments.duration:g} is not possible: give a number of seconds above 0."
-        )
-    return Plan(
-        arguments.scenario,
-        arguments.ranks,
-        arguments.duration,
-        arguments.seed,
-        arguments.real,
-        arguments.loop,
+        raise UsageError(f"--duration must be above 0 seconds, not {arguments.duration:g}.")
+    return DemoPlan(
+        scenario=arguments.scenario,
+        ranks=arguments.ranks,
+        duration=arguments.duration,
+        seed=arguments.seed,
+        real=arguments.real,
+        loop=arguments.loop,
     )
 
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM, as docker stop sends it, ends the demo like Ctrl-C; either way without a traceback."""
+    """Treat SIGTERM, which `docker stop` sends, like Ctrl-C; end without a traceback on both."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -113,30 +103,29 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("Ended.")
+        print("Stopped.")
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _play(plan: Plan, ranks: Ranks, url: str) -> None:
+def _play(plan: DemoPlan, ranks: Ranks, url: str) -> None:
     title = f"torchmem demo: {plan.scenario}, {'real tensors' if plan.real else 'simulated'}"
     print(f"{title}; metrics at {url}/metrics", flush=True)
     while True:
         ranks.start()
-        _show(plan, ranks, title, url)
-        for rank, words in ranks.last_words().items():
-            print(f"rank {rank} said: {words}", flush=True)
+        show(plan, ranks, title, url)
+        for rank, line in ranks.last_lines().items():
+            print(f"rank {rank}: {line}", flush=True)
         if not plan.loop:
             return
         ranks.close()
 
 
-def _pause(seconds: float) -> None:
-    if signal.sigtimedwait(ENDING, seconds) is not None:
-        raise KeyboardInterrupt
+def show(plan: DemoPlan, ranks: Ranks, title: str, url: str) -> None:
+    """Draw the ranks until the plan's duration is over or all ranks have ended.
 
-
-def _show(plan: Plan, ranks: Ranks, title: str, url: str) -> None:
+    `url` is the exporter's. On a terminal the screen is redrawn; elsewhere lines are printed.
+    """
     console = Console()
     started = time.monotonic()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -147,11 +136,14 @@ def _show(plan: Plan, ranks: Ranks, title: str, url: str) -> None:
             heading = Heading(title, url, time.monotonic() - started, plan.duration)
             try:
                 readings = Exposition.scrape(url).ranks(ranks.pids)
-            except (
-                OSError
-            ):  # too many scrapes at once, or the machine is too busy: the next one may do
+            except OSError:  # the exporter is busy; the next scrape may succeed
                 continue
             if live:
                 live.update(screen(heading, readings), refresh=True)
             else:
                 print(plain(heading, readings), flush=True)
+
+
+def _pause(seconds: float) -> None:
+    if signal.sigtimedwait(END_SIGNALS, seconds) is not None:
+        raise KeyboardInterrupt

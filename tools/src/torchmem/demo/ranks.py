@@ -1,4 +1,4 @@
-"""The demo's ranks: one process for each, training by a scenario, instrumented as any script would be."""
+"""The demo's ranks: one instrumented process each, which trains by a scenario."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from torchmem import sdk
@@ -22,14 +22,14 @@ from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
 
 STEP_SECONDS = 0.2
-MOMENTS_PER_STEP = 4
-END_SECONDS = 5.0
-ENDING = (signal.SIGTERM, signal.SIGINT)
+EVENTS_PER_STEP = 4
+GRACE_SECONDS = 5.0
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is played: a scenario's name, the number of ranks, seconds, seed, and whether on real GPUs."""
+class DemoPlan:
+    """What to run. `duration` is in seconds; `real` selects tensors on GPUs."""
 
     scenario: str
     ranks: int
@@ -40,60 +40,74 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that fit into the duration."""
+        """Return how many optimizer steps fit into the duration."""
         return max(1, round(self.duration / STEP_SECONDS))
 
     def train(
         self, rank: int, allocator: DeviceCachingAllocator, capacity: int
     ) -> Iterator[ScenarioEvent]:
-        """The moments of one rank's training in `capacity` bytes, paced like a GPU at work."""
+        """Yield the events of one rank's training in `capacity` bytes, at the pace of a GPU."""
         worker = Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
-        for moment in SCENARIOS[self.scenario].train(worker):
-            time.sleep(STEP_SECONDS / MOMENTS_PER_STEP)
-            yield moment
+        for event in SCENARIOS[self.scenario].train(worker):
+            time.sleep(STEP_SECONDS / EVENTS_PER_STEP)
+            yield event
+
+
+def simulated_rank(plan: DemoPlan, rank: int, folder: Path, use: CardUse) -> None:
+    """Train in one process. Only the allocator is simulated; the SDK is the real one."""
+    prepare(plan, rank, folder)
+    scenario = SCENARIOS[plan.scenario]
+    card = SimulatedCard(cuda_bytes(scenario), use=use, uuid=uuid(rank), name=card_name(scenario))
+    allocator = DeviceCachingAllocator(card)
+    backend = SimulatedBackend([allocator])
+    # Five times the default, because the simulator takes far longer than PyTorch for a snapshot.
+    sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
+    try:
+        for event in plan.train(rank, allocator, card.mem_get_info()[0]):
+            if event == "step":
+                backend.step()
+    except OutOfMemoryError as error:
+        sys.exit(f"OutOfMemoryError: {error}")
+
+
+Target = Callable[[DemoPlan, int, Path, CardUse], None]
+"""The main function of a rank's process: plan, rank, folder of the demo, the rank's card."""
 
 
 class Ranks:
-    """All rank processes of a demo."""
+    """The rank processes of a demo. `folder` holds their run directory and their output."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan = plan
-        self.folder = folder
+    def __init__(self, plan: DemoPlan, folder: Path, target: Target = simulated_rank) -> None:
         self.cards = Cards(SCENARIOS[plan.scenario], plan.ranks, get_context("spawn"))
-        self._processes: dict[int, SpawnProcess] = {}
+        self._plan = plan
+        self._folder = folder
+        self._target = target
+        self._processes: dict[int, BaseProcess] = {}
 
     def start(self) -> None:
-        """Start every rank; again after `close` for another round."""
-        (self.folder / "run").mkdir(exist_ok=True)
+        """Start every rank; after `close`, start them again."""
+        (self._folder / "run").mkdir(exist_ok=True)
         self.cards.clear()
-        for rank in range(self.plan.ranks):
-            process = self._process(rank)
-            log_path(self.folder, rank).write_bytes(b"")
+        for rank in range(self._plan.ranks):
+            arguments = (self._plan, rank, self._folder, self.cards.use(rank))
+            process = get_context("spawn").Process(target=self._target, args=arguments, daemon=True)
+            log_path(self._folder, rank).write_bytes(b"")
             process.start()
             self._processes[rank] = process
             self.cards.pids[rank] = process.pid or 0
 
-    def _process(self, rank: int) -> SpawnProcess:
-        context = get_context("spawn")
-        if not self.plan.real:
-            arguments = (self.plan, rank, self.folder, self.cards.use(rank))
-            return context.Process(target=simulated_rank, args=arguments, daemon=True)
-        from torchmem.demo.real import real_rank
-
-        return context.Process(target=real_rank, args=(self.plan, rank, self.folder), daemon=True)
-
     def alive(self) -> bool:
-        """Whether any rank still trains; a rank that has ended gives its memory back to its card."""
+        """Return whether any rank still trains; free the memory of those that have ended."""
         ended = [rank for rank, process in self._processes.items() if not process.is_alive()]
         for rank in ended:
             self.cards.release(rank)
         return len(ended) < len(self._processes)
 
-    def close(self) -> None:
-        """End every rank that still runs."""
+    def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Terminate every rank, and kill those that still run after `grace_seconds`."""
         for process in self._processes.values():
             process.terminate()
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + grace_seconds
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
@@ -103,47 +117,30 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of this round's ranks."""
+        """Return the process ids of the ranks."""
         return list(self.cards.pids.values())
 
-    def last_words(self) -> dict[int, str]:
-        """The last line that each rank printed, of those that printed any."""
-        texts = {rank: log_path(self.folder, rank).read_text().strip() for rank in self._processes}
+    def last_lines(self) -> dict[int, str]:
+        """Return the last line of each rank's output, by rank; a rank without output is absent."""
+        texts = {rank: log_path(self._folder, rank).read_text().strip() for rank in self._processes}
         return {rank: text.splitlines()[-1] for rank, text in texts.items() if text}
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Where a rank prints to: its traceback must not break the screen."""
+    """Return the file for a rank's output, which would otherwise garble the screen."""
     return folder / f"rank{rank}.log"
 
 
-def simulated_rank(plan: Plan, rank: int, folder: Path, use: CardUse) -> None:
-    """One rank's process: a simulated allocator in the place of PyTorch's, everything else as in real training."""
-    prepare(plan, rank, folder)
-    scenario = SCENARIOS[plan.scenario]
-    card = SimulatedCard(cuda_bytes(scenario), use=use, uuid=uuid(rank), name=card_name(scenario))
-    allocator = DeviceCachingAllocator(card)
-    backend = SimulatedBackend([allocator])
-    # Five times the default: the simulator, in Python, takes far longer for a snapshot than PyTorch does.
-    sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
-    try:
-        for moment in plan.train(rank, allocator, card.mem_get_info()[0]):
-            if moment == "step":
-                backend.step()
-    except OutOfMemoryError as error:
-        sys.exit(f"OutOfMemoryError: {error}")
-
-
-def prepare(plan: Plan, rank: int, folder: Path) -> None:
-    """The surroundings that a launcher gives a rank: environment, output, signals."""
+def prepare(plan: DemoPlan, rank: int, folder: Path) -> None:
+    """Set up environment, output and signals of a rank's process, as a launcher does."""
     output = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the demo ends its ranks itself
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # as the demo left them
+    # Ctrl-C reaches the whole process group, but the demo itself ends its ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The demo blocks these signals before it starts its ranks.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,4 +1,4 @@
-"""`torchmem demo --real`: the same scenario with real tensors on this machine's GPUs, as a user's script would."""
+"""`torchmem demo --real`: the same scenario with tensors on this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from torchmem import sdk
-from torchmem.demo.ranks import Plan, prepare
+from torchmem.demo.ranks import DemoPlan, prepare
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.card import CardUse
 from torchmem.simulator.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
     import torch
 
-# Below 2 MiB a tensor would move to the small pool and the pattern would be another one.
-SMALLEST_BYTES = 2 << 20
+# Smaller tensors could move to the small pool, which would change the scenario's pattern.
+MIN_TENSOR_BYTES = 2 << 20
 
 
 class TensorMemory:
-    """What a scenario asks of an allocator, answered with tensors; a share of a card plays one of `card_bytes`."""
+    """The methods of an allocator that scenarios call, implemented with tensors.
+
+    The process uses at most `share` of the device. Sizes are scaled down so that a scenario for
+    a card of `card_bytes` fits into that share.
+    """
 
     def __init__(self, device: torch.device, share: float, card_bytes: int) -> None:
         import torch
@@ -37,25 +42,25 @@ class TensorMemory:
         self._live: dict[int, list[torch.Tensor]] = {}
 
     def malloc(self, size: int, stream: int = 0) -> list[torch.Tensor]:
-        """A tensor of `size` bytes that lives until `free`; the list lets `free` drop its last reference."""
-        scaled = max(int(size * self._scale), SMALLEST_BYTES)
+        """Return a list with one tensor of `size` bytes; `free` clears the list."""
+        scaled = max(int(size * self._scale), MIN_TENSOR_BYTES)
         with self._torch.cuda.stream(self._streams[stream]):
             holder = [self._torch.empty(scaled, dtype=self._torch.uint8, device=self._device)]
         self._live[id(holder)] = holder
         return holder
 
     def free(self, holder: list[torch.Tensor]) -> None:
-        """Drop the tensor."""
+        """Drop the last reference to the tensor."""
         del self._live[id(holder)]
         holder.clear()
 
     def empty_cache(self) -> None:
-        """`torch.cuda.empty_cache`."""
+        """Call `torch.cuda.empty_cache`."""
         self._torch.cuda.empty_cache()
 
 
 def check() -> None:
-    """Raises UsageError without PyTorch or without a GPU, before any rank starts."""
+    """Raise UsageError if PyTorch is not installed or finds no GPU."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -66,20 +71,20 @@ def check() -> None:
         raise UsageError("--real needs a GPU that PyTorch can use: run the demo without --real.")
 
 
-def real_rank(plan: Plan, rank: int, folder: Path) -> None:
-    """One rank's process; ranks share the GPUs in turn, and each keeps to its part of a GPU."""
+def real_rank(plan: DemoPlan, rank: int, folder: Path, _: CardUse) -> None:
+    """Train in one process. Ranks are spread over the GPUs and share each GPU evenly."""
     prepare(plan, rank, folder)
     import torch
 
     session = sdk.instrument(run=f"demo-{plan.scenario}")
     count = torch.cuda.device_count()
-    neighbours = len(range(rank % count, plan.ranks, count))
+    ranks_on_device = len(range(rank % count, plan.ranks, count))
     device = torch.device("cuda", rank % count)
     card_bytes = SCENARIOS[plan.scenario].card_bytes
-    memory = TensorMemory(device, share=0.95 / neighbours, card_bytes=card_bytes)
+    memory = TensorMemory(device, share=0.95 / ranks_on_device, card_bytes=card_bytes)
     try:
-        for moment in plan.train(rank, cast("DeviceCachingAllocator", memory), card_bytes):
-            if moment == "step":
+        for event in plan.train(rank, cast("DeviceCachingAllocator", memory), card_bytes):
+            if event == "step":
                 session.step()
     except torch.cuda.OutOfMemoryError as error:
         sys.exit(f"OutOfMemoryError: {error}")

@@ -1,7 +1,4 @@
-"""What the demo's screen shows: rows read from the exporter's own /metrics, as Prometheus would read it.
-
-The demo's live screen: one line for each rank, and the news in words below.
-"""
+"""The demo's screen: one row per rank, read from the exporter's /metrics as Prometheus reads it."""
 
 from __future__ import annotations
 
@@ -20,12 +17,28 @@ from rich.text import Text
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
 
-TIMEOUT_SECONDS = 5
+SCRAPE_TIMEOUT_SECONDS = 5
+GIB, MIB = 1 << 30, 1 << 20
+BAR_WIDTH = 20
+STATE_STYLES = {
+    "running": "green",
+    "stalled": "yellow",
+    "exited": "dim",
+    "oom": "bold red",
+    "killed": "red",
+}
+OOM_CAUSES = {
+    "capacity": "the whole card is in use.",
+    "external": "other processes hold the memory.",
+    "limit": "the process has reached its memory fraction.",
+}
+# As `fragmentation_ratio` in the thresholds of the alerts.
+SEVERE_FRAGMENTATION = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """One rank as the screen shows it; bytes, and None for what is not exported."""
+    """The values of one rank, in bytes where they are sizes. None: not exported."""
 
     rank: int
     state: str
@@ -42,7 +55,7 @@ class RankReading:
 
 
 class Exposition:
-    """Samples of one scrape, by metric name."""
+    """The samples of one scrape, by metric name."""
 
     def __init__(self, text: str) -> None:
         self._samples: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -52,26 +65,27 @@ class Exposition:
 
     @classmethod
     def scrape(cls, url: str) -> Exposition:
-        """Read /metrics of the exporter at `url`; raises OSError."""
-        with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 - our own server
-            return cls(answer.read().decode())
+        """Read /metrics of the exporter at `url`. Raise OSError."""
+        address = f"{url}/metrics"
+        with urllib.request.urlopen(address, timeout=SCRAPE_TIMEOUT_SECONDS) as response:  # noqa: S310 - our own server
+            return cls(response.read().decode())
 
     def sum(self, spec: MetricSpec, pid: str, **labels: str) -> float | None:
-        """Sum of a metric over one process's series with these labels; None when there is none."""
-        wanted = {"pid": pid, **labels}.items()
-        values = [value for found, value in self._samples[spec.name] if wanted <= found.items()]
+        """Return the sum of a process's series with these labels, or None if there is none."""
+        selector = {"pid": pid, **labels}.items()
+        values = [value for series, value in self._samples[spec.name] if selector <= series.items()]
         return sum(values) if values else None
 
     def pids(self) -> set[int]:
-        """Processes that are served."""
+        """Return the ids of all processes in the scrape."""
         return {int(labels["pid"]) for labels, _ in self._samples[catalog.PROCESS_STATE.name]}
 
     def ranks(self, pids: Iterable[int]) -> list[RankReading]:
-        """Those of these processes that are served, by rank."""
-        wanted = {str(pid) for pid in pids}
+        """Return the readings of those of these processes that the scrape has, by rank."""
+        selected = {str(pid) for pid in pids}
         states = [labels for labels, value in self._samples[catalog.PROCESS_STATE.name] if value]
-        return [self._rank(labels) for labels in sorted(states, key=lambda labels: int(labels["rank"]))
-                if labels["pid"] in wanted]  # fmt: skip
+        states.sort(key=lambda labels: int(labels["rank"]))
+        return [self._rank(labels) for labels in states if labels["pid"] in selected]
 
     def _rank(self, labels: dict[str, str]) -> RankReading:
         pid = labels["pid"]
@@ -88,34 +102,16 @@ class Exposition:
             ooms=self.sum(catalog.OOMS, pid) or 0,
             last_oom_requested=self.sum(catalog.LAST_OOM_REQUESTED, pid),
             oom_causes=tuple(
-                found["cause"]
-                for found, value in self._samples[catalog.OOMS.name]
-                if found["pid"] == pid and value
+                series["cause"]
+                for series, value in self._samples[catalog.OOMS.name]
+                if series["pid"] == pid and value
             ),
         )
 
 
-GIB, MIB = 1 << 30, 1 << 20
-BAR_WIDTH = 20
-CAUSES = {
-    "capacity": "all of the card is in use.",
-    "external": "other processes hold what it needs.",
-    "limit": "this process may not take more.",
-}
-STATE_STYLES = {
-    "running": "green",
-    "stalled": "yellow",
-    "exited": "dim",
-    "oom": "bold red",
-    "killed": "red",
-}
-# The alert's own mark for severe fragmentation; see prometheus/thresholds.yml.
-SEVERE_FRAGMENTATION = 0.7
-
-
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What stands above and below the table. `url` is the exporter's; times in seconds."""
+    """The text around the table. `url` is the exporter's; times are in seconds."""
 
     title: str
     url: str
@@ -124,16 +120,15 @@ class Heading:
 
 
 def screen(heading: Heading, ranks: Sequence[RankReading]) -> RenderableType:
-    """The whole screen."""
-    table = _table(ranks)
-    news = [line for rank in ranks if (line := _news(rank))]
+    """Return the whole screen."""
     footer = Text.assemble(
         (f"{heading.elapsed:4.0f} s of {heading.duration:.0f}   ", "dim"),
         (f"{heading.url}/metrics", "bold cyan"),
-        ("   Ctrl-C ends everything", "dim"),
+        ("   Ctrl-C stops the demo", "dim"),
     )
+    messages = [message for rank in ranks if (message := _oom_message(rank))]
     return Panel(
-        Group(table, _legend(), Text(), *news, Text(), footer),
+        Group(_table(ranks), _legend(), Text(), *messages, Text(), footer),
         title=heading.title,
         border_style="blue",
         padding=(1, 2),
@@ -141,7 +136,7 @@ def screen(heading: Heading, ranks: Sequence[RankReading]) -> RenderableType:
 
 
 def plain(heading: Heading, ranks: Sequence[RankReading]) -> str:
-    """One line for each rank, where the output is no terminal."""
+    """Return one line per rank, for output that is not a terminal."""
     return "\n".join(f"{heading.elapsed:5.0f} s  rank {rank.rank} {_line(rank)}" for rank in ranks)
 
 
@@ -156,7 +151,7 @@ def _line(rank: RankReading) -> str:
 def _table(ranks: Sequence[RankReading]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("rank", justify="right")
-    table.add_column("memory of its card", width=BAR_WIDTH)
+    table.add_column("memory of the card", width=BAR_WIDTH)
     for name in ("allocated", "reserved", "stranded", "headroom", "FI", "retries"):
         table.add_column(name, justify="right", min_width=9)
     table.add_column("state")
@@ -176,29 +171,36 @@ def _table(ranks: Sequence[RankReading]) -> Table:
 
 
 def _bar(rank: RankReading) -> Text:
-    """Allocated, stranded, other cached and free memory of the card, to scale."""
+    """Return a bar of the card's allocated, stranded, releasable and remaining memory, to scale."""
     if not rank.total or rank.allocated is None or rank.reserved is None:
         return Text("–", style="dim")
-    allocated, stranded = rank.allocated, min(rank.stranded or 0, rank.reserved - rank.allocated)
-    parts = [
-        (allocated, "█", "blue"),
-        (stranded, "█", "red"),
-        (rank.reserved - allocated - stranded, "█", "yellow"),
-    ]
+    cached = rank.reserved - rank.allocated
+    stranded = min(rank.stranded or 0, cached)
     bar = Text()
-    for size, sign, style in parts:
-        bar.append(sign * round(BAR_WIDTH * size / rank.total), style=style)
+    for size, style in (
+        (rank.allocated, "blue"),
+        (stranded, "red"),
+        (cached - stranded, "yellow"),
+    ):
+        bar.append("█" * round(BAR_WIDTH * size / rank.total), style=style)
     return bar.append("░" * max(0, BAR_WIDTH - len(bar)), style="dim")
 
 
 def _legend() -> Text:
     return Text.assemble(
-        "      ", ("█ ", "blue"), ("allocated  ", "dim"), ("█ ", "red"), ("stranded  ", "dim"),
-        ("█ ", "yellow"), ("cached, can be released  ", "dim"), ("░ ", "dim"), ("not PyTorch's", "dim"),
-    )  # fmt: skip
+        "      ",
+        ("█ ", "blue"),
+        ("allocated  ", "dim"),
+        ("█ ", "red"),
+        ("stranded  ", "dim"),
+        ("█ ", "yellow"),
+        ("releasable  ", "dim"),
+        ("░ ", "dim"),
+        ("not reserved by PyTorch", "dim"),
+    )
 
 
-def _news(rank: RankReading) -> Text | None:
+def _oom_message(rank: RankReading) -> Text | None:
     if rank.state != "oom" or rank.last_oom_requested is None:
         return None
     return Text.assemble(
@@ -211,7 +213,7 @@ def _news(rank: RankReading) -> Text | None:
 def _cause(rank: RankReading, cause: str) -> str:
     if cause == "fragmentation":
         return f"{_gib(rank.stranded)} free, but in smaller pieces between live blocks."
-    return CAUSES[cause]
+    return OOM_CAUSES[cause]
 
 
 def _fragmentation(value: float | None) -> Text:
@@ -224,7 +226,7 @@ def _gib(value: float | None) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    """Cut, not rounded: the index never reaches 1."""
+    """Return the ratio, rounded down because the fragmentation index is always below 1."""
     return "–" if value is None else f"{math.floor(value * 100) / 100:.2f}"
 
 

@@ -1,7 +1,4 @@
-"""`torchmem oom`: why a process ran out of GPU memory, and what to do; needs no extra.
-
-Finding OOM reports in the run directory, where anybody may have put anything.
-"""
+"""`torchmem oom`: explain why a process ran out of GPU memory, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,90 +15,83 @@ from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, run_directory
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
-HELP = "explain an OutOfMemoryError that an instrumented process left behind"
+HELP = "explain the OutOfMemoryError of an instrumented process"
+REPORT_NAME = re.compile(r"\d+-\d+-\d+-\d+" + re.escape(REPORT_SUFFIX))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", type=Path, help="report (default: the newest one)"
-    )
-    parser.add_argument("--run-dir", metavar="DIR", type=Path, help="where to look for reports")
-    parser.add_argument("--list", action="store_true", help="list all reports of the run directory")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the reports themselves, one line of JSON for each",
-    )
+    add = parser.add_argument
+    add("file", metavar="FILE", nargs="?", type=Path, help="report (default: the newest one)")
+    add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
+    add("--list", action="store_true", help="list all reports of the run directory")
+    add("--json", action="store_true", help="print the reports as JSON, one per line")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for; raises UsageError when there is no report or it cannot be read."""
+    """Print a report, or a list. Raise UsageError if there is none or it cannot be read."""
     directory = arguments.run_dir or run_directory(os.environ)
     if arguments.list:
-        found = load_all(directory)
+        reports = load_all(directory)
     else:
         path = arguments.file or newest(directory)
-        found = [(path, load(path))]
+        reports = [(path, load(path))]
     if arguments.json:
-        write_out("".join(encode(report).decode() for _, report in found))
+        write_out("".join(encode(report).decode() for _, report in reports))
     else:
-        write_out(text.table(found) if arguments.list else text.page(*found[0]))
+        write_out(text.table(reports) if arguments.list else text.page(*reports[0]))
     return 0
 
 
-_NAME = re.compile(r"\d+-\d+-\d+-\d+" + re.escape(REPORT_SUFFIX))
-
-
 def load(path: Path) -> OomReport:
-    """One report; raises UsageError when it cannot be used."""
+    """Read a report, which any user may have written. Raise UsageError if it cannot be used."""
     name = sanitize_text(str(path))
     try:
         return decode(read_untrusted(path, MAX_REPORT_BYTES)[0])
     except FileNotFoundError:
         raise UsageError(
-            f"{name} does not exist: `torchmem oom --list` shows the reports there are."
+            f"{name} does not exist: run `torchmem oom --list` for a list of reports."
         ) from None
     except UntrustedFileError as error:
         raise UsageError(
-            f"{name} {error}: name another report, or run as a user who may read it."
+            f"{name} {error}: name another report, or run as a user who can read it."
         ) from None
     except UsageError as error:
         raise UsageError(f"{name} {error}") from None
 
 
 def load_all(directory: Path) -> list[tuple[Path, OomReport]]:
-    """Every sound report of the directory, newest first; raises UsageError when there is none."""
-    found = []
-    for path in _reports(directory):
+    """Return every valid report of the directory, newest first. Raise UsageError without any."""
+    reports = []
+    for path in _report_paths(directory):
         with suppress(UsageError):
-            found.append((path, load(path)))
-    if not found:
-        raise _nothing(directory)
-    return found
+            reports.append((path, load(path)))
+    if not reports:
+        raise _no_report(directory)
+    return reports
 
 
 def newest(directory: Path) -> Path:
-    """The newest report: the caller's own if there is one, else anybody's; raises UsageError when there is none."""
-    reports = _reports(directory)
-    own = [path for path in reports if _owner(path) == os.getuid()]
-    if not reports:
-        raise _nothing(directory)
-    return (own or reports)[0]
+    """Return the newest report of this user, or of any user. Raise UsageError without any."""
+    paths = _report_paths(directory)
+    if not paths:
+        raise _no_report(directory)
+    return next((path for path in paths if _owner(path) == os.getuid()), paths[0])
 
 
-def _reports(directory: Path) -> list[Path]:
+def _report_paths(directory: Path) -> list[Path]:
+    """Return the paths of all reports, newest first."""
     try:
-        names = [entry.name for entry in os.scandir(directory) if _NAME.fullmatch(entry.name)]
+        names = [entry.name for entry in os.scandir(directory) if REPORT_NAME.fullmatch(entry.name)]
     except OSError as error:
-        reason = error.strerror or "unknown"
         raise UsageError(
-            f"the run directory {sanitize_text(str(directory))} cannot be read ({reason}): name another with --run-dir."
+            f"the run directory {sanitize_text(str(directory))} cannot be read "
+            f"({error.strerror or 'unknown'}): name another with --run-dir."
         ) from None
-    return sorted((directory / name for name in names), key=_written, reverse=True)
+    return sorted((directory / name for name in names), key=_modified, reverse=True)
 
 
-def _written(path: Path) -> float:
+def _modified(path: Path) -> float:
     with suppress(OSError):
         return path.lstat().st_mtime
     return 0.0
@@ -113,8 +103,8 @@ def _owner(path: Path) -> int | None:
     return None
 
 
-def _nothing(directory: Path) -> UsageError:
+def _no_report(directory: Path) -> UsageError:
     return UsageError(
-        f"no OOM report in {sanitize_text(str(directory))}: a process with sdk.instrument() writes one there at an "
-        "OutOfMemoryError; name the run directory with --run-dir."
+        f"no OOM report in {sanitize_text(str(directory))}: a process with sdk.instrument() writes "
+        "one there at an OutOfMemoryError; name the run directory with --run-dir."
     )

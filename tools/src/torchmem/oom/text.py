@@ -1,4 +1,4 @@
-"""An OOM report as plain text for a terminal of 80 columns or more."""
+"""OOM reports as plain text, for terminals of at least 88 columns."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from torchmem.sample.untrusted import sanitize_text
 WIDTH = 88
 BAR = 24
 SPARKS = "▁▂▃▄▅▆▇█"
-MOST_SPARKS = 30
+MAX_SPARKS = 30
 
 
 def page(path: Path, report: OomReport) -> str:
-    """Everything about one OOM."""
+    """Return everything about one OOM."""
     trend, file = list(_trend(report)), [f"Report: {sanitize_text(str(path))}"]
     cause, memory, advice = explanation(report)
-    sections = [[summary(report), "", *_who(report)], cause, memory, trend, advice, file]
+    sections = [[summary(report), "", *_origin(report)], cause, memory, trend, advice, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
 def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
-    """Lines: why the request failed, where the memory was, what to do."""
+    """Return lines for why the request failed, where the memory was, and what to do."""
     return (
         _wrapped(" ".join(failure_reason(report))),
         list(_memory(report)),
@@ -43,24 +43,23 @@ def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
 
 
 def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
-    """One line for each report, then its file."""
+    """Return a list of reports, two lines each: the cause, and the file."""
     return "".join(f"{_row(report)}\n    {sanitize_text(str(path))}\n" for path, report in reports)
 
 
 def _row(report: OomReport) -> str:
     process, oom = report.process, report.oom
     cause = f"{oom.cause} ({oom.detail})" if oom.detail else oom.cause
-    asked = format_size(oom.requested_bytes)
-    return (
-        f"{_moment(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}  {asked:>10}  {cause}"
-    )
+    requested = format_size(oom.requested_bytes)
+    origin = f"{_local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
+    return f"{origin}  {requested:>10}  {cause}"
 
 
-def _moment(timestamp: float) -> str:
+def _local_time(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
-def _who(report: OomReport) -> list[str]:
+def _origin(report: OomReport) -> list[str]:
     process, device = report.process, report.device
     rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
     script = f" ({process.script})" if process.script else ""
@@ -71,7 +70,7 @@ def _who(report: OomReport) -> list[str]:
     ]
     gpu = [f"GPU {device.index}", device.name or "", device.uuid or ""]
     where = f"pid {process.pid} on {process.hostname}"
-    first = f"{_moment(report.oom.timestamp)}  run {process.run}{script}, {rank}, {where}"
+    first = f"{_local_time(report.oom.timestamp)}  run {process.run}{script}, {rank}, {where}"
     lines = first, "  ".join(word for word in gpu if word), "  ".join(versions)
     return [f"  {line}" for line in lines if line]
 
@@ -90,7 +89,7 @@ def _memory(report: OomReport) -> Iterator[str]:
     total, named = report.device.total_bytes, memory_breakdown(report)
     if not total or not named:
         return
-    yield f"Where the {format_size(total)} of the device were"
+    yield f"Memory of the device ({format_size(total)})"
     for name, size in named:
         bar = "█" * round(BAR * min(1.0, size / total))
         yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
@@ -98,7 +97,7 @@ def _memory(report: OomReport) -> Iterator[str]:
 
 def _trend(report: OomReport) -> Iterator[str]:
     seconds = report.trend.seconds
-    yield f"The last {format_seconds(seconds[0])}" if seconds else "Before that"
+    yield f"The last {format_seconds(seconds[0])}" if seconds else "Before the OOM"
     for name, column in _columns(report):
         known = [size for size in column if size is not None]
         if len(known) > 1 and any(known):
@@ -107,7 +106,7 @@ def _trend(report: OomReport) -> Iterator[str]:
 
 
 def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
-    """The trend with the OOM itself as its last point."""
+    """Yield the name and the values of each series of the trend; the OOM is the last value."""
     trend, allocator, layout = report.trend, report.device.allocator, report.layout
     yield (
         "allocated",
@@ -119,15 +118,15 @@ def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
 
 
 def _spark(values: Sequence[float]) -> str:
-    """One character for each value, or for each of MOST_SPARKS evenly spaced ones, from 0 to the highest."""
-    number, highest = min(len(values), MOST_SPARKS), max(values)
+    """Return a sparkline of at most MAX_SPARKS values, scaled from 0 to the highest."""
+    number, highest = min(len(values), MAX_SPARKS), max(values)
     picked = (values[(index + 1) * len(values) // number - 1] for index in range(number))
     return "".join(SPARKS[int((len(SPARKS) - 1) * value / highest)] for value in picked)
 
 
 def _advice(advice: Sequence[Remedy]) -> Iterator[str]:
     if advice:
-        yield "What to do, the most promising first"
+        yield "What to do, most promising first"
     for number, remedy in enumerate(advice, 1):
         yield from _wrapped(remedy.text, "     ", f"  {number}. ")
         yield from (f"         {line}" for line in remedy.lines)

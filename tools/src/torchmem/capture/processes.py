@@ -1,0 +1,127 @@
+"""The instrumented processes of a run directory, for commands that address one of them.
+
+Every user may write to a run directory, so its files are not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from torchmem.sample.errors import UsageError
+from torchmem.sample.processes import Processes
+from torchmem.sample.procfs import start_ticks
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
+from torchmem.sample.sample import Process
+from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
+
+MAX_FILES = 16384
+MAX_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProcess:
+    """A process that has published a sample.
+
+    `sample`: its file, owned by the user `uid`. `pid`: its process id in this namespace. `alive`:
+    whether it still runs; None if /proc may hide it from this user.
+    """
+
+    sample: Path
+    uid: int
+    process: Process
+    pid: int
+    alive: bool | None
+
+    def __str__(self) -> str:
+        return f"rank {self.process.rank} of run {self.process.run} (pid {self.pid})"
+
+    def has_ended(self) -> bool:
+        """Return whether the process was alive when it was found and has ended since."""
+        return self.alive is True and start_ticks(self.pid) != self.process.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFilter:
+    """Which process to select; None matches any.
+
+    `pid` may be the process id in this namespace or in that of the process.
+    """
+
+    rank: int | None = None
+    run: str | None = None
+    pid: int | None = None
+
+    def matches(self, candidate: TrainingProcess) -> bool:
+        """Return whether the process has the rank, run and pid of this filter."""
+        process = candidate.process
+        return (
+            self.rank in {None, process.rank}
+            and self.run in {None, process.run}
+            and self.pid in {None, candidate.pid, process.pid}
+        )
+
+
+def find_process(directory: Path, selected: ProcessFilter) -> TrainingProcess:
+    """Return the only running process that the filter matches.
+
+    Raise UsageError if no process matches, if several do, or if it has ended.
+    """
+    processes = sorted(
+        training_processes(directory), key=lambda p: (p.process.run, p.process.rank, p.pid)
+    )
+    matching = [process for process in processes if selected.matches(process)]
+    running = [process for process in matching if process.alive is not False]
+    if len(running) == 1:
+        return running[0]
+    if running:
+        raise UsageError(
+            f"several processes match: {_names(running)}; select one with --rank, --run or --pid."
+        )
+    if matching:
+        raise UsageError(f"{matching[0]} has ended; only a running process can be captured.")
+    others = _names([process for process in processes if process.alive is not False])
+    raise UsageError(f"no process in {directory} matches; running processes: {others or 'none'}.")
+
+
+def training_processes(directory: Path) -> Iterator[TrainingProcess]:
+    """Yield the processes of the directory. Raise UsageError if it cannot be read.
+
+    A sample is skipped if it is malformed, or not owned by the user of its process.
+    """
+    processes = Processes()
+    try:
+        samples = (path for path in directory.iterdir() if path.name.endswith(SAMPLE_SUFFIX))
+        paths = list(islice(samples, MAX_FILES))
+    except OSError as error:
+        raise UsageError(
+            f"the run directory {directory} cannot be read ({error.strerror}); see --run-dir."
+        ) from None
+    for path in paths:
+        process = _read(path, processes)
+        if process is not None:
+            yield process
+
+
+def _read(path: Path, processes: Processes) -> TrainingProcess | None:
+    try:
+        data, status = read_untrusted(path, MAX_SAMPLE_BYTES)
+        sample = json.loads(data)
+        process = convert(sanitize_json(sample["process"]), Process)
+        ended = sample.get("ended") is not None
+    except (UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    location = processes.locate(process)
+    if location.alive and processes.owner(location.pid) not in {None, status.st_uid}:
+        return None
+    alive = False if ended else location.alive
+    return TrainingProcess(path, status.st_uid, process, location.pid, alive)
+
+
+def _names(processes: list[TrainingProcess]) -> str:
+    more = len(processes) - MAX_NAMED
+    names = ", ".join(map(str, processes[:MAX_NAMED]))
+    return f"{names} and {more} more" if more > 0 else names
