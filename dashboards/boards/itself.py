@@ -1,108 +1,262 @@
-"""The dashboard "torchmem itself": does the watching work, and what does it cost?"""
+"""The dashboard "torchmem itself": whether the monitoring works, and what it costs."""
 
 from __future__ import annotations
 
-from dashboards import choices, common
-from dashboards.colors import FAILED
-from dashboards.panels import Board, Panel, Query, Text, lines, stat_panel, state_timeline
-from dashboards.panels.units import COUNT, PER_MINUTE, RATIO, SECONDS
-from dashboards.queries import itself
+from dashboards import recorded
+from dashboards.board import ALL_VARIABLES, ITSELF, Board
+from dashboards.panels import (
+    FAILED,
+    RANK,
+    Panel,
+    Query,
+    Text,
+    Unit,
+    lines,
+    stat_panel,
+    state_timeline,
+)
+from dashboards.queries import (
+    live,
+    prepend_matcher,
+    rate,
+    select,
+)
+
+from torchmem.sample import catalog
+from torchmem.sample.catalog import MetricSpec
 
 NO_EXPORTER = "Prometheus scrapes no exporter with job torchmem"
-NO_RANK = "No rank matches the choice above"
+NO_RANK = "No rank matches the selection"
+
+SDK_CORES = live(rate(select(catalog.SDK_CPU)))
 
 
-def _numbers() -> list[Panel]:
-    return [
-        stat_panel(
-            Text("Exporters down", "How many exporters does Prometheus not reach? Their nodes are not watched."),
-            Query(itself.exporters_down()), COUNT, warn_above=1),
-        stat_panel(
-            Text("Versions", "Which versions of torchmem run, on how many nodes?", NO_EXPORTER),
-            Query(itself.versions(), "{{version}}"), COUNT),
-        stat_panel(
-            Text("Collectors failed", "How many parts of the exporters' newest reading failed? Shown by node and "
-                 "collector below; the exporter's log says why.", NO_EXPORTER),
-            Query(itself.collectors_failed()), COUNT, warn_above=1),
-        stat_panel(
-            Text("Files refused", "How many files in run directories did the exporters refuse in the chosen time "
-                 "range? By reason below.", NO_EXPORTER),
-            Query(itself.rejected_in_range()), COUNT, warn_above=1),
-        stat_panel(
-            Text("SDK errors", "How many errors did the SDK meet and swallow in the chosen time range? Training goes "
-                 "on, but some values may be missing. By stage below.", NO_RANK),
-            Query(itself.sdk_errors_in_range()), COUNT, warn_above=1),
-        stat_panel(
-            Text("Dearest rank", "What does the SDK cost where it costs most? CPU time as a share of one core.",
-                 NO_RANK),
-            Query(itself.dearest_sdk(), common.RANK), RATIO).decimals(3),
-    ]  # fmt: skip
+def _scraped(spec: MetricSpec) -> str:
+    return prepend_matcher(select(spec), 'job="torchmem"')
 
 
-def _exporter() -> list[Panel]:
-    return [
-        lines(
-            Text("Scrape duration", "How long does Prometheus wait for each exporter? The shipped limit is 8 s; a "
-                 "driver that answers slowly shows here first.", NO_EXPORTER),
-            [Query(itself.scrape_seconds(), "{{instance}}")], SECONDS),
-        lines(
-            Text("Scrape size", "How many samples does each exporter give? It grows with GPUs, ranks and processes; "
-                 "Prometheus' memory grows with it.", NO_EXPORTER),
-            [Query(itself.scrape_samples(), "{{instance}}")], COUNT),
-        state_timeline(
-            Text("Collectors", "Which part of the exporter fails, and since when? A failed one leaves its metrics out; "
-                 "the others are not touched.", NO_EXPORTER),
-            Query(itself.collectors(), "{{instance}}: {{collector}}"), {0: ("failed", FAILED), 1: ("works", "green")}),
-        lines(
-            Text("Collector duration", "Where does the scrape's time go?", NO_EXPORTER),
-            [Query(itself.collector_seconds(), "{{instance}}: {{collector}}")], SECONDS),
-        lines(
-            Text("Files refused per minute", "Why are files in the run directory refused? Every refused file of every "
-                 "reading counts, so one bad file makes a steady line until it is gone.", "None"),
-            [Query(itself.rejected(), "{{instance}}: {{reason}}")], PER_MINUTE),
-        stat_panel(
-            Text("Nodes without NVML", "On how many nodes does the driver not answer, and why? There all nvml_ metrics "
-                 "are missing; training is watched all the same.", "None"),
-            Query(itself.nvml_down(), "{{reason}}"), COUNT, warn_above=1).span(12).height(8),
-        lines(
-            Text("Ranks read", "How many processes does each exporter read? A number that falls while jobs run means "
-                 "that a run directory is not shared.", "No rank anywhere"),
-            [Query(itself.ranks(), "{{instance}}")], COUNT),
-    ]  # fmt: skip
+def _increase_in_range(spec: MetricSpec) -> str:
+    return f"sum(round(increase({select(spec, over='$__range')}))) or vector(0)"
 
 
-def _sdk() -> list[Panel]:
-    return [
-        lines(
-            Text("CPU time of the SDK", "What does watching cost each rank, as a share of one core?", NO_RANK),
-            [Query(itself.sdk_share(), common.RANK)], RATIO),
-        lines(
-            Text("Duration of a reading", "How long does reading take in the training process? Statistics at the end "
-                 "of a step, once a second at most. The sampler waits longer where it takes longer.", NO_RANK),
-            [Query(itself.read_seconds("stats"), common.RANK)], SECONDS),
-        lines(
-            Text("Duration of a snapshot", "How long does a snapshot of all blocks take, in the background? It grows "
-                 "with the number of blocks, and the pauses between two grow with it.", "No snapshot yet"),
-            [Query(itself.read_seconds("snapshot"), common.RANK)], SECONDS),
-        lines(
-            Text("Age of the state", "How old is what is shown of each rank? More than some seconds in a rank that "
-                 "runs: it makes no steps, its sampler hangs, or the run directory is full.", NO_RANK),
-            [Query(itself.sample_age(), common.RANK)], SECONDS),
-        lines(
-            Text("Age of the snapshot", "How old are fragmentation and headroom? 10 s is usual; a slow reading makes "
-                 "it longer, and so does a script that records memory history itself.", "No snapshot yet"),
-            [Query(itself.snapshot_age(), common.RANK)], SECONDS),
-        lines(
-            Text("Errors by stage", "What did the SDK fail at? Since each process started; training is not touched.",
-                 "None"),
-            [Query(itself.sdk_errors(), f"{common.RANK}: {{{{stage}}}}")], COUNT),
-    ]  # fmt: skip
+NUMBERS: list[Panel] = [
+    stat_panel(
+        Text(
+            "Exporters down",
+            "How many exporters can Prometheus not scrape? Their nodes are not monitored.",
+        ),
+        Query(f"count({_scraped(recorded.UP)} == 0) or vector(0)"),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text(
+            "Versions",
+            "Which versions of torchmem are running, on how many nodes?",
+            NO_EXPORTER,
+        ),
+        Query(f"count by (version) ({select(catalog.BUILD_INFO)})", "{{version}}"),
+        Unit.COUNT,
+    ),
+    stat_panel(
+        Text(
+            "Collectors failed",
+            "How many collectors failed in the newest scrape? They are shown by node below; "
+            "the exporter's log contains the errors.",
+            NO_EXPORTER,
+        ),
+        Query(f"count({select(catalog.COLLECTOR_SUCCESS)} == 0) or vector(0)"),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text(
+            "Files rejected",
+            "How many files in run directories did the exporters reject in the selected time "
+            "range? They are shown by reason below.",
+            NO_EXPORTER,
+        ),
+        Query(_increase_in_range(catalog.REJECTED_SAMPLES)),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text(
+            "SDK errors",
+            "How many errors did the SDK catch in the selected time range? Training continues, "
+            "but some values may be missing. They are shown by stage below.",
+            NO_RANK,
+        ),
+        Query(_increase_in_range(catalog.SDK_ERRORS)),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text(
+            "Highest SDK cost",
+            "What does the SDK cost in the rank where it costs most? CPU time as a share of "
+            "one core.",
+            NO_RANK,
+        ),
+        Query(f"topk(1, {SDK_CORES})", RANK),
+        Unit.RATIO,
+    ).decimals(3),
+]
 
+SCRAPES: list[Panel] = [
+    lines(
+        Text(
+            "Scrape duration",
+            "How long does Prometheus wait for each exporter? The shipped timeout is 8 s. A "
+            "driver that responds slowly shows up here first.",
+            NO_EXPORTER,
+        ),
+        [Query(_scraped(recorded.SCRAPE_DURATION), "{{instance}}")],
+        Unit.SECONDS,
+    ),
+    lines(
+        Text(
+            "Scrape size",
+            "How many samples does each exporter expose? The number grows with GPUs, ranks and "
+            "processes, and so does Prometheus' memory.",
+            NO_EXPORTER,
+        ),
+        [Query(_scraped(recorded.SCRAPE_SAMPLES), "{{instance}}")],
+        Unit.COUNT,
+    ),
+]
+
+_SERIES = "{{instance}}: {{collector}}"
+COLLECTORS: list[Panel] = [
+    state_timeline(
+        Text(
+            "Collectors",
+            "Which collector of the exporter fails, and since when? The metrics of a failed "
+            "collector are missing; all other metrics are complete.",
+            NO_EXPORTER,
+        ),
+        Query(select(catalog.COLLECTOR_SUCCESS), _SERIES),
+        {0: ("failed", FAILED), 1: ("works", "green")},
+    ),
+    lines(
+        Text("Collector duration", "Which collector takes most of a scrape?", NO_EXPORTER),
+        [Query(select(catalog.COLLECTOR_DURATION), _SERIES)],
+        Unit.SECONDS,
+    ),
+]
+
+_REJECTED = f"60 * sum by (instance, reason) ({rate(select(catalog.REJECTED_SAMPLES))}) > 0"
+INPUTS: list[Panel] = [
+    lines(
+        Text(
+            "Files rejected per minute",
+            "Why are files in the run directory rejected? Each scrape counts every rejected "
+            "file again, so one bad file is a constant line until it is removed.",
+            "None",
+        ),
+        [Query(_REJECTED, "{{instance}}: {{reason}}")],
+        Unit.PER_MINUTE,
+    ),
+    stat_panel(
+        Text(
+            "Nodes without NVML",
+            "On how many nodes is the driver not available, and why? All nvml_ metrics of "
+            "these nodes are missing; the metrics of their ranks are not affected.",
+            "None",
+        ),
+        Query(f"count by (reason) ({select(catalog.NVML_UP)} == 0)", "{{reason}}"),
+        Unit.COUNT,
+        warn_above=1,
+    )
+    .span(12)
+    .height(8),
+    lines(
+        Text(
+            "Ranks per exporter",
+            "How many processes does each exporter read? If the number is lower than the "
+            "number of ranks of the running jobs, a run directory is not shared.",
+            "No rank on any node",
+        ),
+        [Query(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})", "{{instance}}")],
+        Unit.COUNT,
+    ),
+]
+
+SDK_COST: list[Panel] = [
+    lines(
+        Text(
+            "CPU time of the SDK",
+            "What does monitoring cost in each rank, as a share of one core?",
+            NO_RANK,
+        ),
+        [Query(SDK_CORES, RANK)],
+        Unit.RATIO,
+    ),
+    lines(
+        Text(
+            "Duration of a statistics read",
+            "How long does reading the statistics take in the training process? The SDK reads "
+            "them at the end of a step, at most once a second, and less often if a read takes "
+            "long.",
+            NO_RANK,
+        ),
+        [Query(live(select(catalog.SAMPLE_DURATION, kind="stats")), RANK)],
+        Unit.SECONDS,
+    ),
+    lines(
+        Text(
+            "Duration of a snapshot",
+            "How long does a snapshot of all blocks take in the background? It grows with the "
+            "number of blocks, and the interval between snapshots grows with it.",
+            "No snapshot yet",
+        ),
+        [Query(live(select(catalog.SAMPLE_DURATION, kind="snapshot")), RANK)],
+        Unit.SECONDS,
+    ),
+]
+
+_ERRORS = f"sum by (run, rank, stage) ({select(catalog.SDK_ERRORS)}) > 0"
+SDK_HEALTH: list[Panel] = [
+    lines(
+        Text(
+            "Age of the sample",
+            "How old are the values of each rank? More than a few seconds for a running rank "
+            "means that it finishes no steps, its sampler hangs, or the run directory is full.",
+            NO_RANK,
+        ),
+        [Query(live(f"time() - {select(catalog.SAMPLE_TIMESTAMP)}"), RANK)],
+        Unit.SECONDS,
+    ),
+    lines(
+        Text(
+            "Age of the snapshot",
+            "How old are fragmentation and headroom? 10 s is usual. The age is higher if a "
+            "snapshot takes long, or if the script records memory history itself.",
+            "No snapshot yet",
+        ),
+        [Query(live(f"time() - {select(catalog.SNAPSHOT_TIMESTAMP)}"), RANK)],
+        Unit.SECONDS,
+    ),
+    lines(
+        Text(
+            "SDK errors by stage",
+            "In which stage did the SDK fail? Errors are counted since the start of each "
+            "process; training is not affected.",
+            "None",
+        ),
+        [Query(_ERRORS, f"{RANK}: {{{{stage}}}}")],
+        Unit.COUNT,
+    ),
+]
 
 BOARD = Board(
-    common.ITSELF,
+    ITSELF,
     "torchmem itself",
     "Whether the exporters and the SDK work, and what they cost.",
-    choices.EVERYTHING,
-    {"In short": _numbers(), "Exporters": _exporter(), "The SDK in the ranks": _sdk()},
+    ALL_VARIABLES,
+    {
+        "Overview": NUMBERS,
+        "Exporters": [*SCRAPES, *COLLECTORS, *INPUTS],
+        "SDK": [*SDK_COST, *SDK_HEALTH],
+    },
 )

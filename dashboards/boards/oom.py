@@ -1,84 +1,183 @@
-"""The dashboard "After an OOM": which ranks ran out of memory, why, what was free, and what to do."""
+"""The dashboard "After an OOM": which ranks ran out of memory, why, and what to do.
+
+It also shows processes that have ended: the newest values within the time range.
+"""
 
 from __future__ import annotations
 
-from dashboards import choices, common
-from dashboards.colors import CAUSES, STATES
+from dashboards import recorded
+from dashboards.board import LINK_TO_RUN, OOM, OOM_MARK, TRAINING_VARIABLES, Board
 from dashboards.panels import (
-    Board,
+    CAUSES,
+    PARTS_EXPLAINED,
+    RANK,
+    STATES,
     Column,
     Panel,
     Query,
     Text,
+    Unit,
     joined_table,
     lines,
-    stack,
+    memory_stack,
     stat_panel,
     state_timeline,
 )
-from dashboards.panels.units import AGO, BYTES, COUNT, PER_MINUTE, RATIO
-from dashboards.queries import oom
+from dashboards.queries import (
+    DEVICE_ROW,
+    GPU_ROW,
+    OOMS_IN_RANGE,
+    PROCESS,
+    RANK_ROW,
+    RETRIES_PER_MINUTE,
+    among,
+    append_matcher,
+    row,
+    seen,
+    select,
+    sum_without_pool,
+)
 
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
 
-NOBODY = "No rank ran out of memory in this time range"
+NO_OOM = "No rank ran out of memory in this time range"
 
 REMEDIES = {
-    "capacity": "Smaller batch, recompute activations, shard, or a larger GPU",
+    "capacity": "Use a smaller batch, recompute activations, shard, or use a larger GPU",
     "fragmentation": "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "limit": "Raise the memory fraction, or do with less",
-    "external": "See below who else holds the GPU; end it or move",
+    "limit": "Raise the memory fraction, or reduce the memory that the job needs",
+    "external": "See below what else uses the GPU; stop it, or use another GPU",
 }
 
+# The state timeline shows a state as its index here.
+STATE_NUMBERS = ("running", "stalled", "exited", "oom", "killed")
 
-def _numbers() -> list[Panel]:
-    return [
-        stat_panel(
-            Text("OutOfMemoryErrors", "How often were the processes of this time range out of memory? Counted since "
-                 "each process started, caught by the script or not.", NOBODY),
-            Query(oom.ooms()), COUNT, warn_above=1),
-        stat_panel(
-            Text("By cause", "Why? capacity: the job is too large. fragmentation: enough was free, but in pieces. "
-                 "limit: the memory fraction. external: other programs.", NOBODY),
-            Query(oom.ooms_by_cause(), "{{cause}}"), COUNT, colors=CAUSES).span(8),
-        stat_panel(
-            Text("Ended by an OOM", "How many processes died of it, or have it as their newest step's end? A script "
-                 "that catches the error goes on and is not counted here.", NOBODY),
-            Query(oom.ended("oom")), COUNT, warn_above=1),
-        stat_panel(
-            Text("Killed", "How many processes ended by a signal, without a word? The kernel's killer when the host's "
-                 "memory is full, the scheduler, or somebody.", "None"),
-            Query(oom.ended("killed")), COUNT, warn_above=1),
-        stat_panel(
-            Text("Newest", "When was the newest OutOfMemoryError?", NOBODY), Query(oom.newest()), AGO),
-    ]  # fmt: skip
+
+def _state(states: str) -> str:
+    """Return the last state of each process, as a label, on each of its devices."""
+    state = append_matcher(seen(catalog.PROCESS_STATE), f'state=~"{states}"')
+    devices = f"{seen(catalog.RESERVED_PEAK)} * 0"
+    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) ({state} == 1)"
+    return row(DEVICE_ROW, joined, "state")
+
+
+_OOM_TIMES = row(DEVICE_ROW, seen(catalog.LAST_OOM_TIMESTAMP))
+# Processes and devices with an OOM, and those that were killed.
+FAILED_ROWS = f"({_OOM_TIMES} or {row(DEVICE_ROW, _state('oom|killed'))})"
+
+
+def _of_failed_rows(expression: str) -> str:
+    return among(DEVICE_ROW, row(DEVICE_ROW, expression), FAILED_ROWS)
+
+
+def _with_oom(labels: tuple[str, ...]) -> str:
+    """Return the label sets with an OOM within the range, the same at each point in time.
+
+    So the lines of a rank also show the time before its OOM.
+    """
+    newest = f"last_over_time({select(catalog.LAST_OOM_TIMESTAMP, over='$__range')} @ end())"
+    return f"max by ({', '.join(labels)}) ({newest})"
+
+
+def _of_ooms(expression: str, labels: tuple[str, ...] = PROCESS) -> str:
+    return among(labels, expression, _with_oom(labels))
+
+
+_BY_CAUSE = f"sum by (cause) (max_over_time({select(catalog.OOMS, over='$__range')})) > 0"
+_NEWEST = f"1000 * max({seen(catalog.LAST_OOM_TIMESTAMP)})"
+
+
+def _ended(state: str) -> Query:
+    return Query(f"count({seen(catalog.PROCESS_STATE, state=state)} == 1) or vector(0)")
+
+
+NUMBERS: list[Panel] = [
+    stat_panel(
+        Text(
+            "OutOfMemoryErrors",
+            "How often did the processes in this time range run out of memory? Errors count "
+            "from the start of each process, whether the script caught them or not.",
+            NO_OOM,
+        ),
+        Query(OOMS_IN_RANGE),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text(
+            "By cause",
+            "Why did they run out of memory? capacity: the job is too large. fragmentation: "
+            "enough memory was free, but not in one piece. limit: the memory fraction. "
+            "external: other programs.",
+            NO_OOM,
+        ),
+        Query(_BY_CAUSE, "{{cause}}"),
+        Unit.COUNT,
+        colors=CAUSES,
+    ).span(8),
+    stat_panel(
+        Text(
+            "Ended by an OOM",
+            "How many processes ended with an OutOfMemoryError, or had one in their newest "
+            "step? A process that catches the error and continues is not counted.",
+            NO_OOM,
+        ),
+        _ended("oom"),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text(
+            "Killed",
+            "How many processes were ended by a signal? It may come from the kernel's OOM "
+            "killer if the host's memory is full, the scheduler, or a user.",
+            "None",
+        ),
+        _ended("killed"),
+        Unit.COUNT,
+        warn_above=1,
+    ),
+    stat_panel(
+        Text("Newest", "When was the newest OutOfMemoryError?", NO_OOM), Query(_NEWEST), Unit.AGO
+    ),
+]
 
 
 def _failed() -> Panel:
     text = Text(
         "Ranks that ran out of memory or were killed",
-        "Which ranks, how large was the request, what was free, and what helps? The values are each process's last "
-        "ones, kept here as long as Prometheus keeps them. Free but stranded bytes larger than the request are "
-        "fragmentation. On the node, `torchmem oom` explains the same case in full.",
-        NOBODY,
+        "Which ranks failed, how large was the request, what was free, and what helps? These are "
+        "the last values of each process, kept as long as Prometheus retains them. If the stranded "
+        "bytes are larger than the request, the cause is fragmentation. On the node, "
+        "`torchmem oom` explains the same error in full.",
+        NO_OOM,
     )
+    causes = row(DEVICE_ROW, f"{seen(catalog.OOMS)} > 0", "cause")
+    cause = f'label_join(topk by ({", ".join(DEVICE_ROW)}) (1, {causes}), "remedy", "", "cause")'
+    requested = row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))
+    time = row(DEVICE_ROW, f"1000 * {seen(catalog.LAST_OOM_TIMESTAMP)}")
+    reserved = _of_failed_rows(f"sum without (pool) ({seen(catalog.RESERVED)})")
+    free = _of_failed_rows(f"sum without (state) ({seen(catalog.FREE)})")
+    stranded = _of_failed_rows(seen(catalog.FREE, state="stranded"))
+    largest_block = _of_failed_rows(seen(catalog.LARGEST_FREE_BLOCK))
+    fragmentation = _of_failed_rows(seen(catalog.FRAGMENTATION))
     columns = [
-        Column("Run", label="run", link=common.link(common.TRAINING, "Training memory", run="Run")),
+        Column("Run", label="run", link=LINK_TO_RUN),
         Column("Rank", label="rank", width=60),
         Column("Node", label="instance"),
         Column("GPU", label="gpu", width=60),
         Column("Pid", label="pid", width=80),
-        Column("State", oom.state(), label="state", colors=STATES),
-        Column("When", oom.time(), unit=AGO),
-        Column("Asked for", oom.requested(), unit=BYTES),
-        Column("Cause", oom.cause(), label="cause", colors=CAUSES),
-        Column("Reserved", oom.last_reserved(), unit=BYTES),
-        Column("Free in the cache", oom.last_free(), unit=BYTES),
-        Column("Of that, stranded", oom.last(catalog.FREE, state="stranded"), unit=BYTES),
-        Column("Largest free block", oom.last(catalog.LARGEST_FREE_BLOCK), unit=BYTES),
-        Column("Fragmentation index", oom.last(catalog.FRAGMENTATION), unit=RATIO, bar=True),
-        Column("What to do", oom.cause(), label="remedy", words=REMEDIES),
+        Column("State", among(DEVICE_ROW, _state(".*"), FAILED_ROWS), label="state", colors=STATES),
+        Column("When", time, unit=Unit.AGO),
+        Column("Requested", requested, unit=Unit.BYTES),
+        Column("Cause", cause, label="cause", colors=CAUSES),
+        Column("Reserved", reserved, unit=Unit.BYTES),
+        Column("Free in the cache", free, unit=Unit.BYTES),
+        Column("Stranded part", stranded, unit=Unit.BYTES),
+        Column("Largest free block", largest_block, unit=Unit.BYTES),
+        Column("Fragmentation index", fragmentation, unit=Unit.RATIO, bar=True),
+        Column("What to do", cause, label="remedy", names=REMEDIES),
     ]
     return joined_table(text, columns, sort="When", descending=True)
 
@@ -86,70 +185,110 @@ def _failed() -> Panel:
 def _states() -> Panel:
     text = Text(
         "How the ranks ended",
-        "Which rank stopped first, and did the others hang after it? One row per process; a row ends when the exporter "
-        "drops the process, 15 minutes after its end.",
-        "No rank matches the choice above",
+        "Which rank stopped first, and did the others hang afterwards? There is one row per "
+        "process. A row ends when the exporter drops the process, 15 minutes after its end.",
+        "No rank matches the selection",
     )
-    names = {index: (name, STATES[name]) for index, name in enumerate(oom.STATES)}
-    return state_timeline(text, Query(oom.states(), f"{common.RANK} pid {{{{pid}}}}"), names)
+    numbered = (
+        f"{index} * ({select(catalog.PROCESS_STATE, state=state)} == 1)"
+        for index, state in enumerate(STATE_NUMBERS)
+    )
+    query = Query(f"max without (state) ({' or '.join(numbered)})", f"{RANK} pid {{{{pid}}}}")
+    names = {index: (state, STATES[state]) for index, state in enumerate(STATE_NUMBERS)}
+    return state_timeline(text, query, names)
 
 
-def _before() -> list[Panel]:
-    return [
-        lines(
-            Text("Allocated and reserved", "What did the ranks hold before they ran out, and how much of it was in "
-                 "use? Only ranks with an OutOfMemoryError in this time range.", NOBODY),
-            [Query(oom.allocated(), f"{common.RANK}, allocated"), Query(oom.reserved(), f"{common.RANK}, reserved")],
-            BYTES),
-        lines(
-            Text("Headroom against the request", "Did the room shrink slowly, or did one request ask for too much? "
-                 "The headroom after a flush, and from the error on what was asked for.", NOBODY),
-            [Query(oom.headroom(), f"{common.RANK}, headroom"), Query(oom.request(), f"{common.RANK}, asked for")],
-            BYTES),
-        lines(
-            Text("Stranded", "Did fragmentation grow before the error? Free bytes between live blocks.", NOBODY),
-            [Query(oom.stranded(), common.RANK)], BYTES),
-        lines(
-            Text("Allocator retries", "Was there a warning? Flushes of the whole cache per minute; they often begin "
-                 "minutes before the error.", NOBODY),
-            [Query(oom.retries(), common.RANK)], PER_MINUTE),
-        stack(
-            Text("Memory of the GPUs that ran out", "Did something else take the room? All GPUs on which a rank ran "
-                 f"out of memory, together. {common.PARTS_EXPLAINED}", NOBODY),
-            common.parts(oom.part), BYTES, Query(oom.total(), "Device total")),
-    ]  # fmt: skip
+_HEADROOM = select(catalog.HEADROOM, flush="true")
+BEFORE: list[Panel] = [
+    lines(
+        Text(
+            "Allocated and reserved",
+            "How much memory did the ranks hold before they ran out, and how much of it was in "
+            "use? Only ranks with an OutOfMemoryError in this time range are shown.",
+            NO_OOM,
+        ),
+        [
+            Query(_of_ooms(sum_without_pool(catalog.ALLOCATED)), f"{RANK}, allocated"),
+            Query(_of_ooms(sum_without_pool(catalog.RESERVED)), f"{RANK}, reserved"),
+        ],
+        Unit.BYTES,
+    ),
+    lines(
+        Text(
+            "Headroom and request",
+            "Did headroom shrink slowly, or was one request too large? The panel shows the "
+            "headroom after a flush and, from the error on, the requested size.",
+            NO_OOM,
+        ),
+        [
+            Query(_of_ooms(_HEADROOM), f"{RANK}, headroom"),
+            Query(_of_ooms(select(catalog.LAST_OOM_REQUESTED)), f"{RANK}, requested"),
+        ],
+        Unit.BYTES,
+    ),
+    lines(
+        Text(
+            "Stranded",
+            "Did fragmentation grow before the error? Stranded bytes are free bytes between "
+            "live blocks.",
+            NO_OOM,
+        ),
+        [Query(_of_ooms(select(catalog.FREE, state="stranded")), RANK)],
+        Unit.BYTES,
+    ),
+    lines(
+        Text(
+            "Allocator retries",
+            "Was there a warning? A retry flushes the whole cache; retries often begin minutes "
+            "before the error. The panel shows them per minute.",
+            NO_OOM,
+        ),
+        [Query(_of_ooms(RETRIES_PER_MINUTE), RANK)],
+        Unit.PER_MINUTE,
+    ),
+    memory_stack(
+        Text(
+            "Memory of the GPUs that ran out",
+            "Did something else use the memory? The panel adds up all GPUs on which a rank ran "
+            f"out of memory. {PARTS_EXPLAINED}",
+            NO_OOM,
+        ),
+        lambda part: f"sum({_of_ooms(select(recorded.PART, part=part), GPU_ROW)})",
+        Query(f"sum({_of_ooms(select(recorded.TOTAL), GPU_ROW)})", "Device total"),
+    ),
+]
 
 
 def _settings() -> Panel:
     text = Text(
         "Allocator settings of these ranks",
-        "What was set when it happened? With expandable segments on already, fragmentation needs another remedy.",
-        NOBODY,
+        "Which settings were in force? If expandable segments were already on, fragmentation needs "
+        "another remedy.",
+        NO_OOM,
     )
     names = {"expandable_segments": "Expandable segments", LAST_PARSED: "As last parsed"}
-    query = oom.settings(*names)
+    query = row(RANK_ROW, _of_ooms(seen(catalog.ALLOCATOR_INFO)), *names)
     columns = [
         Column("Run", label="run"),
         Column("Rank", label="rank"),
         Column("Node", label="instance"),
+        *(Column(heading, query, label=name) for name, heading in names.items()),
     ]
-    return joined_table(
-        text, [*columns, *(Column(words, query, label=name) for name, words in names.items())]
-    )
+    return joined_table(text, columns)
 
 
 BOARD = Board(
-    common.OOM,
+    OOM,
     "After an OOM",
-    "Ranks that ran out of GPU memory in the chosen time range: their last state, the cause, what was free, what led "
-    "to it and what to do.",
-    choices.TRAINING,
+    "Ranks that ran out of GPU memory in the selected time range: their last state, the cause, "
+    "what was free, what led to the error, and what to do.",
+    TRAINING_VARIABLES,
     {
-        "What happened?": [*_numbers(), _failed()],
+        "What happened?": [*NUMBERS, _failed()],
         "In what order?": [_states()],
-        "What led to it?": _before(),
-        "What was set?": [_settings()],
+        "What led to it?": BEFORE,
+        "Which settings were in force?": [_settings()],
     },
-    (common.OOM_NOTE,),
+    (OOM_MARK,),
     since="now-6h",
 )

@@ -1,4 +1,4 @@
-"""The dashboards are current, fit on the screen, and lead to each other."""
+"""The dashboards are up to date, fit on the screen, and link to each other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.dashboards import BOARDS, Json
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 
-def test_links_to_a_dashboard_survive_its_edits() -> None:
-    """A dashboard's uid never changes."""
+def test_the_uid_of_a_dashboard_is_stable() -> None:
+    """Links to a dashboard stay valid because its uid never changes."""
     assert {
         "fleet": "torchmem-fleet",
         "training-memory": "torchmem-training-memory",
@@ -23,23 +23,23 @@ def test_links_to_a_dashboard_survive_its_edits() -> None:
     } == {name: board["uid"] for name, board in BOARDS.items()}
 
 
-def test_alerts_lead_to_dashboards_that_exist() -> None:
-    """The link of every alert opens one of these dashboards and sets variables that it has."""
+def test_alerts_link_to_dashboards_that_exist() -> None:
+    """The link of every alert opens one of the dashboards and sets variables that it has."""
     variables = {
         board["uid"]: {item["name"] for item in board["templating"]["list"]}
         for board in BOARDS.values()
     }
     for alert in promql.rules("alert"):
-        path, _, chosen = (
+        path, _, query = (
             alert["annotations"].get("dashboard_url", "/d/torchmem-fleet").partition("?")
         )
         assert path.removeprefix("/d/") in variables, alert["alert"]
-        assert set(re.findall(r"var-(\w+)=", chosen)) <= variables[path.removeprefix("/d/")]
+        assert set(re.findall(r"var-(\w+)=", query)) <= variables[path.removeprefix("/d/")]
 
 
 @each_board
-def test_a_dashboard_says_what_it_is_for(board: Json) -> None:
-    """Title, description, tag, a recent time range and a refresh that Prometheus bears are set; nobody edits it."""
+def test_a_dashboard_describes_itself(board: Json) -> None:
+    """Title, description, tag, time range and refresh are set, and it is read-only in Grafana."""
     assert board["title"]
     assert board["description"].endswith(".")
     assert ["torchmem"] == board["tags"]
@@ -49,8 +49,8 @@ def test_a_dashboard_says_what_it_is_for(board: Json) -> None:
 
 
 @each_board
-def test_a_dashboard_leads_to_all_others(board: Json) -> None:
-    """Above the panels stands a link to every other dashboard, which keeps the choice and the time."""
+def test_a_dashboard_links_to_all_others(board: Json) -> None:
+    """Links above the panels open every other dashboard with the same selection and time."""
     others = {
         f"/d/{other['uid']}": other["title"] for other in BOARDS.values() if other is not board
     }
@@ -62,8 +62,8 @@ def test_a_dashboard_leads_to_all_others(board: Json) -> None:
 
 
 @each_board
-def test_panels_have_their_own_number_and_place(board: Json) -> None:
-    """Ids are unique, nothing overlaps, nothing leaves the grid of 24 columns, and no row ends ragged."""
+def test_panels_have_unique_ids_and_fill_the_grid(board: Json) -> None:
+    """Ids are unique, panels do not overlap, and rows fill the 24 columns of the grid."""
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     cells = [cell for panel in board["panels"] for cell in _cells(panel["gridPos"])]
@@ -72,17 +72,17 @@ def test_panels_have_their_own_number_and_place(board: Json) -> None:
     assert len(cells) == 24 * (1 + max(y for _, y in cells))
 
 
-def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
+def _cells(position: dict[str, int]) -> list[tuple[int, int]]:
     columns, rows = (
-        range(place["x"], place["x"] + place["w"]),
-        range(place["y"], place["y"] + place["h"]),
+        range(position["x"], position["x"] + position["w"]),
+        range(position["y"], position["y"] + position["h"]),
     )
     return list(itertools.product(columns, rows))
 
 
 @each_board
-def test_the_variables_narrow_from_left_to_right(board: Json) -> None:
-    """Data source, run, node, GPU and rank can be chosen, all but the first several at once."""
+def test_the_variables_filter_from_left_to_right(board: Json) -> None:
+    """Data source, run, node, GPU and rank can be selected; the last four allow several values."""
     variables = board["templating"]["list"]
     assert ["datasource", "run", "node", "gpu", "rank"] == [
         variable["name"] for variable in variables[:5]
@@ -91,12 +91,12 @@ def test_the_variables_narrow_from_left_to_right(board: Json) -> None:
     for index, variable in enumerate(variables):
         if variable.get("hide"):
             continue
-        used = set(re.findall(r'"\$(\w+)"', variable["query"]))
-        assert used <= {left["name"] for left in variables[:index] if not left.get("hide")}
+        filters = set(re.findall(r'"\$(\w+)"', variable["query"]))
+        assert filters <= {left["name"] for left in variables[:index] if not left.get("hide")}
 
 
 def test_two_runs_can_be_compared() -> None:
-    """Training memory has a choice more: one run, none at first."""
+    """Training memory has one more variable: a single run, initially none."""
     compare = BOARDS["training-memory"]["templating"]["list"][5]
     assert ("compare", False, "none") == (
         compare["name"],

@@ -1,4 +1,4 @@
-"""Every panel explains itself to a newcomer and looks like the others."""
+"""Every panel explains itself to a newcomer and has the same style."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 import re
 
 import pytest
-from dashboards.colors import CAUSES, PARTS, STATES
 from support.dashboards import BOARDS, PANELS, Json
 
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
-# The types that Grafana 11, 12 and 13 maintain; graph, table-old, singlestat and worldmap are gone.
+# Types that Grafana 11, 12 and 13 support; graph, table-old, singlestat and worldmap are gone.
 TYPES = {"heatmap", "stat", "state-timeline", "status-history", "table", "timeseries"}
 
 
 @each_panel
 def test_a_panel_explains_itself(panel: Json) -> None:
-    """Title, description, unit, a sentence for the empty state and the chosen data source are set."""
+    """Title, description, unit, text without data, and the selected data source are set."""
     defaults = panel["fieldConfig"]["defaults"]
     assert panel["title"]
     assert panel["description"].endswith((".", "?"))
@@ -29,7 +28,7 @@ def test_a_panel_explains_itself(panel: Json) -> None:
 
 @each_panel
 def test_a_series_has_a_name(panel: Json) -> None:
-    """Legends name what a line, a row or one of several numbers is."""
+    """Legends name each line, row, and one of several numbers."""
     assert panel["type"] in TYPES
     if panel["type"] not in {"stat", "table"}:
         assert all(target["legendFormat"] for target in panel["targets"])
@@ -38,23 +37,23 @@ def test_a_series_has_a_name(panel: Json) -> None:
 
 
 @each_panel
-def test_a_query_has_its_own_letter(panel: Json) -> None:
-    """Grafana tells queries apart by A to Z."""
+def test_a_query_has_a_unique_letter(panel: Json) -> None:
+    """Grafana identifies the queries of a panel by the letters A to Z."""
     letters = [target["refId"] for target in panel["targets"]]
     assert [chr(ord("A") + index) for index in range(len(letters))] == letters
     assert len(letters) <= 26
 
 
-def test_titles_tell_panels_apart() -> None:
-    """Within a dashboard no two panels have the same title."""
+def test_panel_titles_are_unique() -> None:
+    """No two panels of a dashboard have the same title."""
     for board in BOARDS.values():
         titles = [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
         assert len(set(titles)) == len(titles)
 
 
 @each_panel
-def test_red_means_that_something_ended_or_failed(panel: Json) -> None:
-    """Red are the state oom, critical alerts and failed collectors; no threshold is."""
+def test_red_means_failed(panel: Json) -> None:
+    """Only the state oom, critical alerts and failed collectors are red; thresholds are not."""
     config = panel["fieldConfig"]
     for override in config["overrides"]:
         if re.search(r'"(dark-|semi-dark-|light-)?red"', json.dumps(override["properties"])):
@@ -66,8 +65,9 @@ def test_red_means_that_something_ended_or_failed(panel: Json) -> None:
         } <= {"oom", "failed"}
 
 
-def test_the_same_thing_has_the_same_colour_everywhere() -> None:
-    """A series of one name has one colour on all dashboards, and states, causes and parts have the agreed ones."""
+def test_a_series_has_the_same_color_everywhere() -> None:
+    """A series name has one color on all dashboards, also each state, cause and part of memory."""
+    panels = pytest.importorskip("dashboards.panels", reason="the generator needs Python 3.11")
     seen: dict[str, set[str]] = {}
     for panel in PANELS.values():
         for override in panel["fieldConfig"]["overrides"]:
@@ -81,9 +81,8 @@ def test_the_same_thing_has_the_same_colour_everywhere() -> None:
                         item["value"]["fixedColor"]
                     )
     assert [] == [name for name, colors in seen.items() if len(colors) > 1]
-    for name, color in {**STATES, **CAUSES}.items():
+    for name, color in [*panels.STATES.items(), *panels.CAUSES.items(), *panels.PARTS.values()]:
         assert seen[name] == {color}
-    assert set(PARTS.values()) <= {color for colors in seen.values() for color in colors}
 
 
 @pytest.mark.parametrize(
@@ -92,15 +91,15 @@ def test_the_same_thing_has_the_same_colour_everywhere() -> None:
     ids=lambda panel: panel["title"],
 )
 def test_a_table_shows_no_raw_column(panel: Json) -> None:
-    """Every label that a query of the table returns has a heading or is left out; links read headings that exist."""
+    """Every label that a query returns has a heading or is hidden; links use existing headings."""
     (options,) = [item["options"] for item in panel["transformations"] if item["id"] == "organize"]
-    dealt_with = set(options["renameByName"]) | {
+    handled = set(options["renameByName"]) | {
         name for name, out in options["excludeByName"].items() if out
     }
     for target in panel["targets"]:
         grouped = re.match(r"(?:\d+ \* )?(?:label_join\()?\w+ by \(([^)]*)\)", target["expr"])
         assert grouped, target["expr"]
-        assert set(grouped[1].split(", ")) <= dealt_with
+        assert set(grouped[1].split(", ")) <= handled
     headings = set(options["renameByName"].values())
     assert (
         set(re.findall(r"__data\.fields\[\\?[\"']([^\"'\\]+)", json.dumps(panel["fieldConfig"])))
@@ -108,8 +107,8 @@ def test_a_table_shows_no_raw_column(panel: Json) -> None:
     )
 
 
-def test_links_in_tables_lead_to_dashboards() -> None:
-    """A click on a cell opens one of these dashboards, with the time range, the data source and a variable it has."""
+def test_links_in_tables_open_dashboards() -> None:
+    """Links keep the time range and data source, and set a variable that the dashboard has."""
     uids = {
         board["uid"]: {item["name"] for item in board["templating"]["list"]}
         for board in BOARDS.values()

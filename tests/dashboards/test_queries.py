@@ -1,4 +1,4 @@
-"""The dashboards ask only for series that exist, and follow the choices above them."""
+"""The dashboards query only series that exist, and follow their variables."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
 
 @each_query
 def test_a_query_reads_only_series_and_labels_that_exist(name: str, expression: str) -> None:
-    """Every metric and label of every panel is in the catalogue, recorded by a rule, or Prometheus' own."""
-    assert promql.complaints(filled_in(expression, "x")) == []
+    """Every metric and label is in the catalog, recorded by a rule, or Prometheus' own."""
+    assert promql.problems(filled_in(expression, "x")) == []
 
 
 @each_query
-def test_a_query_follows_the_choices_above_the_dashboard(name: str, expression: str) -> None:
-    """Each selector is narrowed by every visible variable whose label its series has; who lives needs none.
+def test_a_query_follows_the_variables(name: str, expression: str) -> None:
+    """Each selector is filtered by every visible variable whose label its series has.
 
-    An alert or a scrape is narrowed where it has the label.
+    The join with live ranks is an exception: the other side is filtered already.
     """
     board = BOARDS[name.partition(":")[0]]
     visible = {f"${item['name']}" for item in board["templating"]["list"] if not item.get("hide")}
@@ -34,35 +34,34 @@ def test_a_query_follows_the_choices_above_the_dashboard(name: str, expression: 
 
 
 def _declared(series: str) -> set[str]:
-    """Labels of an info metric that are facts and no identity narrow nothing."""
-    facts = promql.FACTS.get(series, set())
-    return promql.series()[series] - facts
+    """Return the labels of a series without the facts of an info metric, which are not filtered."""
+    return promql.series()[series] - promql.FACTS.get(series, set())
 
 
 @each_query
 def test_a_rate_fits_the_resolution(name: str, expression: str) -> None:
-    """Rates over time follow Grafana's interval; only numbers over the whole range use the range."""
+    """Rates use Grafana's interval or the time range, never a fixed range or irate."""
     for function in re.findall(r"\b(rate|irate|increase)\(", expression):
         assert function != "irate"
     assert not re.search(r"\[\d", expression)
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_choices_read_series_that_exist(name: str) -> None:
-    """Each variable's query names a series and a label of it."""
+def test_the_variables_query_series_that_exist(name: str) -> None:
+    """The query of each variable names a series and one of its labels."""
     for variable in BOARDS[name]["templating"]["list"][1:]:
         query = filled_in(variable["query"])
         listed = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
         if listed:
-            assert promql.complaints(listed[1]) == []
+            assert promql.problems(listed[1]) == []
             ((series, _),) = promql.selectors(listed[1])
             assert listed[2] in promql.series()[series]
         else:
-            assert promql.complaints(query.removeprefix("query_result(").removesuffix(")")) == []
+            assert promql.problems(query.removeprefix("query_result(").removesuffix(")")) == []
 
 
 def test_the_stack_shows_every_part_of_a_device() -> None:
-    """Each part that the recording rules know is an area of every stack, so that the areas add up to the device."""
+    """Each part that the recording rules know is an area, so the areas add up to the device."""
     recorded = {
         rule["labels"]["part"]
         for rule in promql.rules("record")

@@ -20,7 +20,7 @@ RECORDED = promql.rules("record")
 )
 def test_a_rule_reads_only_series_and_labels_that_exist(rule: dict[str, str]) -> None:
     """Every metric and label of every rule is in the catalogue or recorded by a rule above it."""
-    assert promql.complaints(rule["expr"]) == []
+    assert promql.problems(rule["expr"]) == []
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_rule_reads_only_series_and_labels_that_exist(rule: dict[str, str]) ->
 )
 def test_a_misspelt_name_is_found(expression: str, complaint: str) -> None:
     """The check above sees wrong metrics, matchers, groupings and joins."""
-    assert promql.complaints(expression) == [complaint]
+    assert promql.problems(expression) == [complaint]
 
 
 @pytest.mark.parametrize("name", sorted({rule["record"] for rule in RECORDED}))

@@ -57,7 +57,7 @@ def test_a_query_asks_for_what_exists(page: str, query: str) -> None:
     """It parses, and every series and label in it is in the catalogue or recorded."""
     promql_parser.parse(query)
 
-    assert [] == promql.complaints(query)
+    assert [] == promql.problems(query)
 
 
 def test_the_pages_hold_queries() -> None:

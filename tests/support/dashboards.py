@@ -1,4 +1,4 @@
-"""The shipped dashboards, their panels and their queries."""
+"""The shipped dashboards, their panels and their queries, read from dashboards/json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PANELS: dict[str, Json] = {
     for panel in board["panels"]
     if panel["type"] != "row"
 }
-# By dashboard, panel and Grafana's letter of the query; and the marks on the time axis.
+# By dashboard, panel and the letter of the query; also the marks on the time axis.
 QUERIES: dict[str, str] = {
     f"{name} {target['refId']}": target["expr"]
     for name, panel in PANELS.items()
@@ -31,7 +31,7 @@ QUERIES: dict[str, str] = {
 }
 
 
-def filled_in(expression: str, choice: str = ".*", span: str = "5m", **chosen: str) -> str:
-    """The expression as Grafana would send it: each variable at its value in `chosen`, or at `choice`."""
+def filled_in(expression: str, value: str = ".*", span: str = "5m", **variables: str) -> str:
+    """Return the expression as Grafana sends it: variables have their given value, or `value`."""
     spans = re.sub(r"\$__\w+", span, expression)
-    return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], choice), spans)
+    return re.sub(r"\$(\w+)", lambda match: variables.get(match[1], value), spans)

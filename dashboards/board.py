@@ -1,0 +1,205 @@
+"""Whole dashboards: variables, rows, links to each other, and marks on the time axis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dashboards.panels import DATASOURCE, Json, Panel
+from dashboards.queries import FILTERS, LAST_OOM_MILLISECONDS
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+
+from torchmem.sample import catalog
+from torchmem.sample.catalog import MetricSpec
+
+FLEET, TRAINING, NODE, OOM, ITSELF = (
+    "torchmem-fleet",
+    "torchmem-training-memory",
+    "torchmem-node",
+    "torchmem-oom",
+    "torchmem-self",
+)
+TAG = "torchmem"
+ALL = models.VariableOption(selected=True, text=["All"], value=["$__all"])
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of the dashboard: its label on screen and Grafana's query for its values.
+
+    A `hidden` variable has no effect here; it keeps the selection for the next dashboard. `single`
+    is the initial value of a variable that holds one value only.
+    """
+
+    name: str
+    label: str
+    query: str
+    regex: str = ""
+    hidden: bool = False
+    single: str | None = None
+
+
+def _label_values(spec: MetricSpec, label: str, *filtered_by: str) -> str:
+    """Return Grafana's query for the values of a label, filtered by the variables to its left."""
+    matchers = ", ".join(f'{name}=~"{FILTERS[name]}"' for name in filtered_by)
+    return f"label_values({spec.name}{f'{{{matchers}}}' if matchers else ''}, {label})"
+
+
+def _gpus(spec: MetricSpec, *filtered_by: str) -> str:
+    """Return Grafana's query for GPUs: the value is the UUID, the text is node and index."""
+    matchers = ", ".join(f'{name}=~"{FILTERS[name]}"' for name in filtered_by)
+    devices = f"max by (instance, gpu, uuid) (last_over_time({spec.name}{{{matchers}}}[$__range]))"
+    return f'query_result(label_join({devices}, "where", " GPU ", "instance", "gpu"))'
+
+
+def _runs_or_none() -> str:
+    """Return Grafana's query for all runs and the value none."""
+    none = 'label_replace(vector(0), "run", "none", "", "")'
+    runs = f"max by (run) (max_over_time({catalog.PROCESS_STATE.name}[$__range]))"
+    return f"query_result({none} or {runs})"
+
+
+_UUID_AND_TEXT = '/uuid="(?<value>[^"]+)".*where="(?<text>[^"]+)"/'
+
+_RUN = Variable("run", "Run", _label_values(catalog.PROCESS_STATE, "run"))
+_RANK = Variable("rank", "Rank", _label_values(catalog.PROCESS_STATE, "rank", "run", "instance"))
+_NODE = Variable("node", "Node", _label_values(catalog.PROCESS_STATE, "instance", "run"))
+_GPU = Variable("gpu", "GPU", _gpus(catalog.RESERVED_PEAK, "instance", "run"), _UUID_AND_TEXT)
+COMPARE = Variable("compare", "Compare with run", _runs_or_none(), '/run="([^"]+)"/', single="none")
+# Nodes on which no training runs, and GPUs that no rank uses, can be selected too.
+_ANY_NODE = replace(_NODE, query=_label_values(catalog.BUILD_INFO, "instance"))
+_ANY_GPU = replace(_GPU, query=_gpus(catalog.NVML_GPU_UP, "instance"))
+
+# From left to right; each variable filters those to its right.
+TRAINING_VARIABLES = (_RUN, _NODE, _GPU, _RANK)
+NODE_VARIABLES = (replace(_RUN, hidden=True), _ANY_NODE, _ANY_GPU, replace(_RANK, hidden=True))
+ALL_VARIABLES = (_RUN, _ANY_NODE, _ANY_GPU, _RANK)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark on the time axis of all panels; `expr` returns its time in ms since 1970."""
+
+    name: str
+    expr: str
+    text: str
+    color: str
+
+
+OOM_MARK = Mark(
+    "Out of memory",
+    LAST_OOM_MILLISECONDS,
+    "{{run}} rank {{rank}} on {{instance}} GPU {{gpu}}",
+    "red",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The content of a dashboard: `rows` are panels by the title of their row, in order."""
+
+    uid: str
+    title: str
+    description: str
+    variables: Sequence[Variable]
+    rows: Mapping[str, Sequence[Panel]]
+    marks: Sequence[Mark] = field(default=())
+    since: str = "now-1h"
+
+
+def link(uid: str, title: str, **columns: str) -> tuple[str, str]:
+    """Return title and URL of a link to another dashboard.
+
+    `columns` sets its variables from columns of the row in which the link is.
+    """
+    variables = "".join(
+        f"&var-{name}=${{__data.fields[{column!r}]:percentencode}}"
+        for name, column in columns.items()
+    )
+    return f"Open {title}", f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{variables}"
+
+
+LINK_TO_RUN = link(TRAINING, "Training memory", run="Run")
+LINK_TO_NODE = link(NODE, "GPU node", node="Node")
+
+
+def dashboard(board: Board, siblings: Mapping[str, str]) -> Json:
+    """Return the JSON that Grafana provisions.
+
+    `siblings` are the titles of all dashboards by uid; the dashboard links to each of them.
+    """
+    builder = (
+        builders.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.description)
+        .tags([TAG])
+        .timezone("browser")
+        .readonly()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .time(board.since, "now")
+        .refresh("30s")
+        .links([_link(uid, title) for uid, title in siblings.items() if uid != board.uid])
+        .annotations([_annotation(mark) for mark in board.marks])
+        .with_variable(
+            builders.DatasourceVariable("datasource").label("Data source").type("prometheus")
+        )
+    )
+    for variable in board.variables:
+        builder.with_variable(_variable(variable))
+    for row_title, panels in board.rows.items():
+        builder.with_row(builders.Row(row_title))
+        for panel in panels:
+            builder.with_panel(panel)
+    return _cleaned(json.loads(JSONEncoder(sort_keys=True).encode(builder.build())))
+
+
+def _link(uid: str, title: str) -> builders.DashboardLink:
+    to_dashboard = builders.DashboardLink(title).type(models.DashboardLinkType.LINK)
+    to_dashboard.icon("dashboard").url(f"/d/{uid}").include_vars(True).keep_time(True)
+    return to_dashboard.tooltip(f"Open {title} with the same selection and time range")
+
+
+def _annotation(mark: Mark) -> builders.AnnotationQuery:
+    annotation = builders.AnnotationQuery().name(mark.name).datasource(DATASOURCE).enable(True)
+    annotation.icon_color(mark.color).expr(mark.expr).use_value_for_time(True)
+    return annotation.title_format(mark.name).text_format(mark.text)
+
+
+def _variable(variable: Variable) -> builders.QueryVariable:
+    builder = builders.QueryVariable(variable.name).label(variable.label)
+    builder.query(variable.query).regex(variable.regex).datasource(DATASOURCE)
+    builder.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    builder.sort(models.VariableSort.NATURAL_ASC)
+    if variable.hidden:
+        builder.hide(models.VariableHide.HIDE_VARIABLE)
+    if variable.single is not None:
+        single = variable.single
+        return builder.current(models.VariableOption(selected=True, text=single, value=single))
+    return builder.multi(True).include_all(True).all_value(".*").current(ALL)
+
+
+def _cleaned(board: Json) -> Json:
+    """Number the panels and remove what the generator adds but Grafana's own types lack."""
+    panels, templating = board["panels"], board["templating"]
+    annotations, links = board.get("annotations", {}), board.get("links", [])
+    if not (
+        isinstance(panels, list)
+        and isinstance(templating, dict)
+        and isinstance(annotations, dict)
+        and isinstance(links, list)
+    ):
+        raise TypeError("the JSON lacks panels or variables: grafana-foundation-sdk has changed")
+    for number, panel in enumerate(panels, start=1):
+        panel["id"] = number
+        if panel["type"] == "table":
+            panel["options"].pop("footer", None)
+    for variable in templating["list"]:
+        for key in ("auto", "auto_count", "auto_min"):
+            variable.pop(key, None)
+    # With this key Grafana 12 hides them in a menu; without it, they are above the panels.
+    for item in [*annotations.get("list", ()), *links]:
+        item.pop("placement", None)
+    return board

@@ -1,0 +1,88 @@
+"""PromQL that several dashboards share: selectors, filters, and rows of tables.
+
+A selector is filtered by the variables of a dashboard, which dashboards/board.py declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dashboards import recorded
+
+from torchmem.sample import catalog
+from torchmem.sample.catalog import CATALOG, GPU, RANK, MetricSpec
+
+# Dashboard variables by the label that they filter; `instance` is on every scraped series.
+FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
+
+# Labels that identify a process, and one row of a table.
+PROCESS = ("job", "instance", *RANK)
+DEVICE_ROW = ("instance", *GPU, *RANK)
+GPU_ROW = ("instance", *GPU)
+RANK_ROW = ("run", "rank", "instance")
+RUN_ROW = ("run",)
+
+
+def select(spec: MetricSpec, suffix: str = "", over: str = "", **fixed: str) -> str:
+    """Return a selector of one metric, filtered by the variables and by `fixed` label values.
+
+    `over` is a range, such as 5m or $__range. Raises ValueError for a label that the metric lacks.
+    """
+    labels = {*spec.labels, *(["instance"] if spec.name in CATALOG else [])}
+    unknown = set(fixed) - labels
+    if unknown:
+        raise ValueError(f"{spec.name} has no label {', '.join(sorted(unknown))}")
+    matchers = [f'{label}=~"{value}"' for label, value in FILTERS.items() if label in labels]
+    matchers += [f'{label}="{value}"' for label, value in fixed.items()]
+    return f"{spec.name}{suffix}{{{', '.join(matchers)}}}" + (f"[{over}]" if over else "")
+
+
+def prepend_matcher(selector: str, matcher: str) -> str:
+    """Return the selector with one more matcher in front."""
+    return selector.replace("{", f"{{{matcher}, ", 1)
+
+
+def append_matcher(selector: str, matcher: str) -> str:
+    """Return the selector with one more matcher at the end."""
+    return selector.replace("}", f", {matcher}}}")
+
+
+def seen(spec: MetricSpec, **fixed: str) -> str:
+    """Return the newest value within the time range, also of series that have ended."""
+    return f"last_over_time({select(spec, over='$__range', **fixed)})"
+
+
+def live(expression: str) -> str:
+    """Keep only ranks that hold memory now.
+
+    The exporter serves the last values of a dead rank for 15 minutes.
+    """
+    return f"{expression} and on ({', '.join(PROCESS)}) {recorded.LIVE.name}"
+
+
+def row(labels: Iterable[str], expression: str, *more: str) -> str:
+    """Return one value per table row, that is per set of `labels`; `more` labels become columns."""
+    return f"max by ({', '.join((*labels, *more))}) ({expression})"
+
+
+def among(labels: Iterable[str], expression: str, rows: str) -> str:
+    """Keep only the table rows that the expression `rows` has too."""
+    return f"{expression} and on ({', '.join(labels)}) {rows}"
+
+
+def rate(selector: str) -> str:
+    """Return the per-second rate over Grafana's interval for the panel's resolution."""
+    return f"rate({selector}[$__rate_interval])"
+
+
+def sum_without_pool(spec: MetricSpec) -> str:
+    """Return allocator bytes per process and device, over the small and the large pool."""
+    return f"sum without (pool) ({select(spec)})"
+
+
+# Queries that more than one dashboard shows.
+OOMS_IN_RANGE = f"sum(max_over_time({select(catalog.OOMS, over='$__range')}))"
+RANKS_BY_STATE = f"sum by (state) ({select(catalog.PROCESS_STATE)}) > 0"
+RETRIES_PER_MINUTE = f"60 * {rate(select(catalog.ALLOC_RETRIES))}"
+# Grafana's time axis counts in milliseconds since 1970.
+LAST_OOM_MILLISECONDS = f"1000 * {select(catalog.LAST_OOM_TIMESTAMP)}"

@@ -1,0 +1,50 @@
+"""The series of prometheus/rules/recording-*.yml that the dashboards read, and Prometheus' own."""
+
+from __future__ import annotations
+
+from torchmem.sample.catalog import DEVICE, GPU, RANK, MetricSpec
+
+
+def _recorded(name: str, *labels: str) -> MetricSpec:
+    return MetricSpec(name, "gauge", "Recorded by prometheus/rules.", labels, "Recording rules")
+
+
+LIVE = _recorded("rank:torchmem_process_state:live", "instance", *RANK)
+STRANDED_RATIO = _recorded("rank:torchmem_stranded_bytes:ratio", "instance", *DEVICE)
+MIN_HEADROOM = _recorded("rank:torchmem_headroom_bytes:min5m", "instance", *DEVICE)
+EXHAUSTION = _recorded("rank:torchmem_headroom_exhaustion:seconds", "instance", *DEVICE)
+PEAK_SLACK = _recorded("rank:torchmem_peak_slack:ratio", "instance", *DEVICE)
+RETRIES_10M = _recorded("rank:torchmem_alloc_retries:increase10m", "instance", *DEVICE)
+PEAK_GROWTH = _recorded("rank:torchmem_allocated_peak_bytes:perhour", "instance", *DEVICE)
+IMBALANCE = _recorded("rank:torchmem_active_peak_bytes:imbalance", "instance", *DEVICE)
+
+PART = _recorded("gpu:torchmem_memory_bytes:sum", "instance", *GPU, "part")
+TOTAL = _recorded("gpu:torchmem_memory_total_bytes:max", "instance", *GPU)
+IDLE_HELD = _recorded("gpu:nvml_idle_held:bool", "instance", *GPU)
+IDLE_HELD_1H = _recorded("gpu:nvml_idle_held:ratio1h", "instance", *GPU)
+WASTED = _recorded("gpu:torchmem_wasted:ratio", "instance", *GPU)
+
+RUN_RANKS = _recorded("run:torchmem_ranks:count", "run", "state")
+RUN_RESERVED = _recorded("run:torchmem_reserved_bytes:sum", "run")
+RUN_RESERVED_MAX = _recorded("run:torchmem_reserved_bytes:max", "run")
+RUN_STRANDED_RATIO = _recorded("run:torchmem_stranded_bytes:ratio", "run")
+RUN_HEADROOM = _recorded("run:torchmem_headroom_bytes:min", "run")
+RUN_SLACK = _recorded("run:torchmem_peak_slack:max", "run")
+RUN_IMBALANCE = _recorded("run:torchmem_active_peak_bytes:imbalance", "run")
+RUN_RETRIES = _recorded("run:torchmem_alloc_retries:rate5m", "run")
+RUN_OOMS = _recorded("run:torchmem_ooms:increase1h", "run", "cause")
+RUN_STEP = _recorded("run:torchmem_step_duration_seconds:mean5m", "run")
+
+NODE_GPUS = _recorded("instance:nvml_gpus:count", "instance")
+NODE_GPUS_LOST = _recorded("instance:nvml_gpus_lost:count", "instance")
+NODE_IDLE_HELD = _recorded("instance:nvml_idle_held_gpus:sum", "instance")
+NODE_WASTED = _recorded("instance:torchmem_wasted_gpus:sum", "instance")
+NODE_PART = _recorded("instance:torchmem_memory_bytes:sum", "instance", "part")
+NODE_TOTAL = _recorded("instance:torchmem_memory_total_bytes:sum", "instance")
+
+# What Prometheus records about alerts and its own scrapes.
+ALERTS = _recorded("ALERTS", "instance", *DEVICE, "alertname", "alertstate", "severity")
+ALERTS_SINCE = _recorded("ALERTS_FOR_STATE", "instance", *DEVICE, "alertname", "severity")
+UP = _recorded("up", "instance")
+SCRAPE_DURATION = _recorded("scrape_duration_seconds", "instance")
+SCRAPE_SAMPLES = _recorded("scrape_samples_scraped", "instance")
