@@ -24,8 +24,9 @@ NOT_REPORTED = {"PCIe traffic A"}
 def node_prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     """A Prometheus that scrapes all of the nodes."""
     with ExitStack() as stack:
-        pages = [(GOLDEN / f"{name}.metrics").read_text() for name in NODES]
-        targets = [stack.enter_context(serving(lambda page=page: page)) for page in pages]
+        targets = [
+            stack.enter_context(serving((GOLDEN / f"{name}.metrics").read_text)) for name in NODES
+        ]
         server = stack.enter_context(prometheus(tmp_path, targets[0]))
         (tmp_path / "prometheus" / "targets" / "exporters.yml").write_text(
             json.dumps([{"targets": targets}])
