@@ -1,0 +1,118 @@
+"""The documentation: every page can be found, every link leads somewhere, and tables match the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from support import promql
+
+from torchmem.cli.main import COMMANDS
+from torchmem.sdk._settings import PREFIX, Settings
+
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+
+
+@pytest.fixture(scope="module")
+def readme(root: Path) -> str:
+    """Return the text of README.md."""
+    return (root / "README.md").read_text()
+
+
+def test_every_page_is_reachable_from_the_index(root: Path) -> None:
+    """Links lead from docs/README.md to every Markdown file under docs/."""
+    reached: set[Path] = set()
+    new = {root / "docs" / "README.md"}
+    while new:
+        reached |= new
+        targets = {target for page in new for target, _ in links(page)}
+        new = {target for target in targets if target.suffix == ".md"} - reached
+
+    assert {path for path in (root / "docs").rglob("*.md") if path not in reached} == set()
+
+
+def test_every_relative_link_leads_somewhere(root: Path) -> None:
+    """Each link leads to a file, and to a heading of it if the link names one."""
+    pages = [*(root / name for name in PAGES), *(root / "docs").rglob("*.md")]
+
+    assert [
+        f"{page.relative_to(root)}: {target.name}#{anchor}"
+        for page in pages
+        for target, anchor in links(page)
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ] == []
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """Return file and anchor of every relative link outside of code blocks."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    found = re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", text)
+    return [((page.parent / file).resolve() if file else page, anchor) for file, anchor in found]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short(readme: str) -> None:
+    """The README has at most 120 lines; details are under docs/."""
+    assert len(readme.splitlines()) <= 120
+
+
+def test_every_command_is_shown(readme: str) -> None:
+    """The README mentions every subcommand."""
+    assert [
+        name
+        for name in COMMANDS
+        if f"torchmem {name}" not in readme and f"make {name}" not in readme
+    ] == []
+
+
+def test_the_example_of_an_oom_is_real(readme: str, root: Path) -> None:
+    """Every line of the README's example is printed by `torchmem oom`, in this order."""
+    example = readme.split("$ torchmem oom\n")[1].split("```", maxsplit=1)[0].splitlines()
+    printed = iter((root / "tests" / "oom" / "golden" / "stranded.txt").read_text().splitlines())
+
+    assert [line for line in example if line != "…" and line not in printed] == []
+
+
+def test_every_make_target_exists(root: Path) -> None:
+    """Each `make TARGET` in the documentation is a target of the Makefile."""
+    makefile = (root / "Makefile").read_text()
+    pages = [*(root / name for name in PAGES), *(root / "docs").rglob("*.md")]
+    pattern = re.compile(r"(?:`|^    |^)make ([a-z][a-z-]+)\b[^.,\n]*(?:`|$)", re.MULTILINE)
+    targets = {target for page in pages for target in pattern.findall(page.read_text())}
+
+    assert {target for target in targets if f"\n{target}:" not in makefile} == set()
+
+
+def test_make_help_lists_every_target(root: Path) -> None:
+    """Each phony target has the sentence that `make help` prints."""
+    makefile = (root / "Makefile").read_text()
+    phony = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[0].split()
+
+    assert phony == re.findall(r"^([a-z-]+):.*  ## .+\.$", makefile, re.MULTILINE)
+
+
+def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
+    """docs/sdk.md names each setting, its environment variable, and its default if it is a number."""
+    page = (root / "docs" / "sdk.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
+    settings = dataclasses.fields(Settings)
+
+    assert {field.name: PREFIX + field.name.upper() for field in settings} == rows
+    for field in settings:
+        if isinstance(field.default, float):
+            assert f"| `{field.name}` | `{rows[field.name]}` | {field.default:g} |" in page
+
+
+def test_every_alert_is_listed(root: Path) -> None:
+    """The table in docs/alerts.md lists each alert of the rules once."""
+    page = (root / "docs" / "alerts.md").read_text()
+    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/", page, re.MULTILINE)
+
+    assert sorted({rule["alert"] for rule in promql.rules("alert")}) == sorted(listed)
