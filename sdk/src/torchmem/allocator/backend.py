@@ -1,4 +1,4 @@
-"""The door between the SDK and an allocator: PyTorch's own (sdk/torch_backend.py) or the simulator's."""
+"""The interface between the SDK and an allocator: PyTorch's (sdk/_torch.py) or the simulator's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, Protocol
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 
 OomObserver = Callable[[int, int, int, int], None]
-"""Called with torch device index, segment-rounded request, device limit or total, driver free (all bytes)."""
+"""Called with the device index, the request rounded up to a segment, the process's memory limit (or
+the device's total) and the driver's free memory, all in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device on which this process already has a context: torch's index, NVML's UUID, name, bytes."""
+    """A device on which this process has a context: torch's index, NVML's UUID, name and bytes."""
 
     index: int
     uuid: str | None
@@ -23,73 +24,87 @@ class Device:
 
 
 class Backend(Protocol):
-    """What the SDK asks of an allocator. No call may create a context.
+    """What the SDK needs from an allocator.
 
-    Nor may any reset a statistic, synchronise, record or release, save those that are named for it.
+    No method may create a context. Only the methods that are named for it may reset statistics,
+    synchronize, record history or release memory.
     """
 
     def is_initialized(self) -> bool:
-        """Whether CUDA is up in this process; every other call is made only after this said True."""
+        """Return whether CUDA is initialized; all other methods are called only afterwards."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Run `call`, which reads this backend and never raises, where it can make no other thread wait.
+        """Run `call` at a time when it cannot make another thread wait.
 
-        For background threads. It runs before this returns, later, or never; once at most.
+        For background threads. `call` reads this backend and never raises. It runs at most once:
+        before this method returns, later, or never.
         """
 
     def devices(self) -> Sequence[Device]:
-        """The devices on which this process already holds a context."""
+        """Return the devices on which this process has a context."""
 
     def memory_stats(self, device: int) -> NestedStats | None:
-        """Nested statistics of one device; None where this allocator keeps none."""
+        """Return the nested statistics of one device; None if this allocator keeps none."""
 
     def memory_snapshot(self) -> list[SegmentInfo] | None:
-        """Segments and blocks of all devices, without traces; None where unsupported or too costly now."""
+        """Return the segments and blocks of all devices, without traces.
+
+        Return None if this is unsupported, or too expensive at the moment.
+        """
 
     def free_bytes(self, device: int) -> int | None:
-        """Bytes the driver could still give out on the device (cudaMemGetInfo)."""
+        """Return the bytes that the driver can still allocate on the device (cudaMemGetInfo)."""
 
     def limit_bytes(self, device: int) -> int | None:
-        """The per-process memory limit (memory fraction) in bytes; the device's total when there is none.
+        """Return the limit that the process's memory fraction sets, in bytes.
 
-        None when it cannot be known.
+        Without a memory fraction this is the device's total. Return None if it is unknown.
         """
 
     def history_enabled(self) -> bool | None:
-        """Whether memory history is being recorded, by whomever; None where this allocator cannot record any."""
+        """Return whether memory history is being recorded; None if this is unsupported."""
 
     def start_history(self, max_entries: int) -> None:
-        """Record allocations with their Python stacks, the newest `max_entries` of each device; only when asked to."""
+        """Record allocations with their Python stacks, the latest `max_entries` of each device."""
 
     def stop_history(self) -> None:
-        """End the recording and drop what was recorded."""
+        """Stop recording and discard what was recorded."""
 
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
-        """What PyTorch's memory_viz reads, with or without the recorded history; None where that cannot be had."""
+        """Return a snapshot for PyTorch's memory_viz, with or without the recorded history.
+
+        Return None if this is unsupported.
+        """
 
     def empty_cache(self) -> None:
-        """Return cached segments to the driver; only with the setting `release`. Nothing during a graph capture."""
+        """Release cached segments to the driver, except during a graph capture.
+
+        Called only with the setting `release`.
+        """
 
     def reset_peaks(self, device: int) -> None:
-        """Set PyTorch's peaks to the current values, unseen by the user; called only when asked for (`reset_peaks`)."""
+        """Reset PyTorch's peak statistics; called only with the setting `reset_peaks`."""
 
     def current_stream(self, device: int) -> int | None:
-        """The calling thread's stream on the device, as snapshots number it; None when it is unknown."""
+        """Return the calling thread's stream as numbered in snapshots; None if unknown."""
 
     def allocator_settings(self) -> Mapping[str, str]:
-        """The effective settings of the allocator at the newest snapshot, by PyTorch's names."""
+        """Return the allocator settings in effect at the latest snapshot, by PyTorch's names."""
 
     def versions(self) -> Mapping[str, str]:
-        """Versions worth showing beside the numbers: torch, cuda, allocator backend."""
+        """Return the versions of torch and cuda, and the allocator backend."""
 
     def on_init(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once when CUDA comes up (at once when it is up)."""
+        """Run `callback` once when CUDA is initialized, or now if it already is."""
 
     def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
-        """Run `callback` in the training thread after every optimizer step, with a number that names the optimizer.
+        """Run `callback` in the training thread after each optimizer step.
 
-        Returns what removes it.
+        Its argument is a number that identifies the optimizer. Return a function that removes it.
         """
 
     def on_oom(self, observer: OomObserver) -> None:
-        """Attach `observer` for the life of the process; it runs before OutOfMemoryError is thrown."""
+        """Attach `observer` for the life of the process.
+
+        It runs before OutOfMemoryError is raised.
+        """

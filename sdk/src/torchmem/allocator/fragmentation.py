@@ -1,6 +1,7 @@
-"""Fragmentation arithmetic on a memory snapshot: free bytes, what pins them, the largest request that still fits.
+"""Measure a memory snapshot: free bytes, what pins them, and the largest request that fits.
 
-Only the default pools count; memory of CUDA graphs and MemPools is not usable by eager code and is reported apart.
+Only the default pools count. Eager code cannot use the memory of CUDA graphs and MemPools, which is
+reported separately.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from operator import itemgetter
 from torchmem.allocator.headroom import (
     AvailableMemory,
     CachedFree,
-    growing_ends,
     headroom,
+    range_ends,
     returnable_bytes,
 )
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
@@ -24,8 +25,8 @@ from torchmem.sample.sample import FREE_BLOCK_BOUNDS, BlockCounts, ByPool, Layou
 
 
 @dataclass(slots=True)
-class _PoolTally:
-    """Numbers of segments and blocks of the small or the large pool of one device."""
+class _PoolCounts:
+    """Numbers of segments and blocks in the small or the large pool of one device."""
 
     segments: int = 0
     blocks: int = 0
@@ -34,12 +35,15 @@ class _PoolTally:
 
 
 @dataclass(slots=True)
-class _Tally:
-    """Running sums over the blocks of one device; `ranges` are the expandable segments of the large pool by stream."""
+class _DeviceTotals:
+    """Running totals over the blocks of one device.
+
+    `ranges` holds the mapped ranges of expandable segments in the large pool, by stream.
+    """
 
     large_page: int
-    small: _PoolTally = field(default_factory=_PoolTally)
-    large: _PoolTally = field(default_factory=_PoolTally)
+    small: _PoolCounts = field(default_factory=_PoolCounts)
+    large: _PoolCounts = field(default_factory=_PoolCounts)
     free_sizes: list[int] = field(default_factory=list)
     releasable_bytes: int = 0
     largest_by_stream: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -57,16 +61,20 @@ def measure(
     available: AvailableMemory | None = None,
     config: AllocatorConfig = DEFAULT_CONFIG,
 ) -> Layout:
-    """Measure the default pools of one device.
+    """Return the layout of the default pools of one device.
 
-    `segments` is the whole snapshot, `device` torch's index, `timestamp` Unix seconds, `config` the settings in
-    effect. Without `room` the headroom stays unknown.
+    Args:
+        segments: the whole snapshot.
+        device: torch's index of the device.
+        timestamp: time of the snapshot, in Unix seconds.
+        available: memory left at the driver; if None, the headroom is unknown.
+        config: allocator settings in effect.
     """
-    tally = _Tally(config.large_segment_size)
+    totals = _DeviceTotals(config.large_segment_size)
     for segment in segments:
         if segment["device"] == device:
-            _add_segment(tally, segment)
-    small, large = tally.small, tally.large
+            _add_segment(totals, segment)
+    small, large = totals.small, totals.large
     return Layout(
         timestamp=timestamp,
         segments=ByPool(small.segments, large.segments),
@@ -77,14 +85,14 @@ def measure(
             active_pending_free=ByPool(small.pending, large.pending),
             inactive=ByPool(small.free, large.free),
         ),
-        releasable_bytes=tally.releasable_bytes,
-        stranded_bytes=sum(tally.free_sizes) - tally.releasable_bytes,
-        largest_free_block_bytes=max(tally.free_sizes, default=0),
-        free_block_counts=_histogram(tally.free_sizes),
-        private_used_bytes=tally.private_used_bytes,
-        private_free_bytes=tally.private_free_bytes,
-        headroom_bytes=_headroom(tally, available, config, flush=False),
-        headroom_flush_bytes=_headroom(tally, available, config, flush=True),
+        releasable_bytes=totals.releasable_bytes,
+        stranded_bytes=sum(totals.free_sizes) - totals.releasable_bytes,
+        largest_free_block_bytes=max(totals.free_sizes, default=0),
+        free_block_counts=_histogram(totals.free_sizes),
+        private_used_bytes=totals.private_used_bytes,
+        private_free_bytes=totals.private_free_bytes,
+        headroom_bytes=_headroom(totals, available, config, flush=False),
+        headroom_flush_bytes=_headroom(totals, available, config, flush=True),
     )
 
 
@@ -95,29 +103,29 @@ def _histogram(sizes: list[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _add_segment(tally: _Tally, segment: SegmentInfo) -> None:
+def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
     if segment["segment_pool_id"] != DEFAULT_POOL:
-        tally.private_used_bytes += segment["active_size"]
-        tally.private_free_bytes += segment["total_size"] - segment["active_size"]
+        totals.private_used_bytes += segment["active_size"]
+        totals.private_free_bytes += segment["total_size"] - segment["active_size"]
         return
-    pool = tally.small if segment["segment_type"] == "small" else tally.large
+    pool = totals.small if segment["segment_type"] == "small" else totals.large
     stream = segment["stream"]
-    tally.reserved_by_stream[stream] = (
-        tally.reserved_by_stream.get(stream, 0) + segment["total_size"]
+    totals.reserved_by_stream[stream] = (
+        totals.reserved_by_stream.get(stream, 0) + segment["total_size"]
     )
     free = _count_blocks(pool, segment["blocks"])
     if free:
-        _add_free_blocks(tally, segment, free)
+        _add_free_blocks(totals, segment, free)
     if segment["is_expandable"]:
-        tally.has_expandable = True
+        totals.has_expandable = True
         if segment["segment_type"] == "large":
-            tally.ranges.setdefault(stream, []).append(segment)
+            totals.ranges.setdefault(stream, []).append(segment)
 
 
-def _count_blocks(pool: _PoolTally, blocks: list[BlockInfo]) -> list[int]:
-    """Count the blocks of one segment by state; returns the sizes of the free ones."""
+def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> list[int]:
+    """Count the blocks of one segment by state, and return the sizes of the free ones."""
     free = []
-    for block in blocks:  # up to 10^5 of them in a snapshot: the one loop here whose speed matters
+    for block in blocks:  # up to 10^5 in a snapshot: only the speed of this loop matters
         state = block["state"]
         if state == "inactive":
             free.append(block["size"])
@@ -129,38 +137,49 @@ def _count_blocks(pool: _PoolTally, blocks: list[BlockInfo]) -> list[int]:
     return free
 
 
-def _add_free_blocks(tally: _Tally, segment: SegmentInfo, sizes: list[int]) -> None:
-    tally.free_sizes += sizes
+def _add_free_blocks(totals: _DeviceTotals, segment: SegmentInfo, sizes: list[int]) -> None:
+    totals.free_sizes += sizes
     key = segment["segment_type"], segment["stream"]
-    tally.largest_by_stream[key] = max(tally.largest_by_stream.get(key, 0), *sizes)
+    totals.largest_by_stream[key] = max(totals.largest_by_stream.get(key, 0), *sizes)
     if segment["is_expandable"]:
-        page = SMALL_BUFFER if segment["segment_type"] == "small" else tally.large_page
-        tally.releasable_bytes += returnable_bytes(segment, page)
+        page = SMALL_BUFFER if segment["segment_type"] == "small" else totals.large_page
+        totals.releasable_bytes += returnable_bytes(segment, page)
     elif sizes[0] == segment["total_size"]:
-        tally.releasable_bytes += sizes[0]
+        totals.releasable_bytes += sizes[0]
 
 
 def main_stream(reserved_by_stream: dict[int, int]) -> int:
-    """The stream whose headroom is reported: the default stream if it holds memory, else the one that holds most."""
+    """Return the stream whose headroom is reported.
+
+    It is the default stream if it holds memory, else the stream that holds most.
+    """
     if 0 in reserved_by_stream or not reserved_by_stream:
         return 0
     return max(reserved_by_stream, key=lambda stream: reserved_by_stream[stream])
 
 
 def _headroom(
-    tally: _Tally, available: AvailableMemory | None, config: AllocatorConfig, *, flush: bool
+    totals: _DeviceTotals,
+    available: AvailableMemory | None,
+    config: AllocatorConfig,
+    *,
+    flush: bool,
 ) -> int | None:
-    """On the main stream; None when room or settings are unknown, or expandable segments were switched off again."""
+    """Return the headroom on the main stream.
+
+    Return None if the available memory or the settings are unknown, or if expandable segments were
+    disabled after use.
+    """
     if (
         available is None
         or not config.known
-        or (tally.has_expandable and not config.expandable_segments)
+        or (totals.has_expandable and not config.expandable_segments)
     ):
         return None
-    stream = main_stream(tally.reserved_by_stream)
-    ranges = sorted(tally.ranges.get(stream, []), key=itemgetter("address"))
-    ends = tuple(growing_ends(ranges, config.large_segment_size))
-    small, large = (tally.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
+    stream = main_stream(totals.reserved_by_stream)
+    ranges = sorted(totals.ranges.get(stream, []), key=itemgetter("address"))
+    ends = tuple(range_ends(ranges, config.large_segment_size))
+    small, large = (totals.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
     return headroom(
-        CachedFree(small, large, tally.releasable_bytes, ends), available, config, flush=flush
+        CachedFree(small, large, totals.releasable_bytes, ends), available, config, flush=flush
     )

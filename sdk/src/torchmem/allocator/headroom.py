@@ -1,14 +1,12 @@
-"""Expandable segments: what their free blocks could return, and where and from what on they can grow.
+"""Headroom: the largest single request that the allocator can serve now.
 
-An expandable segment is an address range of which pages are mapped; a snapshot shows each contiguous mapped range as a
-segment of its own, gaps only as holes between the addresses. c10/cuda/CUDACachingAllocator.cpp,
-`find_expandable_block` and `unmap_block`, PyTorch 2.13. All sizes are bytes.
+Algorithm: `DeviceCachingAllocator::malloc` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
+Success is not monotone in size, so this is the largest request that succeeds; with 12 MiB left, a
+request of 5 MiB may fail. All sizes are in bytes.
 
-Headroom: the largest single request that the allocator can serve now.
-
-Algorithm: `DeviceCachingAllocator::malloc` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13. Success is not
-monotone in size, so this is the largest request that succeeds; with 12 MiB left one of 5 MiB may fail. All sizes are
-bytes.
+An expandable segment is an address range in which pages are mapped (`find_expandable_block` and
+`unmap_block` in the same file). A snapshot shows each contiguous mapped range as a segment of its
+own, and the gaps only as holes between addresses.
 """
 
 from __future__ import annotations
@@ -24,68 +22,11 @@ from torchmem.allocator.snapshot import SegmentInfo
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingEnd:
-    """The end of a mapped range, with the unmapped gap behind it.
-
-    `space`: length of the free and unmapped addresses there, unlimited behind the last range; `free`, `free_flushed`:
-    how much of its beginning is mapped already, now and after a flush.
-    """
-
-    space: float
-    free: int
-    free_flushed: int
-
-
-def full_pages(offset: int, size: int, page: int) -> int:
-    """Bytes of the pages that lie fully inside a free block at `offset` of an expandable segment."""
-    first = -(-offset // page) * page
-    last = (offset + size) // page * page
-    return max(0, last - first)
-
-
-def returnable_bytes(segment: SegmentInfo, page: int) -> int:
-    """What a flush returns of an expandable segment: the pages that lie fully inside free blocks."""
-    start, blocks = segment["address"], segment["blocks"]
-    return sum(
-        full_pages(b["address"] - start, b["size"], page)
-        for b in blocks
-        if b["state"] == "inactive"
-    )
-
-
-def growing_ends(ranges: Sequence[SegmentInfo], page: int) -> Iterator[GrowingEnd]:
-    """The end of each range of one pool and stream, `ranges` in the order of their addresses."""
-    for this, following in zip_longest(ranges, ranges[1:]):
-        last = this["blocks"][-1]
-        free = last["size"] if last["state"] == "inactive" else 0
-        flushed = min(free, -(last["address"] - this["address"]) % page)
-        yield GrowingEnd(_space(this, following, free), free, flushed)
-
-
-def _space(this: SegmentInfo, following: SegmentInfo | None, free: int) -> float:
-    if following is None:
-        return math.inf
-    head = following["blocks"][0]
-    gap = following["address"] - this["address"] - this["total_size"]
-    return free + gap + (head["size"] if head["state"] == "inactive" else 0)
-
-
-def grown_request(ends: Sequence[GrowingEnd], obtainable: int, page: int, *, flush: bool) -> int:
-    """Largest request that new pages can serve when the driver can give `obtainable` bytes.
-
-    The allocator takes the first gap that is long enough, so the least that any such gap begins with counts. A gap
-    before the first range is invisible and taken not to exist.
-    """
-    pages = max(0, obtainable) // page * page
-    begun = [end.free_flushed if flush else end.free for end in ends if end.space >= pages]
-    return pages + min(begun, default=0)
-
-
-@dataclass(frozen=True, slots=True)
 class AvailableMemory:
-    """Where the allocator can still grow, in bytes.
+    """Memory that the allocator can still get from the driver, in bytes.
 
-    `driver_free`: cudaMemGetInfo; `limit`: the memory fraction's limit, counted against `reserved` of all pools.
+    `driver_free` is from cudaMemGetInfo. `limit` is the memory fraction's limit, which applies to
+    `reserved`, the reserved bytes of all pools.
     """
 
     driver_free: int
@@ -93,39 +34,53 @@ class AvailableMemory:
     limit: int | None = None
 
     def obtainable(self, returned: int) -> int:
-        """Bytes that cudaMalloc can give once `returned` cached bytes have gone back to the driver."""
+        """Return what cudaMalloc can give once `returned` cached bytes are back at the driver."""
         if self.limit is None:
             return self.driver_free + returned
         return min(self.driver_free, self.limit - self.reserved) + returned
 
 
 @dataclass(frozen=True, slots=True)
-class CachedFree:
-    """What is free in the cache for one stream: its largest blocks, and what a flush returns of all streams.
+class RangeEnd:
+    """The end of a mapped range of an expandable segment, and the unmapped gap behind it.
 
-    `ends`: where its expandable segments of the large pool can grow.
+    `space` is the length of the free and unmapped addresses there, infinite behind the last range.
+    `free` and `free_flushed` are the mapped bytes at its beginning, now and after a flush.
+    """
+
+    space: float
+    free: int
+    free_flushed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFree:
+    """Free memory in the cache, for requests on one stream, in bytes.
+
+    `releasable` is what a flush returns, over all streams. `ends` are the ends of the ranges where
+    the stream's expandable segments in the large pool can grow.
     """
 
     largest_small: int
     largest_large: int
     releasable: int
-    ends: tuple[GrowingEnd, ...] = ()
+    ends: tuple[RangeEnd, ...] = ()
 
 
 def headroom(
     cached: CachedFree, available: AvailableMemory, config: AllocatorConfig, *, flush: bool
 ) -> int:
-    """Largest request that succeeds without, or with, the allocator's retry flush.
+    """Return the largest request that succeeds, without or with the flush before a retry.
 
-    The largest of what a cached block of the small pool serves, one of the large pool, and the driver. Exact for
-    cudaMalloc'ed segments, except that blocks which max_split_size_mb or garbage_collection_threshold would free before
-    a flush do not count without one. With expandable segments unmapped gaps are invisible: right to about one page.
-    With throw_on_cudamalloc_oom requests are refused before the flush, so it counts for nothing.
+    It is the largest that a cached block of the small pool, one of the large pool, or the driver
+    can serve. The result is exact for cudaMalloc'ed segments, except that without a flush it does
+    not count the blocks that max_split_size_mb or garbage_collection_threshold would free earlier.
+    With expandable segments, unmapped gaps are invisible, and the result is accurate to about one
+    page. With throw_on_cudamalloc_oom, requests are rejected before the flush, so it has no effect.
     """
     flush = flush and not config.throw_on_cudamalloc_oom
-    small = config.largest_request(min(cached.largest_small, SMALL_SIZE))
     return max(
-        small,
+        config.largest_request(min(cached.largest_small, SMALL_SIZE)),
         _from_block(cached.largest_large, config),
         _from_driver(cached, available, config, flush=flush),
     )
@@ -143,19 +98,65 @@ def _from_driver(
     new_segment = segment_request(available.obtainable(returned), config)
     if not config.expandable_segments:
         return new_segment
-    pages = grown_request(
+    pages = _grown_request(
         cached.ends, available.driver_free + returned, config.large_segment_size, flush=flush
     )
     grown = config.largest_request(pages)
     if available.limit is not None:
-        # It is held against the whole request, though the beginning may be mapped already.
-        grown = min(grown, segment_request(available.limit - available.reserved + returned, config))
+        # The limit applies to the whole request, although its beginning may be mapped already.
+        below_limit = available.limit - available.reserved + returned
+        grown = min(grown, segment_request(below_limit, config))
     return grown if grown > SMALL_SIZE else min(new_segment, SMALL_SIZE)
 
 
 def segment_request(obtainable: int, config: AllocatorConfig) -> int:
-    """Largest request that a new segment can serve when cudaMalloc can give `obtainable` bytes."""
+    """Return the largest request that a new segment serves if cudaMalloc gives `obtainable`."""
     request = config.largest_request(obtainable // ROUND_LARGE * ROUND_LARGE)
     if obtainable >= config.large_segment_size or request >= MIN_LARGE_ALLOC:
         return request
     return SMALL_SIZE if obtainable >= SMALL_BUFFER else 0
+
+
+def _grown_request(ends: Sequence[RangeEnd], obtainable: int, page: int, *, flush: bool) -> int:
+    """Return the largest request that new pages serve when the driver can give `obtainable` bytes.
+
+    The allocator takes the first gap that is long enough, so the smallest free beginning of all
+    such gaps counts. A gap before the first range is invisible and assumed not to exist.
+    """
+    pages = max(0, obtainable) // page * page
+    begun = [end.free_flushed if flush else end.free for end in ends if end.space >= pages]
+    return pages + min(begun, default=0)
+
+
+def range_ends(ranges: Sequence[SegmentInfo], page: int) -> Iterator[RangeEnd]:
+    """Yield the end of each range of one pool and stream; `ranges` are ordered by address."""
+    for this, following in zip_longest(ranges, ranges[1:]):
+        last = this["blocks"][-1]
+        free = last["size"] if last["state"] == "inactive" else 0
+        flushed = min(free, -(last["address"] - this["address"]) % page)
+        yield RangeEnd(_space(this, following, free), free, flushed)
+
+
+def _space(this: SegmentInfo, following: SegmentInfo | None, free: int) -> float:
+    if following is None:
+        return math.inf
+    head = following["blocks"][0]
+    gap = following["address"] - this["address"] - this["total_size"]
+    return free + gap + (head["size"] if head["state"] == "inactive" else 0)
+
+
+def returnable_bytes(segment: SegmentInfo, page: int) -> int:
+    """Return what a flush releases of an expandable segment: the full pages in its free blocks."""
+    start, blocks = segment["address"], segment["blocks"]
+    return sum(
+        full_pages(block["address"] - start, block["size"], page)
+        for block in blocks
+        if block["state"] == "inactive"
+    )
+
+
+def full_pages(offset: int, size: int, page: int) -> int:
+    """Return the bytes of the pages that lie fully in a block at `offset` of a segment."""
+    first = -(-offset // page) * page
+    last = (offset + size) // page * page
+    return max(0, last - first)

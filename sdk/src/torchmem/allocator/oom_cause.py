@@ -1,7 +1,7 @@
-"""Why an allocation failed: capacity, fragmentation, the process's own limit, or memory taken by others.
+"""Classify an OOM: capacity, fragmentation, the process's own limit, or memory of other processes.
 
-Decided after the allocator has returned its cache, from what the observer of PyTorch's CUDACachingAllocator.cpp
-(2.13, `OutOfMemoryObserver`) is told, the statistics and the snapshot of that moment.
+The inputs are taken after the allocator has emptied its cache: the arguments of the observer in
+PyTorch's CUDACachingAllocator.cpp (2.13, `OutOfMemoryObserver`), the statistics and the snapshot.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ from torchmem.allocator.sizes import LARGE_BUFFER, MIN_LARGE_ALLOC, SMALL_BUFFER
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.sample.sample import OomCause, OomDetail
 
-# A context with its libraries takes 200 to 700 MB; what lies beyond belongs to somebody else.
+# A context and its libraries take 200 to 700 MB; memory beyond that belongs to other processes.
 CONTEXT_ALLOWANCE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class OomFacts:
-    """What is known inside the observer, in bytes.
+    """What is known when the observer is called, in bytes.
 
-    `requested`: segment-rounded request; `limit`: the memory fraction's limit if one is set, else the device
-    total (the observer's third argument); `cached_free`: free bytes in the default pools after the release;
-    `reserved`: all pools; `total`: of the device, None when unknown; `private_free`: free bytes in the pools of CUDA
-    graphs and MemPools; `large_segment`: the segment for requests of 1 to 10 MiB.
+    Attributes:
+        requested: the request, rounded up to a segment.
+        limit: the memory fraction's limit, or the device's total without one (the observer's third
+            argument).
+        driver_free: free memory at the driver.
+        cached_free: free bytes in the default pools after the cache was emptied.
+        reserved: reserved bytes of all pools.
+        total: memory of the device; None if unknown.
+        private_free: free bytes in the pools of CUDA graphs and MemPools.
+        large_segment: size of the segment for requests of 1 to 10 MiB.
     """
 
     requested: int
@@ -38,18 +44,21 @@ class OomFacts:
 
     @property
     def outside(self) -> int:
-        """Bytes that other processes and other libraries hold on the device; 0 when the total is unknown."""
+        """Bytes of the device held by other processes and other libraries; 0 without a total."""
         return 0 if self.total is None else max(0, self.total - self.driver_free - self.reserved)
 
     @property
     def obtainable(self) -> int:
-        """Bytes that the driver may still give to this process; negative when it is over its limit."""
+        """Bytes the driver can still give to this process; negative if it is over its limit."""
         limited = self.total is not None and self.limit < self.total
         return min(self.driver_free, self.limit - self.reserved) if limited else self.driver_free
 
 
 def classify(facts: OomFacts) -> OomCause:
-    """The cause in one word: fragmentation when compacting PyTorch's own memory would have served the request."""
+    """Return the cause of the OOM.
+
+    It is fragmentation if the request would have fitted after compacting PyTorch's own memory.
+    """
     free = facts.cached_free + facts.private_free
     if facts.obtainable + free >= facts.requested:
         return "fragmentation"
@@ -63,10 +72,12 @@ def classify(facts: OomFacts) -> OomCause:
 
 @dataclass(frozen=True, slots=True)
 class LargestFreeBlocks:
-    """Largest blocks without a tensor after the release, in bytes, by what kept the request from them.
+    """The largest blocks without a tensor after the cache was emptied, in bytes.
 
-    `own`: of the request's own stream and pool, those that wait for another stream included; `other_stream`: of its
-    pool on other streams; `other_pool`: of the other default pool, or of a CUDA graph or MemPool.
+    Attributes:
+        own: in the request's stream and pool, including blocks that wait for another stream.
+        other_stream: in the request's pool, on other streams.
+        other_pool: in the other default pool, or in the pool of a CUDA graph or MemPool.
     """
 
     own: int = 0
@@ -77,10 +88,11 @@ class LargestFreeBlocks:
 def largest_free_blocks(
     segments: Iterable[SegmentInfo], device: int, requested: int, stream: int | None
 ) -> LargestFreeBlocks:
-    """Sort the free blocks of a device for a segment-rounded request; `stream` is None when unknown.
+    """Return the largest free blocks of a device, relative to a request.
 
-    Small and large requests have pools of their own (`get_pool`), and a block stays with its stream and pool for as
-    long as its segment lives (CUDACachingAllocator.cpp, PyTorch 2.13, `get_free_block`).
+    `requested` is rounded up to a segment; `stream` is None if unknown. Small and large requests
+    have separate pools (`get_pool`), and a block keeps its stream and pool as long as its segment
+    exists (CUDACachingAllocator.cpp, PyTorch 2.13, `get_free_block`).
     """
     pool = "small" if requested == SMALL_BUFFER else "large"
     largest = {"own": 0, "other_stream": 0, "other_pool": 0}
@@ -98,12 +110,14 @@ def largest_free_blocks(
 
 
 def fragmentation_detail(facts: OomFacts, blocks: LargestFreeBlocks) -> OomDetail:
-    """What kind of fragmentation it was; only meaningful when `classify` says so.
+    """Return the kind of fragmentation; valid only if `classify` returned fragmentation.
 
-    pending: a block fits, but was found free only after PyTorch had searched (pytorch/pytorch#189504). stream, pool:
-    a block fits, on another stream or in a pool that this request may not use. small_segment: the request was rounded
-    up to a whole segment (`get_allocation_size`, 1 to 10 MiB), and a smaller one might have been had. stranded:
-    the free bytes lie between live tensors.
+    pending: a block fits, but became free only after PyTorch had searched
+        (pytorch/pytorch#189504).
+    stream, pool: a block fits, but on another stream, or in a pool that the request may not use.
+    small_segment: the request was rounded up to a whole segment (`get_allocation_size`, 1 to
+        10 MiB), and a smaller one might have been available.
+    stranded: the free bytes lie between live tensors.
     """
     # A request for a small segment is at most kSmallSize; any other may be as large as its segment.
     needed = SMALL_SIZE if facts.requested == SMALL_BUFFER else facts.requested

@@ -1,13 +1,8 @@
-"""PyTorch's allocator settings as they are written in the environment, and which of them were not obeyed.
+"""PyTorch's allocator settings: their text form, which were ignored, and their effect on requests.
 
-Format: c10/core/AllocatorConfig.h, `ConfigTokenizer` (PyTorch 2.13), the same since 2.1: `key:value,key:[a:b,c:d]`,
-white space ignored.
-
-Which allocator settings PyTorch refuses, so that nobody is told to set them.
-
-Source: c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h, PyTorch 2.13; each refusal was seen there.
-
-The allocator settings that decide which request succeeds, out of the effective settings of a process.
+Format: c10/core/AllocatorConfig.h, `ConfigTokenizer`, PyTorch 2.13, unchanged since 2.1:
+`key:value,key:[a:b,c:d]`, white space ignored. Rejected values: c10/core/AllocatorConfig.cpp and
+c10/cuda/CUDAAllocatorConfig.h, PyTorch 2.13; each rejection was observed there.
 """
 
 from __future__ import annotations
@@ -26,10 +21,10 @@ from torchmem.allocator.sizes import (
     round_size,
 )
 
-# The order in which PyTorch looks for them; the second one in ROCm builds, the third since 2.9.
+# In the order in which PyTorch reads them; the second in ROCm builds, the third since 2.9.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 LAST_PARSED = "pytorch_cuda_alloc_conf"
-"""Key under which the effective settings hold the string that the allocator parsed last, as PyTorch's snapshot does."""
+"""Key of the effective settings that holds the last string that the allocator parsed."""
 
 _SWITCHES = {
     "expandable_segments",
@@ -40,12 +35,17 @@ _PAIR = re.compile(r"([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)")
 
 
 def parse_alloc_conf(text: str) -> dict[str, str]:
-    """Settings by key, a list with its brackets; what PyTorch itself would refuse is left out."""
+    """Return the settings by key; a list keeps its brackets. Text in any other form is ignored."""
     return dict(_PAIR.findall(re.sub(r"\s", "", text)))
 
 
+def format_alloc_conf(conf: Mapping[str, str]) -> str:
+    """Return settings as text that `parse_alloc_conf` reads."""
+    return ",".join(f"{key}:{value}" for key, value in conf.items())
+
+
 def requested_settings(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Every setting that any of the variables asks for, with its value; one may be there twice."""
+    """Return the key and value of each setting in any of the variables; a key may occur twice."""
     texts = [environment.get(variable, "") for variable in VARIABLES]
     return [setting for text in texts for setting in parse_alloc_conf(text).items()]
 
@@ -53,17 +53,22 @@ def requested_settings(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 def ignored_settings(
     environment: Mapping[str, str], effective: Mapping[str, str]
 ) -> dict[str, bool]:
-    """For each setting of the environment whether the allocator ignored it; without those for which nobody can tell.
+    """Return whether the allocator ignored each setting of the environment.
 
-    `effective` holds what PyTorch's snapshot calls `allocator_settings`, as text under lower-case names, and the
-    `backend`. Once the script has set something else at run time only the backend can be told.
+    Settings for which this cannot be determined are left out; after the script has changed settings
+    at run time, these are all but the backend.
+
+    Args:
+        environment: the environment variables of the process.
+        effective: `allocator_settings` of PyTorch's snapshot, as text under lower-case names, and
+            the `backend`.
     """
-    verdicts: dict[str, bool] = {}
+    ignored: dict[str, bool] = {}
     for name, value in requested_settings(environment):
-        ignored = _is_ignored(name, value, environment, effective)
-        if ignored is not None:
-            verdicts[name] = verdicts.get(name, False) or ignored
-    return verdicts
+        is_ignored = _is_ignored(name, value, environment, effective)
+        if is_ignored is not None:
+            ignored[name] = ignored.get(name, False) or is_ignored
+    return ignored
 
 
 def _is_ignored(
@@ -81,26 +86,26 @@ def _is_ignored(
 
 
 def _is_ineffective(name: str, value: str, effective: Mapping[str, str]) -> bool:
-    """Whether a value that was parsed is not what the allocator says it uses, as for features this build lacks."""
+    """Return whether the allocator does not use a parsed value, as for features a build lacks."""
     if name == "max_split_size_mb" and value.isdecimal():
         return effective.get("max_split_size") != str(int(value) * MIB)
     return name in _SWITCHES and effective.get(name, value) != value
 
 
 _LARGE_MB = LARGE_BUFFER // MIB
-_SMALLEST_LARGE_MB = MIN_LARGE_ALLOC // MIB
+_MIN_LARGE_MB = MIN_LARGE_ALLOC // MIB
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
 def rejection_reason(text: str) -> str | None:
-    """Why PyTorch 2.13 would refuse settings as in PYTORCH_CUDA_ALLOC_CONF, in one sentence; None if it takes them.
+    """Return why PyTorch 2.13 would reject a value of PYTORCH_CUDA_ALLOC_CONF, in one sentence.
 
-    Only the settings that decide which request succeeds are looked at; a key that is none of those is refused.
+    Return None if it accepts the value. Only REQUEST_SETTINGS are checked; other keys are rejected.
     """
     stripped = re.sub(r"\s", "", text)
     conf = parse_alloc_conf(stripped)
-    if ",".join(f"{key}:{value}" for key, value in conf.items()) != stripped.rstrip(","):
-        return f"{text!r} is not a list of key:value with commas between, each key once."
+    if format_alloc_conf(conf) != stripped.rstrip(","):
+        return f"{text!r} is not a list of key:value pairs separated by commas, each key once."
     for key, value in conf.items():
         check = _CHECKS.get(key)
         if check is None:
@@ -111,44 +116,41 @@ def rejection_reason(text: str) -> str | None:
     return None
 
 
-def _switch(value: str, _: Mapping[str, str]) -> str | None:
-    return None if value in {"True", "False"} else "must be True or False"
+def _require(valid: bool, requirement: str) -> str | None:
+    return None if valid else f"must be {requirement}"
 
 
-def _at_least_a_segment(value: str, conf: Mapping[str, str]) -> str | None:
+def _check_switch(value: str, _: Mapping[str, str]) -> str | None:
+    return _require(value in {"True", "False"}, "True or False")
+
+
+def _check_split_size(value: str, conf: Mapping[str, str]) -> str | None:
     large = conf.get("large_segment_size_mb", "")
-    least = int(large) if large.isdecimal() else _LARGE_MB
-    return None if value.isdecimal() and int(value) >= least else f"must be {least} or more"
+    minimum = int(large) if large.isdecimal() else _LARGE_MB
+    return _require(value.isdecimal() and int(value) >= minimum, f"{minimum} or more")
 
 
-def _segment(value: str, _: Mapping[str, str]) -> str | None:
-    return (
-        None
-        if value.isdecimal() and int(value) > _SMALLEST_LARGE_MB
-        else f"must be over {_SMALLEST_LARGE_MB}"
-    )
+def _check_segment_size(value: str, _: Mapping[str, str]) -> str | None:
+    return _require(value.isdecimal() and int(value) > _MIN_LARGE_MB, f"over {_MIN_LARGE_MB}")
 
 
-def _threshold(value: str, _: Mapping[str, str]) -> str | None:
-    return (
-        None
-        if _NUMBER.fullmatch(value) and 0 < float(value) < 1
-        else "must be between 0 and 1, without these"
-    )
+def _check_threshold(value: str, _: Mapping[str, str]) -> str | None:
+    number = float(value) if _NUMBER.fullmatch(value) else -1.0
+    return _require(0 < number < 1, "between 0 and 1, exclusive")
 
 
-def _share(value: str, _: Mapping[str, str]) -> str | None:
-    return (
-        None if _NUMBER.fullmatch(value) and 0 <= float(value) <= 1 else "must be between 0 and 1"
-    )
+def _check_fraction(value: str, _: Mapping[str, str]) -> str | None:
+    number = float(value) if _NUMBER.fullmatch(value) else -1.0
+    return _require(0 <= number <= 1, "between 0 and 1")
 
 
-def _divisions(value: str, _: Mapping[str, str]) -> str | None:
+def _check_divisions(value: str, _: Mapping[str, str]) -> str | None:
     counts, sizes = [value], list[str]()
     if value.startswith("["):
-        named = parse_alloc_conf(value[1:-1])
-        counts, sizes = list(named.values()), [size for size in named if size != ">"]
-    return None if counts and all(map(_is_power_of_2, (*counts, *sizes))) else "must be powers of 2"
+        listed = parse_alloc_conf(value[1:-1])
+        counts, sizes = list(listed.values()), [size for size in listed if size != ">"]
+    valid = bool(counts) and all(map(_is_power_of_2, (*counts, *sizes)))
+    return _require(valid, "powers of 2")
 
 
 def _is_power_of_2(text: str) -> bool:
@@ -156,26 +158,29 @@ def _is_power_of_2(text: str) -> bool:
 
 
 _CHECKS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
-    "expandable_segments": _switch,
-    "max_split_size_mb": _at_least_a_segment,
-    "max_non_split_rounding_mb": _at_least_a_segment,
-    "large_segment_size_mb": _segment,
-    "roundup_power2_divisions": _divisions,
-    "garbage_collection_threshold": _threshold,
-    "per_process_memory_fraction": _share,
-    "throw_on_cudamalloc_oom": _switch,
+    "expandable_segments": _check_switch,
+    "max_split_size_mb": _check_split_size,
+    "max_non_split_rounding_mb": _check_split_size,
+    "large_segment_size_mb": _check_segment_size,
+    "roundup_power2_divisions": _check_divisions,
+    "garbage_collection_threshold": _check_threshold,
+    "per_process_memory_fraction": _check_fraction,
+    "throw_on_cudamalloc_oom": _check_switch,
 }
+REQUEST_SETTINGS = frozenset(_CHECKS)
+"""The settings that decide which requests succeed."""
 
 
-# AcceleratorAllocatorConfig::roundup_power2_divisions: one entry for each power of two from 1 MiB to 32 GiB.
+# AcceleratorAllocatorConfig::roundup_power2_divisions: one for each power of 2, 1 MiB to 32 GiB.
 DIVISION_ENTRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorConfig:
-    """Settings in bytes and counts, named as in c10/core/AllocatorConfig.h (PyTorch 2.13), with its defaults.
+    """The settings that decide which requests succeed, in bytes and counts.
 
-    `known`: whether these are the settings in effect; torch before 2.3 does not tell them.
+    Names and defaults: c10/core/AllocatorConfig.h, PyTorch 2.13. `known` is False if the settings
+    in effect are unknown, as with torch before 2.3.
     """
 
     known: bool = True
@@ -190,7 +195,10 @@ class AllocatorConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> AllocatorConfig:
-        """From the effective settings of a sample; raises ValueError for text that PyTorch does not write."""
+        """Return the effective settings of a sample.
+
+        Raises ValueError for text that PyTorch does not write.
+        """
         split = settings.get("max_split_size")
         return cls(
             known="expandable_segments" in settings,
@@ -198,7 +206,7 @@ class AllocatorConfig:
             max_split_size=None if split is None else int(split),
             max_non_split_rounding_size=_mebibytes(settings, "max_non_split_rounding_mb"),
             large_segment_size=_mebibytes(settings, "large_segment_size_mb"),
-            roundup_power2_divisions=_allocator_config_divisions(
+            roundup_power2_divisions=_effective_divisions(
                 settings.get("roundup_power2_divisions", "")
             ),
             throw_on_cudamalloc_oom=settings.get("throw_on_cudamalloc_oom") == "True",
@@ -207,10 +215,10 @@ class AllocatorConfig:
 
     @classmethod
     def parse(cls, text: str) -> AllocatorConfig:
-        """From a string as in PYTORCH_CUDA_ALLOC_CONF; keys that decide no request are left aside.
+        """Return the settings of a value of PYTORCH_CUDA_ALLOC_CONF; other keys are ignored.
 
-        Raises ValueError for a value that is not a number. What PyTorch itself refuses, such as a max_split_size_mb
-        below large_segment_size_mb, is not looked for.
+        Raises ValueError for a value that is not a number. Values that PyTorch rejects, such as a
+        max_split_size_mb below large_segment_size_mb, are accepted; see `rejection_reason`.
         """
         conf = parse_alloc_conf(text)
         split = conf.get("max_split_size_mb")
@@ -226,7 +234,7 @@ class AllocatorConfig:
         )
 
     def settings(self) -> dict[str, str]:
-        """The settings as text, as `of` reads them; without what is not set."""
+        """Return the settings as text that `of` reads, without those that are not set."""
         divisions = {
             1 << entry: count for entry, count in enumerate(self.roundup_power2_divisions) if count
         }
@@ -244,7 +252,7 @@ class AllocatorConfig:
         return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
     def round_size(self, size: int) -> int:
-        """Size in bytes of the block that serves a request (`DeviceCachingAllocator::round_size`)."""
+        """Return the block size for a request (`DeviceCachingAllocator::round_size`), in bytes."""
         divisions = self._divisions_for(size)
         if divisions <= 1 or size <= MIN_BLOCK_SIZE * divisions:
             return round_size(size)
@@ -252,7 +260,7 @@ class AllocatorConfig:
         return -(-size // step) * step
 
     def get_allocation_size(self, size: int) -> int:
-        """Size in bytes of the segment for a block of `size` bytes (`get_allocation_size`)."""
+        """Return the segment size for a block of `size` bytes (`get_allocation_size`)."""
         return (
             self.large_segment_size
             if SMALL_SIZE < size < MIN_LARGE_ALLOC
@@ -260,10 +268,10 @@ class AllocatorConfig:
         )
 
     def largest_request(self, block: int) -> int:
-        """The largest request in bytes that is rounded to at most `block` bytes.
+        """Return the largest request that is rounded to at most `block` bytes.
 
-        The inverse of `DeviceCachingAllocator::round_size` (c10/cuda/CUDACachingAllocator.cpp): the largest size up
-        to `block` that is rounded to itself.
+        This is the inverse of `DeviceCachingAllocator::round_size` in
+        c10/cuda/CUDACachingAllocator.cpp: the largest size up to `block` that is rounded to itself.
         """
         if block <= 0:
             return 0
@@ -277,7 +285,7 @@ class AllocatorConfig:
         return block // step * step
 
     def may_use(self, block: int, request: int) -> bool:
-        """Whether a free block may serve a request that it is large enough for (`get_free_block`, oversize rules)."""
+        """Return whether a free block may serve a request that fits in it (`get_free_block`)."""
         if self.max_split_size is None:
             return True
         if request < self.max_split_size:
@@ -285,10 +293,9 @@ class AllocatorConfig:
         return block < request + self.max_non_split_rounding_size
 
     def _divisions_for(self, size: int) -> int:
-        """`AcceleratorAllocatorConfig::roundup_power2_divisions(size)`: the entry of the power of two below."""
-        return self.roundup_power2_divisions[
-            max(0, min(size.bit_length() - 21, DIVISION_ENTRIES - 1))
-        ]
+        """Return the entry of the power of two at or below `size`; see `DIVISION_ENTRIES`."""
+        entry = max(0, min(size.bit_length() - 21, DIVISION_ENTRIES - 1))
+        return self.roundup_power2_divisions[entry]
 
 
 DEFAULT_CONFIG = AllocatorConfig()
@@ -299,10 +306,11 @@ def _mebibytes(settings: Mapping[str, str], name: str) -> int:
 
 
 def parse_divisions(text: str) -> tuple[int, ...]:
-    """Entries from `4`, or from a list such as `[256:1,512:2,>:4]` with sizes in MiB.
+    """Return the entries for a number such as `4`, or a list such as `[256:1,512:2,>:4]` in MiB.
 
-    As in `parseRoundUpPower2Divisions`: the first value also holds for all smaller sizes, a size that is not named has
-    none, and the value of `>` holds for all sizes above the one named before it (1 MiB if none was).
+    As in `parseRoundUpPower2Divisions`, the first value also applies to all smaller sizes, a size
+    that is not listed has no divisions, and the value of `>` applies to all sizes above the one
+    listed before it (1 MiB if none is).
     """
     if not text.startswith("["):
         return (int(text),) * DIVISION_ENTRIES
@@ -318,7 +326,7 @@ def parse_divisions(text: str) -> tuple[int, ...]:
     return tuple(entries)
 
 
-def _allocator_config_divisions(text: str) -> tuple[int, ...]:
-    """From `1:4,2:4`: divisions by the power of two in MiB; those not named have none."""
+def _effective_divisions(text: str) -> tuple[int, ...]:
+    """Return the entries for text such as `1:4,2:4`; powers of two in MiB not listed have none."""
     named = {int(size): int(count) for size, count in parse_alloc_conf(text).items()}
     return tuple(named.get(1 << entry, 0) for entry in range(DIVISION_ENTRIES))

@@ -1,8 +1,8 @@
-"""The shape of `torch.cuda.memory_snapshot()` and of the nested memory statistics, as PyTorch returns them.
+"""Types of `torch.cuda.memory_snapshot()` and of the nested memory statistics.
 
-Both stay PyTorch's own builtin structures instead of dataclasses: a snapshot has one entry for each block, up to
-10^5 of them, and converting each would cost more than the measurement. Source: torch/csrc/cuda/Module.cpp
-(`THCPModule_memorySnapshot`, `THCPModule_memoryStats`), PyTorch 2.13.
+Both stay the builtin structures that PyTorch returns: a snapshot has up to 10^5 blocks, and
+converting each to a dataclass would cost more than the measurement. Source:
+torch/csrc/cuda/Module.cpp (`THCPModule_memorySnapshot`, `THCPModule_memoryStats`), PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 
 NestedStats = Mapping[str, Any]
-"""`torch.cuda.memory_stats_as_nested_dict()`: stat → pool → current/peak/allocated/freed, and plain counters."""
+"""The result of `torch.cuda.memory_stats_as_nested_dict()`.
+
+It maps statistic → pool → current, peak, allocated or freed, and also holds plain counters."""
 
 
 class BlockInfo(TypedDict):
-    """One block of a segment; sizes in bytes."""
+    """A block of a segment; sizes in bytes."""
 
     address: int
     size: int
@@ -30,7 +32,7 @@ class BlockInfo(TypedDict):
 
 
 class SegmentInfo(TypedDict):
-    """One cudaMalloc'ed segment, or one contiguous mapped range of an expandable segment; sizes in bytes."""
+    """A cudaMalloc'ed segment, or a mapped range of an expandable segment; sizes in bytes."""
 
     device: int
     address: int
