@@ -74,8 +74,8 @@ def _answers(file: Path) -> dict[str, set[str]]:
 
 
 def test_the_table_has_every_scenario() -> None:
-    """One row for each scenario, in the order of `torchmem demo --list`."""
-    assert list(SCENARIOS) == list(promised())
+    """The table has one row for each scenario."""
+    assert SCENARIOS.keys() == promised().keys()
 
 
 @pytest.mark.stack

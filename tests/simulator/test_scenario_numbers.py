@@ -17,7 +17,7 @@ from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryDetails
 from torchmem.simulator.scenarios import SCENARIOS
 from torchmem.simulator.scenarios.leak import LEAKED_BYTES
-from torchmem.simulator.scenarios.neighbour import NEIGHBOUR_BYTES
+from torchmem.simulator.scenarios.neighbour import NEIGHBOR_BYTES
 
 FIRST, LAST = 0, 1
 CAUSES = {
@@ -176,7 +176,7 @@ def test_neighbour() -> None:
     assert course.oom is not None
 
     assert 572 * MIB == course.oom.requested
-    assert [NEIGHBOUR_BYTES] * 3 == [cells[slot] for slot in range(1, len(cells))]
+    assert [NEIGHBOR_BYTES] * 3 == [cells[slot] for slot in range(1, len(cells))]
     assert pytest.approx(321 * MIB, abs=100 * MIB) == course.oom.free
     assert {course.steps[0].reserved_peak} == {step.reserved_peak for step in course.steps}
 

@@ -43,7 +43,7 @@ class Course:
 def new_allocator(name: str, share: float = 1.0) -> DeviceCachingAllocator:
     """The allocator of a process that is alone on a card of this scenario, of which CUDA has `share` to give."""
     scenario = SCENARIOS[name]
-    use = CardUse([0] * (1 + scenario.neighbours))
+    use = CardUse([0] * (1 + scenario.neighbors))
     return DeviceCachingAllocator(SimulatedCard(int(share * scenario.card_bytes), use=use))
 
 

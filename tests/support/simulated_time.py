@@ -49,7 +49,7 @@ class Rank:
     def __post_init__(self) -> None:
         scenario = SCENARIOS[self.name]
         self.total = scenario.card_bytes
-        cells = [0] * (1 + scenario.neighbours)
+        cells = [0] * (1 + scenario.neighbors)
         self.card = SimulatedCard(self.total, use=CardUse(cells), uuid=self.uuid, name="Simulated")
         self.allocator = DeviceCachingAllocator(self.card)
         self.backend = SimulatedBackend([self.allocator])

@@ -40,7 +40,7 @@ class Cards:
 
     def __init__(self, scenario: Scenario, ranks: int, context: SpawnContext) -> None:
         self._scenario = scenario
-        self._cells = [context.Array(c_uint64, 1 + scenario.neighbours) for _ in range(ranks)]
+        self._cells = [context.Array(c_uint64, 1 + scenario.neighbors) for _ in range(ranks)]
         self.pids: dict[int, int] = {}
 
     def clear(self) -> None:

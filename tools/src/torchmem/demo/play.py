@@ -76,7 +76,7 @@ def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
     if arguments.scenario not in SCENARIOS:
         hint = did_you_mean(arguments.scenario, SCENARIOS, "`torchmem demo --list` lists them.")
         raise UsageError(f"there is no scenario {arguments.scenario!r}: {hint}")
-    if arguments.real and SCENARIOS[arguments.scenario].neighbours:
+    if arguments.real and SCENARIOS[arguments.scenario].neighbors:
         raise UsageError(f"{arguments.scenario} simulates other processes: run it without --real.")
     if not 1 <= arguments.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks must be between 1 and {MAX_RANKS}, not {arguments.ranks}.")

@@ -1,10 +1,10 @@
-"""Scenario `fragmentation`: long-lived small tensors between growing large ones, until a rank runs out of memory.
+"""Scenario `fragmentation`: small long-lived tensors between growing large ones.
 
-Each layer allocates a large activation and a 4 MiB tensor of statistics. A few of the statistics outlive the step,
-and each of them pins the segment in which it lies. Sequences get longer during an epoch, so that the holes left by
-the activations of earlier steps are too small for later ones: the free memory is there, in pieces nobody can use.
-Most ranks start a new epoch with short sequences and an emptied cache before it gets too tight. The last rank's
-sequences go on growing, and in the end it forgets to drop its statistics.
+Each layer allocates a large activation and a 4 MiB tensor of statistics. A few of the statistics
+outlive the step, and each of them pins its segment. Sequences grow during an epoch, so the holes
+that earlier activations left are too small for later ones: memory is free, but in pieces. Most
+ranks start a new epoch with short sequences and an empty cache before memory gets tight. The last
+rank's sequences keep growing, and near the end it stops dropping its statistics.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from random import Random
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 46
 STAGING_BYTES = 8 * GIB
-"""A checkpoint is loaded onto the card and dropped: a large free block, which the training then splinters."""
+"""A checkpoint is loaded onto the card and dropped: one large free block that is split up."""
 LAYERS = 128
 SHORT_BYTES = 80 * MIB
 LONG_BYTES = 170 * MIB
-"""The activation of one layer for the longest batch, at the start of the arc and at its end."""
+"""The activation of one layer for the longest batch, at the start and at the end of the growth."""
 SHORTEST = 0.8
-"""The shortest batch as a part of the longest."""
+"""The shortest batch as a share of the longest."""
 STATISTICS_BYTES = 4 * MIB
-WINDOW = 900
-"""How many statistics are kept, the oldest dropped for the newest."""
+MAX_KEPT = 900
+"""The number of statistics kept; each new one replaces the oldest."""
 
-ARC = 0.72
-"""The part of the run over which the last rank's sequences grow; it runs out of memory near the end of it."""
-WINDOW_ARC = 0.3
-"""The part of the arc after which every kept statistic has been replaced."""
+GROWTH_END = 0.72
+"""The share of the run in which the last rank's sequences grow; it fails near the end of it."""
+REPLACED_AFTER = 0.3
+"""The share of the growth after which every kept statistic has been replaced."""
 UNTRIMMED_FROM = 0.8
-"""From this part of the arc on the last rank keeps all statistics that it should drop."""
+"""The share of the growth from which the last rank keeps all statistics."""
 EPOCH_END = 0.65
 EPOCH_START = 0.15
-EPOCH_ARC = 0.3
-"""At `EPOCH_END` of the growth the other ranks start a new epoch at `EPOCH_START`, and grow again over `EPOCH_ARC`."""
+EPOCH_LENGTH = 0.3
+"""At `EPOCH_END` the other ranks go back to `EPOCH_START` and grow again over `EPOCH_LENGTH`."""
 
 
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
-    """The training loop of one rank."""
+    """Run the training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
-    for _ in range(WEIGHTS):
-        allocator.malloc(WEIGHT_BYTES)
+    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
     allocator.free(allocator.malloc(STAGING_BYTES))
-    statistics = Statistics(allocator, rng, steps_to_replace=WINDOW_ARC * ARC * worker.steps)
+    steps_to_replace = REPLACED_AFTER * GROWTH_END * worker.steps
+    statistics = Statistics(allocator, rng, steps_to_replace)
     step, growth = 0, 0.0
     while True:
-        arc = step / (ARC * worker.steps)
-        growth, last_growth = (arc if worker.is_last else epoch_growth(arc)), growth
+        progress = step / (GROWTH_END * worker.steps)
+        growth, last_growth = (progress if worker.is_last else epoch_growth(progress)), growth
         if growth < last_growth:
             allocator.empty_cache()
-        statistics.trimmed = not worker.is_last or arc < UNTRIMMED_FROM
+        statistics.trimmed = not worker.is_last or progress < UNTRIMMED_FROM
         longest = SHORT_BYTES + (LONG_BYTES - SHORT_BYTES) * growth
         yield from train_step(allocator, statistics, int(longest * rng.uniform(SHORTEST, 1)))
         step += 1
 
 
-def epoch_growth(arc: float) -> float:
-    """How far the sequences have grown: up to the end of the first epoch, then again in each further epoch."""
-    if arc < EPOCH_END:
-        return arc
-    return EPOCH_START + (EPOCH_END - EPOCH_START) * ((arc - EPOCH_END) / EPOCH_ARC % 1)
+def epoch_growth(progress: float) -> float:
+    """Return how far sequences have grown: to the end of the first epoch, then again in each."""
+    if progress < EPOCH_END:
+        return progress
+    return EPOCH_START + (EPOCH_END - EPOCH_START) * ((progress - EPOCH_END) / EPOCH_LENGTH % 1)
 
 
 def train_step(
     allocator: DeviceCachingAllocator, statistics: Statistics, activation_bytes: int
 ) -> Iterator[ScenarioEvent]:
-    """Forward and backward over all layers; statistics that are not kept are freed with their layer."""
+    """Run forward and backward; statistics that are not kept are freed with their layer."""
     live: list[Block] = []
     for layer in range(LAYERS):
         live.append(allocator.malloc(activation_bytes))
@@ -96,24 +96,28 @@ class Statistics:
         self.trimmed = True
         self._allocator = allocator
         self._rng = rng
-        self._share_kept = WINDOW / (steps_to_replace * LAYERS)
+        self._share_kept = MAX_KEPT / (steps_to_replace * LAYERS)
         self._kept: deque[Block] = deque()
 
     def add(self) -> list[Block]:
-        """Allocate one tensor; it is returned unless it is kept."""
+        """Allocate one tensor; return it unless it is kept."""
         tensor = self._allocator.malloc(STATISTICS_BYTES)
         if self._rng.random() >= self._share_kept:
             return [tensor]
         self._kept.append(tensor)
-        if self.trimmed and len(self._kept) > WINDOW:
+        if self.trimmed and len(self._kept) > MAX_KEPT:
             self._allocator.free(self._kept.popleft())
         return []
 
 
 SCENARIO = Scenario(
     name="fragmentation",
-    summary="Small tensors that live on pin the segments of ever larger ones: one rank runs out with GBs free.",
-    reproduces="a small request is refused with 40 % of the card free in pieces: 50 MB with 13 of 32 GB",
-    source="pytorch/pytorch#44742, in the way of #35901",
+    summary="Long-lived small tensors pin the segments of ever larger ones, until one rank runs "
+    "out of memory with many GB free.",
+    reproduces="a small request fails with 40 % of the card free in pieces: 50 MB with 13 of 32 GB",
+    source="pytorch/pytorch#44742, by the mechanism of #35901",
+    simulated="158 MiB fail with 41 % of the card free in pieces",
+    effects="fragmentation and stranded memory rise, and retries with them; the last rank fails of "
+    "fragmentation, the others start new epochs",
     train=train,
 )

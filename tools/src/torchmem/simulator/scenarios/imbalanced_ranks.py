@@ -1,7 +1,8 @@
-"""Scenario `imbalanced-ranks`: the first rank does what the others do, and the same once more for the evaluation.
+"""Scenario `imbalanced-ranks`: the first rank evaluates a second copy of the model.
 
-It alone holds a second copy of the model, averaged over the steps, and evaluates it on each batch. The images get
-larger as training goes on, so that this rank is out of memory when the others have half of their card left.
+Only that rank holds the copy, averaged over the steps, and evaluates it on each batch. Images get
+larger as training goes on, so this rank runs out of memory while the others still have half of
+their card free.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
 
 WEIGHT_BYTES = 128 * MIB
 WEIGHTS = 16
@@ -18,33 +19,30 @@ ACTIVATION_BYTES = 128 * MIB
 """The activation of one layer for the largest images."""
 LAYERS = 120
 SMALLEST = 0.2
-"""Memory of the smallest images as a part of that of the largest."""
+"""Memory of the smallest images as a share of that of the largest."""
 SIZES = 20
 """How often the images get larger."""
-GROWN = 0.95
-"""The part of the run over which they grow; the first rank does not see the end of it."""
+GROWTH_END = 0.95
+"""The share of the run in which they grow; the first rank fails before its end."""
 COPIES_OF_FIRST_RANK = 2
 
 
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
-    """The training loop of one rank."""
-    allocator = worker.allocator
+    """Run the training loop of one rank."""
     copies = COPIES_OF_FIRST_RANK if worker.rank == 0 else 1
-    for _ in range(WEIGHTS * copies):
-        allocator.malloc(WEIGHT_BYTES)
+    worker.malloc_many(WEIGHTS * copies, WEIGHT_BYTES)
     size, step = 0, 0
     while True:
-        size, last_size = int(SIZES * min(1, worker.progress(step) / GROWN)), size
+        size, last_size = int(SIZES * min(1, worker.progress(step) / GROWTH_END)), size
         if size != last_size:
-            allocator.empty_cache()
+            worker.allocator.empty_cache()
         activation = int(ACTIVATION_BYTES * (SMALLEST + (1 - SMALLEST) * size / SIZES))
         live: list[Block] = []
         for copy in range(COPIES_OF_FIRST_RANK):
             if copy < copies:
-                live += [allocator.malloc(activation) for _ in range(LAYERS)]
+                live += worker.malloc_many(LAYERS, activation)
             yield "compute"
-        while live:
-            allocator.free(live.pop())
+        worker.free_many(reversed(live))
         yield "compute"
         yield "step"
         step += 1
@@ -52,9 +50,12 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 
 SCENARIO = Scenario(
     name="imbalanced-ranks",
-    summary="The first rank also evaluates a second copy of the model, and runs out when the others use half a card.",
+    summary="The first rank also evaluates a second copy of the model, and runs out of memory "
+    "while the others use half a card.",
     reproduces="the first of eight GPUs holds about twice as much as the others",
-    source="open-mmlab/mmdetection#206 (there a checkpoint was loaded onto it)",
+    source="open-mmlab/mmdetection#206 (there, a checkpoint was loaded onto it)",
+    simulated="2.0 times as much in each step",
+    effects="rank 0 fails with cause capacity while the others have half a card left",
     train=train,
     card_bytes=32 * GIB,
 )

@@ -1,9 +1,10 @@
-"""Scenario `interleaved`: 100 MB and 4 MB tensors in turn; then 52 MB tensors, each of which takes a hole for two.
+"""Scenario `interleaved`: alternating 100 MB and 4 MB tensors, then 52 MB tensors in their holes.
 
-The statistics of a layer are created behind its first activation, so that a cached activation always has a live
-neighbour. Layers are added as training goes on, until the card is full of such pairs. Then the sequences become half
-as long, and more: two halves need a little more than one hole of 100 MB, so each hole holds one tensor and wastes
-the rest. Only the last rank's batch grows until a tensor too many is asked for.
+The statistics of a layer are created behind its first activation, so a cached activation always has
+a live neighbor. Layers are added until the card is full of such pairs. Then the sequences shrink to
+slightly more than half: two activations no longer fit into one hole of 100 MB, so each hole holds
+one tensor and wastes the rest. Only the last rank's batch grows until it needs more tensors than
+there are holes.
 """
 
 from __future__ import annotations
@@ -12,33 +13,32 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
 
 CHECKPOINT_BYTES = 28 * GIB
-"""The checkpoint is loaded onto the card and dropped: one large free block, which the pairs then share."""
+"""The checkpoint is loaded onto the card and dropped: one large free block for the pairs."""
 WEIGHT_BYTES = 256 * MIB
 WEIGHTS = 11
 ACTIVATION_BYTES = 100 * MIB
 STATISTICS_BYTES = 4 * MIB
 LAYERS = 275
 SHORT_BYTES = 52 * MIB
-"""An activation in the second half of the run: two of them do not fit into the place of one from the first half."""
+"""An activation in the second half of the run: two do not fit into one of the first half."""
 
 DEEP = 0.4
-"""The part of the run over which layers are added."""
+"""The share of the run in which layers are added."""
 SHORTENED = 0.5
-"""The part of the run after which the sequences are short."""
+"""The share of the run after which the sequences are short."""
 FULL = 0.9
-"""The part of the run after which the last rank's batch needs a tensor more than there are holes."""
+"""The share of the run after which the last rank needs more tensors than there are holes."""
 FIRST_BATCH, LARGEST_BATCH = 0.3, 0.8
-"""The short batch at the beginning, and the largest of the other ranks, as a part of the holes."""
+"""The first short batch, and the largest of the other ranks, as shares of the number of holes."""
 
 
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
-    """The training loop of one rank."""
+    """Run the training loop of one rank."""
     allocator = worker.allocator
-    for _ in range(WEIGHTS):
-        allocator.malloc(WEIGHT_BYTES)
+    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
     allocator.free(allocator.malloc(CHECKPOINT_BYTES))
     statistics: list[Block] = []
     step = 0
@@ -61,7 +61,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 
 
 def _activations(worker: Worker, step: int) -> tuple[int, int]:
-    """Size in bytes and number of the activations of a step."""
+    """Return the size in bytes and the number of activations of a step."""
     progress = worker.progress(step)
     if progress < SHORTENED:
         return ACTIVATION_BYTES, min(LAYERS, 1 + int(LAYERS * progress / DEEP))
@@ -72,9 +72,13 @@ def _activations(worker: Worker, step: int) -> tuple[int, int]:
 
 SCENARIO = Scenario(
     name="interleaved",
-    summary="100 MB and 4 MB tensors in turn: each small one keeps a hole of 100 MB, of which later tensors use half.",
-    reproduces="about 50 MB are refused on a 32 GB card while 13 GB lie free in split blocks",
+    summary="100 MB and 4 MB tensors alternate: each small one keeps a hole of 100 MB, of which "
+    "later tensors use half.",
+    reproduces="about 50 MB fail on a 32 GB card while 13 GB are free in split blocks",
     source="pytorch/pytorch#44742",
+    simulated="52 MiB fail with 12.9 GiB free on 32 GiB, no piece above 48 MiB",
+    effects="reserved memory stays full; fragmentation jumps to 0.99 when the sequences get short; "
+    "the last rank fails of fragmentation",
     train=train,
     card_bytes=32 * GIB,
 )

@@ -1,7 +1,8 @@
-"""Scenario `leak`: something keeps a little memory of each step, until nothing is left.
+"""Scenario `leak`: each step keeps a little memory, until none is left.
 
-The classic is `total_loss += loss`: the sum keeps the graph of every step. Activations are the same each time and
-come from the cache, so that only what leaks asks the driver for memory, a segment of 20 MiB at a time.
+The classic is `total_loss += loss`, which keeps the graph of every step. Activations have the same
+size in each step and come from the cache, so only the leak asks the driver for memory, one segment
+of 20 MiB at a time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenarios.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
 
 CARD_BYTES = 11 * GIB
 WEIGHT_BYTES = 16 * MIB
@@ -17,31 +18,29 @@ WEIGHTS = 32
 ACTIVATION_BYTES = 64 * MIB
 ACTIVATIONS = 40
 LEAKED_BYTES = 2 * MIB
-"""The tensors that each step keeps."""
+"""Size of each tensor that a step keeps."""
 FULL = 0.9
-"""The part of the run after which the card is full."""
+"""The share of the run after which the card is full."""
 
 
 def leaked_tensors(worker: Worker) -> int:
-    """How many tensors each step keeps, so that the card is full at the right time."""
+    """Return how many tensors each step keeps, so that the card is full at the right time."""
     free = worker.capacity - WEIGHTS * WEIGHT_BYTES - ACTIVATIONS * ACTIVATION_BYTES
     return max(1, round(free / (FULL * worker.steps * LEAKED_BYTES)))
 
 
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
-    """The training loop of one rank."""
+    """Run the training loop of one rank."""
     allocator = worker.allocator
     leaked = leaked_tensors(worker)
-    for _ in range(WEIGHTS):
-        allocator.malloc(WEIGHT_BYTES)
+    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
     while True:
         live = []
         for index in range(ACTIVATIONS):
             live.append(allocator.malloc(ACTIVATION_BYTES))
             if index == ACTIVATIONS // 2:
                 yield "compute"
-        for _ in range(leaked):
-            allocator.malloc(LEAKED_BYTES)
+        worker.malloc_many(leaked, LEAKED_BYTES)
         yield "compute"
         while live:
             allocator.free(live.pop())
@@ -52,9 +51,13 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 
 SCENARIO = Scenario(
     name="leak",
-    summary="Each step keeps a little memory, as total_loss += loss does: slow growth, then out of memory.",
-    reproduces="an 11 GB card is full after some thousand iterations and refuses 20 MiB",
-    source="sunsmarterjie/SDL-Skeleton#6 (3,200 iterations, compressed here to the length of the run)",
+    summary="Each step keeps a little memory, as total_loss += loss does: slow growth, then out of "
+    "memory.",
+    reproduces="an 11 GB card is full after some thousand iterations, and 20 MiB fail",
+    source="sunsmarterjie/SDL-Skeleton#6 (3,200 iterations, compressed to the length of the run)",
+    simulated="20 MiB fail on a full card, after 90 % of the run",
+    effects="allocated memory climbs in a straight line and headroom falls; every rank fails with "
+    "cause capacity",
     train=train,
     card_bytes=CARD_BYTES,
 )
