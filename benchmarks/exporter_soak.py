@@ -37,7 +37,7 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 
 GPUS = 2
 RANKS_PER_CHANGE = 2

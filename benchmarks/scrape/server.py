@@ -45,24 +45,24 @@ class Server:
         self._process = psutil.Process(popen.pid)
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
-    def scrape(self) -> Answer:
-        """One scrape, as a Prometheus server would make it."""
+    def scrape(self, accept: str = HEADERS["Accept"]) -> Answer:
+        """Scrape once, as a Prometheus server does."""
         start = time.perf_counter()
         try:
-            answer, body = self._get()
+            answer, body = self._get(accept)
         except (
             http.client.RemoteDisconnected,
             ConnectionError,
         ):  # an idle connection that it has closed
             self._connection.close()
-            answer, body = self._get()
+            answer, body = self._get(accept)
         seconds = time.perf_counter() - start
         assert answer.status == 200, body[:200]
         text = gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
         return Answer(seconds, len(body), text.decode())
 
-    def _get(self) -> tuple[http.client.HTTPResponse, bytes]:
-        self._connection.request("GET", "/metrics", headers=HEADERS)
+    def _get(self, accept: str) -> tuple[http.client.HTTPResponse, bytes]:
+        self._connection.request("GET", "/metrics", headers=HEADERS | {"Accept": accept})
         answer = self._connection.getresponse()
         return answer, answer.read()
 

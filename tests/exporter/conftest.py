@@ -10,7 +10,7 @@ import pytest
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import Nvml
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeNvml
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.exporter.cgroup import owner
+from torchmem.exporter.process_owners import cgroup_labels
 
 ID = "3f" * 32
 OUTER = "a0" * 32
@@ -66,13 +66,15 @@ CONTAINER, POD = {"container_id": ID}, {"container_id": ID, "pod_uid": UID}
 )
 def test_owner_by_path(path: str, expected: dict[str, str]) -> None:
     """Container, pod and job are found where they are named, in version 2 and in version 1, and nowhere else."""
-    assert expected == owner(f"0::{path}\n")
-    assert expected == owner(f"12:devices:{path}\n3:cpu,cpuacct:/\n1:name=systemd:{path}\n0::/\n")
+    assert expected == cgroup_labels(f"0::{path}\n")
+    assert expected == cgroup_labels(
+        f"12:devices:{path}\n3:cpu,cpuacct:/\n1:name=systemd:{path}\n0::/\n"
+    )
 
 
 @given(st.text())
 def test_any_text_is_survived(text: str) -> None:
     """The file is the kernel's, but names in it are anybody's: what is found is an id and nothing else."""
-    for value in owner(text).values():
+    for value in cgroup_labels(text).values():
         assert value.isascii()
         assert value.replace("-", "").isalnum()

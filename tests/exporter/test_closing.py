@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
-import socket
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import pytest
 from support.exposition import Exposition, scrape
 from support.nvml_binding import FakeBinding
 from support.waiting import until
@@ -21,12 +14,8 @@ from support.waiting import until
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import Events, GpuIdentity
 from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.rundir import Published, RunDirectory
-from torchmem.exporter.scrapes import Collector
-from torchmem.exporter.serve import DEFAULT_LIMITS, ExporterServer, _listen, _Server
+from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.web.connections import Connections, Limits
-from torchmem.exporter.web.live import LiveConfig
 
 OpenExporter = Callable[..., Exporter]
 
@@ -104,58 +93,3 @@ def test_what_is_known_while_the_run_directory_is_read(open_exporter: OpenExport
 
     assert 1.0 == shown.value("nvml_up")
     assert {"0", "1"} == set(shown.by("gpu", "nvml_memory_used_bytes"))
-
-
-class EndedAtOnce(_Server):
-    """A server that another thread ends as soon as it has an event loop."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "_loop" and value is not None:
-            self.end()
-
-
-def test_server_that_is_ended_while_it_starts(open_exporter: OpenExporter) -> None:
-    """Closing a server that only just begins is no error."""
-    collector: Collector = open_exporter()
-    listener = _listen("127.0.0.1", 0)
-    server = EndedAtOnce(collector, listener, LiveConfig(), DEFAULT_LIMITS, lambda: None)
-    running = ExporterServer(listener, server, "http")
-
-    assert running.stopped.wait(60)
-    assert server.started
-
-
-async def stop_as_one_connects(complaints: list[Any], *, connects_first: bool) -> None:
-    """Cancel accepting in the same turn of the event loop in which a connection comes."""
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-        connections = Connections(Limits(), lambda: None, lambda _: asyncio.Protocol())
-        accepting = asyncio.create_task(connections.serve(listener))
-        await asyncio.sleep(0.01)
-        stop, stopped = os.pipe()
-        loop.add_reader(stop, lambda: accepting.cancel() and loop.remove_reader(stop))
-        client.setblocking(False)
-        if connects_first:
-            client.connect_ex(listener.getsockname())
-        os.write(stopped, b"x")
-        client.connect_ex(listener.getsockname())  # a second time it does nothing
-        await asyncio.wait({accepting})
-        await asyncio.sleep(0.01)
-        os.close(stop)
-        os.close(stopped)
-
-
-@pytest.mark.parametrize("connects_first", [True, False])
-def test_connection_that_comes_as_the_server_ends(*, connects_first: bool) -> None:
-    """It is not accepted and then forgotten, and brings no traceback."""
-    complaints: list[Any] = []
-    gc.collect()  # what others forgot is not meant
-    with warnings.catch_warnings(record=True) as forgotten:
-        warnings.simplefilter("always")
-        asyncio.run(stop_as_one_connects(complaints, connects_first=connects_first))
-        gc.collect()
-
-    assert [] == complaints
-    assert [] == [str(warning.message) for warning in forgotten]

@@ -18,7 +18,7 @@ import pytest
 from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
 
-from torchmem.exporter import command, config, systemd
+from torchmem.exporter import command, config, main
 from torchmem.exporter.config import Settings
 from torchmem.sample.errors import UsageError
 
@@ -51,7 +51,7 @@ from pathlib import Path
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeNvml
 
 def hang():
@@ -129,7 +129,7 @@ from torchmem.sample.errors import TorchmemError
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeNvml
 
 exporter = Exporter(FakeNvml.of(), RunDirectory(Path("none")))
@@ -149,7 +149,7 @@ def test_server_that_ends_by_itself_is_a_failure() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert 1 == ended.returncode, ended.stderr
-    assert "torchmem: The HTTP server ended by itself" in ended.stderr
+    assert "torchmem: The HTTP server stopped by itself" in ended.stderr
 
 
 def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
@@ -185,8 +185,8 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
             "processes_per_gpu in {file}, line 1, is 1.5: give a whole number of processes",
         ),
         ("listen: {host: a}", "listen in {file}, line 1, is a mapping: give text"),
-        ("listen: :1\nlisten: :2", "The key 'listen' is in {file}, line 2, once more: keep one."),
-        ('run_dir: "a\\0b"', "run_dir in {file}, line 1, is no path"),
+        ("listen: :1\nlisten: :2", "Duplicate key 'listen' in {file}, line 2: keep one."),
+        ('run_dir: "a\\0b"', "run_dir in {file}, line 1, is not a path"),
         ("listen: 2001-99-99", "{file} is not valid YAML"),
         ("- listen", "{file} must hold `key: value` lines"),
         ("a: [", "{file} is not valid YAML at line 1"),
@@ -294,7 +294,7 @@ def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_pa
 def test_missing_systemd_socket_is_one_sentence(environment: dict[str, str]) -> None:
     """Without exactly one socket for this process the sentence says where it should come from."""
     with pytest.raises(UsageError, match=r"\.socket unit"):
-        systemd.listener({"LISTEN_PID": str(os.getpid()), **environment})
+        main.systemd_listener({"LISTEN_PID": str(os.getpid()), **environment})
 
 
 def test_missing_configuration_file_is_named(tmp_path: Path) -> None:

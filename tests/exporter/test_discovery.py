@@ -21,8 +21,8 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.discovery import target_groups
-from torchmem.exporter.rundir import Published
-from torchmem.exporter.serve import serve
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.server import serve
 from torchmem.sdk._outputs import Endpoint
 from torchmem.sdk._settings import Settings
 

@@ -19,10 +19,14 @@ from support.publishing import own_process, own_sample, publish
 from support.samples import samples
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.decode import decode
-from torchmem.exporter.files import MAX_ENTRIES
-from torchmem.exporter.refusals import REASONS, RefusedError
-from torchmem.exporter.rundir import MAX_FILES_PER_USER, RunDirectory
+from torchmem.exporter.run_directory import (
+    MAX_ENTRIES,
+    MAX_FILES_PER_USER,
+    REASONS,
+    RejectedSampleError,
+    RunDirectory,
+    decode,
+)
 from torchmem.exporter.testing import FakeNvml
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
@@ -244,7 +248,7 @@ json_values = st.recursive(
 @given(content=st.binary(max_size=300) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_decoded_or_refused(content: bytes) -> None:
     """No content raises anything but the typed refusal."""
-    with suppress(RefusedError):
+    with suppress(RejectedSampleError):
         assert isinstance(decode(content), Sample)
 
 

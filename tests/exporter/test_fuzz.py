@@ -18,8 +18,8 @@ from support.raw_http import ask, connect, everything, status
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.rundir import RunDirectory
-from torchmem.exporter.serve import serve
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.server import serve
 from torchmem.exporter.testing import FakeNvml
 from torchmem.exporter.web.connections import Limits
 from torchmem.sample.sample import encode

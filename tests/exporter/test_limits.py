@@ -11,8 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from support.raw_http import ask, connect, everything, status
 from support.waiting import until
 
-from torchmem.exporter.rundir import Published
-from torchmem.exporter.serve import ExporterServer, serve
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.web.connections import Limits
 
 LONG = 600.0

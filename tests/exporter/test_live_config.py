@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.exporter.web.live import LiveConfig
+from torchmem.exporter.web.config import LiveConfig
 
 
 class Edited(type(Path())):  # type: ignore[misc]  # what Path() gives depends on the system

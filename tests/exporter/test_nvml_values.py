@@ -13,7 +13,7 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import NvmlCallError
 from torchmem.exporter.nvml import PyNvml
 from torchmem.exporter.nvml.binding import SYMBOLS, Door
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.values import (
     Bar1,
     Clocks,

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from support.waiting import until
 
-from torchmem.exporter.owners import Owners, is_container
+from torchmem.exporter.process_owners import ProcessOwners, is_container
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def proc(tmp_path: Path) -> Path:
 
 def test_all_facts(proc: Path) -> None:
     """Name, user and job; command line and environment are not read."""
-    facts = Owners(proc, lambda uid: {1000: "ada"}[uid]).facts(7)
+    facts = ProcessOwners(proc, lambda uid: {1000: "ada"}[uid]).labels(7)
 
     assert {"name": "python", "uid": "1000", "user": "ada", "slurm_job_id": "42"} == facts
 
 
 def test_real_process() -> None:
     """The kernel's own /proc has what is read."""
-    facts = Owners().facts(os.getpid())
+    facts = ProcessOwners().labels(os.getpid())
 
     assert (str(os.geteuid()), Path("/proc/self/comm").read_text().strip()) == (
         facts["uid"],
@@ -47,22 +47,22 @@ def test_vanished_process_has_no_facts(proc: Path, missing: str) -> None:
     """A process that ends while it is read leaves nothing half true."""
     (proc / "7" / missing).unlink()
 
-    assert {} == Owners(proc).facts(7)
-    assert {} == Owners(proc).facts(8)
+    assert {} == ProcessOwners(proc).labels(7)
+    assert {} == ProcessOwners(proc).labels(8)
 
 
 def test_hidden_control_groups_cost_only_themselves(proc: Path) -> None:
     """Where the cgroup file cannot be read, name and user are still known."""
     (proc / "7" / "cgroup").unlink()
 
-    assert {"name": "python", "uid": "1000"} == Owners(proc, lambda uid: None).facts(7)
+    assert {"name": "python", "uid": "1000"} == ProcessOwners(proc, lambda uid: None).labels(7)
 
 
 def test_name_of_any_bytes_becomes_a_label(proc: Path) -> None:
     """A process may call itself anything; what is shown has no control characters."""
     (proc / "7" / "comm").write_bytes(b'a"\\\xff\x01b\n')
 
-    assert 'a"\\��b' == Owners(proc).facts(7)["name"]
+    assert 'a"\\��b' == ProcessOwners(proc).labels(7)["name"]
 
 
 def test_user_database_that_hangs_is_not_waited_for(proc: Path) -> None:
@@ -74,13 +74,13 @@ def test_user_database_that_hangs_is_not_waited_for(proc: Path) -> None:
         assert answer.wait(60)
         return "ada"
 
-    owners = Owners(proc, hang)
-    first, second = owners.facts(7), owners.facts(7)
+    owners = ProcessOwners(proc, hang)
+    first, second = owners.labels(7), owners.labels(7)
     answer.set()
     until(lambda: not owners._worker.is_busy)
 
     assert "user" not in {*first, *second}
-    assert "ada" == owners.facts(7)["user"]
+    assert "ada" == owners.labels(7)["user"]
     assert [1000] == asked
 
 

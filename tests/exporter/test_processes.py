@@ -16,7 +16,7 @@ from support.samples import UUID
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.collectors.processes import MOST_PROCESSES_PER_NODE
 from torchmem.exporter.gpu import GpuIdentity
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.values import MemoryInfo, ProcessMemory, ProcessUtilization
 

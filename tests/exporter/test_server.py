@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
 import shutil
+import socket
 import subprocess
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from prometheus_client.core import Metric
 from support.exposition import Exposition
 from support.publishing import own_sample, publish
@@ -19,12 +26,21 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuIdentity
-from torchmem.exporter.rundir import Published
-from torchmem.exporter.scrapes import MAX_CONCURRENT_SCRAPES_OF_CLIENT, Collector, patience
-from torchmem.exporter.serve import ExporterServer, serve
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.scrapes import (
+    MAX_CONCURRENT_SCRAPES_PER_CLIENT,
+    OPENMETRICS,
+    TEXT,
+    Collector,
+    Format,
+    accepts_gzip,
+    answer_seconds,
+    choose_format,
+)
+from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.values import MemoryInfo
-from torchmem.exporter.web.negotiation import OPENMETRICS, TEXT, Format, choose_format, takes_gzip
+from torchmem.exporter.web.connections import Connections, Limits
 from torchmem.sample.errors import UsageError
 
 OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
@@ -113,7 +129,7 @@ def test_compressed_on_request(client: httpx.Client, accepted: str, encoding: st
 )  # fmt: skip
 def test_weight_of_gzip(accepted: str, compressed: bool) -> None:
     """`q=0` forbids, `*` stands for what is not named, rubbish asks for nothing."""
-    assert compressed is takes_gzip(accepted)
+    assert compressed is accepts_gzip(accepted)
 
 
 PROMETHEUS_2 = (
@@ -217,7 +233,7 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
     statuses: list[int] = []
     threads = [
         threading.Thread(target=lambda: statuses.append(client.get("/metrics").status_code))
-        for _ in range(MAX_CONCURRENT_SCRAPES_OF_CLIENT + 4)
+        for _ in range(MAX_CONCURRENT_SCRAPES_PER_CLIENT + 4)
     ]
     for thread in threads:
         thread.start()
@@ -228,7 +244,7 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
 
     assert 1 == collector.runs
     assert {200, 503} == set(statuses)
-    assert MAX_CONCURRENT_SCRAPES_OF_CLIENT == statuses.count(200)
+    assert MAX_CONCURRENT_SCRAPES_PER_CLIENT == statuses.count(200)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +252,9 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
     [("10", 9.5), ("1", 0.5), ("0.5", 0.25), ("", None), (None, None), ("x", None), ("-1", None), ("nan", None),
      ("inf", None), ("1e300", None), ("0", None)],
 )  # fmt: skip
-def test_patience_of_a_scraper(header: str | None, seconds: float | None) -> None:
+def test_answer_seconds_of_a_scraper(header: str | None, seconds: float | None) -> None:
     """Its timeout less a margin; what is no timeout is none."""
-    assert seconds == patience(header)
+    assert seconds == answer_seconds(header)
 
 
 def test_impatient_scrape_gets_what_is_known_and_spoils_nothing(open_client: Open) -> None:
@@ -308,3 +324,59 @@ def test_close_does_not_wait_for_a_stuck_scrape(open_client: Open) -> None:
 
     assert again.stopped.wait(120)
     assert server.stopped.wait(120)
+
+
+def test_server_that_is_closed_while_it_starts(open_exporter: Callable[..., Exporter]) -> None:
+    """Closing a server right after starting it stops it."""
+    exporter = open_exporter()
+    for _ in range(10):
+        server = serve(exporter)
+        server.close()
+
+        assert server.stopped.wait(60)
+
+
+async def stop_while_a_client_connects(problems: list[Any], *, connects_first: bool) -> None:
+    """Cancel accepting in the same turn of the event loop in which a client connects."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        connections = Connections(Limits(), lambda: None, lambda _: asyncio.Protocol())
+        accepting = asyncio.create_task(connections.serve(listener))
+        await asyncio.sleep(0.01)
+        stop, stopped = os.pipe()
+        loop.add_reader(stop, lambda: accepting.cancel() and loop.remove_reader(stop))
+        client.setblocking(False)
+        if connects_first:
+            client.connect_ex(listener.getsockname())
+        os.write(stopped, b"x")
+        client.connect_ex(listener.getsockname())  # does nothing the second time
+        await asyncio.wait({accepting})
+        await asyncio.sleep(0.01)
+        os.close(stop)
+        os.close(stopped)
+
+
+@pytest.mark.parametrize("connects_first", [True, False])
+def test_connection_that_arrives_while_the_server_stops(*, connects_first: bool) -> None:
+    """It leaves no socket open and causes no traceback."""
+    problems: list[Any] = []
+    gc.collect()  # so that warnings about other tests' objects are not counted
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(stop_while_a_client_connects(problems, connects_first=connects_first))
+        gc.collect()
+
+    assert [] == problems
+    assert [] == [str(warning.message) for warning in warned]
+
+
+def test_uvicorn_has_the_minor_version_that_the_server_was_written_for(root: Path) -> None:
+    """The server overrides undocumented methods of uvicorn's Server and H11Protocol.
+
+    For another minor version, compare uvicorn's server.py and protocols/http/h11_impl.py with those
+    of this one, run the tests, then change the pins and the version here.
+    """
+    assert '"uvicorn>=0.54,<0.55"' in (root / "pyproject.toml").read_text()
+    assert "\nuvicorn==0.54." in (root / "exporter" / "constraints.txt").read_text()
+    assert uvicorn.__version__.startswith("0.54.")

@@ -19,9 +19,8 @@ from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.liveness import state
-from torchmem.exporter.rundir import RunDirectory
-from torchmem.sample.processes import INITIAL_PID_NAMESPACE, Processes, Sighting
+from torchmem.exporter.run_directory import RunDirectory, process_state
+from torchmem.sample.process_table import INITIAL_PID_NAMESPACE, ProcessStatus, ProcessTable
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.sample import Ending, Process, State
 
@@ -68,7 +67,7 @@ def test_state_follows_the_evidence(
     """Own last word, then liveness, then a pending OOM; a hidden process is judged by the age of its file."""
     sample = own_sample(ended=ended, oom_pending=oom_pending)
 
-    assert expected == state(sample, Sighting(alive, 1), sample.timestamp + age, age)
+    assert expected == process_state(sample, ProcessStatus(alive, 1), sample.timestamp + age, age)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +89,10 @@ def test_a_living_process_without_steps_has_stalled(
         sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=patience
     )
 
-    assert expected == state(stepped, Sighting(alive=True, pid=1), sample.timestamp, 0)
-    assert "killed" == state(stepped, Sighting(alive=False, pid=1), sample.timestamp, 0)
+    assert expected == process_state(stepped, ProcessStatus(alive=True, pid=1), sample.timestamp, 0)
+    assert "killed" == process_state(
+        stepped, ProcessStatus(alive=False, pid=1), sample.timestamp, 0
+    )
 
 
 @pytest.mark.parametrize(("oom_pending", "expected"), [(False, "killed"), (True, "oom")])
@@ -252,21 +253,21 @@ def test_process_in_a_container_is_found_by_its_host_pid(tmp_path: Path) -> None
         32000: (CONTAINER + 1, 7, 555),
         33000: (CONTAINER, 8, 555),
     }
-    processes = Processes(
+    processes = ProcessTable(
         fake_proc(tmp_path, INITIAL_PID_NAMESPACE, everyone), hidden=lambda pid: False
     )
 
-    assert Sighting(alive=True, pid=31000, certain=True) == processes.locate(CONTAINED)
+    assert ProcessStatus(alive=True, pid=31000, certain=True) == processes.locate(CONTAINED)
 
 
 def test_process_in_a_container_keeps_its_host_pid_when_it_dies(tmp_path: Path) -> None:
     """The labels of a series do not change at the moment of death."""
     proc = fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {31000: (CONTAINER, 7, 555)})
-    processes = Processes(proc, hidden=lambda pid: False)
+    processes = ProcessTable(proc, hidden=lambda pid: False)
     processes.locate(CONTAINED)
     (proc / "31000" / "stat").unlink()
 
-    assert Sighting(alive=False, pid=31000) == processes.locate(CONTAINED)
+    assert ProcessStatus(alive=False, pid=31000) == processes.locate(CONTAINED)
 
 
 @pytest.mark.parametrize(
@@ -276,9 +277,9 @@ def test_process_that_is_not_found_is_dead_only_for_who_sees_all(
     tmp_path: Path, own: int, expected: bool | None
 ) -> None:
     """An exporter in a container of its own cannot know about its neighbours."""
-    processes = Processes(fake_proc(tmp_path, own, {}), hidden=lambda pid: False)
+    processes = ProcessTable(fake_proc(tmp_path, own, {}), hidden=lambda pid: False)
 
-    assert Sighting(expected, 7) == processes.locate(CONTAINED)
+    assert ProcessStatus(expected, 7) == processes.locate(CONTAINED)
 
 
 def test_ambiguous_process_is_not_attributed(tmp_path: Path) -> None:
@@ -287,14 +288,16 @@ def test_ambiguous_process_is_not_attributed(tmp_path: Path) -> None:
         tmp_path, INITIAL_PID_NAMESPACE, {1000: (CONTAINER, 7, 555), 2000: (CONTAINER, 7, 555)}
     )
 
-    assert not Processes(proc, hidden=lambda pid: False).locate(CONTAINED).certain
+    assert not ProcessTable(proc, hidden=lambda pid: False).locate(CONTAINED).certain
 
 
 def test_hidden_process_is_not_dead(tmp_path: Path) -> None:
     """With hidepid, another user's process is unseen, not gone."""
-    processes = Processes(fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {}), hidden=lambda pid: True)
+    processes = ProcessTable(
+        fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {}), hidden=lambda pid: True
+    )
 
-    assert Sighting(None, os.getpid()) == processes.locate(
+    assert ProcessStatus(None, os.getpid()) == processes.locate(
         own_process(pid_namespace=INITIAL_PID_NAMESPACE)
     )
 

@@ -11,9 +11,8 @@ import bcrypt
 import pytest
 from support.certificates import Authority
 
-from torchmem.exporter.web.config import RateLimit, load
-from torchmem.exporter.web.live import LiveConfig
-from torchmem.exporter.web.rate_limit import Bucket
+from torchmem.exporter.web.access import TokenBucket
+from torchmem.exporter.web.config import LiveConfig, RateLimit, load
 from torchmem.sample.errors import UsageError
 
 HASH = bcrypt.hashpw(b"secret", b"$2b$04$abcdefghijklmnopqrstuu").decode()
@@ -132,7 +131,7 @@ def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
             TLS + "  client_ca: x\n  min_versoin: TLS12",
             "'tls_server_config.min_versoin' in {file}, line 5: did you",
         ),
-        (TLS + "  cert_file: other.pem", "The key 'cert_file' is in {file}, line 4, once more"),
+        (TLS + "  cert_file: other.pem", "Duplicate key 'cert_file' in {file}, line 4"),
         (
             "tls_server_config: {cert_file: server.pem}",
             "tls_server_config.key_file in {file} is missing",
@@ -150,36 +149,42 @@ def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
             "tls_server_config: {cert_file: server.pem, key_file: web.yml}",
             "and its key cannot be used",
         ),
-        (TLS + "  cert: x", "tls_server_config.cert in {file}, line 4, is given beside cert_file"),
+        (
+            TLS + "  cert: x",
+            "tls_server_config.cert in {file}, line 4, is given together with cert_file",
+        ),
         (
             TLS + "  client_auth_type: RequireAnyClientCert",
-            "Python's TLS always verifies a certificate",
+            "Python's TLS verifies every certificate",
         ),
         (
             TLS + "  client_auth_type: RequestClientCert",
-            "Python's TLS always verifies a certificate",
+            "Python's TLS verifies every certificate",
         ),
         (TLS + "  client_auth_type: Require", "is 'Require': give one of NoClientCert"),
         (
             TLS + "  client_auth_type: RequireAndVerifyClientCert",
-            "needs to know whom to trust: add client_ca_file",
+            "needs a certificate authority: add client_ca_file",
         ),
-        (TLS + "  client_ca_file: ca.pem", "is given, but no client is asked"),
+        (TLS + "  client_ca_file: ca.pem", "has no effect without client_auth_type"),
         (
             TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: web.yml",
-            "holds no certificate",
+            "has no certificate",
         ),
-        (TLS + "  client_allowed_sans: [a]", "needs client_auth_type: RequireAndVerifyClientCert"),
+        (
+            TLS + "  client_allowed_sans: [a]",
+            "needs client_auth_type: add RequireAndVerifyClientCert",
+        ),
         (TLS + "  client_allowed_sans: a", "is 'a': give a list of text"),
-        (TLS + "  client_allowed_sans: [[a]]", "line 4, is no list of text"),
-        (TLS + "  min_version: TLS10", "is TLS10, which OpenSSL no longer serves"),
+        (TLS + "  client_allowed_sans: [[a]]", "line 4, is not a list of text"),
+        (TLS + "  min_version: TLS10", "is TLS10, which OpenSSL no longer supports"),
         (TLS + "  min_version: TLS13\n  max_version: TLS12", "is TLS12, below min_version"),
         (TLS + "  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "has 'TLS_RSA_WITH_RC4_128_SHA'"),
         (
             TLS + "  max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]",
-            "has none for TLS 1.2",
+            "has no suite for TLS 1.2",
         ),
-        (TLS + "  curve_preferences: [X25519, CurveP256]", "Python's TLS takes one only"),
+        (TLS + "  curve_preferences: [X25519, CurveP256]", "Python's TLS supports only one"),
         (TLS + "  curve_preferences: [P256]", "did you mean 'CurveP256'?"),
         (TLS + "  prefer_server_cipher_suites: 1", "is 1: give true or false"),
         (
@@ -194,12 +199,12 @@ def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
             "http_server_config: {headers: {X-Frame-Options: allow}}",
             "is 'allow': give one of deny, sameorigin",
         ),
-        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "is no header's text"),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "is not a valid header"),
         (
             "basic_auth_users: {alice: secret}",
-            "basic_auth_users.alice in {file}, line 1, is no bcrypt hash",
+            "basic_auth_users.alice in {file}, line 1, is not a bcrypt hash",
         ),
-        ("basic_auth_users: {alice: " + HASH.replace("$04$", "$31$") + "}", "has the cost 31"),
+        ("basic_auth_users: {alice: " + HASH.replace("$04$", "$31$") + "}", "has cost 31"),
         (
             "basic_auth_users: [alice]",
             "basic_auth_users in {file}, line 1, is a list: give `key: value` lines",
@@ -208,7 +213,7 @@ def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
             "rate_limit: {interval: soon, burst: 1}",
             "rate_limit.interval in {file}, line 1, is 'soon': give a duration",
         ),
-        ("rate_limit: {interval: 1s}", "lets no request through without a burst"),
+        ("rate_limit: {interval: 1s}", "admits no request without a burst"),
         (
             "rate_limit: {interval: 1s, burst: -1}",
             "rate_limit.burst in {file}, line 1, is -1: give a whole number",
@@ -303,7 +308,7 @@ def test_tls_cannot_be_switched_while_running(
 def test_bucket_gives_a_burst_then_the_rate() -> None:
     """Three at once, then one for each interval; a new limit starts afresh."""
     now = [0.0]
-    bucket, limit = Bucket(lambda: now[0]), RateLimit(10.0, 3)
+    bucket, limit = TokenBucket(lambda: now[0]), RateLimit(10.0, 3)
     at_once = [bucket.take(limit) for _ in range(4)]
     now[0] = 10.0
     later = [bucket.take(limit) for _ in range(2)]

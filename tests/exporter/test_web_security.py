@@ -23,10 +23,10 @@ from support.stack import Prometheus, answers, free_port, running
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.serve import ExporterServer, serve
-from torchmem.exporter.web.basic_auth import MAX_WAITING, BasicAuth, BusyError
+from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS, BasicAuth, BusyError
+from torchmem.exporter.web.config import LiveConfig
 from torchmem.exporter.web.connections import Limits
-from torchmem.exporter.web.live import LiveConfig
 
 PASSWORD = "correct horse"  # noqa: S105 - of this test
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
@@ -198,13 +198,13 @@ def test_guessing_is_bounded() -> None:
         auth, users = BasicAuth(), {"prometheus": HASH}
         asked = (
             auth.admits(header("prometheus", str(number)), users)
-            for number in range(MAX_WAITING + 30)
+            for number in range(MAX_WAITING_PASSWORDS + 30)
         )
         return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(guess())
 
-    assert (MAX_WAITING, 30) == (
+    assert (MAX_WAITING_PASSWORDS, 30) == (
         answers.count(False),
         sum(isinstance(answer, BusyError) for answer in answers),
     )

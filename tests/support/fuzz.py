@@ -14,14 +14,11 @@ from support.exposition import Exposition
 
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collectors import samples
-from torchmem.exporter.decode import decode
 from torchmem.exporter.discovery import target_groups
-from torchmem.exporter.refusals import RefusedError
-from torchmem.exporter.rundir import Published
-from torchmem.exporter.scrapes import patience
+from torchmem.exporter.run_directory import Published, RejectedSampleError, decode
+from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.web import config as web_config
-from torchmem.exporter.web.basic_auth import credentials
-from torchmem.exporter.web.negotiation import choose_format, takes_gzip
+from torchmem.exporter.web.access import credentials
 from torchmem.sample.errors import UsageError
 
 
@@ -76,7 +73,7 @@ def sample_file(content: bytes) -> None:
     """A sample file: refused, or its exposition is valid and its endpoint is this node's."""
     try:
         sample = decode(content)
-    except RefusedError:
+    except RejectedSampleError:
         return
     published = [Published(sample, sample.process.pid, "running", attributed=True)]
     Exposition.of_text(generate_latest(_Families(list(samples.collect(published, {})))).decode())
@@ -88,8 +85,8 @@ def headers(content: bytes) -> None:
     """Request headers, as a server decodes them: every one of them is understood as something."""
     text = content.decode("latin-1")
     choose_format(text)
-    takes_gzip(text)
-    seconds = patience(text)
+    accepts_gzip(text)
+    seconds = answer_seconds(text)
     assert seconds is None or seconds > 0
     credentials(text)
     target_groups([], text, text, ())

@@ -15,14 +15,13 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
+from prometheus_client import generate_latest
 from support.samples import full_sample
 
-from torchmem.exporter import exposition
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpu import GpuIdentity
-from torchmem.exporter.rundir import RunDirectory
+from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.values import (
     Bar1,
@@ -94,7 +93,7 @@ class H100Node:
             if self._old_run:
                 ended = self._sample(rank, DEAD_PIDS + rank, self._old_run, start_ticks=1)
                 self._publish(replace(ended, ended="exited"))
-        return exposition.text(SimpleNamespace(collect=self.exporter.collect)).decode()
+        return generate_latest(self.exporter).decode()
 
     def _publish(self, sample: Sample) -> None:
         process = sample.process

@@ -1,4 +1,4 @@
-"""`python -m torchmem.exporter`: the same as `torchmem exporter`."""
+"""`python -m torchmem.exporter`, the same as `torchmem exporter`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmem.sample.errors import TorchmemError
 
 
 def main() -> int:
-    """Parse the flags and run; what went wrong is told in one sentence."""
+    """Parse the flags, run, and report an error in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m torchmem.exporter", description=command.HELP)
     command.add_arguments(parser)
     try:

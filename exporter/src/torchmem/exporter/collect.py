@@ -17,9 +17,9 @@ from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
 from torchmem.exporter.driver import Driver
 from torchmem.exporter.gpu import GpuIdentity, GpuLabels, Nvml, NvmlDownError
 from torchmem.exporter.journal import Journal
-from torchmem.exporter.owners import Owners
+from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import AbandonedError, Outcome, Reading, attempt
-from torchmem.exporter.rundir import Published, RunDirectory
+from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.watch import Watch
 from torchmem.exporter.worker import Worker, Workers
 
@@ -54,7 +54,7 @@ class Exporter:
             processes_per_gpu, pcie_throughput=pcie_throughput
         )
         self._watch = Watch(clock)
-        self._owners = Owners()
+        self._owners = ProcessOwners()
         self._mig: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._deadline_seconds = deadline_seconds

@@ -1,4 +1,7 @@
-"""The exporter's settings: flag, else key of the configuration file, else default; a misspelt key is an error."""
+"""The exporter's settings: from flags, the configuration file and defaults, in that order.
+
+An unknown key in the file is an error.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ import yaml
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
-from torchmem.exporter.rundir import DEFAULT_TTL_SECONDS
+from torchmem.exporter.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.exporter.strict_yaml import Section
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import run_directory
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
+ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what a listen address without a host means
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What can be set.
+    """The settings of the exporter.
 
-    `listen`: HOST:PORT; `systemd_socket`: serve on the socket that systemd passes instead; `web_config_file`: TLS and
-    passwords (None: neither); `ttl_seconds`: how long the final values of an ended process are kept;
-    `scrape_deadline_seconds`: how long a scrape waits for the driver; `pcie_throughput`: measure it, which takes the
-    driver 40 ms for each GPU; `processes_per_gpu`: how many have series of their own, the largest first.
+    `listen`: HOST:PORT. `systemd_socket`: serve on the socket that systemd passes instead.
+    `web_config_file`: TLS and passwords, None for neither. `ttl_seconds`: how long the final values
+    of a process that ended are kept. `scrape_deadline_seconds`: how long a scrape waits for the
+    driver. `pcie_throughput`: measure it, which takes the driver 40 ms for each GPU.
+    `processes_per_gpu`: maximum number of processes exported for each GPU, the largest first.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -46,12 +51,13 @@ class Settings:
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
             raise UsageError(
-                f"The listen address {self.listen!r} is not HOST:PORT: give one such as {DEFAULT_LISTEN}."
+                f"The listen address {self.listen!r} is not HOST:PORT: "
+                f"give an address such as {DEFAULT_LISTEN}."
             )
-        return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - `:9847` asks for all interfaces
+        return host.strip("[]") or ALL_INTERFACES, int(port)
 
     def as_yaml(self) -> str:
-        """All settings as a configuration file that gives the same ones."""
+        """Return a configuration file with the same settings."""
         values = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
@@ -61,18 +67,20 @@ class Settings:
 
 
 def load(file: Path | None, flags: Mapping[str, Any]) -> Settings:
-    """The settings of `file`, overridden by every flag that was given (not None); raises UsageError."""
+    """Return the settings of `file`, overridden by every flag that is not None.
+
+    Raises UsageError.
+    """
     defaults = Settings()
-    values = asdict(defaults if file is None else _of_file(file, defaults))
+    values = asdict(defaults if file is None else _from_file(file, defaults))
     values |= {name: value for name, value in flags.items() if value is not None}
     values["run_dir"] = Path(values["run_dir"])
-    values["web_config_file"] = (
-        Path(values["web_config_file"]) if values["web_config_file"] else None
-    )
+    web_config_file = values["web_config_file"]
+    values["web_config_file"] = Path(web_config_file) if web_config_file else None
     return Settings(**values)
 
 
-def _of_file(file: Path, defaults: Settings) -> Settings:
+def _from_file(file: Path, defaults: Settings) -> Settings:
     section = strict_yaml.read(file, [setting.name for setting in fields(Settings)])
     return Settings(
         listen=section.text("listen", defaults.listen),
@@ -93,5 +101,5 @@ def _of_file(file: Path, defaults: Settings) -> Settings:
 def _path(section: Section, key: str) -> Path | None:
     text = section.text(key)
     if "\0" in text:
-        section.refuse(key, "is no path: correct it.")
+        section.refuse(key, "is not a path: correct it.")
     return Path(text) if text else None

@@ -1,4 +1,4 @@
-"""`/sd`: the endpoints of training processes that serve one themselves, in the form of Prometheus' http_sd_configs."""
+"""`/sd`: the endpoints of training processes, in the format of Prometheus' http_sd_configs."""
 
 from __future__ import annotations
 
@@ -11,82 +11,87 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from torchmem.exporter.rundir import Published
+from torchmem.exporter.run_directory import Published
 from torchmem.sample.sample import LIVE_STATES, Process
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
 
 
 def target_groups(
-    published: Iterable[Published], asked_host: str, asked_from: str, addresses: Collection[str]
+    published: Iterable[Published], host: str, client: str, addresses: Collection[str]
 ) -> list[dict[str, Any]]:
-    """One group of one target for each living process with an endpoint on this node that the asker can reach.
+    """Return one group with one target for each live process whose endpoint the client can reach.
 
-    `asked_host`: the Host header, by which the asker knows this node; `asked_from`: the asker's address; `addresses`:
-    this node's own. A sample is not trusted: only a port of this node is taken from it, never another host or path.
+    `host` is the client's Host header, by which it reaches this node; `client` is the client's
+    address; `addresses` are this node's own. A sample is not trusted: only a port of this node is
+    taken from it, never another host or path.
     """
     groups = [
         {"targets": [target], "labels": _labels(item.sample.process, item.pid)}
         for item in published
         if item.state in LIVE_STATES
-        and (target := _target(item.sample.metrics_url, asked_host, asked_from, addresses))
-        is not None
+        and (target := _target(item.sample.metrics_url, host, client, addresses)) is not None
     ]
     return sorted(groups, key=lambda group: str(group["targets"]))
 
 
 def own_addresses() -> set[str]:
-    """All IP addresses of this node's interfaces."""
+    """Return all IP addresses of this node's interfaces."""
     families = {socket.AF_INET, socket.AF_INET6}
-    found = [
-        one
-        for interface in psutil.net_if_addrs().values()
-        for one in interface
-        if one.family in families
-    ]
-    return {address.address.partition("%")[0] for address in found}
-
-
-def _labels(process: Process, pid: int) -> dict[str, str]:
-    facts = {"rank": process.rank, "local_rank": process.local_rank, "run": process.run, "pid": pid}
     return {
-        f"__meta_torchmem_{name}": str(value) for name, value in facts.items() if value is not None
+        address.address.partition("%")[0]
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
+        if address.family in families
     }
 
 
-def _target(
-    url: str | None, asked_host: str, asked_from: str, addresses: Collection[str]
-) -> str | None:
+def _labels(process: Process, pid: int) -> dict[str, str]:
+    values = {
+        "rank": process.rank,
+        "local_rank": process.local_rank,
+        "run": process.run,
+        "pid": pid,
+    }
+    return {
+        f"__meta_torchmem_{name}": str(value) for name, value in values.items() if value is not None
+    }
+
+
+def _target(url: str | None, host: str, client: str, addresses: Collection[str]) -> str | None:
     try:
         parts = urlsplit(url or "")
-        host, port = parts.hostname or "", parts.port
+        name, port = parts.hostname or "", parts.port
     except ValueError:
         return None
-    if (
-        parts.scheme != "http"
-        or not port
-        or (reachable := _reachable(host, asked_host, asked_from, addresses)) is None
-    ):
+    if parts.scheme != "http" or not port:
         return None
-    return f"{reachable}:{port}"
+    reachable = _reachable(name, host, client, addresses)
+    return None if reachable is None else f"{reachable}:{port}"
 
 
-def _reachable(
-    host: str, asked_host: str, asked_from: str, addresses: Collection[str]
-) -> str | None:
-    """`host` as the asker should call it, None when it cannot, or when it is not this node."""
-    address = _address("127.0.0.1" if host == "localhost" else host)
+def _reachable(name: str, host: str, client: str, addresses: Collection[str]) -> str | None:
+    """Return the name by which the client reaches `name`, None if it cannot or it is another node.
+
+    The parameters are those of `target_groups`.
+    """
+    address = _address("127.0.0.1" if name == "localhost" else name)
     if address is None:
-        return host if host.lower() == socket.gethostname().lower() else None
+        return name if name.lower() == socket.gethostname().lower() else None
     if address.is_unspecified:
-        named = HOST.fullmatch(asked_host)
-        return named[1] if named else None
-    asker = _address(asked_from)
-    if address.is_loopback and not (asker and (asker.is_loopback or asked_from in addresses)):
-        return None
-    if not address.is_loopback and str(address) not in addresses:
+        match = HOST.fullmatch(host)
+        return match[1] if match else None
+    if address.is_loopback:
+        if not _is_on_this_node(client, addresses):
+            return None
+    elif str(address) not in addresses:
         return None
     return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _is_on_this_node(client: str, addresses: Collection[str]) -> bool:
+    address = _address(client)
+    return address is not None and (address.is_loopback or client in addresses)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -1,45 +1,50 @@
-"""The exporter as a command: build it from the settings, then print once or serve until a signal."""
+"""The exporter as a process: made from its settings, it prints once or serves until a signal.
+
+systemd passes it a listening socket and hears its state: sd_listen_fds(3), sd_notify(3).
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
 
 from prometheus_client import generate_latest
 
-from torchmem.exporter import config, systemd
+from torchmem.exporter import config
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.rundir import RunDirectory
-from torchmem.exporter.serve import serve
-from torchmem.exporter.web.live import LiveConfig
-from torchmem.sample.errors import TorchmemError
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.server import serve
+from torchmem.exporter.web.config import LiveConfig
+from torchmem.sample.errors import TorchmemError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_ENDING = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run with parsed flags and return the exit code; raises UsageError for what cannot be used."""
+    """Run with parsed flags and return the exit code.
+
+    Raises UsageError for a flag or setting that cannot be used.
+    """
     flags = {setting.name: getattr(arguments, setting.name, None) for setting in fields(Settings)}
     settings = config.load(arguments.config, flags)
     if arguments.print_config:
         _print(settings.as_yaml())
         return 0
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(
-        logging.ERROR
-    )  # its warnings are about what strangers send
+    _configure_logging()
     exporter = Exporter(
         PyNvml(),
         RunDirectory(settings.run_dir, settings.ttl_seconds),
@@ -55,8 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _configure_logging() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # uvicorn's warnings are about malformed requests, which any client can send.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+
 def _print(text: str) -> None:
-    """Write to stdout; a reader that has seen enough, such as `head`, is no error."""
+    """Write to stdout. A reader that closes early, such as `head`, is not an error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -65,28 +78,63 @@ def _print(text: str) -> None:
 
 
 def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then end at once, also while a scrape waits for the driver.
+    """Serve until SIGTERM or SIGINT, then stop at once, even while a scrape waits for the driver.
 
-    Raises TorchmemError when the server ends by itself.
+    Raises TorchmemError when the server stops by itself.
     """
-    listener = systemd.listener() if settings.systemd_socket else None
-    beat = partial(systemd.notify, "WATCHDOG=1")
+    listener = systemd_listener() if settings.systemd_socket else None
+    heartbeat = partial(notify_systemd, "WATCHDOG=1")
     web = LiveConfig(settings.web_config_file)
-    # Blocked in every thread that starts from here on and only asked for: a handler would run in the midst of whatever
-    # the main thread does, where it may wait for a lock that this thread holds.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    with (
-        closing(
-            serve(exporter, *settings.address, listener=listener, web=web, beat=beat)
-        ) as server,
-        closing(exporter),
-    ):
+    # Signals are blocked in every thread that starts from here on, and polled. A handler would
+    # interrupt the main thread anywhere, perhaps while it holds a lock that the handler needs.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    running = serve(exporter, *settings.address, listener=listener, web=web, heartbeat=heartbeat)
+    with closing(running) as server, closing(exporter):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
-        systemd.notify("READY=1")
-        while not server.stopped.is_set() and signal.sigtimedwait(_ENDING, 1) is None:
+        notify_systemd("READY=1")
+        while not server.stopped.is_set() and signal.sigtimedwait(_STOP_SIGNALS, 1) is None:
             pass
-        systemd.notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
         if server.stopped.is_set():
             raise TorchmemError(
-                "The HTTP server ended by itself: see the error above, then start it again."
+                "The HTTP server stopped by itself: see the error above, then start it again."
             )
+
+
+def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Send a state, such as READY=1, to systemd; do nothing if systemd does not listen."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = address.replace("@", "\0", 1)
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+    ):
+        sender.sendto(state.encode(), address)
+
+
+def systemd_listener(environment: Mapping[str, str] = os.environ) -> socket.socket:
+    """Return the listening socket that systemd opened for this process.
+
+    Raises UsageError unless there is exactly one, and it is a TCP socket.
+    """
+    count = environment.get("LISTEN_FDS", "0")
+    if environment.get("LISTEN_PID") != str(os.getpid()) or count != "1":
+        raise UsageError(
+            "systemd did not pass exactly one socket: "
+            "start the exporter through a .socket unit with one address."
+        )
+    try:
+        passed = socket.socket(fileno=_FIRST_DESCRIPTOR)
+        listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        listens = 0
+    if not listens or passed.family not in {socket.AF_INET, socket.AF_INET6}:
+        raise UsageError(
+            "systemd passed something other than a listening TCP socket: "
+            "use ListenStream=HOST:PORT in its .socket unit."
+        )
+    os.set_inheritable(_FIRST_DESCRIPTOR, False)
+    return passed

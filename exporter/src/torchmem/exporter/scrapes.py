@@ -1,56 +1,88 @@
-"""Scrapes: one collection for all who come while it runs, each answered before its own patience ends."""
+"""Answers to /metrics and /-/ready.
+
+Scrapes that arrive while a collection runs share it, and each one is answered before its own
+timeout. The format and compression follow the client's Accept headers with their weights
+(RFC 9110, sections 12.4.2 and 12.5).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from torchmem.exporter.rundir import Published
-from torchmem.exporter.web.negotiation import Format, choose_format, takes_gzip
+from torchmem.exporter.run_directory import Published
 
 MAX_CONCURRENT_SCRAPES = 16
-MAX_CONCURRENT_SCRAPES_OF_CLIENT = 8
+MAX_CONCURRENT_SCRAPES_PER_CLIENT = 8
 MARGIN_SECONDS = 0.5
-PATIENCE_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
-_GZIP_LEVEL = (
-    1  # exposition text shrinks twentyfold already; more would cost CPU time on every scrape
-)
-_GZIP_BYTES = 1000
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
+_MAX_HEADER_ITEMS = 32
+_GZIP_LEVEL = 1  # exposition text shrinks twentyfold already; higher levels cost CPU every scrape
+_MIN_GZIP_BYTES = 1000
 
 T = TypeVar("T")
 
 
 class Collector(Protocol):
-    """What the server serves; the calls come from several threads."""
+    """What the server exports. Its methods are called from several threads."""
 
     def collect(self) -> Sequence[Metric]:
-        """All families, fresh."""
+        """Return all families, freshly collected."""
 
     def known(self) -> Sequence[Metric]:
-        """Those that the collection which runs now has already, at once."""
+        """Return at once the families that the running collection has so far."""
 
     def published(self) -> Sequence[Published]:
-        """Every process of the run directory; raises OSError when it cannot be read."""
+        """Return every process of the run directory; raises OSError when it cannot be read."""
 
 
-class Shared(Generic[T]):
-    """Calls a function in a thread; who asks while it runs gets what that run gives."""
+class _Families(CollectorRegistry):
+    """Families in the form that prometheus_client's encoders take."""
 
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # it has no annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """An exposition format."""
+
+    content_type: str
+    encode: Callable[[CollectorRegistry], bytes]
+
+
+TEXT = Format("text/plain; version=0.0.4; charset=utf-8", generate_latest)
+OPENMETRICS = Format("application/openmetrics-text; version=1.0.0; charset=utf-8", _openmetrics)
+
+
+class SharedCall(Generic[T]):
+    """Runs a function in a thread. Callers that arrive while it runs share its result."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
         self._running: asyncio.Task[T] | None = None
 
-    async def get(self, seconds: float | None = None) -> T:
-        """The result; raises TimeoutError after `seconds`, and the run goes on for the others."""
+    async def result(self, seconds: float | None = None) -> T:
+        """Return the result. Raises TimeoutError after `seconds`; the call continues for others."""
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(asyncio.to_thread(self._call))
+            self._running = asyncio.create_task(asyncio.to_thread(self._function))
         running = self._running
         done, _ = await asyncio.wait({running}, timeout=seconds)
         if not done:
@@ -59,24 +91,23 @@ class Shared(Generic[T]):
 
 
 class Collection:
-    """Families as an encoder of prometheus_client wants them; each encoding is made once, in a thread."""
+    """The families of one collection. Each encoding is made once, in a thread."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
+        self._families = _Families(families)
         self._bodies: dict[tuple[Format, bool], asyncio.Future[bytes]] = {}
 
-    def collect(self) -> Iterable[Metric]:
-        """The families."""
-        return self._families
-
-    async def body(self, wanted: Format, *, compressed: bool) -> tuple[bytes, bool]:
-        """The exposition and whether it is compressed; a short one never is."""
-        plain = await self._once((wanted, False), lambda: asyncio.to_thread(wanted.encode, self))
-        if not compressed or len(plain) < _GZIP_BYTES:
+    async def body(self, format_: Format, *, compress: bool) -> tuple[bytes, bool]:
+        """Return the exposition and whether it is compressed; a short one never is."""
+        plain = await self._once(
+            (format_, False), lambda: asyncio.to_thread(format_.encode, self._families)
+        )
+        if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
-        return await self._once(
-            (wanted, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
-        ), True
+        compressed = await self._once(
+            (format_, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
+        )
+        return compressed, True
 
     async def _once(self, key: tuple[Format, bool], make: Callable[[], Awaitable[bytes]]) -> bytes:
         if key not in self._bodies:
@@ -85,33 +116,31 @@ class Collection:
 
 
 class Scrapes:
-    """Answers /metrics and /-/ready."""
+    """The handlers of /metrics and /-/ready."""
 
     def __init__(self, collector: Collector) -> None:
-        self._whole = Shared(lambda: Collection(collector.collect()))
-        self._known = Shared(lambda: Collection(collector.known()))
+        self._whole = SharedCall(lambda: Collection(collector.collect()))
+        self._known = SharedCall(lambda: Collection(collector.known()))
         self._waiting = Counter[str]()
         self._collected = False
 
     async def collection(self, seconds: float | None = None) -> Collection:
-        """Everything, or what is known when `seconds` are over; the collection itself goes on for others."""
+        """Return a whole collection, or what is known after `seconds` while it continues."""
         try:
-            collection = await self._whole.get(seconds)
+            collection = await self._whole.result(seconds)
         except TimeoutError:
-            return await self._known.get()
+            return await self._known.result()
         self._collected = True
         return collection
 
     async def metrics(self, request: Request) -> Response:
-        """The exposition in the format that the client prefers."""
+        """Answer /metrics in the format that the client prefers; 503 beyond the limits."""
         client = request.client.host if request.client else ""
         if (
             self._waiting.total() >= MAX_CONCURRENT_SCRAPES
-            or self._waiting[client] >= MAX_CONCURRENT_SCRAPES_OF_CLIENT
+            or self._waiting[client] >= MAX_CONCURRENT_SCRAPES_PER_CLIENT
         ):
-            return PlainTextResponse(
-                "Too many scrapes at once: try again later.\n", status_code=503
-            )
+            return PlainTextResponse("Too many concurrent scrapes: try again later.\n", 503)
         self._waiting[client] += 1
         try:
             return await self._exposition(request)
@@ -120,26 +149,61 @@ class Scrapes:
             self._waiting += Counter()
 
     async def ready(self, _: Request) -> Response:
-        """200 once a collection has ended."""
+        """Answer /-/ready: 200 once a collection has finished."""
         if self._collected:
             return PlainTextResponse("Ready.\n")
-        return PlainTextResponse("Not ready: the first collection is not done.\n", status_code=503)
+        return PlainTextResponse("Not ready: the first collection has not finished.\n", 503)
 
     async def _exposition(self, request: Request) -> Response:
-        collection = await self.collection(patience(request.headers.get(PATIENCE_HEADER)))
-        wanted = choose_format(request.headers.get("accept", ""))
-        gzipped = takes_gzip(request.headers.get("accept-encoding", ""))
-        body, compressed = await collection.body(wanted, compressed=gzipped)
-        headers = {"Content-Type": wanted.content_type, "Vary": "Accept, Accept-Encoding"}
-        return Response(
-            body, headers=headers | ({"Content-Encoding": "gzip"} if compressed else {})
-        )
+        collection = await self.collection(answer_seconds(request.headers.get(TIMEOUT_HEADER)))
+        format_ = choose_format(request.headers.get("accept", ""))
+        gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
+        body, compressed = await collection.body(format_, compress=gzipped)
+        headers = {"Content-Type": format_.content_type, "Vary": "Accept, Accept-Encoding"}
+        if compressed:
+            headers["Content-Encoding"] = "gzip"
+        return Response(body, headers=headers)
 
 
-def patience(header: str | None) -> float | None:
-    """Seconds until a scraper must have its answer on the way: its timeout less a margin, None when it names none."""
+def answer_seconds(timeout: str | None) -> float | None:
+    """Return the seconds in which to answer a scraper that sends this timeout, None for any.
+
+    The margin of MARGIN_SECONDS, at most half of the timeout, is left for sending the answer.
+    """
     try:
-        timeout = float(header or "")
+        seconds = float(timeout or "")
     except ValueError:
         return None
-    return max(timeout - MARGIN_SECONDS, timeout / 2) if 0 < timeout < 1e6 else None
+    return max(seconds - MARGIN_SECONDS, seconds / 2) if 0 < seconds < 1e6 else None
+
+
+def choose_format(accept: str) -> Format:
+    """Return OPENMETRICS (1.0.0) for a client that prefers it over text, else TEXT."""
+    weights = {TEXT: 0.0, OPENMETRICS: 0.0}
+    for name, parameters, weight in _items(accept):
+        if name == "application/openmetrics-text" and parameters.get("version", "1.0.0") == "1.0.0":
+            weights[OPENMETRICS] = max(weights[OPENMETRICS], weight)
+        elif name in {"text/plain", "text/*", "*/*"}:
+            weights[TEXT] = max(weights[TEXT], weight)
+    prefers_openmetrics = weights[OPENMETRICS] > 0 and weights[OPENMETRICS] >= weights[TEXT]
+    return OPENMETRICS if prefers_openmetrics else TEXT
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether the client accepts gzip: `gzip;q=0` forbids it, `*` covers unnamed codings."""
+    weights = {name: weight for name, _, weight in _items(accept_encoding)}
+    return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
+
+
+def _items(header: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield name, parameters and weight of each item, except items with an invalid weight."""
+    for item in header.split(",")[:_MAX_HEADER_ITEMS]:
+        name, *rest = (part.strip().lower() for part in item.split(";"))
+        pairs = (part.partition("=") for part in rest)
+        parameters = {key.strip(): value.strip().strip('"') for key, _, value in pairs}
+        try:
+            weight = float(parameters.pop("q", "1"))
+        except ValueError:
+            continue
+        if name and 0 <= weight <= 1:
+            yield name, parameters, weight

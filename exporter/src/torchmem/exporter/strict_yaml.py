@@ -1,4 +1,8 @@
-"""YAML configuration read strictly: what is wrong is told by key, file and line, with what was probably meant."""
+"""Strict reading of YAML settings.
+
+An error names the key, the file and the line, and suggests the key or word that was probably meant.
+Duplicate keys are errors.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value and where it stands. `value` is a scalar, a list of entries or a mapping of text to entries."""
+    """A value and its line. `value` is a scalar, a list of entries or a mapping of str to Entry."""
 
     value: Any
     line: int
 
 
 class Section:
-    """The keys of one mapping of a file; asked by key and type, it raises UsageError for what does not fit.
+    """The keys of one mapping in a file. Raises UsageError for a value of the wrong type.
 
-    `name` is the dotted path to it, empty at the top; `known` the keys that it may have, None for any.
+    `name` is the dotted path to the mapping, empty at the top level. `known` are the keys it may
+    have, None for any; an unknown key raises UsageError at once.
     """
 
     def __init__(
@@ -40,9 +45,8 @@ class Section:
         for key in entries:
             if known is not None and key not in known:
                 hint = did_you_mean(key, known, f"known keys are {', '.join(known)}.")
-                raise UsageError(
-                    f"Unknown key {self._path(key)!r} in {file}, line {entries[key].line}: {hint}"
-                )
+                line = entries[key].line
+                raise UsageError(f"Unknown key {self._path(key)!r} in {file}, line {line}: {hint}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries and self._entries[key].value is not None
@@ -51,21 +55,17 @@ class Section:
         return iter(self._entries)
 
     def refuse(self, key: str, sentence: str) -> NoReturn:
-        """Raise UsageError about `key`: `sentence` follows its name and place."""
+        """Raise UsageError about `key`. The message is its name, file and line, then `sentence`."""
         line = f", line {self._entries[key].line}," if key in self._entries else ""
         raise UsageError(f"{self._path(key)} in {self._file}{line} {sentence}")
 
     def text(self, key: str, default: str = "") -> str:
-        """Text."""
-        return self._get(
-            key,
-            default,
-            lambda value: isinstance(value, str),
-            "give text, in quotes if YAML reads it so.",
-        )
+        """Return a string."""
+        expected = "give text, and quote it if YAML reads it as another type."
+        return self._get(key, default, lambda value: isinstance(value, str), expected)
 
     def scalar(self, key: str, default: str) -> str:
-        """Text, or a number as text."""
+        """Return a string or a number as a string."""
         return str(
             self._get(
                 key, default, lambda value: isinstance(value, (str, int, float)), "give text."
@@ -73,99 +73,108 @@ class Section:
         )
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         return self._get(key, default, lambda value: isinstance(value, bool), "give true or false.")
 
     def number(self, key: str, default: float, unit: str = "seconds") -> float:
-        """A positive number."""
+        """Return a positive number below 1e9."""
         return self._get(key, default, _is_positive, f"give a positive number of {unit}.")
 
     def count(self, key: str, default: int, unit: str) -> int:
-        """A whole number of 0 or more."""
+        """Return a whole number from 0 to 2^31 - 1."""
         return self._get(key, default, _is_count, f"give a whole number of {unit}, 0 or more.")
 
-    def one_of(self, key: str, choices: Iterable[str], default: str) -> str:
-        """One of these words."""
+    def choice(self, key: str, choices: Iterable[str], default: str) -> str:
+        """Return one of the strings `choices`."""
         value = self.text(key, default)
         if value not in (words := list(choices)) and value != default:
-            self.refuse(key, f"is {value!r}: {_meant(value, words)}")
+            self.refuse(key, f"is {value!r}: {_suggestion(value, words)}")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of text; nothing when the key is absent."""
+        """Return a list of strings; empty when the key is absent."""
         entries: list[Entry] = self._get(
             key, [], lambda value: isinstance(value, list), "give a list of text."
         )
         for entry in entries:
             if not isinstance(entry.value, str):
-                raise UsageError(
-                    f"{self._path(key)} in {self._file}, line {entry.line}, is no list of text: correct it."
-                )
+                place = f"{self._path(key)} in {self._file}, line {entry.line},"
+                raise UsageError(f"{place} is not a list of text: quote its items.")
         return tuple(entry.value for entry in entries)
 
-    def each_of(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
-        """A list of these words, as what each of them stands for."""
+    def choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
+        """Return the values that `choices` maps the listed strings to."""
         for word in (words := self.texts(key)):
             if word not in choices:
-                self.refuse(key, f"has {word!r}: {_meant(word, choices)}")
+                self.refuse(key, f"has {word!r}: {_suggestion(word, choices)}")
         return tuple(choices[word] for word in words)
 
     def section(self, key: str, known: Collection[str] | None) -> Section:
-        """The mapping below `key`; an empty one when the key is absent."""
-        nothing: dict[str, Entry] = {}
+        """Return the mapping below `key`; an empty one when the key is absent."""
+        empty: dict[str, Entry] = {}
         entries = self._get(
-            key, nothing, lambda value: isinstance(value, dict), "give `key: value` lines below it."
+            key, empty, lambda value: isinstance(value, dict), "give `key: value` lines below it."
         )
         return Section(self._file, entries, known, self._path(key))
 
     def _path(self, key: str) -> str:
         return f"{self._name}.{key}" if self._name else key
 
-    def _get(self, key: str, default: T, fits: Callable[[Any], bool], wanted: str) -> T:
+    def _get(self, key: str, default: T, fits: Callable[[Any], bool], expected: str) -> T:
         if key not in self:
             return default
         value: Any = self._entries[key].value
         if not fits(value):
-            self.refuse(key, f"is {shown(value)}: {wanted}")
+            self.refuse(key, f"is {_description(value)}: {expected}")
         return value  # type: ignore[no-any-return]
 
 
 def read(file: Path, known: Collection[str] | None) -> Section:
-    """The top of a YAML file that holds `key: value` lines; raises UsageError."""
+    """Return the top level of a YAML file of `key: value` lines; raises UsageError."""
+    return Section(file, _entries(file), known)
+
+
+def read_plain(file: Path) -> dict[str, Any]:
+    """Return the content of a YAML file as lists, scalars and mappings with string keys.
+
+    Raises UsageError.
+    """
+    plain: dict[str, Any] = _plain(Entry(_entries(file), 1), {})
+    return plain
+
+
+def _plain(entry: Entry, converted: dict[int, Any]) -> Any:
+    """Convert an entry and everything below it, each once: aliases share one value."""
+    if id(entry.value) not in converted:
+        value = entry.value
+        if isinstance(value, dict):
+            value = {key: _plain(item, converted) for key, item in value.items()}
+        elif isinstance(value, list):
+            value = [_plain(item, converted) for item in value]
+        converted[id(entry.value)] = value
+    return converted[id(entry.value)]
+
+
+def _entries(file: Path) -> dict[str, Entry]:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"Cannot read the configuration file {file}: {error.strerror}; check the path."
-        ) from error
+        raise UsageError(f"Cannot read {file}: {error.strerror}; check the path.") from error
     if len(content) > MAX_BYTES:
-        raise UsageError(
-            f"The configuration file {file} is larger than {MAX_BYTES >> 20} MiB: give the right file."
-        )
-    entry = _parse(content, file)
-    if not isinstance(entry.value, dict | None):
-        raise UsageError(f"The configuration file {file} must hold `key: value` lines: correct it.")
-    return Section(file, entry.value or {}, known)
-
-
-def shown(value: Any) -> str:
-    """A value as an error names it."""
-    return (
-        "a list"
-        if isinstance(value, list)
-        else "a mapping"
-        if isinstance(value, dict)
-        else repr(value)[:80]
-    )
+        raise UsageError(f"{file} is larger than {MAX_BYTES >> 20} MiB: give the right file.")
+    entries = _parse(content, file).value
+    if not isinstance(entries, dict | None):
+        raise UsageError(f"{file} must hold `key: value` lines: correct it.")
+    return entries or {}
 
 
 def _parse(content: bytes, file: Path) -> Entry:
-    """YAML's own messages name the line; Python's ValueError comes from a scalar such as 2001-99-99."""
+    """Parse YAML. Python's ValueError comes from a scalar such as 2001-99-99."""
     try:
         loader = yaml.SafeLoader(content)
         try:
             node = loader.get_single_node()
-            return Entry(None, 1) if node is None else _Entries(loader, file).of(node)
+            return Entry(None, 1) if node is None else _Converter(loader, file).entry(node)
         finally:
             loader.dispose()
     except (
@@ -176,40 +185,45 @@ def _parse(content: bytes, file: Path) -> Entry:
         LookupError,
         RecursionError,
     ) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise UsageError(
-            f"The configuration file {file} is not valid YAML{line}: correct it."
-        ) from error
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{file} is not valid YAML{line}: correct it.") from error
 
 
-class _Entries:
-    """Turns nodes into entries, each once, so that aliases of aliases do not multiply."""
+class _Converter:
+    """Converts nodes to entries, each node once: aliases of aliases do not multiply."""
 
     def __init__(self, loader: yaml.SafeLoader, file: Path) -> None:
         self._loader, self._file = loader, file
-        self._known: dict[int, Entry] = {}
+        self._converted: dict[int, Entry] = {}
 
-    def of(self, node: yaml.Node) -> Entry:
-        """The entry of a node and all below it."""
-        if id(node) not in self._known:
-            self._known[id(node)] = Entry(self._value(node), node.start_mark.line + 1)
-        return self._known[id(node)]
+    def entry(self, node: yaml.Node) -> Entry:
+        """Return the entry of a node and everything below it."""
+        if id(node) not in self._converted:
+            self._converted[id(node)] = Entry(self._value(node), node.start_mark.line + 1)
+        return self._converted[id(node)]
 
     def _value(self, node: yaml.Node) -> Any:
         if isinstance(node, yaml.SequenceNode):
-            return [self.of(item) for item in node.value]
-        if not isinstance(node, yaml.MappingNode):
-            return self._loader.construct_object(node)
-        found: dict[str, Entry] = {}
+            return [self.entry(item) for item in node.value]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node)
+        return self._loader.construct_object(node)
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
         for key, value in node.value:
             name, line = str(key.value)[:80], key.start_mark.line + 1
-            if name in found:
-                raise UsageError(
-                    f"The key {name!r} is in {self._file}, line {line}, once more: keep one."
-                )
-            found[name] = replace(self.of(value), line=line)
-        return found
+            if name in entries:
+                raise UsageError(f"Duplicate key {name!r} in {self._file}, line {line}: keep one.")
+            entries[name] = replace(self.entry(value), line=line)
+        return entries
+
+
+def _description(value: Any) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return "a mapping" if isinstance(value, dict) else repr(value)[:80]
 
 
 def _is_positive(value: Any) -> bool:
@@ -220,5 +234,5 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 31
 
 
-def _meant(word: str, choices: Collection[str]) -> str:
+def _suggestion(word: str, choices: Collection[str]) -> str:
     return did_you_mean(word, choices, f"give one of {', '.join(choices)}.")

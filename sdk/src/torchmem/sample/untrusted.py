@@ -22,56 +22,77 @@ MAX_NUMBER = 1 << 63
 
 T = TypeVar("T")
 
+FileProblem = Literal["not_regular", "unreadable", "foreign_owner", "too_large"]
+
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_IRREGULAR = {errno.ELOOP, errno.ENXIO}  # open() met a link (O_NOFOLLOW), or a socket
 
 
 class UntrustedFileError(Exception):
     """A file that cannot be used; the text completes a sentence that begins with its name."""
 
+    def __init__(self, problem: FileProblem, text: str) -> None:
+        super().__init__(text)
+        self.problem: FileProblem = problem
+
 
 @contextmanager
 def open_untrusted(
-    path: Path, max_bytes: int, owner: int | None = None
+    path: Path | str, max_bytes: int, owner: int | None = None, *, directory: int | None = None
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """Open a file and yield it with its `fstat` result.
+
+    A relative `path` starts at the directory with the file descriptor `directory`, if one is given.
 
     Raises:
         FileNotFoundError: the file does not exist.
         UntrustedFileError: it is not a readable regular file of at most `max_bytes`, or it does
             not belong to the user ID `owner`, if one is given.
     """
-    with os.fdopen(_descriptor(path), "rb") as file:
+    with os.fdopen(_open_regular(path, directory), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UntrustedFileError("is not a regular file")
         if owner not in {None, status.st_uid}:
-            raise UntrustedFileError("belongs to another user")
+            raise UntrustedFileError("foreign_owner", "belongs to another user")
         if status.st_size > max_bytes:
-            raise UntrustedFileError(f"is larger than {max_bytes} bytes")
+            raise UntrustedFileError("too_large", f"is larger than {max_bytes} bytes")
         yield file, status
 
 
 def read_untrusted(
-    path: Path, max_bytes: int, owner: int | None = None
+    path: Path | str, max_bytes: int, owner: int | None = None, *, directory: int | None = None
 ) -> tuple[bytes, os.stat_result]:
     """Read a whole file; raise the errors of `open_untrusted`."""
-    with open_untrusted(path, max_bytes, owner) as (file, status):
-        data = file.read(max_bytes + 1)
+    with open_untrusted(path, max_bytes, owner, directory=directory) as (file, status):
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise _unreadable(error) from error
     if len(data) > max_bytes:
-        raise UntrustedFileError(f"is larger than {max_bytes} bytes")
+        raise UntrustedFileError("too_large", f"is larger than {max_bytes} bytes")
     return data, status
 
 
-def _descriptor(path: Path) -> int:
+def _open_regular(path: Path | str, directory: int | None) -> int:
+    descriptor = _open(path, directory)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise UntrustedFileError("not_regular", "is not a regular file")
+
+
+def _open(path: Path | str, directory: int | None) -> int:
     try:
-        return os.open(path, _READ_FLAGS)
+        return os.open(path, _READ_FLAGS, dir_fd=directory)
     except FileNotFoundError:
         raise
     except OSError as error:
-        irregular = error.errno in {errno.ELOOP, errno.ENXIO}
-        raise UntrustedFileError(
-            "is not a regular file" if irregular else f"cannot be read ({error.strerror})"
-        ) from error
+        if error.errno in _IRREGULAR:
+            raise UntrustedFileError("not_regular", "is not a regular file") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError) -> UntrustedFileError:
+    return UntrustedFileError("unreadable", f"cannot be read ({error.strerror})")
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from torchmem.sample.errors import UsageError
-from torchmem.sample.processes import Processes
+from torchmem.sample.process_table import ProcessTable
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 from torchmem.sample.sample import Process
@@ -92,7 +92,7 @@ def training_processes(directory: Path) -> Iterator[TrainingProcess]:
 
     A sample is skipped if it is malformed, or not owned by the user of its process.
     """
-    processes = Processes()
+    processes = ProcessTable()
     try:
         samples = (path for path in directory.iterdir() if path.name.endswith(SAMPLE_SUFFIX))
         paths = list(islice(samples, MAX_FILES))
@@ -106,7 +106,7 @@ def training_processes(directory: Path) -> Iterator[TrainingProcess]:
             yield process
 
 
-def _read(path: Path, processes: Processes) -> TrainingProcess | None:
+def _read(path: Path, processes: ProcessTable) -> TrainingProcess | None:
     try:
         data, status = read_untrusted(path, MAX_SAMPLE_BYTES)
         sample = json.loads(data)

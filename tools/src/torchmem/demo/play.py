@@ -21,8 +21,8 @@ from torchmem.demo.screen import Exposition, Heading, plain, screen
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.rundir import RunDirectory
-from torchmem.exporter.serve import serve
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.server import serve
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 

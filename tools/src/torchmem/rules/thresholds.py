@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from torchmem.allocator.sizes import parse_size
+from torchmem.exporter import strict_yaml
 from torchmem.sample.errors import UsageError, did_you_mean
 
 Value = int | float | str | list[int]
@@ -147,27 +148,7 @@ def defaults() -> Thresholds:
 
 def load(file: Path) -> Thresholds:
     """The thresholds of `file`; what it leaves out has its shipped value. Raises UsageError."""
-    return _checked(_parse(file), str(file), defaults().values)
-
-
-def _parse(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read the thresholds {file}: {error.strerror}; check the path."
-        ) from error
-    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise UsageError(f"The thresholds {file} are not valid YAML{where}: correct it.") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UsageError(
-            f"The thresholds {file} must hold `name: value` lines, such as fragmentation_ratio: 0.8."
-        )
-    return content
+    return _checked(strict_yaml.read_plain(file), str(file), defaults().values)
 
 
 def _checked(content: dict[str, Any], where: str, known: Mapping[str, str]) -> Thresholds:

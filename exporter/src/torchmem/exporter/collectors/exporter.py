@@ -9,7 +9,7 @@ from importlib.metadata import version
 from prometheus_client.core import Metric
 
 from torchmem.exporter.reading import Outcome
-from torchmem.exporter.refusals import Reason
+from torchmem.exporter.run_directory import Reason
 from torchmem.sample import catalog
 from torchmem.sample.families import family, info
 

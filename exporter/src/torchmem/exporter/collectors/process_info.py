@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpu import GpuLabels
-from torchmem.exporter.owners import Owners
-from torchmem.exporter.rundir import Published
+from torchmem.exporter.process_owners import ProcessOwners
+from torchmem.exporter.run_directory import Published
 from torchmem.sample import catalog
 from torchmem.sample.families import info
 
 
 def collect(
-    shown: Mapping[GpuLabels, Sequence[int]], published: Sequence[Published], owners: Owners
+    shown: Mapping[GpuLabels, Sequence[int]], published: Sequence[Published], owners: ProcessOwners
 ) -> Iterator[Metric]:
     """Facts of the processes `shown` by GPU, whose pids must count as the exporter's do.
 
     A rank is named only when the sample is certainly this process's: a pid alone is no proof.
     """
     ranks = {item.pid: _rank(item) for item in published if item.attributed}
-    facts = {pid: owners.facts(pid) for pid in {pid for pids in shown.values() for pid in pids}}
+    facts = {pid: owners.labels(pid) for pid in {pid for pids in shown.values() for pid in pids}}
     rows = [
         ((*labels, str(pid)), {**facts[pid], **ranks.get(pid, {})})
         for labels, pids in shown.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpu import GpuIdentity
-from torchmem.exporter.rundir import Published
+from torchmem.exporter.run_directory import Published
 from torchmem.sample.families import View, families
 
 

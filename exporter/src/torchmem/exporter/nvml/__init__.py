@@ -39,7 +39,7 @@ from torchmem.exporter.values import (
     Utilization,
     Versions,
 )
-from torchmem.sample.processes import INITIAL_PID_NAMESPACE
+from torchmem.sample.process_table import INITIAL_PID_NAMESPACE
 
 
 class PyNvml:

@@ -1,1 +1,1 @@
-"""Serving HTTP to strangers: limits, TLS, passwords, and the web configuration file that Prometheus exporters share."""
+"""Serving HTTP to untrusted clients: limits, TLS, passwords and the web configuration file."""

@@ -1,4 +1,4 @@
-"""All connections of the server: bounded in number, memory and time, so that no client keeps another one out."""
+"""The server's connections, bounded in number, memory and time, so that no client blocks others."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from torchmem.exporter.web.tls import Tls
 
 _log = logging.getLogger(__name__)
 
 Phase = Literal["opening", "reading", "answering", "idle"]
-_FULL_SECONDS = 0.1
-_MOST_REASONS = 32
+_PAUSE_SECONDS = 0.1  # after accepting a connection failed
+_MAX_REASONS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of the server.
 
-    `head_seconds`: from the first byte of a request to the end of its head, and from a new connection's start through
-    its TLS handshake to the end of its first; `answer_seconds`: for an answer; `unsent_seconds`: for the client to
-    take it; `idle_seconds`: between requests; `unsent_bytes`: of all answers that clients did not take yet.
+    `head_seconds`: from the first byte of a request to the end of its head; for a new connection,
+    from its start through the TLS handshake to the end of the first head. `answer_seconds`: to
+    produce an answer. `unsent_seconds`: for the client to receive it. `idle_seconds`: between
+    requests. `unsent_bytes`: of all answers that clients have not received yet.
     """
 
     connections: int = 128
@@ -35,94 +41,137 @@ class Limits:
     head_seconds: float = 10.0
     answer_seconds: float = 60.0
     unsent_seconds: float = 30.0
-    idle_seconds: float = (
-        75.0  # longer than common scrape intervals, so that a connection serves many scrapes
-    )
+    idle_seconds: float = 75.0  # above common scrape intervals, so that scrapes share a connection
     unsent_bytes: int = 64 << 20
     sweep_seconds: float = 1.0
 
 
 class Connection:
-    """One client's connection: what it does, and since when (monotonic seconds)."""
+    """One client's connection: its phase, and since when (monotonic seconds)."""
 
-    def __init__(self, table: Connections, tls: Tls | None) -> None:
+    def __init__(self, connections: Connections, tls: Tls | None) -> None:
         self.tls = tls
         self.transport: asyncio.Transport | None = None
         self.task: asyncio.Task[None] | None = None
-        self._table = table
+        self._connections = connections
         self.enter("opening")
 
     def enter(self, phase: Phase) -> None:
-        """Begin something else."""
+        """Start a phase."""
         self.phase, self.since = phase, time.monotonic()
 
-    def heard(self) -> None:
-        """Bytes came: the first ones of a request start its clock, further ones do not."""
+    def on_data(self) -> None:
+        """Note received bytes: the first bytes of a request start its clock, others do not."""
         if self.phase == "idle":
             self.enter("reading")
 
-    def answered(self, *, asks_on: bool) -> None:
-        """The answer is handed over; the client may not have taken it yet. `asks_on`: more bytes came meanwhile."""
-        self.enter("reading" if asks_on else "idle")
-        self._table.bound_memory()
+    def on_answer(self, *, more_received: bool) -> None:
+        """Note that the answer was written; the client may not have received it yet.
+
+        `more_received` is True when bytes of a further request have arrived already.
+        """
+        self.enter("reading" if more_received else "idle")
+        self._connections.limit_memory()
+
+    def on_close(self) -> None:
+        """Note that the connection is closed."""
+        self._connections.remove(self)
 
     @property
     def unsent_bytes(self) -> int:
-        """Of the answer, what the client has not taken."""
+        """Bytes of answers that the client has not received."""
         return self.transport.get_write_buffer_size() if self.transport else 0
 
-    def lost(self) -> None:
-        """It has ended."""
-        self._table.forget(self)
-
     def is_overdue(self, limits: Limits, now: float) -> bool:
-        """Whether the client or the answer took too long."""
-        allowed = {
+        """Return whether the client or the answer took too long."""
+        seconds = {
             "opening": limits.head_seconds,
             "reading": limits.head_seconds,
             "answering": limits.answer_seconds,
             "idle": limits.unsent_seconds if self.unsent_bytes else limits.idle_seconds,
-        }
-        closing = self.transport is not None and self.transport.is_closing()
-        return now - self.since > (
-            min(allowed[self.phase], limits.unsent_seconds) if closing else allowed[self.phase]
-        )
+        }[self.phase]
+        if self.transport is not None and self.transport.is_closing():
+            seconds = min(seconds, limits.unsent_seconds)
+        return now - self.since > seconds
 
-    def end(self) -> None:
-        """End it at once."""
+    def abort(self) -> None:
+        """Close the connection at once."""
         if self.transport is not None:
             self.transport.abort()
         elif self.task is not None:
             self.task.cancel()
-        self.lost()
+        self.on_close()
 
 
-async def _readable(listener: socket.socket) -> None:
-    """Wait for a connection. Not `loop.sock_accept`: cancelled as one comes, it loses it and logs a traceback."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(listener, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(listener)
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, which reports its progress to the Connection.
+
+    A client is refused if its certificate has no allowed name.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+    ):
+        super().__init__(config, server_state, app_state)
+        self._connection = connection
+        self._application, self.app = self.app, self._answer
+        self._admitted = False
+        self._answers = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Check the client's certificate after the TCP and TLS handshakes."""
+        super().connection_made(transport)
+        self._connection.transport = transport
+        tls = self._connection.tls
+        self._admitted = tls is None or tls.admits(transport.get_extra_info("peercert"))
+        if not self._admitted:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of a request."""
+        if self._admitted:
+            self._connection.on_data()
+            super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the connection."""
+        self._connection.on_close()
+        super().connection_lost(exc)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._connection.enter("answering")
+        self._answers += 1
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._answers -= 1
+            if not self._answers:
+                self._connection.on_answer(more_received=bool(self.conn.trailing_data[0]))
 
 
-Build = Callable[[Connection], asyncio.Protocol]
+ProtocolFactory = Callable[[Connection], asyncio.Protocol]
 
 
 class Connections:
-    """Accepts connections; where there are too many, the one that has idled longest makes room.
+    """Accepts connections. At the limit, the connection that has idled longest is closed.
 
-    `tls` gives the TLS settings that hold for a new connection, None for plain HTTP; `build` its protocol.
+    `tls` returns the TLS settings for a new connection, None for plain HTTP; `protocol` makes its
+    protocol.
     """
 
-    def __init__(self, limits: Limits, tls: Callable[[], Tls | None], build: Build) -> None:
-        self._limits, self._tls, self._build = limits, tls, build
+    def __init__(
+        self, limits: Limits, tls: Callable[[], Tls | None], protocol: ProtocolFactory
+    ) -> None:
+        self._limits, self._tls, self._protocol = limits, tls, protocol
         self._open: dict[Connection, None] = {}
-        self._reasons: set[str] = set()
+        self._logged: set[str] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept until cancelled."""
+        """Accept connections until cancelled."""
         listener.setblocking(False)
         sweeping = asyncio.create_task(self._sweep())
         try:
@@ -132,94 +181,113 @@ class Connections:
             sweeping.cancel()
 
     def close(self) -> None:
-        """End those that wait for nothing but their client."""
-        for connection in [one for one in self._open if one.transport is None]:
-            connection.end()
+        """Close the connections that are still in their TLS handshake."""
+        for connection in [item for item in self._open if item.transport is None]:
+            connection.abort()
 
-    def forget(self, connection: Connection) -> None:
-        """It has ended."""
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
         self._open.pop(connection, None)
 
-    def bound_memory(self) -> None:
-        """End the slowest readers while all unsent answers together are too large."""
-        waiting = {one: one.unsent_bytes for one in self._open if one.unsent_bytes}
-        excess = sum(waiting.values()) - self._limits.unsent_bytes
-        for connection in sorted(waiting, key=lambda one: one.since):
+    def limit_memory(self) -> None:
+        """Close the slowest readers while all unsent answers exceed the limit."""
+        unsent = {item: item.unsent_bytes for item in self._open if item.unsent_bytes}
+        excess = sum(unsent.values()) - self._limits.unsent_bytes
+        for connection in sorted(unsent, key=lambda item: item.since):
             if excess <= 0:
                 return
-            excess -= waiting[connection]
-            connection.end()
+            excess -= unsent[connection]
+            connection.abort()
 
     async def _accept_safely(self, listener: socket.socket) -> None:
         try:
             await self._accept(listener)
-        except Exception:  # noqa: BLE001 - whatever one connection does, the next one is accepted
+        except Exception:  # noqa: BLE001 - one connection's failure must not stop the server
             _log.exception("accepting a connection failed")
-            await asyncio.sleep(_FULL_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _accept(self, listener: socket.socket) -> None:
         await _readable(listener)
         try:
             accepted, _ = listener.accept()
-        except BlockingIOError:  # the client is gone already
+        except BlockingIOError:  # the client has closed the connection already
             return
-        except OSError as error:  # no descriptor is left, or the client is gone already
-            self._note(f"cannot accept a connection: {error.strerror}")
+        except OSError as error:  # such as EMFILE: no file descriptor is left
+            self._log_once(f"cannot accept a connection: {error.strerror}")
             self._make_room(len(self._open))
-            await asyncio.sleep(_FULL_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
             return
         if not self._make_room(self._limits.connections):
             accepted.close()
             return
+        self._open_connection(accepted)
+
+    def _open_connection(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
-        with contextlib.suppress(
-            OSError
-        ):  # else an answer waits for the client's delayed acknowledgement, 40 ms
+        with contextlib.suppress(OSError):
+            # Otherwise an answer waits 40 ms for the client's delayed acknowledgment.
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, self._tls())
         self._open[connection] = None
-        connection.task = asyncio.create_task(self._begin(connection, accepted))
+        connection.task = asyncio.create_task(self._start(connection, accepted))
         connection.task.add_done_callback(
             lambda task: accepted.close() if task.cancelled() else None
         )
 
-    async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
-        """The TLS handshake, if any; from then on the protocol runs by itself."""
+    async def _start(self, connection: Connection, accepted: socket.socket) -> None:
+        """Do the TLS handshake, if any; after it the protocol runs by itself."""
         tls = connection.tls
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._build(connection),
+                lambda: self._protocol(connection),
                 accepted,
                 ssl=tls.context if tls else None,
                 ssl_handshake_timeout=self._limits.head_seconds if tls else None,
             )
         except (OSError, EOFError) as error:
-            connection.lost()
+            connection.on_close()
             reason = error.reason if isinstance(error, ssl.SSLError) else type(error).__name__
-            self._note(f"a TLS handshake failed: {reason}")
+            self._log_once(f"a TLS handshake failed: {reason}")
 
-    def _make_room(self, most: int) -> bool:
-        """Whether there is room for one more among `most`; a connection that is being answered stays."""
-        if len(self._open) < most:
+    def _make_room(self, limit: int) -> bool:
+        """Return whether one more connection fits within `limit`, closing an idle one if needed.
+
+        A connection that is being answered is never closed.
+        """
+        if len(self._open) < limit:
             return True
         oldest = min(
-            (one for one in self._open if one.phase != "answering"),
-            key=lambda one: one.since,
+            (item for item in self._open if item.phase != "answering"),
+            key=lambda item: item.since,
             default=None,
         )
         if oldest is not None:
-            oldest.end()
+            oldest.abort()
         return oldest is not None
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._limits.sweep_seconds)
             now = time.monotonic()
-            for connection in [one for one in self._open if one.is_overdue(self._limits, now)]:
-                connection.end()
+            for connection in [item for item in self._open if item.is_overdue(self._limits, now)]:
+                connection.abort()
 
-    def _note(self, reason: str) -> None:
-        """Log each reason once, so that strangers cannot fill the log."""
-        if reason not in self._reasons and len(self._reasons) < _MOST_REASONS:
-            self._reasons.add(reason)
-            _log.warning("%s (further ones are not logged)", reason)
+    def _log_once(self, reason: str) -> None:
+        """Log each reason once, so that clients cannot fill the log."""
+        if reason not in self._logged and len(self._logged) < _MAX_REASONS:
+            self._logged.add(reason)
+            _log.warning("%s (further occurrences are not logged)", reason)
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Wait for a connection.
+
+    `loop.sock_accept` is not used: if it is cancelled while a connection arrives, it loses the
+    connection and logs a traceback.
+    """
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener)

@@ -1,4 +1,4 @@
-"""TLS as a web configuration file asks for it, with Python's ssl."""
+"""The `tls_server_config` of a web configuration file, as an SSL context of Python's ssl module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _CLIENT_AUTH = {
 }
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _OLD_VERSIONS = ("TLS10", "TLS11")
-# Go's names (crypto/tls, CipherSuites) and OpenSSL's. Those of TLS 1.3 are always on, in Go as here.
+# Go's names (crypto/tls, CipherSuites) and OpenSSL's. The suites of TLS 1.3 are always enabled, as
+# in Go.
 _TLS13_CIPHERS = (
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",
@@ -50,28 +51,25 @@ _CURVES = {
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """A checked `tls_server_config`. `files` are those it was read from; `context` serves connections as it says.
+    """A checked `tls_server_config`.
 
-    `allowed_sans`: subject alternative names of which a client's certificate must have one; empty for any client.
+    `files` are the files it was read from. `allowed_sans` are subject alternative names of which a
+    client's certificate must have one; empty admits any client.
     """
 
     KEYS: ClassVar[tuple[str, ...]] = (
-        *(
-            "cert_file",
-            "key_file",
-            "cert",
-            "key",
-            "client_auth_type",
-            "client_ca_file",
-            "client_ca",
-        ),
-        *(
-            "client_allowed_sans",
-            "min_version",
-            "max_version",
-            "cipher_suites",
-            "curve_preferences",
-        ),
+        "cert_file",
+        "key_file",
+        "cert",
+        "key",
+        "client_auth_type",
+        "client_ca_file",
+        "client_ca",
+        "client_allowed_sans",
+        "min_version",
+        "max_version",
+        "cipher_suites",
+        "curve_preferences",
         "prefer_server_cipher_suites",
     )
     files: tuple[Path, ...]
@@ -79,21 +77,24 @@ class Tls:
     allowed_sans: frozenset[str]
 
     def admits(self, certificate: dict[str, Any] | None) -> bool:
-        """Whether a client with this certificate (`ssl.SSLSocket.getpeercert`) may go on."""
+        """Return whether a client may connect with this certificate (`ssl.SSLSocket.getpeercert`)."""
         return not self.allowed_sans or any(
             name in self.allowed_sans for name in _names(certificate or {})
         )
 
 
-def tls(section: Section, folder: Path) -> Tls:
-    """Check the section, whose relative paths start at `folder`; raises UsageError."""
+def load_tls(section: Section, folder: Path) -> Tls:
+    """Check the section and read its files; relative paths start at `folder`.
+
+    Raises UsageError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate, key = (_pem(section, name, folder, required=True) for name in ("cert", "key"))
     _limit_versions(context, section)
     _limit_ciphers(context, section)
     _limit_curves(context, section)
     _load_pair(context, certificate, key, section)
-    _ask_clients(context, section, folder)
+    _verify_clients(context, section, folder)
     files = tuple(
         folder / section.text(name)
         for name in ("cert_file", "key_file", "client_ca_file")
@@ -103,24 +104,27 @@ def tls(section: Section, folder: Path) -> Tls:
 
 
 def _pem(section: Section, name: str, folder: Path, *, required: bool) -> bytes:
-    """Content of `<name>_file`, or `<name>` itself."""
+    """Return the content of `<name>_file`, or `<name>` itself."""
     path = section.text(f"{name}_file")
     if path and section.text(name):
-        section.refuse(name, f"is given beside {name}_file: keep one of them.")
+        section.refuse(name, f"is given together with {name}_file: keep one of them.")
     if not path and not section.text(name) and required:
-        section.refuse(f"{name}_file", "is missing: TLS needs a certificate and its key.")
+        section.refuse(f"{name}_file", "is missing: TLS needs a certificate and a key.")
     try:
         return (folder / path).read_bytes() if path else section.text(name).encode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         section.refuse(
             f"{name}_file",
-            f"cannot be read ({folder / path}: {reason}): check the path and its mode.",
+            f"cannot be read ({folder / path}: {reason}): check the path and the file mode.",
         )
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, section: Section) -> None:
-    """OpenSSL wants files: these are in memory only. The empty password keeps it from asking on the terminal."""
+    """Load certificate and key from files in memory, because OpenSSL reads only files.
+
+    The empty password keeps OpenSSL from asking for one on the terminal.
+    """
     try:
         with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
             context.load_cert_chain(certificate_path, key_path, password=lambda: "")
@@ -129,7 +133,8 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, section:
         name = "cert_file" if "cert_file" in section else "cert"
         section.refuse(
             name,
-            f"and its key cannot be used ({reason}): give a PEM certificate and its own key without a password.",
+            f"and its key cannot be used ({reason}): "
+            "give a PEM certificate and its key without a password.",
         )
 
 
@@ -148,10 +153,11 @@ def _limit_versions(context: ssl.SSLContext, section: Section) -> None:
     for key in ("min_version", "max_version"):
         if section.text(key) in _OLD_VERSIONS:
             section.refuse(
-                key, f"is {section.text(key)}, which OpenSSL no longer serves: give TLS12 or TLS13."
+                key,
+                f"is {section.text(key)}, which OpenSSL no longer supports: give TLS12 or TLS13.",
             )
-    lowest = section.one_of("min_version", _VERSIONS, "TLS12")
-    highest = section.one_of("max_version", _VERSIONS, "TLS13")
+    lowest = section.choice("min_version", _VERSIONS, "TLS12")
+    highest = section.choice("max_version", _VERSIONS, "TLS13")
     if lowest > highest:
         section.refuse("max_version", f"is {highest}, below min_version: give a higher one.")
     context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
@@ -162,70 +168,74 @@ def _limit_ciphers(context: ssl.SSLContext, section: Section) -> None:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    suites = section.each_of("cipher_suites", _CIPHERS)
+    suites = section.choices("cipher_suites", _CIPHERS)
     if any(suites):
         context.set_ciphers(":".join(filter(None, suites)))
     elif suites and context.maximum_version is ssl.TLSVersion.TLSv1_2:
-        section.refuse("cipher_suites", "has none for TLS 1.2: add one or raise max_version.")
+        section.refuse("cipher_suites", "has no suite for TLS 1.2: add one or raise max_version.")
     elif suites:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
 
 
 def _limit_curves(context: ssl.SSLContext, section: Section) -> None:
-    curves = section.each_of("curve_preferences", _CURVES)
+    curves = section.choices("curve_preferences", _CURVES)
     if len(curves) > 1:
         section.refuse(
             "curve_preferences",
-            "has several curves, and Python's TLS takes one only: keep one or none.",
+            "has several curves, but Python's TLS supports only one: keep one or none.",
         )
     try:
         if curves:
             context.set_ecdh_curve(curves[0])
     except ValueError:
         section.refuse(
-            "curve_preferences", "has a curve that this OpenSSL cannot take: give CurveP256."
+            "curve_preferences", "has a curve that this OpenSSL does not support: give CurveP256."
         )
 
 
-def _ask_clients(context: ssl.SSLContext, section: Section, folder: Path) -> None:
+def _verify_clients(context: ssl.SSLContext, section: Section, folder: Path) -> None:
     if section.text("client_auth_type") in _UNVERIFIED:
         section.refuse(
             "client_auth_type",
-            f"is {section.text('client_auth_type')}, but Python's TLS always verifies a certificate that it asks for: "
-            "give RequireAndVerifyClientCert with client_ca_file.",
+            f"is {section.text('client_auth_type')}, but Python's TLS verifies every certificate that "
+            "it requests: give RequireAndVerifyClientCert with client_ca_file.",
         )
-    mode = _CLIENT_AUTH[section.one_of("client_auth_type", _CLIENT_AUTH, "NoClientCert")]
+    mode = _CLIENT_AUTH[section.choice("client_auth_type", _CLIENT_AUTH, "NoClientCert")]
     authorities = _pem(section, "client_ca", folder, required=False)
     name = "client_ca" if "client_ca" in section else "client_ca_file"
     if authorities and mode is ssl.CERT_NONE:
         section.refuse(
             name,
-            "is given, but no client is asked: add client_auth_type: RequireAndVerifyClientCert.",
+            "has no effect without client_auth_type: add RequireAndVerifyClientCert.",
         )
     if mode is not ssl.CERT_NONE and not authorities:
-        section.refuse("client_auth_type", "needs to know whom to trust: add client_ca_file.")
+        section.refuse("client_auth_type", "needs a certificate authority: add client_ca_file.")
     if authorities:
-        try:
-            context.load_verify_locations(cadata=authorities.decode("ascii"))
-        except (ssl.SSLError, ValueError):
-            section.refuse(
-                name,
-                "holds no certificate: give the PEM file of the authority that signed the clients'.",
-            )
+        _trust(context, authorities, section, name)
     context.verify_mode = mode
+
+
+def _trust(context: ssl.SSLContext, authorities: bytes, section: Section, name: str) -> None:
+    try:
+        context.load_verify_locations(cadata=authorities.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        section.refuse(
+            name,
+            "has no certificate: give the PEM file of the authority that signed the clients'.",
+        )
 
 
 def _allowed_sans(context: ssl.SSLContext, section: Section) -> frozenset[str]:
     names = frozenset(section.texts("client_allowed_sans"))
     if names and context.verify_mode is not ssl.CERT_REQUIRED:
         section.refuse(
-            "client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert: add it."
+            "client_allowed_sans", "needs client_auth_type: add RequireAndVerifyClientCert."
         )
     return names
 
 
 def _names(certificate: dict[str, Any]) -> Iterator[str]:
-    """DNS names, e-mail addresses, URIs and IP addresses in their usual short form."""
+    """Yield DNS names, email addresses, URIs, and IP addresses in their canonical form."""
     for kind, name in certificate.get("subjectAltName", ()):
         if kind == "IP Address":
             yield str(ipaddress.ip_address(name))

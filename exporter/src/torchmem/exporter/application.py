@@ -1,0 +1,132 @@
+"""The web application: /metrics, /sd, the probes and the landing page."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from html import escape
+from importlib.metadata import version
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from torchmem.exporter.discovery import HOST, own_addresses, target_groups
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.scrapes import Collector, Scrapes, SharedCall
+from torchmem.exporter.web.access import Access
+from torchmem.exporter.web.config import WebConfig
+
+_LINKS = (
+    ("/metrics", "Metrics", "the endpoint that Prometheus scrapes"),
+    ("/sd", "Service discovery", "ranks that serve their own endpoint"),
+    ("/-/healthy", "Healthy", "the process serves requests"),
+    ("/-/ready", "Ready", "the first collection has finished"),
+)
+_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6878; --line: #d9dfe7; --card: #fff;
+  --page: #f4f6f9; --accent: #b5380b }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8edf3; --soft: #9aa7b6; --line: #2c3644;
+  --card: #19212c; --page: #10161e; --accent: #ff8a5c } }
+body { margin: 0; min-height: 100vh; display: grid; place-items: center; background: var(--page);
+  color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
+main { width: min(34rem, calc(100vw - 2rem)); background: var(--card);
+  border: 1px solid var(--line); border-radius: 12px; padding: 2rem; margin: 1rem 0;
+  box-sizing: border-box }
+h1 { margin: 0; font-size: 1.5rem } h2 { margin: 1.5rem 0 .5rem; font-size: 1rem }
+p { margin: .25rem 0 1.5rem; color: var(--soft) } p:last-child { margin: .75rem 0 0 }
+a { display: flex; justify-content: space-between; gap: 1rem; padding: .75rem 0;
+  border-top: 1px solid var(--line); color: var(--accent); text-decoration: none; font-weight: 600 }
+a:hover { text-decoration: underline }
+nav { border-bottom: 1px solid var(--line) }
+span { color: var(--soft); font-weight: 400; text-align: right }
+pre { margin: 0; padding: .75rem 1rem; background: var(--page); border-radius: 8px;
+  overflow-x: auto }
+pre, code { font: 13px/1.5 ui-monospace, monospace } code { white-space: nowrap }
+"""
+
+
+def application(collector: Collector, config: Callable[[], WebConfig] = WebConfig) -> Starlette:
+    """Return the ASGI application.
+
+    It starts the first collection itself, so that it becomes ready without a scrape.
+    """
+    scrapes = Scrapes(collector)
+    published = SharedCall(lambda: (collector.published(), own_addresses()))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        first = asyncio.create_task(scrapes.collection())
+        yield
+        first.cancel()
+
+    routes = [
+        Route("/metrics", scrapes.metrics),
+        Route("/sd", partial(_service_discovery, published)),
+        Route("/-/healthy", _healthy),
+        Route("/-/ready", scrapes.ready),
+        Route("/", _landing_page),
+    ]
+    middleware = [Middleware(Access, config=config)]
+    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    app.router.redirect_slashes = False  # a redirect would contain the client's Host header
+    return app
+
+
+async def _service_discovery(
+    published: SharedCall[tuple[Sequence[Published], set[str]]], request: Request
+) -> Response:
+    """Answer the whole list or an error; on an error Prometheus keeps the list it has."""
+    try:
+        processes, addresses = await published.result()
+    except OSError as error:
+        return PlainTextResponse(f"Cannot read the run directory: {error.strerror}.\n", 500)
+    host, client = request.headers.get("host", ""), request.client.host if request.client else ""
+    return JSONResponse(target_groups(processes, host, client, addresses))
+
+
+async def _healthy(_: Request) -> Response:
+    return PlainTextResponse("Healthy.\n")
+
+
+async def _landing_page(request: Request) -> Response:
+    host = request.headers.get("host", "")
+    address = host if HOST.fullmatch(host) else platform.node()
+    secure = request.scope["scheme"] == "https"
+    page = landing_page(version("torchmem"), platform.node(), address, secure=secure)
+    return HTMLResponse(page, headers=_PAGE_HEADERS)
+
+
+def landing_page(version_: str, node: str, address: str, *, secure: bool) -> str:
+    """Return the HTML page at `/`, which loads nothing from other hosts.
+
+    `address` is HOST:PORT as in the browser; `secure` is True when the page is served over TLS.
+    """
+    links = "".join(
+        f'<a href="{path}">{name}<span>{text}</span></a>' for path, name, text in _LINKS
+    )
+    title = f"torchmem exporter on {escape(node)}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><main>"
+        f"<h1>torchmem exporter</h1><p>Version {escape(version_)} on {escape(node)}: "
+        f"PyTorch GPU memory of every rank, with NVML's metrics.</p><nav>{links}</nav>"
+        f"<h2>In prometheus.yml</h2><pre>{escape(_scrape_config(address, secure=secure))}</pre>"
+        "<p>Settings: <code>torchmem exporter --print-config</code>. "
+        "TLS and passwords: <code>--web.config.file</code>.</p></main></body></html>"
+    )
+
+
+def _scrape_config(address: str, *, secure: bool) -> str:
+    scheme = "    scheme: https\n" if secure else ""
+    return (
+        f"scrape_configs:\n  - job_name: torchmem\n{scheme}"
+        f"    static_configs:\n      - targets: ['{address}']"
+    )

@@ -1,0 +1,124 @@
+"""The owner of a process, as the kernel shows it: name, user, container, pod and Slurm job.
+
+Command lines and environments are never read, because they can hold secrets.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from torchmem.exporter.worker import Worker
+from torchmem.sample.procfs import PROC, owner
+from torchmem.sample.untrusted import sanitize_text
+
+_USER_LOOKUP_SECONDS = 0.5
+# Docker, Podman and Kubernetes create these in a container, whose user database is the image's.
+_CONTAINER_FILES = (
+    Path("/.dockerenv"),
+    Path("/run/.containerenv"),
+    Path("/var/run/secrets/kubernetes.io"),
+)
+# docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, or the plain ID of the
+# cgroupfs driver. The last ID of a path is the innermost: Kubernetes in Docker nests them.
+_CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+# kubepods-burstable-podUID.slice with underscores (systemd driver), kubepods/burstable/podUID
+# (cgroupfs driver); the UID of a static pod is a hash without dashes.
+_POD = re.compile(
+    r"kubepods.*pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
+)
+# slurm/uid_1000/job_7/... (cgroup v1), slurmstepd.scope/job_7/... (v2); either may contain the
+# node's name.
+_SLURM = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
+
+
+class ProcessOwners:
+    """Reads the owners of processes: name, user, container, pod and Slurm job.
+
+    `user_name` looks up a user ID; by default it asks the user database, except in a container,
+    where the answer could name a different user than on the host.
+    """
+
+    def __init__(
+        self, proc: Path = PROC, user_name: Callable[[int], str | None] | None = None
+    ) -> None:
+        self._proc = proc
+        self._user_name = user_name or (_no_user_name if is_container() else _user_name)
+        self._users: dict[int, str | None] = {}
+        self._worker = Worker()
+
+    def labels(self, pid: int) -> Mapping[str, str]:
+        """Return those of name, uid, user, container_id, pod_uid and slurm_job_id that are visible.
+
+        The mapping is empty when the process is gone.
+        """
+        name, uid = self._read(pid, "comm"), owner(pid, self._proc)
+        if name is None or uid is None:
+            return {}
+        user = self._user(uid)
+        user_label = {} if user is None else {"user": sanitize_text(user)}
+        groups = cgroup_labels(self._read(pid, "cgroup") or "")
+        return {"name": sanitize_text(name.rstrip("\n")), "uid": str(uid), **user_label, **groups}
+
+    def _read(self, pid: int, name: str) -> str | None:
+        try:
+            return (self._proc / str(pid) / name).read_text(errors="replace")
+        except OSError:
+            return None
+
+    def _user(self, uid: int) -> str | None:
+        """Return the user's name, looked up once, with a deadline.
+
+        The user database can be a directory server that does not answer.
+        """
+        if uid not in self._users:
+            self._worker.run(lambda: self._look_up(uid), _USER_LOOKUP_SECONDS)
+        return self._users.get(uid)
+
+    def _look_up(self, uid: int) -> None:
+        self._users[uid] = self._user_name(uid)
+
+
+def is_container(files: Iterable[Path] = _CONTAINER_FILES) -> bool:
+    """Return whether this process runs in a container."""
+    return any(file.exists() for file in files)
+
+
+def cgroup_labels(text: str) -> Mapping[str, str]:
+    """Return those of container_id, pod_uid and slurm_job_id that the control groups name.
+
+    `text` is the content of /proc/PID/cgroup, version 1 or 2.
+    """
+    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
+    labels = {
+        "container_id": _first(_containers(paths)),
+        "pod_uid": _first(match.replace("_", "-") for match in _matches(_POD, paths)),
+        "slurm_job_id": _first(_matches(_SLURM, paths)),
+    }
+    return {name: value for name, value in labels.items() if value is not None}
+
+
+def _containers(paths: Iterable[str]) -> list[str]:
+    return [ids[-1] for path in paths if (ids := _CONTAINER.findall(path))]
+
+
+def _matches(pattern: re.Pattern[str], paths: Iterable[str]) -> Iterable[str]:
+    for path in paths:
+        yield from pattern.findall(path)
+
+
+def _first(values: Iterable[str]) -> str | None:
+    return next(iter(values), None)
+
+
+def _no_user_name(_: int) -> None:
+    return None
+
+
+def _user_name(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
