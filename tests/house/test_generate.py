@@ -23,7 +23,7 @@ def test_every_generated_file_is_current(root: Path) -> None:
 def test_an_outdated_file_is_reported_and_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: Path
 ) -> None:
-    """With --check, each file that is missing, different or superfluous is named and not changed."""
+    """--check names each file that is missing, different or superfluous, and changes nothing."""
     missing, different, superfluous = (tmp_path / name for name in ("a.md", "b.md", "c.md"))
     different.write_text("old")
     superfluous.write_text("old")

@@ -1,0 +1,58 @@
+"""Rules of the code that ruff and import-linter cannot check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE_ROOTS = [ROOT / "sdk/src", ROOT / "exporter/src", ROOT / "tools/src", ROOT]
+PACKAGES = [path for root in SOURCE_ROOTS[:3] for path in (root / "torchmem").iterdir()]
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, ast.Module]:
+    """Return all modules of the package and of the dashboards, parsed, by name."""
+    folders = [*((root, "torchmem") for root in SOURCE_ROOTS[:3]), (ROOT, "dashboards")]
+    files = ((path, root) for root, name in folders for path in (root / name).rglob("*.py"))
+    return {module_name(path, root): ast.parse(path.read_text()) for path, root in files}
+
+
+def module_name(path: Path, root: Path) -> str:
+    """Return the dotted name of a file below a source root."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(module: ast.Module) -> Iterator[str]:
+    """Yield the names that a module imports, also inside functions and for type checking only."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_imports_form_a_circle(modules: dict[str, ast.Module]) -> None:
+    """No file imports itself through other files, not even for types or inside a function."""
+
+    def owner(name: str) -> str:
+        return name if name in modules else name.rpartition(".")[0]
+
+    graph = {
+        name: {owner(target) for target in imports(module)} - {name}
+        for name, module in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_every_package_is_typed(package: Path) -> None:
+    """Type checkers use the annotations of each package, because it has a py.typed."""
+    assert (package / "py.typed").exists()
