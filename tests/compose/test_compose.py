@@ -1,4 +1,4 @@
-"""The compose files say what the other shipped files expect, and open nothing to the network."""
+"""The compose files agree with the other shipped files, and open nothing to the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_ports_are_open_to_this_machine_only(service: dict[str, Any]) -> None:
 
 @EACH
 def test_images_are_pinned(service: dict[str, Any]) -> None:
-    """Every image has an exact version of three numbers; ours is the version of this package."""
+    """Each image has an exact version; that of the exporter is the version of this package."""
     name, tag = service["image"].split(":")
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
     if name == "torchmem/exporter":
@@ -32,8 +32,8 @@ def test_images_are_pinned(service: dict[str, Any]) -> None:
 
 
 @EACH
-def test_what_is_mounted_exists(service: dict[str, Any]) -> None:
-    """Every file and folder of the repository that a service mounts is there, and mounted read-only."""
+def test_every_mount_exists(service: dict[str, Any]) -> None:
+    """Each file and folder that a service mounts exists, and is mounted read-only."""
     for mount in service.get("volumes", []):
         source, _, mode = mount.split(":") if mount.count(":") == 2 else (*mount.split(":"), "rw")
         if source.startswith("."):
@@ -44,26 +44,24 @@ def test_what_is_mounted_exists(service: dict[str, Any]) -> None:
 
 
 @EACH
-def test_services_run_with_as_few_rights_as_they_can(service: dict[str, Any]) -> None:
-    """No service keeps a capability or can gain one, and each comes back after a failure."""
+def test_services_have_no_capabilities(service: dict[str, Any]) -> None:
+    """No service has a capability or can gain one, and each is restarted after a failure."""
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["restart"] == "unless-stopped"
 
 
 @EACH
-def test_every_service_says_whether_it_is_healthy(service: dict[str, Any]) -> None:
-    """A health check is in the compose file or in our own image."""
-    ours = (
-        "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text()
-        if "build" in service
-        else False
-    )
-    assert ours or service["healthcheck"]["test"][0] == "CMD"
+def test_every_service_has_a_health_check(service: dict[str, Any]) -> None:
+    """Each service has a health check in the compose file or in its Dockerfile."""
+    if "build" in service:
+        assert "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text()
+    else:
+        assert service["healthcheck"]["test"][0] == "CMD"
 
 
 def test_the_targets_are_services() -> None:
-    """Prometheus scrapes and notifies services of that name, on a port they publish, and the demo by DNS."""
+    """Prometheus addresses services of the compose file by name and port; the demo is optional."""
     for kind in ("exporters", "alertmanagers"):
         for group in yaml.safe_load((ROOT / f"prometheus/targets-compose/{kind}.yml").read_text()):
             for target in group["targets"]:
@@ -77,8 +75,8 @@ def test_the_targets_are_services() -> None:
     ]
 
 
-def test_both_environments_have_the_same_kinds_of_targets() -> None:
-    """What is mounted over prometheus/targets in compose has the same files."""
+def test_both_environments_have_the_same_target_files() -> None:
+    """The folder that compose mounts over prometheus/targets has the same files."""
     names = [
         sorted(path.name for path in (ROOT / "prometheus" / kind).iterdir())
         for kind in ("targets", "targets-compose")
@@ -86,8 +84,8 @@ def test_both_environments_have_the_same_kinds_of_targets() -> None:
     assert names[0] == names[1]
 
 
-def test_grafana_has_no_password_that_anybody_knows() -> None:
-    """The password comes from the environment or is random; Grafana's own default is never in force."""
+def test_grafana_has_no_default_password() -> None:
+    """The password is that of the environment or random, never Grafana's default."""
     grafana = SERVICES["grafana"]
     assert "${GRAFANA_PASSWORD:-}" in grafana["environment"].values()
     assert (
@@ -98,7 +96,7 @@ def test_grafana_has_no_password_that_anybody_knows() -> None:
 
 
 def test_grafana_finds_what_is_provisioned() -> None:
-    """The data source asks the Prometheus of this file, and the dashboards' folder is the mounted one."""
+    """Data source and dashboards of Grafana are those of this compose file."""
     grafana = SERVICES["grafana"]
     port = grafana["environment"]["PROMETHEUS_URL"].removeprefix("http://prometheus:")
     assert f"127.0.0.1:{port}:{port}" in SERVICES["prometheus"]["ports"]
@@ -111,7 +109,7 @@ def test_grafana_finds_what_is_provisioned() -> None:
 
 
 def test_no_gpu_is_needed_without_the_gpu_file() -> None:
-    """The first file asks for no device and no pid namespace of the host; the second adds both to the exporter."""
+    """Only the GPU file requests devices and the pid namespace of the host, for the exporter."""
     assert not any("deploy" in service or "pid" in service for service in SERVICES.values())
     exporter = GPU["services"]["exporter"]
     assert exporter["pid"] == "host"
@@ -121,7 +119,7 @@ def test_no_gpu_is_needed_without_the_gpu_file() -> None:
 
 
 def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
-    """Python 3.12 slim, no frontend to download, an unprivileged user, and only what the first stage installed."""
+    """Both stages use Python 3.12 slim, without a Dockerfile frontend or apt; the user is 9847."""
     text = (ROOT / "exporter" / "Dockerfile").read_text()
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["python:3.12-slim"] * 2
     assert "# syntax=" not in text
@@ -130,7 +128,7 @@ def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
 
 
 def test_the_image_gets_what_the_wheel_is_built_from() -> None:
-    """Every file that pyproject.toml names for the build is let through .dockerignore."""
+    """.dockerignore lets through every file that the wheel is built from."""
     allowed = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert {"pyproject.toml", "README.md", "LICENSE", "sdk", "exporter", "tools"} <= set(allowed)
     assert all((ROOT / name).exists() for name in allowed)

@@ -1,4 +1,4 @@
-"""The documentation: every page can be found, every link leads somewhere, and tables match the code."""
+"""The documentation is complete: pages are reachable, links work, and tables match the code."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_every_relative_link_leads_somewhere(root: Path) -> None:
 def links(page: Path) -> list[tuple[Path, str]]:
     """Return file and anchor of every relative link outside of code blocks."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
-    found = re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", text)
-    return [((page.parent / file).resolve() if file else page, anchor) for file, anchor in found]
+    matches = re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", text)
+    return [((page.parent / file).resolve() if file else page, anchor) for file, anchor in matches]
 
 
 def anchors(page: Path) -> set[str]:
@@ -99,7 +99,7 @@ def test_make_help_lists_every_target(root: Path) -> None:
 
 
 def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
-    """docs/sdk.md names each setting, its environment variable, and its default if it is a number."""
+    """docs/sdk.md has each setting with its environment variable, and its default if a number."""
     page = (root / "docs" / "sdk.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
     settings = dataclasses.fields(Settings)

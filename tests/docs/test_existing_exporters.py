@@ -1,4 +1,4 @@
-"""The queries of docs/existing-exporters.md on series of the shapes that the other exporters have."""
+"""The queries and snippets of docs/existing-exporters.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.dashboards import BOARDS, QUERIES, filled_in
 from support.promql import ROOT, RULES, selectors
 
 PAGE = (ROOT / "docs" / "existing-exporters.md").read_text()
-QUERIES_OF_THE_PAGE = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+PAGE_QUERIES = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
 SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 CARD, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"
 GIB = 1 << 30
@@ -23,8 +23,8 @@ GPU = f'{TARGET},gpu="3",uuid="GPU-{CARD}"'
 RANK = f'{GPU},rank="1",pid="7",run="gpt"'
 
 
-def ours() -> dict[str, str]:
-    """One rank on one card whose memory is held while nothing runs."""
+def torchmem_series() -> dict[str, str]:
+    """Return the series of one rank on one idle GPU whose memory is held."""
     return {
         f'torchmem_process_state{{{TARGET},rank="1",pid="7",run="gpt",state="running"}}': "1",
         f'torchmem_reserved_bytes{{{RANK},pool="large"}}': f"{40 * GIB}",
@@ -40,10 +40,11 @@ def ours() -> dict[str, str]:
 
 
 def dcgm(card: str, tensor: float, engine: float) -> dict[str, str]:
-    """What dcgm-exporter 4 says of a card, with the labels that it and Kubernetes give it."""
+    """Return the series of dcgm-exporter 4 for a GPU, with its labels and those of Kubernetes."""
     labels = (
-        f'job="dcgm-exporter",instance="10.0.0.9:9400",gpu="0",UUID="GPU-{card}",pci_bus_id="00000000:18:00.0",'
-        'device="nvidia0",modelName="NVIDIA H100 80GB HBM3",Hostname="n",DCGM_FI_DRIVER_VERSION="580.95.05",'
+        f'job="dcgm-exporter",instance="10.0.0.9:9400",gpu="0",UUID="GPU-{card}",'
+        'pci_bus_id="00000000:18:00.0",device="nvidia0",modelName="NVIDIA H100 80GB HBM3",'
+        'Hostname="n",DCGM_FI_DRIVER_VERSION="580.95.05",'
         'exported_namespace="team",exported_pod="gpt-0",exported_container="train"'
     )
     return {
@@ -55,9 +56,12 @@ def dcgm(card: str, tensor: float, engine: float) -> dict[str, str]:
 
 
 def nvidia_gpu_exporter(card: str) -> dict[str, str]:
-    """What nvidia_gpu_exporter 1 says of a card."""
+    """Return the series of nvidia_gpu_exporter 1 for a GPU."""
     labels = f'job="nvidia_gpu_exporter",instance="n:9835",uuid="{card}"'
-    facts = 'name="NVIDIA H100 80GB HBM3",driver_version="580.95.05",index="0",pci_bus_id="00000000:18:00.0"'
+    facts = (
+        'name="NVIDIA H100 80GB HBM3",driver_version="580.95.05",index="0",'
+        'pci_bus_id="00000000:18:00.0"'
+    )
     return {
         f"nvidia_smi_power_draw_watts{{{labels}}}": "120",
         f"nvidia_smi_memory_used_bytes{{{labels}}}": f"{42 * GIB}",
@@ -66,13 +70,13 @@ def nvidia_gpu_exporter(card: str) -> dict[str, str]:
 
 
 def answers(folder: Path, series: dict[str, str]) -> list[int]:
-    """How many series Prometheus answers to each query of the page after two minutes.
+    """Return the number of series that each query of the page returns after two minutes.
 
-    Promtool tells what it got when it was told to expect nothing; a label says to which query.
+    promtool expects no series and therefore prints all of them; a label holds the query's number.
     """
-    asked = [
+    queries = [
         f'label_replace(({text}), "query", "{number}", "", "")'
-        for number, text in enumerate(QUERIES_OF_THE_PAGE)
+        for number, text in enumerate(PAGE_QUERIES)
     ]
     test = {
         "interval": "30s",
@@ -80,7 +84,7 @@ def answers(folder: Path, series: dict[str, str]) -> list[int]:
             {"series": name, "values": f"{value}x6"} for name, value in series.items()
         ],
         "promql_expr_test": [
-            {"expr": text, "eval_time": "2m", "exp_samples": []} for text in asked
+            {"expr": text, "eval_time": "2m", "exp_samples": []} for text in queries
         ],
     }
     (folder / "page.yml").write_text(SNIPPETS[0])
@@ -88,42 +92,46 @@ def answers(folder: Path, series: dict[str, str]) -> list[int]:
     (folder / "test.yml").write_text(
         json.dumps({"rule_files": rules, "evaluation_interval": "30s", "tests": [test]})
     )
-    told = subprocess.run(
+    done = subprocess.run(
         ["promtool", "test", "rules", "test.yml"],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    output = told.stdout + told.stderr
-    assert told.returncode == 0 or "got:" in output, output
-    found = re.findall(r'\bquery="(\d+)"[^}]*\} [-+.e\d]+', output)
-    return [found.count(str(number)) for number in range(len(asked))]
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 or "got:" in output, output
+    numbers = re.findall(r'\bquery="(\d+)"[^}]*\} [-+.e\d]+', output)
+    return [numbers.count(str(number)) for number in range(len(queries))]
 
 
 @pytest.mark.stack
 @pytest.mark.parametrize(
-    ("tensor", "engine", "silent"),
+    ("tensor", "engine", "empty"),
     [(0.7, 0.9, [2]), (0.0, 0.01, [1, 8])],
-    ids=["the card computes", "the card is idle"],
+    ids=["busy", "idle"],
 )
-def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, silent: list[int]) -> None:
-    """Each query of the page finds the one card in both exporters, unless its own threshold excludes it."""
-    found = answers(tmp_path, ours() | dcgm(CARD, tensor, engine) | nvidia_gpu_exporter(CARD))
-    assert [int(number not in silent) for number in range(len(QUERIES_OF_THE_PAGE))] == found
+def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, empty: list[int]) -> None:
+    """Each query joins the GPU of both exporters, unless the query's own threshold excludes it."""
+    counts = answers(
+        tmp_path, torchmem_series() | dcgm(CARD, tensor, engine) | nvidia_gpu_exporter(CARD)
+    )
+    assert [int(number not in empty) for number in range(len(PAGE_QUERIES))] == counts
 
 
 @pytest.mark.stack
 def test_no_query_joins_different_cards(tmp_path: Path) -> None:
-    """Where the other exporters speak of another card only, each query is empty: it joins by UUID and nothing else."""
-    found = answers(tmp_path, ours() | dcgm(OTHER, 0.7, 0.01) | nvidia_gpu_exporter(OTHER))
-    assert [0] * len(QUERIES_OF_THE_PAGE) == found
+    """Queries join by UUID only: each is empty if the other exporters have another GPU."""
+    counts = answers(
+        tmp_path, torchmem_series() | dcgm(OTHER, 0.7, 0.01) | nvidia_gpu_exporter(OTHER)
+    )
+    assert [0] * len(PAGE_QUERIES) == counts
 
 
 @pytest.mark.stack
 @pytest.mark.parametrize("snippet", SNIPPETS[1:])
 def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
-    """Each piece of configuration on the page can be added to the shipped one."""
+    """promtool accepts each YAML snippet of the page as an addition to a configuration."""
     (tmp_path / "prometheus.yml").write_text("scrape_configs: []\n" + snippet)
     checked = subprocess.run(
         ["promtool", "check", "config", str(tmp_path / "prometheus.yml")],
@@ -134,24 +142,24 @@ def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_what_is_sent_is_enough_for_fleet() -> None:
-    """The names that the page keeps for a store are all that the dashboard Fleet, its marks and its choices read."""
+def test_remote_write_keeps_what_fleet_reads() -> None:
+    """The remote write filter of the page keeps every series that the dashboard Fleet reads."""
     (relabel,) = yaml.safe_load(SNIPPETS[2])["remote_write"][0]["write_relabel_configs"]
     texts = [
         filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")
     ]
-    read = {name for text in texts for name, _ in selectors(text)} | _names_of_choices()
+    read = {name for text in texts for name, _ in selectors(text)} | _names_in_variables()
     assert [] == sorted(name for name in read if not re.fullmatch(relabel["regex"], name))
 
 
-def _names_of_choices() -> set[str]:
-    """Metrics that the variables above the dashboard are read from."""
+def _names_in_variables() -> set[str]:
+    """Return the metrics that the variables of the dashboard read."""
     texts = [str(choice.get("query")) for choice in BOARDS["fleet"]["templating"]["list"]]
     return {name for text in texts for name in re.findall(r"\b(?:nvml|torchmem)_\w+", text)}
 
 
 def test_the_queries_are_promql() -> None:
-    """There are queries on the page, and each is one expression."""
-    assert len(QUERIES_OF_THE_PAGE) >= 8
-    for text in QUERIES_OF_THE_PAGE:
+    """The page has queries, and each of them parses."""
+    assert len(PAGE_QUERIES) >= 8
+    for text in PAGE_QUERIES:
         promql_parser.parse(text)

@@ -27,7 +27,7 @@ _SUFFIX = re.compile(r"_(bucket|sum|count|gsum|gcount)$")
 
 
 def read(dashboards: str) -> set[str]:
-    """Series that the rules, and the dashboards of these names, read."""
+    """Return the series that the rules and the dashboards matching a pattern read."""
     texts = [
         filled_in(text)
         for name, text in QUERIES.items()
@@ -38,7 +38,7 @@ def read(dashboards: str) -> set[str]:
 
 
 def names() -> list[str]:
-    """The name of each series of a node with 8 GPUs and 8 ranks."""
+    """Return the metric name of each series of a node with 8 GPUs and 8 ranks."""
     with h100_node(UUIDS, len(UUIDS)) as node:
         return [
             re.split(r"[{ ]", line)[0]
@@ -47,33 +47,33 @@ def names() -> list[str]:
         ]
 
 
-def test_nobody_misses_what_nothing_shipped_reads() -> None:
-    """The first list of families to drop names only such as no rule and no dashboard reads."""
+def test_the_first_list_drops_only_unread_series() -> None:
+    """No rule and no dashboard reads a series that the first list drops."""
     assert [] == sorted(name for name in read(".*") if re.fullmatch(UNREAD, name))
 
 
-def test_only_details_of_two_dashboards_are_lost() -> None:
-    """The second list costs no rule, and no panel of Fleet, After an OOM or torchmem itself."""
+def test_the_second_list_drops_only_details() -> None:
+    """No rule, and no panel of Fleet, After an OOM or torchmem itself, reads what it drops."""
     assert [] == sorted(name for name in read("fleet|oom|self") if re.fullmatch(DETAIL, name))
 
 
-def test_the_lists_drop_what_the_page_says() -> None:
-    """The share of a node's series that each list drops is the one on the page, and every name in them exists."""
+def test_the_shares_on_the_page_are_right() -> None:
+    """Each list drops the share of a node's series that the page states, and names real metrics."""
     all_names = names()
     shares = [
-        sum(bool(re.fullmatch(list_, name)) for name in all_names) / len(all_names)
-        for list_ in (UNREAD, DETAIL)
+        sum(bool(re.fullmatch(pattern, name)) for name in all_names) / len(all_names)
+        for pattern in (UNREAD, DETAIL)
     ]
-    said = re.search(r"first list drops (\d+) %.* second (\d+) %", PAGE, re.DOTALL)
-    assert said
-    assert [round(100 * share) for share in shares] == [int(said[1]), int(said[2])]
-    for list_ in (UNREAD, DETAIL):
-        for name in _alternatives(list_):
+    stated = re.search(r"first list drops (\d+) %.* second (\d+) %", PAGE, re.DOTALL)
+    assert stated
+    assert [round(100 * share) for share in shares] == [int(stated[1]), int(stated[2])]
+    for pattern in (UNREAD, DETAIL):
+        for name in _alternatives(pattern):
             assert name in CATALOG or _SUFFIX.sub("", name) in CATALOG, name
 
 
 def _alternatives(text: str) -> list[str]:
-    """The names that a pattern of the form PREFIX(A|B)|PREFIX(C) stands for."""
+    """Return the names that a pattern of the form PREFIX(A|B)|PREFIX(C) matches."""
     return [
         prefix + name
         for prefix, inside in re.findall(r"(\w+)\(([^()]*)\)", text)
@@ -84,7 +84,7 @@ def _alternatives(text: str) -> list[str]:
 @pytest.mark.stack
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
-    """Each piece of configuration on the page is one that Prometheus loads."""
+    """promtool accepts each YAML snippet of the page."""
     (tmp_path / "prometheus.yml").write_text(snippet)
     checked = subprocess.run(
         ["promtool", "check", "config", str(tmp_path / "prometheus.yml")],

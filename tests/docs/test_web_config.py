@@ -1,4 +1,4 @@
-"""docs/web-config.md: its files and commands work as they stand."""
+"""The files and commands of docs/web-config.md work as they are."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torchmem.exporter.web import config, tls
 
 @pytest.fixture(scope="module")
 def page(root: Path) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     return (root / "docs" / "web-config.md").read_text()
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """All code blocks of one language."""
+    """Return the code blocks of one language."""
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not on PATH")
 def test_the_certificates_and_the_file_go_together(page: str, tmp_path: Path) -> None:
-    """The openssl commands make what the web configuration names, and the exporter takes it."""
+    """The openssl commands create the files that the web configuration names."""
     (commands,) = blocks(page, "bash")
     subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, capture_output=True)
     for suffix in ("pem", "key"):
@@ -42,8 +42,8 @@ def test_the_certificates_and_the_file_go_together(page: str, tmp_path: Path) ->
 @pytest.mark.skipif(
     not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus"
 )
-def test_prometheus_takes_its_part(page: str, tmp_path: Path) -> None:
-    """Both scrape configurations are valid."""
+def test_prometheus_accepts_its_part(page: str, tmp_path: Path) -> None:
+    """promtool accepts the scrape configurations of the page."""
     for number, block in enumerate(blocks(page, "yaml")[1:]):
         file = tmp_path / f"{number}.yml"
         file.write_text(block)
@@ -57,5 +57,5 @@ def test_prometheus_takes_its_part(page: str, tmp_path: Path) -> None:
 
 
 def test_every_key_is_explained(page: str) -> None:
-    """No key of the TLS section is missing on the page."""
+    """The page explains each key of the TLS section."""
     assert [key for key in tls.Tls.KEYS if f"`{key}`" not in page] == []

@@ -1,4 +1,4 @@
-"""exporter/Dockerfile: the image is what the other shipped files take it for."""
+"""exporter/Dockerfile agrees with the other shipped files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USER = "9847:9847"
 
 
 def pins() -> dict[str, str]:
-    """Version by name of what the image installs."""
+    """Return the pinned version of each package in the image."""
     lines = (ROOT / "exporter" / "constraints.txt").read_text().splitlines()
     return {
         canonicalize_name(line.split("==")[0]): line.split("==")[1]
@@ -33,30 +33,32 @@ def pins() -> dict[str, str]:
     }
 
 
-def _needs(name: str) -> set[str]:
-    """What the distribution needs in the image, `torchmem` with its extra."""
-    wanted = [Requirement(line) for line in requires(name) or []]
+def _requirements(name: str) -> set[str]:
+    """Return what a distribution requires in the image; of torchmem, the extra is included."""
+    requirements = [Requirement(line) for line in requires(name) or []]
     image = {
         "python_version": "3.12",
         "python_full_version": "3.12.0",
         "extra": "exporter" if name == "torchmem" else "",
     }
     return {
-        canonicalize_name(w.name) for w in wanted if w.marker is None or w.marker.evaluate(image)
+        canonicalize_name(requirement.name)
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate(image)
     }
 
 
 def test_every_dependency_is_pinned() -> None:
-    """What the exporter's extra asks for, and what that needs in turn, has one exact version."""
-    wanted, seen = {"torchmem"}, set[str]()
-    while wanted:
-        wanted = {need for name in wanted for need in _needs(name)} - seen
-        seen |= wanted
+    """Each direct and indirect requirement of the exporter's extra has one exact version."""
+    new, seen = {"torchmem"}, set[str]()
+    while new:
+        new = {requirement for name in new for requirement in _requirements(name)} - seen
+        seen |= new
     assert seen == set(pins())
 
 
-def test_nobody_is_root() -> None:
-    """The user is a number, so that runAsNonRoot can be checked, and owns the run directory wherever that is made."""
+def test_the_user_is_not_root() -> None:
+    """The user is numeric, as runAsNonRoot requires, and owns every run directory."""
     number = USER.split(":", maxsplit=1)[0]
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == [USER]
     assert f"install -d -m 1777 -o {number} -g {number} /run/torchmem" in DOCKERFILE
@@ -66,14 +68,14 @@ def test_nobody_is_root() -> None:
 
 
 def test_the_label_names_this_version() -> None:
-    """`docker inspect` shows the version of the package."""
+    """The label of the image is the version of the package."""
     (version,) = re.findall(r'image\.version="([^"]+)"', DOCKERFILE)
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
 @contextmanager
 def answering(status: int) -> Iterator[int]:
-    """A server on a free port that answers every request with `status`."""
+    """Serve /-/healthy with `status` on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -81,7 +83,7 @@ def answering(status: int) -> Iterator[int]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Print nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
@@ -94,7 +96,7 @@ def answering(status: int) -> Iterator[int]:
 
 
 def check(port: int) -> int:
-    """Exit code of the image's health check against this port."""
+    """Return the exit code of the image's health check for a port."""
     (words,) = re.findall(r"^HEALTHCHECK .*CMD (\[(?:.|\\\n)*?\])$", DOCKERFILE, re.MULTILINE)
     command: list[str] = yaml.safe_load(words.replace("\\\n", ""))
     assert str(PORT) in command[-1]
@@ -104,22 +106,22 @@ def check(port: int) -> int:
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, as the image has it")
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
-def test_the_health_check_believes_the_answer(status: int, healthy: bool) -> None:
-    """It asks /-/healthy and passes on 200 alone, with nothing but bash."""
+def test_the_health_check_follows_the_status(status: int, healthy: bool) -> None:
+    """The health check passes only if /-/healthy returns 200; it needs nothing but bash."""
     with answering(status) as port:
         assert (check(port) == 0) is healthy
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, as the image has it")
-def test_the_health_check_fails_when_nobody_listens() -> None:
-    """A closed port is unhealthy."""
+def test_the_health_check_fails_on_a_closed_port() -> None:
+    """The health check fails if no server listens."""
     with answering(200) as port:
         pass
     assert check(port) != 0
 
 
-def test_the_image_says_what_it_runs() -> None:
-    """It serves on the port of the documentation, from the run directory of the documentation."""
+def test_the_image_runs_the_exporter() -> None:
+    """The image serves the documented run directory on the documented port."""
     assert f"EXPOSE {PORT}\n" in DOCKERFILE
     assert f'CMD ["exporter", "--listen", "0.0.0.0:{PORT}"]' in DOCKERFILE
     assert "TORCHMEM_RUN_DIR=/run/torchmem" in DOCKERFILE

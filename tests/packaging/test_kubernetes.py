@@ -1,4 +1,4 @@
-"""deploy/kubernetes: the manifests fit together, are valid, and ask for no more than they say."""
+"""The manifests in deploy/kubernetes agree with each other and request few privileges."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ Manifest = dict[str, Any]
 
 
 def manifests(path: Path) -> list[Manifest]:
-    """Every document of a file."""
+    """Return the YAML documents of a file."""
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def one(path: Path, kind: str) -> Manifest:
-    """The document of that kind."""
-    (found,) = [manifest for manifest in manifests(path) if manifest["kind"] == kind]
-    return found
+def manifest_of(path: Path, kind: str) -> Manifest:
+    """Return the only document of this kind in a file."""
+    (manifest,) = [manifest for manifest in manifests(path) if manifest["kind"] == kind]
+    return manifest
 
 
-DAEMONSET = one(BASE / "daemonset.yaml", "DaemonSet")
+DAEMONSET = manifest_of(BASE / "daemonset.yaml", "DaemonSet")
 POD: dict[str, Any] = DAEMONSET["spec"]["template"]["spec"]
 (EXPORTER,) = POD["containers"]
 (RUN_DIR,) = POD["initContainers"]
 
 
 def kustomizations(folder: Path) -> Iterator[tuple[Path, Manifest]]:
-    """The folder's kustomization and all that it refers to."""
-    found = manifests(folder / "kustomization.yaml")[0]
-    yield folder, found
-    for other in [*found.get("resources", []), *found.get("components", [])]:
+    """Yield the kustomization of a folder and all kustomizations that it refers to."""
+    kustomization = manifests(folder / "kustomization.yaml")[0]
+    yield folder, kustomization
+    for other in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
         if (folder / other).is_dir():
             yield from kustomizations(folder / other)
 
 
 def test_the_rules_are_those_of_prometheus() -> None:
-    """Every group of prometheus/rules is in the PrometheusRule, rule by rule."""
-    groups = one(FOLDER / "prometheus-operator" / "rules.yaml", "PrometheusRule")["spec"]["groups"]
+    """The PrometheusRule contains the groups of prometheus/rules."""
+    groups = manifest_of(FOLDER / "prometheus-operator" / "rules.yaml", "PrometheusRule")["spec"][
+        "groups"
+    ]
     files = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
     assert groups == [
         group for file in files for group in yaml.safe_load(file.read_text())["groups"]
@@ -56,30 +58,33 @@ def test_the_rules_are_those_of_prometheus() -> None:
 
 
 @pytest.mark.parametrize("folder", [BASE, OVERLAY], ids=lambda folder: folder.name)
-def test_everything_that_is_referred_to_exists(folder: Path) -> None:
-    """Each resource, component and file of each kustomization is there, files in or below its own folder."""
-    for where, found in kustomizations(folder):
-        for name in [*found.get("resources", []), *found.get("components", [])]:
+def test_every_reference_exists(folder: Path) -> None:
+    """Each resource, component and file exists; files lie in the folder of the kustomization."""
+    for where, kustomization in kustomizations(folder):
+        for name in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
             assert (where / name / "kustomization.yaml").exists() or (where / name).is_file(), name
-        files = [file for made in found.get("configMapGenerator", []) for file in made["files"]]
-        assert all((where / file).is_file() and ".." not in file for file in files)
+        for config_map in kustomization.get("configMapGenerator", []):
+            for file in config_map["files"]:
+                assert (where / file).is_file()
+                assert ".." not in file
 
 
 def test_every_dashboard_is_in_a_config_map_that_grafana_finds() -> None:
-    """Each dashboard has a ConfigMap of its own, small enough, with the label of Grafana's sidecar."""
+    """Each dashboard has its own ConfigMap below 1 MiB, with the label of Grafana's sidecar."""
     folder = ROOT / "dashboards" / "json"
-    found = manifests(folder / "kustomization.yaml")[0]
-    files = [file for made in found["configMapGenerator"] for file in made["files"]]
+    kustomization = manifests(folder / "kustomization.yaml")[0]
+    config_maps = kustomization["configMapGenerator"]
+    files = [file for config_map in config_maps for file in config_map["files"]]
     assert sorted(files) == sorted(path.name for path in folder.glob("*.json"))
     assert all((folder / file).stat().st_size < 1 << 20 for file in files)
-    assert found["generatorOptions"]["labels"] == {"grafana_dashboard": "1"}
+    assert kustomization["generatorOptions"]["labels"] == {"grafana_dashboard": "1"}
 
 
 def test_selectors_ports_and_volumes_agree() -> None:
-    """Service, PodMonitor and DaemonSet mean the same pods, port and folder."""
+    """Service, PodMonitor and DaemonSet use the same pods, port and folder."""
     labels = DAEMONSET["spec"]["template"]["metadata"]["labels"]
-    monitor = one(FOLDER / "prometheus-operator" / "podmonitor.yaml", "PodMonitor")
-    service = one(BASE / "service.yaml", "Service")
+    monitor = manifest_of(FOLDER / "prometheus-operator" / "podmonitor.yaml", "PodMonitor")
+    service = manifest_of(BASE / "service.yaml", "Service")
     selectors = [DAEMONSET["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
     for selector in [*selectors, monitor["spec"]["selector"]["matchLabels"]]:
         assert selector
@@ -101,10 +106,10 @@ def test_selectors_ports_and_volumes_agree() -> None:
 
 
 def test_the_job_has_the_name_that_the_rules_know() -> None:
-    """`up{job="torchmem"}` means these pods, and no label of the exporter's pod hides one of the training pod."""
-    (endpoint,) = one(FOLDER / "prometheus-operator" / "podmonitor.yaml", "PodMonitor")["spec"][
-        "podMetricsEndpoints"
-    ]
+    """The job is named torchmem, and labels of the exporter's pod hide none of the training pod."""
+    (endpoint,) = manifest_of(FOLDER / "prometheus-operator" / "podmonitor.yaml", "PodMonitor")[
+        "spec"
+    ]["podMetricsEndpoints"]
     assert {"action": "replace", "targetLabel": "job", "replacement": "torchmem"} in endpoint[
         "relabelings"
     ]
@@ -115,7 +120,7 @@ def test_the_job_has_the_name_that_the_rules_know() -> None:
 
 
 def test_the_exporter_has_no_privileges() -> None:
-    """It is not root, gains nothing, writes nowhere but into the run directory, and requests no GPU."""
+    """The exporter is not root, has no capabilities, a read-only root, and requests no GPU."""
     assert POD["securityContext"]["runAsNonRoot"] is True
     assert (
         f"USER {POD['securityContext']['runAsUser']}:"
@@ -131,26 +136,26 @@ def test_the_exporter_has_no_privileges() -> None:
     assert "add" not in EXPORTER["securityContext"]["capabilities"]
 
 
-def test_the_probes_do_not_ask_the_driver() -> None:
-    """Liveness is the process's own; a hung driver restarts nothing."""
+def test_the_probes_do_not_call_the_driver() -> None:
+    """The probes do not depend on the driver, so a hung driver causes no restart."""
     assert EXPORTER["livenessProbe"]["httpGet"] == {"path": "/-/healthy", "port": "metrics"}
     assert EXPORTER["readinessProbe"]["httpGet"] == {"path": "/-/ready", "port": "metrics"}
 
 
 def test_a_training_pod_never_waits_for_the_exporter() -> None:
-    """The example publishes where the exporter reads, starts also where no exporter is, and mounts nothing else."""
+    """The example writes where the exporter reads, and starts on nodes without an exporter."""
     (volume,) = POD["volumes"]
-    job = one(FOLDER / "examples" / "training-job.yaml", "Job")["spec"]["template"]["spec"]
-    (mine,) = job["volumes"]
-    assert mine["hostPath"] == volume["hostPath"]
-    assert mine["hostPath"]["type"] == "DirectoryOrCreate"
+    job = manifest_of(FOLDER / "examples" / "training-job.yaml", "Job")["spec"]["template"]["spec"]
+    (job_volume,) = job["volumes"]
+    assert job_volume["hostPath"] == volume["hostPath"]
+    assert job_volume["hostPath"]["type"] == "DirectoryOrCreate"
     environment = {entry["name"]: entry.get("value") for entry in job["containers"][0]["env"]}
     assert environment["TORCHMEM_RUN_DIR"] == job["containers"][0]["volumeMounts"][0]["mountPath"]
     assert {"POD_NAME", "POD_NAMESPACE"} <= set(environment)
 
 
 def built(folder: Path) -> str:
-    """What kustomize makes of the folder."""
+    """Return the output of kustomize for a folder."""
     if KUSTOMIZE is None:
         pytest.skip("needs kustomize or kubectl on PATH")
     return subprocess.run(
@@ -170,7 +175,7 @@ def built(folder: Path) -> str:
     ids=["base", "gpu-operator"],
 )
 def test_kustomize_builds_it(folder: Path, kinds: set[str]) -> None:
-    """The real kustomize builds everything, with an image of an exact version."""
+    """kustomize builds these kinds, with an image of an exact version."""
     text = built(folder)
     documents = list(yaml.safe_load_all(text))
     assert {document["kind"] for document in documents} == kinds
@@ -181,7 +186,7 @@ def test_kustomize_builds_it(folder: Path, kinds: set[str]) -> None:
 
 @pytest.mark.parametrize("source", ["base", "overlay", "example"])
 def test_the_schemas_of_kubernetes_accept_it(source: str, tmp_path: Path) -> None:
-    """Kubernetes' own OpenAPI schemas know every field of the built-in kinds."""
+    """The OpenAPI schemas of Kubernetes accept every field of the built-in kinds."""
     if shutil.which("kubernetes-validate") is None:
         pytest.skip("needs kubernetes-validate: pip install kubernetes-validate")
     file = FOLDER / "examples" / "training-job.yaml"

@@ -1,4 +1,4 @@
-"""deploy/systemd: systemd accepts the unit, it is locked down, and what the exporter has to see stays visible."""
+"""deploy/systemd: the unit is valid and sandboxed, and the exporter sees what it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmem.sample.run_directory import RUN_DIR_MODE, SYSTEM_RUN_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "torchmem-exporter.service"
-LARGEST_EXPOSURE = 2.0  # of 10, by `systemd-analyze security`; 1.6 with systemd 252
+MAX_EXPOSURE = 2.0  # of 10, by `systemd-analyze security`; 1.6 with systemd 252
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"
@@ -21,13 +21,13 @@ needs_systemd = pytest.mark.skipif(
 
 
 def values(key: str) -> list[str]:
-    """What the unit sets `key` to, in order."""
+    """Return the values of a key in the unit, in order."""
     return re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The unit as on a machine where the command is installed."""
+    """Return the unit with a command that exists."""
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/torchmem/bin/torchmem", "/bin/true"))
     return unit
@@ -35,7 +35,7 @@ def installed(tmp_path: Path) -> Path:
 
 @needs_systemd
 def test_systemd_accepts_the_unit(installed: Path) -> None:
-    """`systemd-analyze verify` has nothing to say."""
+    """`systemd-analyze verify` reports nothing."""
     done = subprocess.run(
         ["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False
     )
@@ -44,12 +44,12 @@ def test_systemd_accepts_the_unit(installed: Path) -> None:
 
 @needs_systemd
 def test_the_unit_exposes_little(installed: Path) -> None:
-    """The exposure level by systemd's own measure does not grow."""
+    """`systemd-analyze security` reports an exposure of at most MAX_EXPOSURE."""
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(installed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
-    assert found, done.stderr
-    assert float(found[1]) <= LARGEST_EXPOSURE
+    level = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert level, done.stderr
+    assert float(level[1]) <= MAX_EXPOSURE
 
 
 @pytest.mark.parametrize(
@@ -61,22 +61,22 @@ def test_the_unit_exposes_little(installed: Path) -> None:
         ("DevicePolicy", "closed"),
     ],
 )
-def test_what_the_exporter_has_to_see_stays_visible(key: str, value: str) -> None:
-    """Other users' processes, the driver's /proc entries and the true owners of files are not hidden from it."""
+def test_the_exporter_sees_what_it_reads(key: str, value: str) -> None:
+    """Other users' processes, the driver's /proc entries and the owners of files are visible."""
     assert values(key) == [value]
     assert not values("PrivateDevices")
 
 
 def test_training_comes_first() -> None:
-    """When memory is short the kernel takes the exporter first, which comes back and has lost nothing."""
+    """If the host runs out of memory, the exporter is killed first, and systemd restarts it."""
     assert int(values("OOMScoreAdjust")[0]) > 0
     assert values("Restart") == ["on-failure"]
     assert values("RestartPreventExitStatus") == ["2"]  # of UsageError
 
 
 @needs_systemd
-def test_the_run_directory_is_there_before_the_exporter(tmp_path: Path) -> None:
-    """sysusers.d and tmpfiles.d make the directory for all users, owned by the exporter's user, where the SDK looks."""
+def test_the_run_directory_is_created(tmp_path: Path) -> None:
+    """sysusers.d and tmpfiles.d create the SDK's run directory, owned by the exporter's user."""
     if shutil.which("systemd-sysusers") is None or shutil.which("systemd-tmpfiles") is None:
         pytest.skip("needs systemd-sysusers and systemd-tmpfiles: apt-get install systemd")
     (tmp_path / "etc").mkdir()
@@ -91,11 +91,11 @@ def test_the_run_directory_is_there_before_the_exporter(tmp_path: Path) -> None:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if "Operation not permitted" in done.stderr:
-            pytest.skip("only root may give a directory away")
+            pytest.skip("only root may change the owner of a directory")
         assert done.returncode == 0, done.stderr
     user = re.search(r"^torchmem:x:(\d+):", (tmp_path / "etc" / "passwd").read_text(), re.MULTILINE)
-    made = (tmp_path / SYSTEM_RUN_DIR.relative_to("/")).stat()
+    created = (tmp_path / SYSTEM_RUN_DIR.relative_to("/")).stat()
     assert user
-    assert (made.st_mode & 0o7777, made.st_uid) == (RUN_DIR_MODE, int(user[1]))
+    assert (created.st_mode & 0o7777, created.st_uid) == (RUN_DIR_MODE, int(user[1]))
     assert values("User") == ["torchmem"]
     assert values("ReadWritePaths") == [f"-{SYSTEM_RUN_DIR}"]

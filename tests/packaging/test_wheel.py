@@ -1,4 +1,4 @@
-"""What ships: a wheel that works where only its base dependencies are installed."""
+"""The wheel works with only its base dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmem.allocator.oom_report import encode
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """The wheel, built from this checkout."""
+    """Build the wheel from this checkout and return its path."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [
         sys.executable,
@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """A fresh environment with the wheel and its base dependencies only."""
+    """Install the wheel with its base dependencies and return the environment's bin folder."""
     environment = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     subprocess.run(
@@ -44,7 +44,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 
 def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
-    """Both roots are in it, nothing else is, and the namespace has no `__init__.py` that would hide one of them."""
+    """The wheel contains all source roots, nothing else, and no `torchmem/__init__.py`."""
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"torchmem"} == {name.split("/")[0] for name in names if ".dist-info" not in name}
@@ -57,7 +57,7 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
 
 
 def test_the_sdk_imports_and_trains_without_torch(bare: Path) -> None:
-    """In the base install the one line works, even where PyTorch is missing."""
+    """In the base install `sdk.instrument()` works, even without PyTorch."""
     script = "from torchmem import sdk; sdk.instrument(); print('trained')"
     done = subprocess.run(
         [bare / "python", "-c", script], capture_output=True, text=True, check=False
@@ -68,7 +68,7 @@ def test_the_sdk_imports_and_trains_without_torch(bare: Path) -> None:
 
 
 def test_the_command_helps_without_extras(bare: Path) -> None:
-    """`torchmem --help` needs nothing beyond the base install."""
+    """`torchmem --help` works in the base install."""
     done = subprocess.run(
         [bare / "torchmem", "--help"], capture_output=True, text=True, check=False
     )
@@ -78,7 +78,7 @@ def test_the_command_helps_without_extras(bare: Path) -> None:
 
 
 def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
-    """`torchmem oom` reads a report in the base install."""
+    """`torchmem oom` explains a report in the base install."""
     (tmp_path / "report").write_bytes(encode(STRANDED))
     done = subprocess.run(
         [bare / "torchmem", "oom", tmp_path / "report"], capture_output=True, text=True, check=False
@@ -92,7 +92,7 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
     "command", [["exporter", "--once"], ["demo", "--duration", "1"]], ids=lambda c: c[0]
 )
 def test_a_command_that_needs_an_extra_names_it(bare: Path, command: list[str]) -> None:
-    """Without its extra a command says in one sentence what to install, with exit code 2."""
+    """A command without its extra prints in one sentence what to install; the exit code is 2."""
     done = subprocess.run(
         [bare / "torchmem", *command], capture_output=True, text=True, check=False
     )
