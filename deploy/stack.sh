@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Run the stack of docker-compose.yml from native binaries, on loopback: the same rules, alerts and dashboards.
+# Run the stack of docker-compose.yml from native binaries, on loopback, with the same rules, alerts and dashboards.
 #
-#   deploy/stack.sh [--demo]     --demo: simulated training instead of the exporter of this machine
+#   deploy/stack.sh              with the exporter of this machine
+#   deploy/stack.sh --demo       with a simulated training instead
 #
-# Data and logs go to .stack/. Ctrl-C ends everything that was started.
+# Data and logs go to .stack/. Ctrl-C stops all processes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,14 +16,14 @@ case "${1:-}" in
     *) echo "Unknown option $1: run deploy/stack.sh or deploy/stack.sh --demo." >&2; exit 2 ;;
 esac
 
-need() { # program, what to do
+need() { # program, how to install it
     command -v "$1" >/dev/null || { echo "$1 is not on PATH: $2." >&2; exit 2; }
 }
-unused() { # port, who wants it
+unused() { # port, program that needs it
     ! (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null ||
-        { echo "Port $1 is in use, but $2 needs it: end what listens there (sudo ss -ltnp 'sport = :$1')." >&2; exit 2; }
+        { echo "$2 needs port $1, which is in use: find the process with sudo ss -ltnp 'sport = :$1' and stop it." >&2; exit 2; }
 }
-start() { # name, port it answers on, command...
+start() { # name, port, command...
     local name=$1 port=$2
     shift 2
     "$@" >".stack/$name.log" 2>&1 &
@@ -34,7 +35,7 @@ start() { # name, port it answers on, command...
 }
 start_grafana() {
     unused 3000 "Grafana"
-    # As in docker-compose.yml: everybody here may look; a login needs GRAFANA_PASSWORD.
+    # As in docker-compose.yml: viewing needs no login, and logging in needs GRAFANA_PASSWORD.
     export GF_SECURITY_ADMIN_PASSWORD="${GRAFANA_PASSWORD:-$(head -c 32 /dev/urandom | base64)}"
     export GF_AUTH_ANONYMOUS_ENABLED=true GF_AUTH_ANONYMOUS_ORG_ROLE=Viewer GF_SERVER_HTTP_ADDR=127.0.0.1
     export GF_PATHS_DATA="$PWD/.stack/grafana" GF_PATHS_LOGS="$PWD/.stack/grafana"
@@ -75,9 +76,9 @@ echo "Alertmanager  http://127.0.0.1:9093"
 if command -v grafana-server >/dev/null; then
     start_grafana
 else
-    echo "Grafana is not installed: import the files of dashboards/json into any Grafana you have."
+    echo "Grafana is not installed: import the files of dashboards/json into another Grafana."
 fi
-echo "Logs and data are in .stack/. Ctrl-C ends everything."
+echo "Logs and data are in .stack/. Ctrl-C stops all processes."
 
 wait -n -p ended || true
 echo "${PIDS[$ended]} ended: read .stack/${PIDS[$ended]}.log." >&2

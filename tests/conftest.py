@@ -1,4 +1,4 @@
-"""Fixtures and hypothesis settings shared by all tests."""
+"""Fixtures, hypothesis settings and skips for all tests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("torchmem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("torchmem")
-# A script's shell lets what it starts with & ignore Ctrl-C, and so would every process that a test starts.
+# A shell starts background jobs with SIGINT ignored, which every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """Top folder of the repository."""
+    """Return the top folder of the repository."""
     return ROOT
 
 
 @pytest.fixture(autouse=True)
 def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The developer's own TORCHMEM_* variables and launcher must not change a test."""
+    """Remove TORCHMEM_* variables and those of launchers from the environment."""
     for name in list(os.environ):
         if name.startswith(("TORCHMEM_", "SLURM_", "OMPI_", "PMI_")) or name in {
             "RANK",
@@ -39,7 +39,7 @@ def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make Python switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -47,7 +47,7 @@ def restless() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say how it could."""
+    """Skip tests whose programs are not installed, with the command that installs them."""
     needs = {
         "stack": (
             ("prometheus", "promtool", "prometheus-alertmanager", "amtool"),

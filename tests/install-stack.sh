@@ -1,6 +1,5 @@
 #!/bin/sh
-# Install the real Prometheus, Alertmanager and VictoriaMetrics for the tests where that is possible; elsewhere those
-# tests skip.
+# Install Prometheus, Alertmanager and VictoriaMetrics for the tests if possible; otherwise their tests are skipped.
 set -eu
 missing=
 for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics; do
@@ -12,8 +11,8 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager >/dev/null
     apt-get install -y -qq --no-install-recommends victoria-metrics >/dev/null ||
-        echo "The test of remote write will be skipped: this system has no package victoria-metrics." >&2
+        echo "The test of remote write will be skipped: there is no package victoria-metrics." >&2
 else
-    echo "Tests with the real Prometheus will be skipped; for them run:" \
+    echo "The tests with Prometheus will be skipped. To run them, install:" \
         "sudo apt-get install prometheus prometheus-alertmanager victoria-metrics" >&2
 fi
