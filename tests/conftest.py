@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needs = {
         "stack": (
             ("prometheus", "promtool", "prometheus-alertmanager", "amtool"),
-            "install Prometheus and Alertmanager: apt-get install prometheus prometheus-alertmanager",
+            "run apt-get install prometheus prometheus-alertmanager",
         )
     }
     for item in items:
