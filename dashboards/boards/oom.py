@@ -38,17 +38,11 @@ from dashboards.queries import (
     sum_without_pool,
 )
 
+from torchmem.allocator.remedies import SHORT_REMEDIES
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
 
 NO_OOM = "No rank ran out of memory in this time range"
-
-REMEDIES = {
-    "capacity": "Use a smaller batch, recompute activations, shard, or use a larger GPU",
-    "fragmentation": "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "limit": "Raise the memory fraction, or reduce the memory that the job needs",
-    "external": "See below what else uses the GPU; stop it, or use another GPU",
-}
 
 # The state timeline shows a state as its index here.
 STATE_NUMBERS = ("running", "stalled", "exited", "oom", "killed")
@@ -177,7 +171,7 @@ def _failed() -> Panel:
         Column("Stranded part", stranded, unit=Unit.BYTES),
         Column("Largest free block", largest_block, unit=Unit.BYTES),
         Column("Fragmentation index", fragmentation, unit=Unit.RATIO, bar=True),
-        Column("What to do", cause, label="remedy", names=REMEDIES),
+        Column("What to do", cause, label="remedy", names=SHORT_REMEDIES),
     ]
     return joined_table(text, columns, sort="When", descending=True)
 

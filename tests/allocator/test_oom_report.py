@@ -1,4 +1,4 @@
-"""OOM reports go to JSON and back, and what is no report never does harm."""
+"""OOM reports: JSON round trip, rejection of other input, and an explanation of every report."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ json_values = st.recursive(
 
 
 def explain(report: OomReport) -> str:
-    """Everything that is ever said about a report."""
-    words = [summary(report), *failure_reason(report), *preceding_events(report)]
-    words += [remedy_.text for remedy_ in remedies(report)]
-    return " ".join(words + [name for name, _ in memory_breakdown(report)])
+    """Return all text that explains a report."""
+    sentences = [summary(report), *failure_reason(report), *preceding_events(report)]
+    sentences += [remedy.text for remedy in remedies(report)]
+    return " ".join(sentences + [name for name, _ in memory_breakdown(report)])
 
 
 @given(reports)
-def test_a_report_survives_the_way_to_the_file_and_back(report: OomReport) -> None:
-    """What was written is what is read, but for text that would harm a terminal; and it can be explained."""
+def test_a_report_survives_encoding_and_decoding(report: OomReport) -> None:
+    """A decoded report equals the encoded one, except for sanitized text, and can be explained."""
     read = decode(encode(report))
 
     assert sanitize_text(report.process.script or "") == (read.process.script or "")
@@ -49,15 +49,15 @@ def test_a_report_survives_the_way_to_the_file_and_back(report: OomReport) -> No
 
 
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
-    """Arbitrary bytes and arbitrary JSON end in UsageError and in no other exception."""
+def test_other_data_is_rejected(data: bytes) -> None:
+    """Arbitrary bytes and arbitrary JSON raise UsageError and no other exception."""
     with pytest.raises(UsageError):
         decode(data)
 
 
 @given(st.data())
-def test_a_damaged_report_is_refused_or_can_still_be_explained(data: st.DataObject) -> None:
-    """Whatever value stands in whatever place, the file is refused or every sentence can be made."""
+def test_a_damaged_report_is_rejected_or_can_be_explained(data: st.DataObject) -> None:
+    """With any value in any field, decoding raises UsageError or the report can be explained."""
     raw = json.loads(encode(data.draw(st.sampled_from(list(BY_NAME.values())))))
     target: Any = raw
     while isinstance(target, (dict, list)) and target:
@@ -76,14 +76,14 @@ def test_a_damaged_report_is_refused_or_can_still_be_explained(data: st.DataObje
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "holds no JSON"),
-        (b"[" * 100_000, "holds no JSON"),
+        (b"", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
         (b"{}", "is not an OOM report of torchmem"),
-        (b'{"schema": 1}', "is not a sound OOM report"),
+        (b'{"schema": 1}', "is not a valid OOM report"),
         (b'{"schema": 2}', "pip install --upgrade torchmem"),
         (
             encode(CAPACITY).replace(b'"fragmentation_ratio":[0.5', b'"fragmentation_ratio":[NaN'),
-            "holds no JSON",
+            "not valid JSON",
         ),
         (encode(CAPACITY).replace(b'"steps":[100,', b'"steps":['), "differ in length"),
         (
@@ -92,12 +92,12 @@ def test_a_damaged_report_is_refused_or_can_still_be_explained(data: st.DataObje
         ),
     ],
 )
-def test_each_refusal_says_why(data: bytes, sentence: str) -> None:
-    """A file that cannot be used is refused with its reason."""
+def test_the_error_gives_the_reason(data: bytes, sentence: str) -> None:
+    """The error for an unusable file gives the reason."""
     with pytest.raises(UsageError, match=sentence):
         decode(data)
 
 
-def test_a_report_is_a_few_kilobytes() -> None:
-    """A report with five full minutes stays small."""
+def test_a_report_is_small() -> None:
+    """A report with a full trend of five minutes is smaller than 8 kB."""
     assert len(encode(CAPACITY)) < 8_000

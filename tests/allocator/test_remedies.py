@@ -1,8 +1,10 @@
-"""Remedies fit the cause, the version, and what is set already."""
+"""Remedies fit the cause, the PyTorch version and the settings in effect."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from support.reports import BY_NAME, EXTERNAL, LIMIT, STRANDED, reports
 
 from torchmem.allocator.oom_report import OomReport
-from torchmem.allocator.remedies import conf_variable, remedies
+from torchmem.allocator.remedies import SETTING_REMEDIES, conf_variable, remedies
 
 KEYS = {
     "expandable_segments": "expandable_segments",
@@ -25,26 +27,26 @@ def _lines(report: OomReport) -> str:
 
 
 @given(reports, st.sets(st.sampled_from(sorted(KEYS))))
-def test_nothing_is_suggested_that_is_on(report: OomReport, on: set[str]) -> None:
-    """Whatever failed, no setting in force is named again."""
+def test_settings_in_effect_are_not_suggested(report: OomReport, in_effect: set[str]) -> None:
+    """No remedy names a setting that is already in effect."""
     values = {"expandable_segments": "True", "max_split_size": "134217728"}
     lines = _lines(
-        replace(report, allocator_settings={name: values.get(name, "0.8") for name in on})
+        replace(report, allocator_settings={name: values.get(name, "0.8") for name in in_effect})
     )
 
-    assert [name for name in on if KEYS[name] in lines] == []
+    assert [name for name in in_effect if KEYS[name] in lines] == []
 
 
 @given(reports)
-def test_there_is_always_something_to_do(report: OomReport) -> None:
-    """Every report ends in advice, one sentence or more in each."""
+def test_every_report_has_a_remedy(report: OomReport) -> None:
+    """Every report has at least one remedy, and each is one or more sentences."""
     assert remedies(report)
     assert all(remedy.text.endswith((".", ":")) for remedy in remedies(report))
 
 
 @given(reports)
-def test_the_collector_is_for_processes_with_a_limit(report: OomReport) -> None:
-    """`garbage_collection_threshold` does nothing without a memory fraction, so it is not named without one."""
+def test_garbage_collection_is_suggested_only_with_a_limit(report: OomReport) -> None:
+    """`garbage_collection_threshold` has no effect without a memory fraction."""
     assert report.limit_bytes is not None or "garbage_collection_threshold" not in _lines(report)
 
 
@@ -59,21 +61,19 @@ def test_the_collector_is_for_processes_with_a_limit(report: OomReport) -> None:
         ({}, "PYTORCH_CUDA_ALLOC_CONF"),
     ],
 )
-def test_the_variable_is_one_that_the_version_reads(
-    versions: dict[str, str], variable: str
-) -> None:
-    """2.9.1 silently ignores the new name (pytorch/pytorch#183387), so it gets the old one."""
+def test_the_variable_is_read_by_the_version(versions: dict[str, str], variable: str) -> None:
+    """PyTorch 2.9.1 ignores the new name (pytorch/pytorch#183387), so it gets the old one."""
     assert variable == conf_variable(versions)
 
 
-def test_settings_are_added_to_those_there_are() -> None:
-    """A line to type keeps the user's own settings, replaces the same key, and clears the name that would win."""
-    there = {
+def test_settings_are_added_to_existing_ones() -> None:
+    """A line keeps other settings, replaces the same key, and unsets the overriding variable."""
+    existing = {
         "expandable_segments": "False",
         "pytorch_cuda_alloc_conf": "roundup_power2_divisions:[256:1,>:4],expandable_segments:False",
         "roundup_power2_divisions": "1:1",
     }
-    first, *_ = remedies(replace(STRANDED, allocator_settings=there))
+    first, *_ = remedies(replace(STRANDED, allocator_settings=existing))
 
     assert (
         "unset PYTORCH_CUDA_ALLOC_CONF",
@@ -81,8 +81,8 @@ def test_settings_are_added_to_those_there_are() -> None:
     ) == first.lines
 
 
-def test_the_fraction_named_is_enough() -> None:
-    """After raising the limit as told the request fits below it."""
+def test_the_suggested_fraction_is_enough() -> None:
+    """With the suggested fraction, the request fits below the limit."""
     fraction = float(_lines(LIMIT).split("fraction(")[1].split(",")[0])
     reserved, total = LIMIT.reserved_bytes, LIMIT.device.total_bytes
 
@@ -93,13 +93,23 @@ def test_the_fraction_named_is_enough() -> None:
 
 
 def test_the_query_names_the_device() -> None:
-    """For memory held by others the question to Prometheus is ready to paste."""
+    """For memory held by other processes, the query selects the device by UUID."""
     assert f'nvml_process_memory_bytes{{uuid="{EXTERNAL.device.uuid}"}}' in _lines(EXTERNAL)
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_causes_have_advice_of_their_own(name: str) -> None:
-    """Each kind of OOM begins with another remedy than `capacity`, unless it is of that kind."""
-    own = remedies(BY_NAME[name])[0] not in remedies(BY_NAME["capacity"])
+def test_each_cause_has_its_own_first_remedy(name: str) -> None:
+    """The first remedy of each kind of OOM differs from those of `capacity`."""
+    differs = remedies(BY_NAME[name])[0] not in remedies(BY_NAME["capacity"])
 
-    assert own == (name not in {"capacity", "bare"})
+    assert differs == (name not in {"capacity", "bare"})
+
+
+def test_the_runbooks_name_only_recommended_settings() -> None:
+    """Every allocator setting in a runbook is one that remedies recommend."""
+    pages = (Path(__file__).parents[2] / "docs" / "runbooks").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    settings = set(re.findall(r"\b([a-z0-9]+(?:_[a-z0-9]+)+):(?:True|False|[0-9\[])", text))
+
+    assert settings
+    assert settings <= SETTING_REMEDIES.keys()

@@ -1,6 +1,6 @@
-"""`OomReport`: the evidence of one OutOfMemoryError, one JSON file of a few KB in the run directory.
+"""The OOM report: the evidence of one OutOfMemoryError as JSON, and its explanation in words.
 
-An OOM report in plain words: what was asked for, what was free where, and why it did not fit.
+The SDK writes each report as one file of a few KB in the run directory.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torchmem.sample.sample import (
 from torchmem.sample.untrusted import convert, sanitize_json
 
 SCHEMA_VERSION = 1
-MAX_TIMESTAMP = 1 << 37  # the year 6325, which every calendar function still takes
+MAX_TIMESTAMP = 1 << 37  # the year 6325, which all calendar functions accept
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The minutes before the OOM, oldest first: each field has one value for each moment, None where unknown.
+    """The minutes before the OOM, oldest first: one value per point in time, None if unknown.
 
-    `seconds`: how long before the OOM. The rest is what `Sample` calls by the same names; `headroom_bytes` is the
-    headroom with a flush, `steps` the number of steps by then.
+    `seconds` is the time before the OOM, `steps` the number of steps finished by then, and
+    `headroom_bytes` the headroom with a flush. The other fields are those of `Sample`.
     """
 
     seconds: tuple[float, ...] = ()
@@ -49,11 +49,14 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class OomReport:
-    """One OutOfMemoryError; bytes and Unix seconds.
+    """One OutOfMemoryError, in bytes and Unix seconds.
 
-    `device` and `steps` as they were published with it; `oom` what failed; `driver_free_bytes` and `limit_bytes` (None
-    without a memory fraction) as the allocator told its observer; `layout` after the allocator had returned its cache;
-    `layout_before` from the newest periodic snapshot, which still shows the cache.
+    Attributes:
+        device: the device as published with the error, like `process` and `steps`.
+        driver_free_bytes: free memory at the driver, as the allocator reported it to its observer.
+        limit_bytes: the memory fraction's limit, likewise; None without one.
+        layout: the layout after the allocator had emptied its cache.
+        layout_before: the layout of the latest periodic snapshot, which still includes the cache.
     """
 
     timestamp: float
@@ -71,145 +74,140 @@ class OomReport:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Bytes that the allocator held after it had returned its cache."""
+        """Reserved bytes after the allocator had emptied its cache."""
         return None if self.device.allocator is None else self.device.allocator.reserved_bytes.total
 
     @property
     def cached_free_bytes(self) -> int:
-        """Free bytes that stayed in the allocator: of the default pools when there is a snapshot, else of all."""
+        """Free bytes left in the allocator: in the default pools, or in all without a snapshot."""
         if self.layout is not None:
             return self.layout.free_bytes
         allocator = self.device.allocator
-        return (
-            0
-            if allocator is None
-            else max(0, allocator.reserved_bytes.total - allocator.active_bytes.total)
-        )
+        if allocator is None:
+            return 0
+        return max(0, allocator.reserved_bytes.total - allocator.active_bytes.total)
 
     @property
     def outside_bytes(self) -> int | None:
-        """Bytes of the device that neither the driver had free nor this process's allocator held."""
+        """Bytes of the device that were neither free at the driver nor reserved by this process."""
         total, reserved = self.device.total_bytes, self.reserved_bytes
-        return (
-            None
-            if total is None or reserved is None
-            else max(0, total - self.driver_free_bytes - reserved)
-        )
+        if total is None or reserved is None:
+            return None
+        return max(0, total - self.driver_free_bytes - reserved)
 
 
 def encode(report: OomReport) -> bytes:
-    """One line of UTF-8 JSON that ends with a newline."""
+    """Return the report as one line of UTF-8 JSON."""
     return json.dumps(asdict(report), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def decode(data: bytes) -> OomReport:
-    """The report; raises UsageError, a reason without a subject, for anything that the SDK does not write."""
+    """Return the report that `encode` wrote.
+
+    Raises UsageError for anything else; its text completes a sentence that begins with the file.
+    """
     try:
-        raw = json.loads(data, parse_constant=_refuse_constant)
+        raw = json.loads(data, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
-        raise UsageError("is not an OOM report: it holds no JSON.") from None
+        raise UsageError("is not an OOM report: it is not valid JSON.") from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if type(schema) is int and schema > SCHEMA_VERSION:
         raise UsageError("was written by a newer torchmem: run pip install --upgrade torchmem.")
     if schema != SCHEMA_VERSION:
         raise UsageError("is not an OOM report of torchmem.")
     try:
-        return _consistent(convert(sanitize_json(raw), OomReport))
+        return _checked(convert(sanitize_json(raw), OomReport))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"is not a sound OOM report: {error}.") from None
+        raise UsageError(f"is not a valid OOM report: {error}.") from None
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
 
 
-def _consistent(report: OomReport) -> OomReport:
-    layouts = [
-        layout for layout in (report.layout, report.layout_before, report.device.layout) if layout
-    ]
-    moments = [report.timestamp, report.oom.timestamp, *(layout.timestamp for layout in layouts)]
-    if max(moments) > MAX_TIMESTAMP:
+def _checked(report: OomReport) -> OomReport:
+    optional = (report.layout, report.layout_before, report.device.layout)
+    layouts = [layout for layout in optional if layout]
+    times = [report.timestamp, report.oom.timestamp, *(layout.timestamp for layout in layouts)]
+    if max(times) > MAX_TIMESTAMP:
         raise ValueError("a time is out of bounds")
     if any(len(layout.free_block_counts) != len(FREE_BLOCK_BOUNDS) + 1 for layout in layouts):
-        raise ValueError("a histogram has another number of buckets")
+        raise ValueError("a histogram has a wrong number of buckets")
     if len({len(getattr(report.trend, column.name)) for column in fields(Trend)}) > 1:
         raise ValueError("the columns of the trend differ in length")
     return report
 
 
-HEADLINES: dict[OomCause, str] = {
-    "capacity": "too little memory, however arranged",
+CAUSE_SUMMARIES: dict[OomCause, str] = {
+    "capacity": "too little memory, however it is arranged",
     "fragmentation": "enough free memory, but not in one piece",
     "limit": "the process reached its own memory limit",
-    "external": "others hold the memory of the device",
+    "external": "other processes hold the memory of the device",
 }
 
-FRAGMENTATION: dict[OomDetail, str] = {
-    "stranded": "They lie beside live tensors, so PyTorch could not give their segments back to the driver.",
-    "stream": "One of them is large enough, but belongs to another CUDA stream, and a block never changes its stream.",
-    "pool": "What would fit is free in a pool that this request may not use: that of a CUDA graph or MemPool, or that "
-    "of the other size class (tensors up to 1 MiB, or above).",
-    "pending": "One of them is large enough, but waited for another stream when PyTorch searched; once it was free "
-    "PyTorch asked only the driver (pytorch/pytorch#189504).",
-    "small_segment": "PyTorch takes 20 MiB from the driver for any tensor of 1 to 10 MiB; the tensor alone might have "
-    "fitted.",
+FRAGMENTATION_REASONS: dict[OomDetail, str] = {
+    "stranded": "They lie beside live tensors, so PyTorch could not return their segments to the "
+    "driver.",
+    "stream": "One of them is large enough, but it belongs to another CUDA stream, and a block "
+    "never moves to another stream.",
+    "pool": "The missing memory is free in a pool that this request cannot use: the pool of a CUDA "
+    "graph or MemPool, or that of the other size class (tensors up to 1 MiB, or larger ones).",
+    "pending": "One of them is large enough, but it still waited for another stream when PyTorch "
+    "searched. When it became free, PyTorch asked only the driver (pytorch/pytorch#189504).",
+    "small_segment": "PyTorch allocates 20 MiB from the driver for any tensor of 1 to 10 MiB. The "
+    "tensor alone might have fitted.",
 }
 
 
 def summary(report: OomReport) -> str:
-    """The cause in one line, without a full stop."""
-    return f"Out of memory: {report.oom.cause}, {HEADLINES[report.oom.cause]}"
+    """Return the cause in one line, without a full stop."""
+    return f"Out of memory: {report.oom.cause}, {CAUSE_SUMMARIES[report.oom.cause]}"
 
 
 def failure_reason(report: OomReport) -> tuple[str, ...]:
-    """Why the request failed, in a few sentences with numbers."""
-    asked = f"PyTorch asked the driver for {format_size(report.oom.requested_bytes)} on GPU {report.device.index}."
+    """Return why the request failed, in a few sentences with numbers."""
+    requested = format_size(report.oom.requested_bytes)
     cached, driver = format_size(report.cached_free_bytes), format_size(report.driver_free_bytes)
-    free = f"With its cache returned, {driver} was free at the driver and {cached} in PyTorch's own free blocks."
-    return (asked, free, *(sentence for sentence in _REASONS[report.oom.cause](report) if sentence))
+    request = f"PyTorch asked the driver for {requested} on GPU {report.device.index}."
+    free = (
+        f"After PyTorch had emptied its cache, {driver} was free at the driver and {cached} in "
+        "PyTorch's own free blocks."
+    )
+    return (request, free, *filter(None, _REASONS[report.oom.cause](report)))
 
 
 def _capacity(report: OomReport) -> Sequence[str]:
     requested, total = report.oom.requested_bytes, report.device.total_bytes
     if total is not None and requested > total:
-        return (f"That is more than the whole device has ({format_size(total)}).",)
-    free = report.driver_free_bytes + report.cached_free_bytes
-    missing = f"That is {format_size(requested - free)} too little." if requested > free else ""
-    rounded = (
-        "Tensors of 1 to 10 MiB take 20 MiB from the driver at once."
-        if requested == LARGE_BUFFER
-        else ""
-    )
-    return missing, _held(report), rounded
-
-
-def _held(report: OomReport) -> str:
+        return (f"That is more than the total memory of the device ({format_size(total)}).",)
+    missing = requested - report.driver_free_bytes - report.cached_free_bytes
     allocator = report.device.allocator
-    return f"Tensors held {format_size(allocator.allocated_bytes.total)}." if allocator else ""
+    held = format_size(allocator.allocated_bytes.total) if allocator else ""
+    return (
+        f"{format_size(missing)} was missing." if missing > 0 else "",
+        f"Tensors held {held}." if held else "",
+        "PyTorch allocates 20 MiB for any tensor of 1 to 10 MiB."
+        if requested == LARGE_BUFFER
+        else "",
+    )
 
 
 def _fragmentation(report: OomReport) -> Sequence[str]:
-    layout, kind = report.layout, report.oom.detail
-    largest = (
-        f"The largest of these blocks has {format_size(layout.largest_free_block_bytes)}."
-        if layout
-        else ""
+    layout, detail = report.layout, report.oom.detail
+    largest = format_size(layout.largest_free_block_bytes) if layout else ""
+    return (
+        f"The largest of these blocks has {largest}." if largest else "",
+        FRAGMENTATION_REASONS[detail] if detail else "",
     )
-    return largest, FRAGMENTATION[kind] if kind else ""
 
 
 def _limit(report: OomReport) -> Sequence[str]:
-    limit, reserved = report.limit_bytes, report.reserved_bytes
+    limit, reserved, total = report.limit_bytes, report.reserved_bytes, report.device.total_bytes
     if limit is None or reserved is None:
         return ("The process had reached its memory fraction.",)
-    share = (
-        f" ({limit / report.device.total_bytes:.0%} of the device)"
-        if report.device.total_bytes
-        else ""
-    )
-    return (
-        f"But the process may use {format_size(limit)}{share}, and held {format_size(reserved)} of it.",
-    )
+    share = f" ({limit / total:.0%} of the device)" if total else ""
+    held = format_size(reserved)
+    return (f"The process may use {format_size(limit)}{share}, and it already held {held}.",)
 
 
 def _external(report: OomReport) -> Sequence[str]:
@@ -217,8 +215,8 @@ def _external(report: OomReport) -> Sequence[str]:
         return ()
     outside, own = format_size(report.outside_bytes), format_size(report.reserved_bytes)
     return (
-        f"This process's PyTorch held {own} of the device.",
-        f"{outside} was held outside of it: by other processes, or by libraries beside PyTorch.",
+        f"PyTorch held {own} in this process.",
+        f"Other processes, or libraries other than PyTorch, held {outside}.",
     )
 
 
@@ -231,12 +229,15 @@ _REASONS: dict[OomCause, Callable[[OomReport], Sequence[str]]] = {
 
 
 def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
-    """Where the device's memory was at the OOM, in bytes; sums to the device's total. Empty when unknown."""
+    """Return the use of the device's memory at the OOM, in bytes that add up to its total.
+
+    Parts of 0 bytes are left out. Return an empty list if the use is unknown.
+    """
     allocator, outside, layout = report.device.allocator, report.outside_bytes, report.layout
     if allocator is None or outside is None:
         return []
     active, private = allocator.active_bytes.total, layout.private_free_bytes if layout else 0
-    named = [
+    parts = [
         ("tensors", allocator.allocated_bytes.total),
         ("freed, waiting for a stream", active - allocator.allocated_bytes.total),
         ("free blocks of PyTorch", allocator.reserved_bytes.total - active - private),
@@ -244,31 +245,31 @@ def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
         ("outside PyTorch's allocator", outside),
         ("free at the driver", report.driver_free_bytes),
     ]
-    return [(name, size) for name, size in named if size > 0]
+    return [(name, size) for name, size in parts if size > 0]
 
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:
-    """How it came to that: the last minutes and the cache that was returned, in a few sentences."""
-    return tuple(
-        sentence for sentence in (_steps(report), _retries(report), _cache(report)) if sentence
-    )
+    """Return what happened in the minutes before the OOM, in a few sentences."""
+    return tuple(filter(None, (_steps(report), _retries(report), _cache(report))))
 
 
 def _steps(report: OomReport) -> str:
     steps = report.steps
     if not steps.count or steps.last_timestamp is None:
-        return "No step had been finished."
+        return "No step had finished."
     ago = format_seconds(report.oom.timestamp - steps.last_timestamp)
-    return f"{steps.count:,} step{'s' * (steps.count != 1)} had been finished, the last one {ago} before."
+    return (
+        f"{steps.count:,} step{'s' * (steps.count != 1)} had finished, the last one {ago} earlier."
+    )
 
 
 def _retries(report: OomReport) -> str:
-    known = [count for count in report.trend.alloc_retries if count is not None]
-    grown = known[-1] - known[0] if known else 0
-    if grown <= 0:
+    counts = [count for count in report.trend.alloc_retries if count is not None]
+    increase = counts[-1] - counts[0] if counts else 0
+    if increase <= 0:
         return ""
-    times = "once" if grown == 1 else f"{grown:,} times"
-    return f"In the minutes shown PyTorch had already emptied its whole cache {times} to find room (a retry)."
+    times = "once" if increase == 1 else f"{increase:,} times"
+    return f"In the minutes shown, PyTorch emptied its whole cache {times} to retry an allocation."
 
 
 def _cache(report: OomReport) -> str:
@@ -276,15 +277,15 @@ def _cache(report: OomReport) -> str:
     if before is None:
         return ""
     age = report.oom.timestamp - before.timestamp
-    when = "Just before" if age < 1 else f"{format_seconds(age)} before"
-    released, stranded = format_size(before.releasable_bytes), format_size(before.stranded_bytes)
+    when = "Just before" if age < 1 else f"{format_seconds(age)} earlier"
+    releasable, stranded = format_size(before.releasable_bytes), format_size(before.stranded_bytes)
     return (
-        f"{when}, the cache held {released} that could be returned and {stranded} that could not."
+        f"{when}, the cache held {releasable} that could be released and {stranded} that could not."
     )
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as people say it: "0.3 s", "42 s", "4 min 50 s", "2 h 10 min"."""
+    """Format a duration: "0.3 s", "42 s", "4 min 50 s", "2 h 10 min"."""
     seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"

@@ -1,6 +1,8 @@
-"""What to do about an OOM: remedies that fit its cause, the PyTorch version and the settings already in force.
+"""Remedies for an OOM that fit its cause, the PyTorch version and the settings in effect.
 
-Settings and since when they exist: c10/cuda/CUDAAllocatorConfig.h and c10/core/AllocatorConfig.h, PyTorch 2.1 to 2.13.
+Settings and the versions that introduced them: c10/cuda/CUDAAllocatorConfig.h and
+c10/core/AllocatorConfig.h, PyTorch 2.1 to 2.13. The OOM report, what-if, the rules, the dashboards
+and the runbooks take their allocator settings from this file.
 """
 
 from __future__ import annotations
@@ -11,13 +13,41 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.oom_report import OomReport
-from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
+from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.sample.sample import OomCause, OomDetail
 
-# Shares of the device's memory and of a step's memory from which on a remedy is worth its line.
+SETTING_REMEDIES = {
+    "expandable_segments": "Enable expandable segments, which grow and shrink page by page. "
+    "This is the best general remedy.",
+    "roundup_power2_divisions": "If tensor sizes vary from step to step, round them up to fewer "
+    "sizes so that blocks are reused, or pad or bucket the inputs.",
+    "garbage_collection_threshold": "Release old cached segments before the limit is reached, "
+    "instead of all of them when it is.",
+    "max_split_size_mb": "As a last resort, do not split large blocks, which wastes some memory in "
+    "each of them.",
+    "large_segment_size_mb": "Allocate smaller segments for tensors of 1 to 10 MiB.",
+}
+"""What each allocator setting that torchmem recommends is for."""
+
+SHORT_REMEDIES: dict[str, str] = {
+    "capacity": "Use a smaller batch, recompute activations, shard, or use a larger GPU",
+    "fragmentation": "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "limit": "Raise the memory fraction, or reduce the memory that the job needs",
+    "external": "Find and stop the other process on the GPU, or use another GPU",
+}
+"""The first remedy for each cause, where there is space for one phrase only."""
+
+ROUNDUP_DIVISIONS = 8
+GARBAGE_COLLECTION_THRESHOLD = 0.8
+SPLIT_SIZES_MB = (64, 128, 256, 512)
+MIN_SPLIT_SIZE_MB = 32  # the setting must exceed 20 MiB
+LARGE_SEGMENT_SIZE_MB = 12
+
 WORTH_RELEASING = 0.05
+"""The share of the device's memory from which cached memory is worth a remedy."""
 MOSTLY_ACTIVATIONS = 0.5
+"""The share of tensor memory allocated within a step that points to activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +59,51 @@ class Remedy:
 
 
 def remedies(report: OomReport) -> tuple[Remedy, ...]:
-    """What to do, the most promising first; never what is in force already."""
+    """Return what to do, the most promising first, without settings that are already in effect."""
     return tuple(_REMEDIES[report.oom.cause](report))
 
 
 def conf_variable(versions: Mapping[str, str]) -> str:
-    """The environment variable of the allocator's settings: since 2.10 one name for all builds of PyTorch."""
+    """Return the environment variable for allocator settings that this version of PyTorch reads.
+
+    Since 2.10, all builds read PYTORCH_ALLOC_CONF. PyTorch 2.9 ignores it without a warning
+    (pytorch/pytorch#183387).
+    """
     if _version(versions) >= (2, 10):
         return "PYTORCH_ALLOC_CONF"
     return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else "PYTORCH_CUDA_ALLOC_CONF"
 
 
+def export_line(conf: Mapping[str, str], variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> str:
+    """Return the shell line that sets all of `conf`, or that unsets `variable` if it is empty."""
+    if not conf:
+        return f"unset {variable}"
+    return f"export {variable}={shlex.quote(format_alloc_conf(conf))}"
+
+
 def _version(versions: Mapping[str, str]) -> tuple[int, int]:
-    """Major and minor version of PyTorch; (0, 0) when it is unknown."""
-    found = re.match(r"(\d{1,3})\.(\d{1,3})", versions.get("torch", ""))
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return the major and minor version of PyTorch; (0, 0) if unknown."""
+    match = re.match(r"(\d{1,3})\.(\d{1,3})", versions.get("torch", ""))
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _setting(report: OomReport, text: str, key: str, value: str) -> Remedy:
-    """A remedy that is a setting, as the line to type: added to what is set already."""
-    variable = conf_variable(report.process.versions)
-    present = parse_alloc_conf(report.allocator_settings.get(LAST_PARSED, ""))
-    conf = ",".join(f"{name}:{word}" for name, word in (present | {key: value}).items())
-    # An older name that is still set would win.
-    older = (
-        ("unset PYTORCH_CUDA_ALLOC_CONF",) if present and variable == "PYTORCH_ALLOC_CONF" else ()
-    )
-    return Remedy(text, (*older, f"export {variable}={shlex.quote(conf)}"))
+def _last_parsed(report: OomReport) -> dict[str, str]:
+    return parse_alloc_conf(report.allocator_settings.get(LAST_PARSED, ""))
 
 
 def _is_set(report: OomReport, name: str) -> bool:
-    """Whether a setting is away from its default, by the allocator's own account."""
+    """Return whether the allocator reports a value other than the default for a setting."""
     return report.allocator_settings.get(name, "False") not in {"False", "0", "0.0", "-1", ""}
+
+
+def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
+    """Return the remedy that adds one setting to those that are set already."""
+    variable = conf_variable(report.process.versions)
+    present = _last_parsed(report)
+    # PyTorch prefers the old name of the variable if both are set.
+    unset = (export_line({}),) if present and variable == "PYTORCH_ALLOC_CONF" else ()
+    lines = (*unset, export_line(present | {key: value}, variable))
+    return Remedy(SETTING_REMEDIES[key] + note, lines)
 
 
 def _fragmentation(report: OomReport) -> Iterator[Remedy]:
@@ -70,19 +113,14 @@ def _fragmentation(report: OomReport) -> Iterator[Remedy]:
 def _stranded(report: OomReport) -> Iterator[Remedy]:
     yield from _expandable(report)
     if not _is_set(report, "roundup_power2_divisions"):
-        yield _setting(
-            report,
-            "If tensor sizes vary from step to step, round them up to a few sizes so that blocks are used again; or "
-            "pad or bucket the inputs.",
-            "roundup_power2_divisions",
-            "8",
-        )
+        yield _setting(report, "roundup_power2_divisions", str(ROUNDUP_DIVISIONS))
     yield from _empty_cache(report)
     yield from _garbage_collection(report)
     if _is_set(report, "expandable_segments"):
         yield Remedy(
-            "Expandable segments are on, so free pages went back already: create what lives long (model, optimizer "
-            "state, caches) before the first step, so that it does not lie between short-lived tensors."
+            "Expandable segments are enabled, so free pages have been returned already. Create "
+            "long-lived tensors (model, optimizer state, caches) before the first step, so that "
+            "they do not lie between short-lived ones."
         )
     elif not _is_set(report, "max_split_size"):
         yield _max_split_size(report)
@@ -91,55 +129,51 @@ def _stranded(report: OomReport) -> Iterator[Remedy]:
 def _expandable(report: OomReport) -> Iterator[Remedy]:
     if not _is_set(report, "expandable_segments"):
         known = "expandable_segments" in report.allocator_settings
-        text = "Let segments grow and shrink page by page: the best general remedy"
-        text += "." if known else ", if it is not on already."
-        yield _setting(report, text, "expandable_segments", "True")
+        note = "" if known else " Skip it if they are enabled already."
+        yield _setting(report, "expandable_segments", "True", note)
 
 
 def _max_split_size(report: OomReport) -> Remedy:
-    """A size that keeps blocks like the failed one whole; a setting must be over 20 MiB."""
-    size = next(
-        (size for size in (512, 256, 128, 64) if size * MIB < report.oom.requested_bytes), 32
-    )
-    text = "As a last resort keep large blocks whole, at the price of some waste in each."
-    return _setting(report, text, "max_split_size_mb", str(size))
+    """Suggest the largest size at which blocks of the failed request's size are not split."""
+    smaller = [size for size in SPLIT_SIZES_MB if size * MIB < report.oom.requested_bytes]
+    return _setting(report, "max_split_size_mb", str(max(smaller, default=MIN_SPLIT_SIZE_MB)))
 
 
 def _empty_cache(report: OomReport) -> Iterator[Remedy]:
-    released = _releasable(report)
-    if released:
+    releasable = _releasable(report)
+    if releasable:
         yield Remedy(
-            f"{format_size(released)} lay cached in whole segments: where the run changes its phase "
-            "(training, evaluation, generation), return them before small tensors split them.",
+            f"{format_size(releasable)} was cached in whole segments. Release it where the run "
+            "changes phase (training, evaluation, generation), before small tensors split it.",
             ("torch.cuda.empty_cache()",),
         )
 
 
 def _releasable(report: OomReport) -> int:
-    """Bytes of the cache that could have been returned before; 0 when they are few."""
+    """Return the cached bytes that could have been released earlier; 0 if they are few."""
     before, total = report.layout_before, report.device.total_bytes
-    worthy = (
-        before is not None
-        and total is not None
-        and before.releasable_bytes > WORTH_RELEASING * total
-    )
-    return before.releasable_bytes if before is not None and worthy else 0
+    if before is None or total is None:
+        return 0
+    return before.releasable_bytes if before.releasable_bytes > WORTH_RELEASING * total else 0
 
 
 def _garbage_collection(report: OomReport) -> Iterator[Remedy]:
-    """Only with a memory fraction below 1 does the allocator look at this setting; it skips expandable segments."""
-    collected = _is_set(report, "garbage_collection_threshold") or _is_set(
+    """Suggest garbage collection where it has an effect.
+
+    The allocator collects only below a memory fraction of 1, and never from expandable segments.
+    """
+    without_effect = _is_set(report, "garbage_collection_threshold") or _is_set(
         report, "expandable_segments"
     )
-    if report.limit_bytes is not None and _releasable(report) and not collected:
-        text = "Return old cached segments before the limit is reached, not all of them when it is."
-        yield _setting(report, text, "garbage_collection_threshold", "0.8")
+    if report.limit_bytes is not None and _releasable(report) and not without_effect:
+        yield _setting(report, "garbage_collection_threshold", str(GARBAGE_COLLECTION_THRESHOLD))
 
 
 def _stream(report: OomReport) -> Iterator[Remedy]:
     yield Remedy(
-        "Allocate large tensors on one stream: create outputs and buffers before `with torch.cuda.stream(...)`, and "
-        "call tensor.record_stream(stream) where another stream uses them."
+        "Allocate large tensors on one stream: create outputs and buffers before "
+        "`with torch.cuda.stream(...)`, and call tensor.record_stream(stream) where another "
+        "stream uses them."
     )
     yield from _empty_cache(report)
 
@@ -147,19 +181,20 @@ def _stream(report: OomReport) -> Iterator[Remedy]:
 def _pool(report: OomReport) -> Iterator[Remedy]:
     if report.layout and report.layout.private_free_bytes >= report.oom.requested_bytes:
         yield Remedy(
-            "Let CUDA graphs share one pool, and drop graphs and MemPools that are no longer replayed."
+            "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used."
         )
         if _version(report.process.versions) >= (2, 8):
-            yield Remedy("Allow a MemPool to help out.", ("torch.cuda.MemPool(use_on_oom=True)",))
+            yield Remedy(
+                "Let other allocations use the memory of a MemPool when memory runs out.",
+                ("torch.cuda.MemPool(use_on_oom=True)",),
+            )
         return
     yield from _expandable(report)
     yield from _smaller()
 
 
 def _pending(_: OomReport) -> Iterator[Remedy]:
-    yield Remedy(
-        "Catch torch.OutOfMemoryError and try the same call once more: the block is free now."
-    )
+    yield Remedy("Catch torch.OutOfMemoryError and repeat the call, as the block is free now.")
     yield Remedy(
         "Wait for the other stream before the large allocation, or record fewer tensors on it.",
         ("torch.cuda.current_stream().wait_stream(other)",),
@@ -167,15 +202,12 @@ def _pending(_: OomReport) -> Iterator[Remedy]:
 
 
 def _small_segment(report: OomReport) -> Iterator[Remedy]:
-    in_force = "large_segment_size_mb" in parse_alloc_conf(
-        report.allocator_settings.get(LAST_PARSED, "")
-    )
-    if _version(report.process.versions) >= (2, 11) and not in_force:
-        yield _setting(
-            report, "Take smaller segments for small tensors.", "large_segment_size_mb", "12"
-        )
+    in_effect = "large_segment_size_mb" in _last_parsed(report)
+    if _version(report.process.versions) >= (2, 11) and not in_effect:
+        yield _setting(report, "large_segment_size_mb", str(LARGE_SEGMENT_SIZE_MB))
     yield Remedy(
-        "The device is full but for some MiB: leave more room, with a smaller batch first."
+        "Only a few MiB of the device are free. Leave more memory free, for example with a "
+        "smaller batch."
     )
     yield from _expandable(report)
 
@@ -184,40 +216,39 @@ def _capacity(report: OomReport) -> Iterator[Remedy]:
     total = report.device.total_bytes
     if total is not None and report.oom.requested_bytes > total:
         yield Remedy(
-            "Look at the line that failed: one tensor of that size is most likely a wrong shape."
+            "Check the line that failed: a tensor of that size most likely has a wrong shape."
         )
         return
-    smaller, shard = tuple(_smaller()), _shard(report)
-    yield from (
-        (*smaller, shard) if _activations(report) >= MOSTLY_ACTIVATIONS else (shard, *smaller)
-    )
+    if _activations(report) >= MOSTLY_ACTIVATIONS:
+        yield from _smaller()
+        yield _shard(report)
+    else:
+        yield _shard(report)
+        yield from _smaller()
 
 
 def _activations(report: OomReport) -> float:
-    """Share of the tensors' bytes that came within the step: allocated now against the least between steps.
+    """Return the share of tensor memory that was allocated within the step.
 
-    1 when nothing is known of the time between steps.
+    It compares the allocated memory with its minimum between steps, and is 1 if that is unknown.
     """
-    allocator = report.device.allocator
-    between = [
-        size
-        for size, steps in zip(report.trend.allocated_bytes, report.trend.steps, strict=True)
-        if size and steps
-    ]
+    allocator, trend = report.device.allocator, report.trend
+    samples = zip(trend.allocated_bytes, trend.steps, strict=True)
+    between_steps = [size for size, steps in samples if size and steps]
     now = allocator.allocated_bytes.total if allocator else 0
-    return 1 - min(between) / now if between and now else 1.0
+    return 1 - min(between_steps) / now if between_steps and now else 1.0
 
 
 def _smaller() -> Iterator[Remedy]:
     yield Remedy(
-        "Use a smaller batch, or shorter sequences, and accumulate gradients over several of them."
+        "Use a smaller batch or shorter sequences, and accumulate gradients over several batches."
     )
     yield Remedy(
-        "Recompute activations in the backward pass instead of keeping them.",
+        "Recompute activations in the backward pass instead of storing them.",
         ("torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",),
     )
     yield Remedy(
-        "Keep activations in 16 bits, unless they are already.",
+        "Store activations in 16 bits, unless they are already.",
         ("with torch.autocast('cuda', dtype=torch.bfloat16): ...",),
     )
 
@@ -226,8 +257,8 @@ def _shard(report: OomReport) -> Remedy:
     world = report.process.world_size or 1
     ranks = f"the {world} ranks" if world > 1 else "several GPUs"
     return Remedy(
-        f"Shard parameters, gradients and optimizer state over {ranks} (FSDP, ZeRO), unless they are already; or hold "
-        "optimizer state in host memory or in 8 bits."
+        f"Shard parameters, gradients and optimizer state over {ranks} (FSDP, ZeRO), unless they "
+        "are already, or keep the optimizer state in host memory or in 8 bits."
     )
 
 
@@ -235,29 +266,36 @@ def _limit(report: OomReport) -> Iterator[Remedy]:
     total, reserved = report.device.total_bytes, report.reserved_bytes
     if total and reserved is not None:
         needed = (reserved + report.oom.requested_bytes) / total
-        index = report.device.index
         if needed < 1:
-            raised = min(1.0, int(needed * 100 + 2) / 100)
-            text = f"Raise the limit: this request needed a fraction of {needed:.2f}, and the driver had the memory."
-            yield Remedy(
-                text, (f"torch.cuda.set_per_process_memory_fraction({raised:.2f}, {index})",)
-            )
+            yield _raised_limit(needed, report.device.index)
     yield from _garbage_collection(report)
     yield from _smaller()
 
 
+def _raised_limit(needed: float, index: int) -> Remedy:
+    fraction = min(1.0, int(needed * 100 + 2) / 100)
+    return Remedy(
+        f"Raise the limit: this request needed a fraction of {needed:.2f}, and the driver had "
+        "enough free memory.",
+        (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {index})",),
+    )
+
+
 def _external(report: OomReport) -> Iterator[Remedy]:
-    where = f'{{uuid="{report.device.uuid}"}}' if report.device.uuid else ""
+    selector = f'{{uuid="{report.device.uuid}"}}' if report.device.uuid else ""
     yield Remedy(
-        "See who holds the memory: a forgotten process, a notebook, another job, a second rank on the same device. "
-        "PyTorch's own error names those it can see; Prometheus remembers them, if the exporter ran.",
-        ("nvidia-smi", f"nvml_process_memory_bytes{where}"),
+        "Find out what holds the memory: a forgotten process, a notebook, another job, or a second "
+        "rank on the same device. PyTorch's error lists the processes that it can see; Prometheus "
+        "has their history if the exporter was running.",
+        ("nvidia-smi", f"nvml_process_memory_bytes{selector}"),
     )
     yield Remedy(
-        "End it, move this run to a free device, or check that each rank sets its own device (LOCAL_RANK)."
+        "Stop it, move this run to a free device, or check that each rank selects its own device "
+        "(LOCAL_RANK)."
     )
     yield Remedy(
-        "If the device is shared on purpose, give every process its share, and let it return its cache when it rests.",
+        "If the device is shared on purpose, give each process a memory fraction, and release its "
+        "cache while it is idle.",
         ("torch.cuda.set_per_process_memory_fraction(0.5)", "torch.cuda.empty_cache()"),
     )
 

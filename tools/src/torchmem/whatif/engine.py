@@ -5,11 +5,16 @@ What a recorded program would have done on other cards, under its own settings.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig, parse_alloc_conf
+from torchmem.allocator.remedies import export_line
+from torchmem.allocator.settings import (
+    LAST_PARSED,
+    REQUEST_SETTINGS,
+    AllocatorConfig,
+    parse_alloc_conf,
+)
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 from torchmem.whatif.fidelity import Progress, Work, caveats, repeat_best, survey
@@ -17,7 +22,7 @@ from torchmem.whatif.rebuild import Before, Case
 from torchmem.whatif.repetition import repeat
 from torchmem.whatif.replay import Program, Replayer, outcome
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
-from torchmem.whatif.settings import SIMULATED, Candidate, candidate, grid
+from torchmem.whatif.settings import Candidate, candidate, grid
 from torchmem.whatif.verdict import decide
 
 PACKED = "recorded, packed"
@@ -141,14 +146,9 @@ def line_to_type(recording: Recording, conf: str) -> str:
     kept = {
         key: value
         for key, value in present.items()
-        if key not in SIMULATED - {"per_process_memory_fraction"}
+        if key not in REQUEST_SETTINGS - {"per_process_memory_fraction"}
     }
-    merged = ",".join(f"{key}:{value}" for key, value in (kept | parse_alloc_conf(conf)).items())
-    return (
-        f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(merged)}"
-        if merged
-        else "unset PYTORCH_CUDA_ALLOC_CONF"
-    )
+    return export_line(kept | parse_alloc_conf(conf))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from torchmem.allocator.remedies import (
+    GARBAGE_COLLECTION_THRESHOLD,
+    ROUNDUP_DIVISIONS,
+    SPLIT_SIZES_MB,
+)
 from torchmem.allocator.settings import (
     DEFAULT_CONFIG,
     LAST_PARSED,
+    REQUEST_SETTINGS,
     AllocatorConfig,
+    format_alloc_conf,
     parse_alloc_conf,
     parse_divisions,
     rejection_reason,
@@ -17,16 +24,8 @@ from torchmem.allocator.sizes import MIB
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 
-SPLIT_SIZES_MB = (64, 128, 256, 512)
-DIVISIONS = 8
-COLLECTED_FROM = 0.8
 LIMITED_TO = 0.95
 """The garbage collection works only below a memory fraction."""
-SIMULATED = frozenset({
-    "expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb",
-    "roundup_power2_divisions", "throw_on_cudamalloc_oom", "garbage_collection_threshold",
-    "per_process_memory_fraction",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,11 @@ def recorded_settings(recording: Recording) -> Candidate:
     """
     settings = recording.settings
     last = str(settings.get(LAST_PARSED.upper()) or "")
-    parsed = {key: value for key, value in parse_alloc_conf(last).items() if key in SIMULATED}
+    parsed = {
+        key: value for key, value in parse_alloc_conf(last).items() if key in REQUEST_SETTINGS
+    }
     try:
-        config = AllocatorConfig.parse(",".join(f"{key}:{value}" for key, value in parsed.items()))
+        config = AllocatorConfig.parse(format_alloc_conf(parsed))
         config = _effective(config, settings)
     except (ValueError, TypeError, OverflowError):
         raise UsageError(
@@ -75,7 +76,7 @@ def conf_text(config: AllocatorConfig) -> str:
         "per_process_memory_fraction": _fraction(config.per_process_memory_fraction),
         "throw_on_cudamalloc_oom": config.throw_on_cudamalloc_oom or None,
     }
-    return ",".join(f"{key}:{value}" for key, value in parts.items() if value is not None)
+    return format_alloc_conf({key: str(value) for key, value in parts.items() if value is not None})
 
 
 def candidate(name: str, conf: str, *, card_known: bool = True) -> Candidate:
@@ -108,16 +109,17 @@ def grid(recording: Recording, recorded: Candidate, *, card_known: bool) -> list
 
 
 def _texts(largest: int, recorded: AllocatorConfig) -> Iterator[tuple[str, str]]:
-    expandable, rounded = "expandable_segments:True", f"roundup_power2_divisions:{DIVISIONS}"
+    expandable, rounded = (
+        "expandable_segments:True",
+        f"roundup_power2_divisions:{ROUNDUP_DIVISIONS}",
+    )
     yield "default", ""
     yield "expandable segments", expandable
     for size in SPLIT_SIZES_MB:
         if size * MIB <= largest:  # otherwise nothing is that large, and the default is the same
             yield f"split up to {size} MiB", f"max_split_size_mb:{size}"
     yield "rounded sizes", rounded
-    collected = (
-        f"garbage_collection_threshold:{COLLECTED_FROM},per_process_memory_fraction:{LIMITED_TO}"
-    )
+    collected = f"garbage_collection_threshold:{GARBAGE_COLLECTION_THRESHOLD},per_process_memory_fraction:{LIMITED_TO}"
     yield "garbage collection", collected
     yield "expandable segments, rounded sizes", f"{expandable},{rounded}"
     if not recorded.expandable_segments:
@@ -126,7 +128,7 @@ def _texts(largest: int, recorded: AllocatorConfig) -> Iterator[tuple[str, str]]
             conf_text(replace(recorded, expandable_segments=True)),
         )
     if not any(recorded.roundup_power2_divisions):
-        divisions = parse_divisions(str(DIVISIONS))
+        divisions = parse_divisions(str(ROUNDUP_DIVISIONS))
         yield (
             "recorded with rounded sizes",
             conf_text(replace(recorded, roundup_power2_divisions=divisions)),
