@@ -18,7 +18,7 @@ from benchmarks.overhead.workload import make
 
 from torchmem.sample.sample import Sample
 from torchmem.sdk._identity import identify
-from torchmem.sdk._publish import RunFile
+from torchmem.sdk._publish import SampleFile
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import resolve
@@ -58,7 +58,7 @@ def measure(blocks: int) -> dict[str, object]:
     snapshot(recorder)
     settings = resolve({"interval": 3600.0}, {})
     process = identify(settings, os.environ, workload.backend.versions())
-    file = RunFile(Path(tempfile.mkdtemp(prefix="torchmem-benchmark-")), "1.sample.json")
+    file = SampleFile(Path(tempfile.mkdtemp(prefix="torchmem-benchmark-")), "1.sample.json")
 
     def sample() -> Sample:
         return Sample(

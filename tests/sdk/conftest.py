@@ -1,4 +1,4 @@
-"""A session over a simulated card, and processes that run a script with the SDK."""
+"""Sessions over a simulated card, and processes that run a script with the SDK."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UUID = "GPU-00000000-0000-4000-8000-000000000001"
 
 @pytest.fixture
 def allocator() -> DeviceCachingAllocator:
-    """PyTorch's allocator, simulated, on an empty card of 1 GiB."""
+    """A simulated allocator on an empty card of 1 GiB."""
     return DeviceCachingAllocator(
         SimulatedCard(1024 * MIB, context_bytes=0, uuid=UUID, name="Small")
     )
@@ -32,13 +32,13 @@ def allocator() -> DeviceCachingAllocator:
 
 @pytest.fixture
 def backend(allocator: DeviceCachingAllocator) -> SimulatedBackend:
-    """The door to that allocator, CUDA already up."""
+    """The backend of that allocator, with CUDA already up."""
     return SimulatedBackend([allocator])
 
 
 @pytest.fixture
 def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
-    """Opens sessions that publish into `tmp_path`, slowly unless told otherwise, and closes them afterwards."""
+    """Opens sessions that publish into `tmp_path`, and closes them at the end."""
     opened: list[Session] = []
 
     def open_one(
@@ -62,27 +62,43 @@ def published(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
 
 
 PRELUDE = """
-import os, sys, time
+import glob, json, os, signal, sys, threading, time
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+
+def published():
+    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*.sample.json")
+    return [json.load(open(path)) for path in paths]
+
+def wait_for_step(count):
+    while not any(sample["steps"]["count"] == count for sample in published()):
+        time.sleep(0.01)
+
 allocator = DeviceCachingAllocator(SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1"))
 backend = SimulatedBackend([allocator])
-session = sdk.instrument(backend=backend, interval=0.05)
 """
 
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a script, after the SDK's one line, as a process of its own with the run directory `tmp_path`."""
+    """Runs a script over a simulated card in a process of its own, publishing into `tmp_path`."""
 
-    def run(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(body: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "TORCHMEM_RUN_DIR": str(tmp_path),
+            "TORCHMEM_INTERVAL": "0.05",
+        }
         return subprocess.run(
             [sys.executable, "-c", PRELUDE + body],
-            env={"PATH": "/usr/bin:/bin", "TORCHMEM_RUN_DIR": str(tmp_path), **environment},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     return run

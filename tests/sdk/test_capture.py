@@ -1,4 +1,4 @@
-"""Capture on demand, on the process's side: granted to its user, between two steps, and never harmful."""
+"""Capture on demand in the process: for its own user, between two steps, and without harm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchmem.sample.capture_messages import (
     sibling_path,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._capture import STALE_SECONDS, Capture, Job, next_move
+from torchmem.sdk._capture import STALE_SECONDS, Capture, Job, next_action
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -36,31 +36,31 @@ from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError
 
 MIB = 1 << 20
-moments = st.floats(0, 1000)
+seconds_ = st.floats(0, 1000)
 
 
 class Rank:
-    """A capture with a clock that stands still, and the command's end of it."""
+    """A capture with a clock that the test sets, and the files that the command uses."""
 
     def __init__(self, directory: Path, backend: SimulatedBackend) -> None:
         self.now = 0.0
         self.errors = Errors()
         sample = directory / f"0-1-2{SAMPLE_SUFFIX}"
-        self.request, self._answer = (
+        self.request_path, self._answer = (
             sibling_path(sample, REQUEST_SUFFIX),
             sibling_path(sample, ANSWER_SUFFIX),
         )
         self.snapshot = sibling_path(sample, SNAPSHOT_SUFFIX)
         self.capture = Capture(backend, sample, self.errors, lambda: self.now)
 
-    def ask(self, content: bytes | None = None) -> None:
-        """Put a request, for ten seconds unless told otherwise, where the background thread sees it."""
-        self.request.write_bytes(encode(CaptureRequest(10)) if content is None else content)
+    def request(self, content: bytes | None = None) -> None:
+        """Write a request, for ten seconds by default, and run a tick."""
+        self.request_path.write_bytes(encode(CaptureRequest(10)) if content is None else content)
         self.capture.tick()
 
     @property
     def answer(self) -> CaptureAnswer:
-        """What the process answered last."""
+        """The process's latest answer."""
         return decode_answer(self._answer.read_bytes())
 
 
@@ -70,28 +70,28 @@ def rank(tmp_path: Path, backend: SimulatedBackend) -> Rank:
     return Rank(tmp_path, backend)
 
 
-@given(moments, moments, moments, moments)
+@given(seconds_, seconds_, seconds_, seconds_)
 def test_recording_begins_and_ends_between_two_steps(
     granted: float, wait: float, seconds: float, later: float
 ) -> None:
-    """Away from a step nothing happens until the grace is over; at a step nothing waits longer than asked for."""
+    """Elsewhere nothing happens before the grace period ends; at a step nothing is delayed."""
     waiting = Job(CaptureRequest(seconds), granted)
-    assert "start" == next_move(waiting, granted + wait, at_step=True)
-    assert ("wait" if granted + wait < granted + START_GRACE_SECONDS else "give_up") == next_move(
+    assert "start" == next_action(waiting, granted + wait, at_step=True)
+    assert ("wait" if granted + wait < granted + START_GRACE_SECONDS else "give_up") == next_action(
         waiting, granted + wait, at_step=False
     )
 
     recording = Job(CaptureRequest(seconds), granted, started := granted + wait)
     over = started + later >= started + seconds
-    assert ("finish" if over else "wait") == next_move(recording, started + later, at_step=True)
-    if next_move(recording, started + later, at_step=False) == "finish":
+    assert ("finish" if over else "wait") == next_action(recording, started + later, at_step=True)
+    if next_action(recording, started + later, at_step=False) == "finish":
         assert over
         assert later >= STOP_GRACE_SECONDS - 1e-6
 
 
 def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
-    """Asked, it waits for a step, records for the time given, ends at a step and leaves a private, sound file."""
-    rank.ask()
+    """It waits for a step, records for the given time, ends at a step, and is private."""
+    rank.request()
     assert ("waiting", False) == (rank.answer.state, backend.history_enabled())
 
     rank.capture.at_step()
@@ -102,7 +102,7 @@ def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBacken
     rank.now = 10.0
     rank.capture.at_step()
     assert ("done", False) == (rank.answer.state, backend.history_enabled())
-    assert rank.request.stat().st_mtime_ns == rank.answer.request_ns
+    assert rank.request_path.stat().st_mtime_ns == rank.answer.request_ns
     assert 0o600 == stat.S_IMODE(rank.snapshot.stat().st_mode)
     assert {"segments", "device_traces", "allocator_settings"} == load_snapshot(
         rank.snapshot
@@ -111,8 +111,8 @@ def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBacken
 
 
 def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> None:
-    """A process that never steps is not recorded, and the command is told what to do."""
-    rank.ask()
+    """A process that never steps is not recorded, and the answer says what to do."""
+    rank.request()
     rank.now = START_GRACE_SECONDS
     rank.capture.tick()
 
@@ -123,8 +123,8 @@ def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> No
 def test_when_steps_stop_the_background_thread_ends_it(
     rank: Rank, backend: SimulatedBackend
 ) -> None:
-    """A recording does not go on for ever in a process whose training hangs."""
-    rank.ask()
+    """A recording ends even in a process whose training hangs."""
+    rank.request()
     rank.capture.at_step()
     rank.now = 10 + STOP_GRACE_SECONDS
     rank.capture.tick()
@@ -137,9 +137,9 @@ def test_when_steps_stop_the_background_thread_ends_it(
 
 
 def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBackend) -> None:
-    """Where memory history is on, the request is refused with that reason and history stays on."""
+    """If memory history is on, the request is refused with that reason and history stays on."""
     backend.start_history(1)
-    rank.ask()
+    rank.request()
     rank.capture.at_step()
 
     assert ("refused", True) == (rank.answer.state, "itself" in str(rank.answer.reason))
@@ -149,8 +149,8 @@ def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBac
 def test_a_recording_that_the_script_ended_is_no_snapshot(
     rank: Rank, backend: SimulatedBackend
 ) -> None:
-    """When the script switches history off meanwhile, the answer says so instead of an empty snapshot."""
-    rank.ask()
+    """If the script turns history off, the request is refused and no snapshot is written."""
+    rank.request()
     rank.capture.at_step()
     backend.stop_history()
     rank.now = 10.0
@@ -160,10 +160,10 @@ def test_a_recording_that_the_script_ended_is_no_snapshot(
 
 
 def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBackend) -> None:
-    """When the command is interrupted, recording stops at the next look and nothing is written."""
-    rank.ask()
+    """If the command is interrupted, recording stops at the next tick and nothing is written."""
+    rank.request()
     rank.capture.at_step()
-    rank.request.unlink()
+    rank.request_path.unlink()
     rank.capture.tick()
     rank.now = 10.0
     rank.capture.at_step()
@@ -171,11 +171,11 @@ def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBa
     assert (False, False) == (backend.history_enabled(), rank.snapshot.exists())
 
 
-def test_the_end_of_the_process_keeps_what_was_recorded(
+def test_the_end_of_the_process_writes_what_was_recorded(
     rank: Rank, backend: SimulatedBackend
 ) -> None:
-    """A training that ends before the time is over still hands over its snapshot."""
-    rank.ask()
+    """A training that ends early still writes its snapshot."""
+    rank.request()
     rank.capture.at_step()
     rank.capture.close()
 
@@ -198,9 +198,9 @@ def test_the_end_of_the_process_keeps_what_was_recorded(
         (b" " * (MAX_MESSAGE_BYTES + 1), "larger than"),
     ],
 )
-def test_a_request_that_is_no_request_is_refused(rank: Rank, content: bytes, reason: str) -> None:
-    """Whatever stands in the file, it is refused with a reason, without an error of ours, and nothing is recorded."""
-    rank.ask(content)
+def test_an_invalid_request_is_refused(rank: Rank, content: bytes, reason: str) -> None:
+    """Any invalid content is refused with a reason; no error is counted, nothing is recorded."""
+    rank.request(content)
     rank.capture.at_step()
 
     assert ("refused", True) == (rank.answer.state, reason in str(rank.answer.reason)), rank.answer
@@ -210,15 +210,15 @@ def test_a_request_that_is_no_request_is_refused(rank: Rank, content: bytes, rea
 def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
     """A request that is a link to a good one, or a pipe that would block, is refused."""
     (tmp_path / "elsewhere").write_bytes(encode(CaptureRequest(10)))
-    rank.request.symlink_to(tmp_path / "elsewhere")
+    rank.request_path.symlink_to(tmp_path / "elsewhere")
     rank.capture.tick()
     assert ("refused", "the request is not a regular file.") == (
         rank.answer.state,
         rank.answer.reason,
     )
 
-    rank.request.unlink()
-    os.mkfifo(rank.request)
+    rank.request_path.unlink()
+    os.mkfifo(rank.request_path)
     rank.capture.tick()
     assert ("refused", "the request is not a regular file.") == (
         rank.answer.state,
@@ -228,9 +228,9 @@ def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend) -> None:
-    """A request that neither the process's own user nor root wrote is refused, and not even parsed."""
-    rank.request.write_bytes(b"not json")
-    os.chown(rank.request, 4321, 4321)
+    """A request by neither the process's own user nor root is refused without parsing it."""
+    rank.request_path.write_bytes(b"not json")
+    os.chown(rank.request_path, 4321, 4321)
     rank.capture.tick()
     rank.capture.at_step()
 
@@ -238,11 +238,11 @@ def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend)
     assert not backend.history_enabled()
 
 
-def test_a_forgotten_request_is_refused(rank: Rank) -> None:
-    """A request that a killed command left long ago starts nothing."""
-    rank.request.write_bytes(encode(CaptureRequest(10)))
-    old = rank.request.stat().st_mtime - STALE_SECONDS - 1
-    os.utime(rank.request, (old, old))
+def test_a_stale_request_is_refused(rank: Rank) -> None:
+    """A request that a killed command left behind starts nothing."""
+    rank.request_path.write_bytes(encode(CaptureRequest(10)))
+    old = rank.request_path.stat().st_mtime - STALE_SECONDS - 1
+    os.utime(rank.request_path, (old, old))
     rank.capture.tick()
 
     assert "refused" == rank.answer.state
@@ -258,10 +258,10 @@ class BrokenBackend(SimulatedBackend):
 def test_a_failure_is_counted_and_answered(
     tmp_path: Path, allocator: DeviceCachingAllocator
 ) -> None:
-    """When the snapshot fails, training goes on, recording is off, and the command is told."""
+    """If the snapshot fails, training goes on, recording stops, and the answer says why."""
     backend = BrokenBackend([allocator])
     rank = Rank(tmp_path, backend)
-    rank.ask()
+    rank.request()
     rank.capture.at_step()
     rank.now = 10.0
     rank.capture.at_step()
@@ -273,7 +273,7 @@ def test_a_failure_is_counted_and_answered(
 def test_a_session_serves_requests(
     backend: SimulatedBackend, open_session: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The session's own threads see a request and serve it, without a step being lost."""
+    """A session sees a request and serves it while the script steps."""
     session = open_session(backend, interval=0.01)
     sample = until(lambda: list(tmp_path.glob(f"*{SAMPLE_SUFFIX}")))[0]
     answer = sibling_path(sample, ANSWER_SUFFIX)
@@ -288,33 +288,33 @@ def test_a_session_serves_requests(
     assert load_snapshot(sibling_path(sample, SNAPSHOT_SUFFIX))
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_snapshot_at_an_oom_only_when_asked_for(
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_snapshot_at_an_oom_only_if_enabled(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Callable[..., Session],
     tmp_path: Path,
-    wanted: bool,
+    enabled: bool,
 ) -> None:
-    """With `capture_on_oom` the newest OOM's state is kept in one private file; without it there is none."""
-    session = open_session(backend, capture_on_oom=wanted)
+    """Only `capture_on_oom` keeps the newest OOM's state, in one private file."""
+    session = open_session(backend, capture_on_oom=enabled)
     allocator.malloc(100 * MIB)
     for _ in range(3):
         with pytest.raises(OutOfMemoryError):
             allocator.malloc(2048 * MIB)
 
-    found = list(tmp_path.glob(f"*{OOM_SNAPSHOT_SUFFIX}"))
-    assert [0o600] * wanted == [stat.S_IMODE(path.stat().st_mode) for path in found]
-    assert [100 * MIB] * wanted == [
-        load_snapshot(path)["segments"][0]["total_size"] for path in found
+    paths = list(tmp_path.glob(f"*{OOM_SNAPSHOT_SUFFIX}"))
+    assert [0o600] * enabled == [stat.S_IMODE(path.stat().st_mode) for path in paths]
+    assert [100 * MIB] * enabled == [
+        load_snapshot(path)["segments"][0]["total_size"] for path in paths
     ]
     assert 0 == session.errors.counts["capture"]
 
 
-def test_an_oom_stays_an_oom_when_its_snapshot_fails(
+def test_a_failing_snapshot_does_not_replace_the_oom(
     allocator: DeviceCachingAllocator, open_session: Callable[..., Session]
 ) -> None:
-    """A snapshot that cannot be had never replaces the user's error."""
+    """If the snapshot fails, the user's error is still raised."""
     session = open_session(BrokenBackend([allocator]), capture_on_oom=True)
 
     with pytest.raises(OutOfMemoryError):

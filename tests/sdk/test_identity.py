@@ -1,4 +1,4 @@
-"""Who the process is, under every launcher."""
+"""The identity of the process under every launcher."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_ranks_come_from_the_launcher(
 
 
 def test_settings_beat_the_launcher() -> None:
-    """A rank and a run named by hand are used as they are."""
+    """A rank and a run that are set are used as they are."""
     process = identify(Settings(rank=5, run="mine"), TORCHRUN, {"torch": "2.13.0"})
 
     assert (5, "mine", "2.13.0") == (process.rank, process.run, process.versions["torch"])
 
 
-def test_scheduler_ids_become_facts() -> None:
-    """Slurm's job id stands on the info metric under a Prometheus name."""
+def test_scheduler_ids_become_labels() -> None:
+    """Slurm's job id becomes a label with a Prometheus name."""
     assert {"slurm_job_id": "4711"} == identify(Settings(), SLURM, {}).labels

@@ -1,4 +1,4 @@
-"""The SDK in real processes: exit, crash, SIGKILL, fork."""
+"""The SDK in real processes: exit, crash, signals, fork."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Published = Callable[[], list[dict[str, Any]]]
 
 
 def test_a_clean_exit_is_marked(run_script: Run, published: Published) -> None:
-    """A script that ends leaves its last state, marked as exited, and an exit code of its own."""
-    done = run_script("allocator.malloc(30 << 20); backend.step()")
+    """A script that ends leaves its last state, marked as exited, and keeps its exit code."""
+    done = run_script("sdk.instrument(backend=backend); allocator.malloc(30 << 20); backend.step()")
 
     assert (0, "") == (done.returncode, done.stderr)
     assert ["exited"] == [sample["ended"] for sample in published()]
 
 
 def test_an_uncaught_oom_is_marked(run_script: Run, published: Published) -> None:
-    """A script that dies of OutOfMemoryError leaves that as its ending, and its traceback is untouched."""
-    done = run_script("backend.step(); allocator.malloc(2 << 30)")
+    """A script that dies of OutOfMemoryError is marked as such, and its traceback is unchanged."""
+    done = run_script("sdk.instrument(backend=backend); backend.step(); allocator.malloc(2 << 30)")
 
     assert 1 == done.returncode
     assert "OutOfMemoryError" in done.stderr
@@ -29,8 +29,9 @@ def test_an_uncaught_oom_is_marked(run_script: Run, published: Published) -> Non
 
 
 def test_a_caught_oom_and_a_clean_end_is_an_exit(run_script: Run, published: Published) -> None:
-    """A batch-size finder that catches its OOM and leaves has exited."""
+    """A batch-size finder that catches its OOM and ends has exited."""
     run_script("""
+sdk.instrument(backend=backend)
 try:
     allocator.malloc(2 << 30)
 except OutOfMemoryError:
@@ -41,11 +42,12 @@ except OutOfMemoryError:
 
 
 def test_a_killed_process_leaves_its_last_state(run_script: Run, published: Published) -> None:
-    """After SIGKILL the file holds what was last published and no ending."""
+    """After SIGKILL the file holds what was last published, with no ending."""
     done = run_script("""
+sdk.instrument(backend=backend)
 allocator.malloc(30 << 20); backend.step()
-while not session._monitor.publisher.file.path.exists(): time.sleep(0.01)
-os.kill(os.getpid(), 9)
+while not published(): time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
 """)
 
     assert -signal.SIGKILL == done.returncode
@@ -53,15 +55,18 @@ os.kill(os.getpid(), 9)
 
 
 def test_forked_workers_leave_no_trace(run_script: Run, published: Published) -> None:
-    """A forked DataLoader-like worker publishes nothing, holds no socket of ours and exits cleanly."""
+    """A forked DataLoader worker publishes nothing, holds no socket, and exits cleanly."""
     done = run_script("""
+class Cuda(SimulatedBackend):
+    process = os.getpid()
+    def is_initialized(self):  # PyTorch returns False in a forked child
+        return os.getpid() == self.process and super().is_initialized()
+backend = Cuda([allocator])
+session = sdk.instrument(backend=backend, port=0)
 backend.step()
-session.close(); from torchmem.sdk import _session; _session._current = None
-session = sdk.instrument(backend=backend, interval=0.05, port=0)
 url = session.url
 pid = os.fork()
 if pid == 0:
-    backend._initialized = False  # PyTorch answers False in a forked child
     backend.step()
     assert session.url is None
     sys.exit(0)
@@ -79,9 +84,8 @@ def test_a_fork_before_cuda_becomes_a_rank_of_its_own(
 ) -> None:
     """Instrumented before forking, each child that starts CUDA publishes for itself."""
     done = run_script("""
-session.close(); from torchmem.sdk import _session; _session._current = None
 backend = SimulatedBackend([allocator], initialized=False)
-session = sdk.instrument(backend=backend, interval=0.05)
+sdk.instrument(backend=backend)
 children = []
 for rank in range(2):
     pid = os.fork()
@@ -96,11 +100,9 @@ for pid in children:
     assert 2 == len([sample for sample in published() if sample["steps"]["count"] == 1])
 
 
-def test_a_fork_in_the_midst_of_instrument(run_script: Run) -> None:
-    """A child that was forked while another thread called `instrument()` can call it itself and does not wait."""
+def test_a_fork_during_instrument(run_script: Run) -> None:
+    """A child forked while another thread is in `instrument()` can call it without waiting."""
     done = run_script("""
-session.close(); from torchmem.sdk import _session; _session._current = None
-import signal, threading
 entered, gate = threading.Event(), threading.Event()
 class Slow(SimulatedBackend):
     def on_init(self, callback): entered.set(); gate.wait()
@@ -109,7 +111,7 @@ thread.start(); entered.wait()
 pid = os.fork()
 if pid == 0:
     signal.alarm(20)  # ends a child that hangs
-    sdk.instrument(backend=SimulatedBackend([allocator])); os._exit(0)
+    sdk.instrument(backend=backend); os._exit(0)
 gate.set(); thread.join()
 assert os.waitpid(pid, 0)[1] == 0
 """)
@@ -117,46 +119,43 @@ assert os.waitpid(pid, 0)[1] == 0
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_multiprocessing_children_end_with_a_mark(run_script: Run, published: Published) -> None:
-    """Children of multiprocessing skip atexit, yet their end is marked."""
+def test_multiprocessing_children_are_marked_at_their_end(
+    run_script: Run, published: Published
+) -> None:
+    """Children of multiprocessing skip atexit, but their end is marked all the same."""
     done = run_script("""
 import multiprocessing
 def work():
-    child = SimulatedBackend([allocator])
-    from torchmem.sdk import _session; _session._current = None
-    sdk.instrument(backend=child, interval=0.05, rank=5); child.step()
+    sdk.instrument(backend=backend, rank=5); backend.step()
 process = multiprocessing.get_context("fork").Process(target=work)
 process.start(); process.join()
 """)
 
     assert (0, "") == (done.returncode, done.stderr)
     assert [(5, "exited")] == [
-        (s["process"]["rank"], s["ended"]) for s in published() if s["process"]["rank"]
+        (sample["process"]["rank"], sample["ended"]) for sample in published()
     ]
 
 
-def test_without_torch_the_script_runs_on(run_script: Run, published: Published) -> None:
-    """With no PyTorch installed `instrument()` warns once and does nothing."""
+def test_without_torch_the_script_runs_on(run_script: Run) -> None:
+    """Without PyTorch `instrument()` warns once and does nothing."""
     done = run_script("""
-session.close(); from torchmem.sdk import _session; _session._current = None
 sys.modules["torch"] = None
 sdk.instrument(); sdk.instrument()
 print("trained")
 """)
 
     assert (0, "trained\n") == (done.returncode, done.stdout)
-    assert 1 == done.stderr.count("torchmem watches nothing")
+    assert 1 == done.stderr.count("torchmem is inactive: PyTorch cannot be used here")
 
 
-def test_sigterm_flushes_before_the_scripts_own_handler(
+def test_sigterm_publishes_before_the_scripts_own_handler(
     run_script: Run, published: Published
 ) -> None:
-    """A script with its own SIGTERM handler keeps it, and what it had at that moment is published first."""
+    """A script keeps its SIGTERM handler, and its state is published before the handler runs."""
     done = run_script("""
-session.close(); from torchmem.sdk import _session; _session._current = None
-import signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
-session = sdk.instrument(backend=backend, interval=3600.0)
+sdk.instrument(backend=backend, interval=3600.0)
 backend.step()
 os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
 """)
@@ -168,19 +167,17 @@ os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
 def test_sigterm_in_a_forked_child_leaves_the_parents_file_alone(
     run_script: Run, published: Published
 ) -> None:
-    """A worker inherits the handler; when it is told to end, the parent's newer numbers stay."""
+    """A worker that inherits the handler does not overwrite the parent's newer numbers."""
     done = run_script("""
-session.close(); from torchmem.sdk import _session; _session._current = None
-import signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
-session = sdk.instrument(backend=backend, interval=3600.0)
+sdk.instrument(backend=backend)
 backend.step()
 reading, writing = os.pipe()
 pid = os.fork()
 if pid == 0:
     os.write(writing, b"x"); time.sleep(30)
 os.read(reading, 1)
-backend.step(); session._monitor.publisher.publish()
+backend.step(); wait_for_step(2)
 os.kill(pid, signal.SIGTERM)
 assert os.waitpid(pid, 0)[1] == 5 << 8
 os.kill(os.getpid(), signal.SIGKILL)
@@ -191,18 +188,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_no_thread_can_be_started(run_script: Run, published: Published) -> None:
-    """Where the limit of threads is reached the script runs on, and its last state is published at its end."""
+    """At the limit of threads the script runs on, and its last state is published at its end."""
     done = run_script("""
-session.close(); from torchmem.sdk import _session; _session._current = None
-import threading
 threading.stack_size(1 << 47)  # more than there is
-session = sdk.instrument(backend=backend)
+sdk.instrument(backend=backend)
 backend.step()
 """)
 
     assert 0 == done.returncode
     assert (
-        "torchmem: setup failed and is left out (RuntimeError: can't start new thread)"
+        "torchmem: setup failed and was skipped (RuntimeError: can't start new thread)"
         == done.stderr.strip()
     )
     assert [(1, "exited")] == [
@@ -210,8 +205,11 @@ backend.step()
     ]
 
 
-def test_sigterm_without_a_handler_kills_as_ever(run_script: Run) -> None:
-    """The default action stays the default action: a rank that hangs in the driver dies at once."""
-    done = run_script("import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)")
+def test_sigterm_without_a_handler_still_kills(run_script: Run) -> None:
+    """The default action stays in place: a rank that hangs in the driver dies at once."""
+    done = run_script("""
+sdk.instrument(backend=backend)
+os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
+""")
 
     assert -signal.SIGTERM == done.returncode

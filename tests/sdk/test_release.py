@@ -1,8 +1,9 @@
-"""Dynamic release: only when asked for, only at a step's end, only when the next step leaves it returned."""
+"""The setting `release`: off by default, only at a step's end, and only where it pays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from torchmem.sdk._release import (
     MIN_RELEASABLE_BYTES,
     RECENT_WINDOWS,
-    Holdings,
-    pays,
+    DeviceMemory,
+    expected_regrowth,
     predicted_peak,
-    taken_back,
+    should_release,
 )
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -28,33 +29,34 @@ Opener = Callable[..., Session]
 Published = Callable[[], list[dict[str, Any]]]
 size = st.integers(0, TOTAL)
 shares = st.floats(0.01, 0.99)
-holdings = st.builds(Holdings, st.just(TOTAL), size, size, size, size)
+memories = st.builds(DeviceMemory, st.just(TOTAL), size, size, size, size)
 
 
-@given(holdings, shares)
-def test_a_release_is_due_only_when_short_and_worth_it(held: Holdings, share: float) -> None:
-    """Nothing is released while the driver has enough, or too little could be, or the next step takes most back."""
-    after_next_step = held.driver_free + held.releasable - taken_back(held)
-    gain = after_next_step - held.driver_free
-    worth_it = held.releasable >= MIN_RELEASABLE_BYTES and gain >= held.releasable / 2
+@given(memories, shares)
+def test_a_release_needs_a_shortage_and_a_gain(memory: DeviceMemory, share: float) -> None:
+    """It needs a short driver, enough releasable bytes, and a next step that leaves half of it."""
+    after_next_step = memory.driver_free + memory.releasable - expected_regrowth(memory)
+    gain = after_next_step - memory.driver_free
+    is_worth_it = memory.releasable >= MIN_RELEASABLE_BYTES and gain >= memory.releasable / 2
+    is_short = memory.driver_free < share * memory.total
 
-    assert pays(held, share) == (held.driver_free < share * held.total and worth_it)
+    assert should_release(memory, share) == (is_short and is_worth_it)
 
 
-@given(holdings, shares, size)
-def test_a_higher_next_peak_never_makes_it_pay(held: Holdings, share: float, more: int) -> None:
-    """What pays with a higher expected peak pays with a lower one, too."""
-    higher = Holdings(
-        held.total, held.driver_free, held.active, held.releasable, held.next_peak + more
-    )
+@given(memories, shares, size)
+def test_a_higher_next_peak_never_makes_it_pay(
+    memory: DeviceMemory, share: float, more: int
+) -> None:
+    """A release that pays with a higher expected peak also pays with a lower one."""
+    higher = replace(memory, next_peak=memory.next_peak + more)
 
-    assert pays(held, share) or not pays(higher, share)
-    assert 0 <= taken_back(held) <= taken_back(higher) <= held.releasable
+    assert should_release(memory, share) or not should_release(higher, share)
+    assert 0 <= expected_regrowth(memory) <= expected_regrowth(higher) <= memory.releasable
 
 
 @given(st.lists(size, max_size=10))
 def test_the_prediction_needs_enough_windows(windows: list[int]) -> None:
-    """With too few windows nothing is predicted; with enough, no recent peak is above the prediction."""
+    """With too few windows nothing is predicted; with enough, no recent peak is higher."""
     peak = predicted_peak(windows)
 
     assert (len(windows) < RECENT_WINDOWS) == (peak is None)
@@ -62,7 +64,11 @@ def test_the_prediction_needs_enough_windows(windows: list[int]) -> None:
 
 
 class CountingBackend(SimulatedBackend):
-    """Counts how often the cache is emptied, and where."""
+    """Records each emptying of the cache, and whether it happened in a step."""
+
+    def __init__(self, card: SimulatedCard) -> None:
+        self.allocator = DeviceCachingAllocator(card)
+        super().__init__([self.allocator])
 
     stepping = False
     emptied: tuple[bool, ...] = ()
@@ -86,21 +92,20 @@ def card() -> SimulatedCard:
 @pytest.fixture
 def counting(card: SimulatedCard) -> CountingBackend:
     """A backend on that card."""
-    return CountingBackend([DeviceCachingAllocator(card)])
+    return CountingBackend(card)
 
 
 def train(backend: CountingBackend, *peaks: int) -> None:
-    """A step for each peak in MiB: its memory is taken and given back before the step's end."""
-    (allocator,) = backend._allocators.values()
+    """Run a step for each peak in MiB, whose memory is allocated and freed before it ends."""
     for peak in peaks:
-        allocator.free(allocator.malloc(peak * MIB))
+        backend.allocator.free(backend.allocator.malloc(peak * MIB))
         backend.step()
 
 
 def test_by_default_the_cache_is_never_touched(
     counting: CountingBackend, open_session: Opener, published: Published
 ) -> None:
-    """Without the setting no cache is emptied, however short memory is, and no release counter is shown."""
+    """Without the setting no cache is emptied however short memory is, and nothing is counted."""
     session = open_session(counting, interval=1e-9)
     train(counting, 3900, *[100] * 10)
     session.close()
@@ -109,10 +114,10 @@ def test_by_default_the_cache_is_never_touched(
     assert ((), None, None) == (counting.emptied, counters["releases"], counters["released_bytes"])
 
 
-def test_after_a_phase_switch_the_cache_goes_back(
+def test_after_a_change_of_phase_the_cache_is_released(
     counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
 ) -> None:
-    """Once enough small steps follow large ones, the cache is returned, at a step's end, once, and counted."""
+    """After enough small steps the cache is released once, at a step's end, and counted."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, 3900, *[100] * (RECENT_WINDOWS - 1))
     assert ((), 196 * MIB) == (counting.emptied, card.mem_get_info()[0])
@@ -132,7 +137,7 @@ def test_after_a_phase_switch_the_cache_goes_back(
 def test_steady_training_keeps_its_cache(
     counting: CountingBackend, open_session: Opener, published: Published
 ) -> None:
-    """A job that needs its cache again in every step keeps it, with the card full to the brim."""
+    """A job that needs its cache again in every step keeps it, although the card is full."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, *[3900] * 20)
     session.close()
@@ -141,7 +146,7 @@ def test_steady_training_keeps_its_cache(
     assert ((), 0, 0) == (counting.emptied, counters["releases"], counters["released_bytes"])
 
 
-def test_looks_are_rate_limited(counting: CountingBackend, open_session: Opener) -> None:
+def test_checks_are_rate_limited(counting: CountingBackend, open_session: Opener) -> None:
     """Within `release_interval` the cache is emptied at most once."""
     open_session(counting, interval=1e-9, release=0.3, release_interval=3600.0)
     train(counting, *([3900, 100, 100, 100, 100] * 5))
@@ -152,7 +157,7 @@ def test_looks_are_rate_limited(counting: CountingBackend, open_session: Opener)
 def test_peaks_stay_high_water_marks(
     counting: CountingBackend, open_session: Opener, published: Published
 ) -> None:
-    """Although a release resets the allocator's peaks, the published peak is that of the whole run."""
+    """A release resets the allocator's peaks; the published peak is that of the whole run."""
     session = open_session(counting, interval=1e-9, release=0.3)
     train(counting, 3900, 100, 100)
     session.close()
@@ -163,13 +168,13 @@ def test_peaks_stay_high_water_marks(
 def test_a_failing_release_never_reaches_training(
     card: SimulatedCard, open_session: Opener
 ) -> None:
-    """When emptying the cache raises, the step goes on and the error is counted."""
+    """If emptying the cache raises, the step goes on and the error is counted."""
 
     class Failing(CountingBackend):
         def empty_cache(self) -> None:
             raise RuntimeError("broken driver")
 
-    backend = Failing([DeviceCachingAllocator(card)])
+    backend = Failing(card)
     session = open_session(backend, interval=1e-9, release=0.3, release_interval=1e-9)
     train(backend, 3900, *[100] * RECENT_WINDOWS)
 

@@ -1,7 +1,8 @@
-"""A session reads the allocator at step ends, keeps what must be kept, and harms nothing."""
+"""A session reads the allocator at step ends and in the background, and does no harm."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from support.waiting import until
 
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sdk._device import Monotone
+from torchmem.sdk._device import MonotonicCounter
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -50,7 +51,7 @@ def test_the_step_hook_reads_what_pytorch_knows(
 def test_nothing_happens_before_cuda_is_up(
     allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path
 ) -> None:
-    """Before CUDA is initialised no thread runs and no file exists, even when steps are seen."""
+    """Before CUDA is initialized no thread runs and no file exists, even if steps are seen."""
     backend = SimulatedBackend([allocator], initialized=False)
     session = open_session(backend, interval=0.01)
     backend.step()
@@ -64,24 +65,24 @@ def test_nothing_happens_before_cuda_is_up(
     assert 1 == len(list(tmp_path.iterdir()))
 
 
-class Unstarted(SimulatedBackend):
-    """CUDA is not up, and asking for its cards, which would start the driver, is counted."""
+class CountingBackend(SimulatedBackend):
+    """Counts the calls before CUDA is up that would start the driver."""
 
-    asked = 0
+    calls = 0
 
     def devices(self) -> Sequence[Device]:
-        self.asked += not self.is_initialized()
+        self.calls += not self.is_initialized()
         return super().devices()
 
 
 def test_a_phase_before_cuda_is_up(allocator: DeviceCachingAllocator, open_session: Opener) -> None:
-    """A phase that begins before CUDA is initialised asks the driver nothing, also where it resets the peaks."""
-    backend = Unstarted([allocator], initialized=False)
+    """A phase that begins before CUDA is initialized makes no driver call, even with resets."""
+    backend = CountingBackend([allocator], initialized=False)
     session = open_session(backend, reset_peaks=True)
     with session.phase("data"):
         pass
 
-    assert 0 == backend.asked
+    assert 0 == backend.calls
 
 
 def test_peaks_survive_other_tools_resets(
@@ -90,7 +91,7 @@ def test_peaks_survive_other_tools_resets(
     open_session: Opener,
     published: Published,
 ) -> None:
-    """A peak seen once stays the high-water mark when the user resets PyTorch's."""
+    """A peak that was seen stays the high-water mark after the user resets PyTorch's."""
     session = open_session(backend, interval=1e-9)
     block = allocator.malloc(100 * MIB)
     backend.step()
@@ -104,12 +105,12 @@ def test_peaks_survive_other_tools_resets(
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30))
 def test_counters_are_monotone_through_resets(events: list[tuple[int, bool]]) -> None:
-    """Whenever the user resets the source, the total still equals all increments that were seen."""
-    counter, source, true_total, last = Monotone(), 0, 0, 0
+    """Whenever the user resets the source, the total equals all increments that were seen."""
+    counter, source, true_total, last = MonotonicCounter(), 0, 0, 0
     for increment, reset in events:
         source = increment if reset else source + increment
         counter.update(source)
-        # A reset hidden behind a larger new value cannot be told from growth; nobody can see it.
+        # A reset followed by a larger value looks like growth.
         true_total += source - last if source >= last else source
         last = source
         assert true_total == counter.total
@@ -121,7 +122,7 @@ def test_an_oom_is_published_before_the_exception_reaches_the_script(
     open_session: Opener,
     published: Published,
 ) -> None:
-    """When OutOfMemoryError is caught, the file already tells cause, request and that no step followed."""
+    """When the error is caught, the file already holds cause and request, and marks it pending."""
     open_session(backend)
     backend.step()
 
@@ -138,13 +139,13 @@ def test_an_oom_is_published_before_the_exception_reaches_the_script(
     assert sample["oom_pending"]
 
 
-def test_an_oom_among_stranded_bytes_is_fragmentation(
+def test_an_oom_despite_stranded_bytes_is_fragmentation(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Opener,
     published: Published,
 ) -> None:
-    """Enough free bytes, none in one piece: the cause is fragmentation."""
+    """If the free bytes are enough but not contiguous, the cause is fragmentation."""
     open_session(backend)
     blocks = [allocator.malloc(16 * MIB - (index % 2) * 12 * MIB) for index in range(100)]
     for block in blocks[::2]:
@@ -165,7 +166,7 @@ def test_a_survived_oom_is_not_a_death(
     open_session: Opener,
     published: Published,
 ) -> None:
-    """Once a step has finished after a caught OOM, only the counter remembers it."""
+    """Once a step has ended after a caught OOM, only the counter shows it."""
     session = open_session(backend)
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
@@ -178,7 +179,7 @@ def test_a_survived_oom_is_not_a_death(
 
 
 class FailingBackend(SimulatedBackend):
-    """An allocator whose every question raises."""
+    """An allocator whose reads raise."""
 
     def memory_stats(self, device: int) -> NestedStats | None:
         raise RuntimeError("broken stats")
@@ -193,7 +194,7 @@ class FailingBackend(SimulatedBackend):
 def test_a_broken_reader_never_reaches_training(
     allocator: DeviceCachingAllocator, open_session: Opener
 ) -> None:
-    """Steps go on and an OOM stays an OutOfMemoryError when every read fails; the failures are counted."""
+    """If every read fails, training and its OutOfMemoryError are unchanged; errors are counted."""
     backend = FailingBackend([allocator])
     session = open_session(backend)
     backend.step()
@@ -207,7 +208,7 @@ def test_a_broken_reader_never_reaches_training(
 def test_explicit_steps_replace_the_optimizer_hook(
     backend: SimulatedBackend, open_session: Opener, published: Published
 ) -> None:
-    """From the first `step()` on, steps and samples are what the script says."""
+    """From the first `step()` on, only the script's own calls count steps and samples."""
     session = open_session(backend)
     session.step(samples=32)
     backend.step()
@@ -235,7 +236,7 @@ def test_an_unwritable_run_directory_is_counted_and_recovers(
     open_session: Opener,
     tmp_path: Path,
 ) -> None:
-    """While the directory cannot be made training goes on; once it can, publication resumes by itself."""
+    """While the directory cannot be created training goes on; later, publication resumes."""
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     session = open_session(backend, run_dir=blocked / "run", interval=0.01)
@@ -244,3 +245,67 @@ def test_an_unwritable_run_directory_is_counted_and_recovers(
 
     blocked.unlink()
     assert until(lambda: list(tmp_path.glob("file/run/*.json")))
+
+
+def test_statistics_and_layout_come_without_any_step(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
+) -> None:
+    """An inference process that never steps still shows bytes, fragmentation, and headroom."""
+    first = allocator.malloc(400 * MIB)
+    allocator.malloc(8 * MIB)
+    allocator.free(first)
+    open_session(backend, interval=0.01, idle_after=0.01)
+
+    devices = until(lambda: [d for sample in published() for d in sample["devices"] if d["layout"]])
+
+    assert 420 * MIB == devices[0]["allocator"]["reserved_bytes"]["large"]
+    assert 400 * MIB == devices[0]["layout"]["releasable_bytes"]
+    assert 1004 * MIB == devices[0]["layout"]["headroom_flush_bytes"]
+
+
+class InterruptingBackend(SimulatedBackend):
+    """A card whose snapshot fails; knows whether a call interrupts the main thread."""
+
+    is_interrupting = False
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.is_interrupting = True
+        super().call_soon(call)
+        self.is_interrupting = False
+
+    def memory_snapshot(self) -> None:
+        raise RuntimeError("no layout")
+
+
+class RecordingHandler(logging.Handler):
+    """Notes for each message whether it was logged while the main thread was interrupted."""
+
+    def __init__(self, backend: InterruptingBackend) -> None:
+        super().__init__()
+        self.messages: dict[str, bool] = {}
+        self._backend = backend
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages[record.getMessage()] = self._backend.is_interrupting
+
+
+def test_nothing_is_logged_while_the_script_is_interrupted(
+    allocator: DeviceCachingAllocator, open_session: Opener
+) -> None:
+    """Errors between two bytecodes of the script, which may hold its log lock, are logged later."""
+    backend = InterruptingBackend([allocator])
+    handler = RecordingHandler(backend)
+    logger = logging.getLogger("torchmem")
+    logger.addHandler(handler)
+    try:
+        open_session(backend, interval=0.01, idle_after=0.01)
+        until(lambda: handler.messages)
+    finally:
+        logger.removeHandler(handler)
+
+    assert {
+        "torchmem: snapshot failed and was skipped (RuntimeError: no layout)": False
+    } == handler.messages

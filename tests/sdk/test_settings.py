@@ -12,7 +12,7 @@ from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
 
 
 def test_keyword_beats_environment_beats_default() -> None:
-    """Each layer is used only where the one above it says nothing."""
+    """Each layer is used only where the one above it sets nothing."""
     environment = {"TORCHMEM_RUN": "from-env", "TORCHMEM_INTERVAL": "2.5"}
 
     settings = resolve({"run": "from-keyword"}, environment)
@@ -24,8 +24,8 @@ def test_keyword_beats_environment_beats_default() -> None:
     )
 
 
-def test_a_misspelt_setting_is_named_with_what_was_meant() -> None:
-    """The one thing that may raise says which word is wrong and which is right."""
+def test_a_misspelled_setting_gets_a_suggestion() -> None:
+    """The error names the unknown setting and the likely one."""
     with pytest.raises(UsageError, match=r"no setting 'intervall'; did you mean 'interval'"):
         resolve({"intervall": 1}, {})
 
@@ -35,13 +35,13 @@ def test_a_misspelt_setting_is_named_with_what_was_meant() -> None:
     [("interval", -1), ("port", 70000), ("port", "x"), ("rank", -2), ("enabled", "maybe")],
 )
 def test_an_impossible_keyword_is_refused(name: str, value: object) -> None:
-    """A value that cannot work is refused where it is written."""
+    """A value that cannot work raises UsageError."""
     with pytest.raises(UsageError, match=f"setting {name} cannot be"):
         resolve({name: value}, {})
 
 
-def test_a_bad_environment_variable_is_said_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """The environment may come from somebody else: training starts with the default, and the log says so."""
+def test_a_bad_environment_variable_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """Training starts with the default, and the log names the variable."""
     with caplog.at_level(logging.WARNING, "torchmem"):
         settings = resolve({}, {"TORCHMEM_INTERVAL": "fast", "TORCHMEM_ENABLED": "0"})
 
@@ -56,5 +56,5 @@ def test_the_run_directory_follows_the_environment() -> None:
 
 
 def test_type_checkers_know_every_setting() -> None:
-    """The keywords that editors offer are the fields that exist."""
+    """The typed keywords are the fields that exist."""
     assert set(Settings.__dataclass_fields__) == set(SettingsKeywords.__annotations__)

@@ -1,4 +1,4 @@
-"""Steps, phases and peaks: what counts as one, and what was the highest within."""
+"""What counts as a step, and the peaks of steps and phases."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Published = Callable[[], list[dict[str, Any]]]
 def test_optimizers_that_take_turns_count_one_iteration_together(
     optimizers: int, iterations: int
 ) -> None:
-    """However many optimizers step once in each iteration, the count is that of the iterations."""
-    clock = Iterations()
+    """However many optimizers step once per iteration, the iterations are counted."""
+    counter = Iterations()
 
     begun = sum(
-        clock.begins(optimizer) for _ in range(iterations) for optimizer in range(optimizers)
+        counter.begins(optimizer) for _ in range(iterations) for optimizer in range(optimizers)
     )
 
     assert iterations == begun
 
 
 def test_a_new_optimizer_takes_over() -> None:
-    """When a second training phase makes its own optimizer, at most one of its steps goes uncounted."""
-    clock = Iterations()
+    """If a later training phase creates its own optimizer, at most one step is not counted."""
+    counter = Iterations()
 
-    begun = [clock.begins(optimizer) for optimizer in (1, 1, 1, 2, 2, 2)]
+    begun = [counter.begins(optimizer) for optimizer in (1, 1, 1, 2, 2, 2)]
 
     assert [True, True, True, False, True, True] == begun
 
@@ -45,7 +45,7 @@ def test_a_new_optimizer_takes_over() -> None:
 def test_a_gan_steps_once_an_iteration(
     backend: SimulatedBackend, open_session: Opener, published: Published
 ) -> None:
-    """Two optimizers in turn show as many steps as the loop has turns."""
+    """Two optimizers that take turns show one step per iteration of the loop."""
     session = open_session(backend)
     for _ in range(5):
         backend.step(optimizer=1)
@@ -62,7 +62,7 @@ def test_a_gan_steps_once_an_iteration(
 def test_a_window_peak_is_never_above_the_truth(
     peak: int, moves: list[tuple[int, bool, bool]]
 ) -> None:
-    """Whatever the user resets and however seldom we look, the value was reached; it is exact when the peak rose."""
+    """Despite resets and rare reads, the value was reached; it is exact if the peak rose."""
     start, truth, resets = peak, 50, False
     window = WindowPeak(50, peak)
     for level, reset, look in moves:
@@ -83,7 +83,7 @@ def test_a_phase_shows_its_own_peak(
     open_session: Opener,
     published: Published,
 ) -> None:
-    """The highest allocated bytes of each phase are told apart, and an exception passes through."""
+    """Each phase has its own highest allocated bytes."""
     session = open_session(backend, interval=1e-9)
     backend.step()
     with session.phase("forward"):
@@ -104,7 +104,7 @@ def test_reset_peaks_makes_a_later_lower_phase_exact(
     open_session: Opener,
     published: Published,
 ) -> None:
-    """With `reset_peaks` a phase below an earlier peak is exact, nested phases too, and our high-water mark stays."""
+    """With `reset_peaks` lower and nested phases are exact too, and the high-water mark stays."""
     session = open_session(backend, interval=1e-9, reset_peaks=True)
     allocator.free(allocator.malloc(500 * MIB))
     backend.step()
@@ -120,9 +120,9 @@ def test_reset_peaks_makes_a_later_lower_phase_exact(
 
 
 def test_phases_before_cuda_and_too_many_of_them_do_nothing(
-    allocator: DeviceCachingAllocator, open_session: Opener
+    allocator: DeviceCachingAllocator, open_session: Opener, published: Published
 ) -> None:
-    """A phase before CUDA is up is not measured; after 32 names no further name is taken; nothing is raised."""
+    """A phase before CUDA is up is not measured, nor is a 33rd name, and nothing is raised."""
     backend = SimulatedBackend([allocator], initialized=False)
     session = open_session(backend, interval=1e-9)
     with session.phase("early"):
@@ -133,13 +133,15 @@ def test_phases_before_cuda_and_too_many_of_them_do_nothing(
         with session.phase(f"phase {number}"):
             pass
 
-    (device,) = session._monitor.sample().devices
-    assert 32 == len(device.phase_peaks)
+    session.close()
+
+    (device,) = published()[0]["devices"]
+    assert 32 == len(device["phase_peaks"])
     assert 0 == sum(session.errors.counts.values())
 
 
 class Memory:
-    """Stands for torch.cuda.memory: one device with a current value and a peak."""
+    """A fake of torch.cuda.memory: one device with a current value and a peak."""
 
     def __init__(self) -> None:
         self.current = self.peak = 0
@@ -162,14 +164,14 @@ class Memory:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["allocate", "user resets", "we reset"]), st.integers(0, 100)),
+        st.tuples(st.sampled_from(["allocate", "user resets", "sdk resets"]), st.integers(0, 100)),
         max_size=30,
     )
 )
-def test_users_never_notice_our_resets(events: list[tuple[str, int]]) -> None:
-    """Whatever the order of allocations, our resets and theirs, users read the peak they would have read without us."""
+def test_resets_are_invisible_to_users(events: list[tuple[str, int]]) -> None:
+    """In any order of allocations and resets, users read the peak they would read without us."""
     watched, alone = Memory(), Memory()
-    ours = UserPeaks((watched,), lambda device: 0)
+    peaks = UserPeaks((watched,), lambda device: 0)
     for event, level in events:
         if event == "allocate":
             watched.allocate(level)
@@ -178,5 +180,5 @@ def test_users_never_notice_our_resets(events: list[tuple[str, int]]) -> None:
             watched.reset_peak_memory_stats()
             alone.reset_peak_memory_stats()
         else:
-            ours.reset(0)
+            peaks.reset(0)
         assert alone.memory_stats_as_nested_dict() == watched.memory_stats_as_nested_dict()

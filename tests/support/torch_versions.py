@@ -1,8 +1,9 @@
-"""`torch` modules in the shape of several versions: what `sdk/_torch_memory.py` and `_torch_devices.py` look up.
+"""Fakes of the `torch` module by version: the parts that `sdk/torch_backend.py` looks up.
 
-Which attribute exists since when was read in torch/cuda/memory.py and torch/csrc/cuda/Module.cpp of the releases:
-`allocator_settings` in the snapshot 2.3; `uuid` of a device 2.5; `get_per_process_memory_fraction` 2.6; `mempool_id`
-2.8; `include_traces` 2.11; in ROCm builds the same names.
+Source of the versions: torch/cuda/memory.py and torch/csrc/cuda/Module.cpp of the releases.
+`allocator_settings` in the snapshot since 2.3, `uuid` of a device 2.5,
+`get_per_process_memory_fraction` 2.6, `mempool_id` 2.8, `include_traces` 2.11. ROCm builds use the
+same names.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ def fake_torch(
     recording: bool = False,
     caching: bool = True,
     hip: str | None = None,
+    nvml: bool = True,
     cards: Sequence[str] = UUIDS,
     nvml_index: Callable[[int], int] = lambda index: index,
 ) -> SimpleNamespace:
-    """The module of one version. `snapshots` on it lists the arguments with which a snapshot was taken."""
-    module = SimpleNamespace(snapshots=[], version=SimpleNamespace(hip=hip))
+    """Return the module of one version; `snapshots` lists the arguments of each snapshot."""
+    snapshots: list[tuple[object, ...]] = []
     raw: dict[str, Any] = {"segments": list(segments), "device_traces": []}
     if version >= (2, 3):
         raw["allocator_settings"] = settings or {
@@ -40,21 +42,39 @@ def fake_torch(
         allowed = 0 if version < (2, 8) else 1
         if len(arguments) != allowed or (version < (2, 11) and any(arguments)):
             raise TypeError(arguments)
-        module.snapshots.append(arguments)
+        snapshots.append(arguments)
         return raw
 
-    core = SimpleNamespace(_cuda_memorySnapshot=snapshot, _cuda_isHistoryEnabled=lambda: recording)
-    if version >= (2, 5):
-        core._cuda_cudaCachingAllocator_is_enabled = lambda: caching
     memory = SimpleNamespace(memory_snapshot=_memory_snapshot(version))
     if version >= (2, 6):
         memory.get_per_process_memory_fraction = lambda device: 0.5
-    module._C = core
-    module.cuda = SimpleNamespace(
-        memory=memory, get_allocator_backend=lambda: backend,
-        _raw_device_uuid_nvml=lambda: list(cards), _get_nvml_device_index=nvml_index,
-    )  # fmt: skip
-    return module
+    nvml_functions = {
+        "_raw_device_uuid_nvml": lambda: list(cards),
+        "_get_nvml_device_index": nvml_index,
+    }
+    cuda = SimpleNamespace(
+        memory=memory,
+        get_allocator_backend=lambda: backend,
+        **(nvml_functions if nvml else {}),
+    )
+    return SimpleNamespace(
+        snapshots=snapshots,
+        version=SimpleNamespace(hip=hip),
+        cuda=cuda,
+        _C=_c_module(version, snapshot, recording=recording, caching=caching),
+    )
+
+
+def _c_module(
+    version: Version, snapshot: Callable[..., object], *, recording: bool, caching: bool
+) -> SimpleNamespace:
+    functions: dict[str, Callable[..., object]] = {
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_isHistoryEnabled": lambda: recording,
+    }
+    if version >= (2, 5):
+        functions["_cuda_cudaCachingAllocator_is_enabled"] = lambda: caching
+    return SimpleNamespace(**functions)
 
 
 def _memory_snapshot(version: Version) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""What training code imports: `from torchmem import sdk; sdk.instrument()`."""
+"""What a training script imports: `from torchmem import sdk; sdk.instrument()`."""
 
 from torchmem.sdk._session import Session, instrument
 

@@ -1,11 +1,9 @@
-"""Memory snapshots as files that PyTorch's memory_viz reads: pickled, private to the user, bounded in size.
+"""Capture on demand: record memory history for some steps and write a snapshot for memory_viz.
 
-Where requests for a capture arrive: a file beside the process's sample, trusted by its owner alone.
-
-Capture on demand: record memory history from one step's end to another, and keep the snapshot.
-
-Recording starts and ends in the training thread, between two steps. Only when no step comes any more the background
-thread has it ended, by `Backend.call_soon`; the last step is then a part of one.
+The `torchmem capture` command writes a request file beside the process's sample; only the process's
+own user and root are trusted. Recording starts and ends in the training thread between two steps.
+If no further step comes, the background thread ends it with `Backend.call_soon`, and the last step
+is incomplete.
 """
 
 from __future__ import annotations
@@ -41,16 +39,29 @@ from torchmem.sample.run_directory import replace_file, temporary_path
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.sdk._errors import Errors
 
+# Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
+# in memory while recording.
+HISTORY_ENTRIES = 100_000
+# The command that wrote an older request was killed.
+STALE_SECONDS = 120.0
 
-class _Bounded:
-    """A file that refuses to grow over MAX_SNAPSHOT_BYTES: the run directory may be memory."""
+_Version = tuple[int, int, int, int]
+Action = Literal["wait", "start", "finish", "give_up"]
+
+
+class CaptureRefusedError(Exception):
+    """A request that is not granted; the text is the reason, in one sentence."""
+
+
+class _BoundedFile:
+    """A file of at most MAX_SNAPSHOT_BYTES, because the run directory may be in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._left = MAX_SNAPSHOT_BYTES
 
     def write(self, data: bytes) -> int:
-        """Append `data`; raises OSError when that would be too much."""
+        """Append `data`. Raises OSError if the file would become too large."""
         self._left -= len(data)
         if self._left < 0:
             raise OSError(f"the snapshot is larger than {MAX_SNAPSHOT_BYTES >> 20} MiB")
@@ -58,32 +69,21 @@ class _Bounded:
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
-    """Replace `path` at once, readable by this user only; raises OSError."""
+    """Replace `path` atomically with a pickle that only this user can read. Raises OSError."""
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
-        ) as file:
-            pickle.dump(snapshot, _Bounded(file))
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            pickle.dump(snapshot, _BoundedFile(file))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-# Older than this, nobody waits for it any more: the command that wrote it was killed.
-STALE_SECONDS = 120.0
-
-_Version = tuple[int, int, int, int]
-
-
-class RefusedError(Exception):
-    """A request that is not granted; the text is the reason, one sentence."""
-
-
 class RequestFile:
-    """The request file and the answer to it; an unchanged file costs one stat."""
+    """The request file and the answer to it; checking an unchanged file costs one stat."""
 
     def __init__(self, sample: Path) -> None:
         self._path = sibling_path(sample, REQUEST_SUFFIX)
@@ -92,7 +92,7 @@ class RequestFile:
         self._request_ns = 0
 
     def changed(self) -> bool:
-        """Whether the file is another one than at the last call, or has gone."""
+        """Return whether the file was replaced or removed since the last call."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:
@@ -104,37 +104,31 @@ class RequestFile:
         return changed
 
     def read(self) -> CaptureRequest | None:
-        """The request, None when there is none; raises RefusedError."""
+        """Return the request, or None without one. Raises CaptureRefusedError."""
         try:
             data, status = read_untrusted(self._path, MAX_MESSAGE_BYTES)
             _check_owner(status.st_uid)
             if time.time() - status.st_mtime > STALE_SECONDS:
-                raise RefusedError("the request is older than two minutes.")
+                raise CaptureRefusedError("the request is older than two minutes.")
             return decode_request(data)
         except FileNotFoundError:
             return None
         except UntrustedFileError as error:
-            raise RefusedError(f"the request {error}.") from error
+            raise CaptureRefusedError(f"the request {error}.") from error
         except ValueError as error:
-            raise RefusedError(str(error)) from error
+            raise CaptureRefusedError(str(error)) from error
 
     def answer(self, state: AnswerState, reason: str | None = None) -> None:
-        """Tell the command how far its request is; raises OSError."""
+        """Write the state of the request for the command to read. Raises OSError."""
         replace_file(self._answer_path, encode(CaptureAnswer(self._request_ns, state, reason)))
 
 
 def _check_owner(uid: int) -> None:
     own = os.geteuid()
     if uid not in {0, own}:
-        raise RefusedError(
+        raise CaptureRefusedError(
             f"the request is user {uid}'s; only the process's own user ({own}) and root may ask."
         )
-
-
-# Newest entries kept for each device: about 100 bytes each in the file, a few KB of stack in memory while recording.
-HISTORY_ENTRIES = 100_000
-
-Move = Literal["wait", "start", "finish", "give_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +141,8 @@ class Job:
     is_ending: bool = False
 
 
-def next_move(job: Job, now: float, *, at_step: bool) -> Move:
-    """What is to be done at `now`, at the end of a step or somewhere else."""
+def next_action(job: Job, now: float, *, at_step: bool) -> Action:
+    """Return what to do at `now`, at a step's end or elsewhere."""
     if job.started is None:
         if at_step:
             return "start"
@@ -160,9 +154,10 @@ def next_move(job: Job, now: float, *, at_step: bool) -> Move:
 
 
 class Capture:
-    """Serves the requests of one process, one at a time.
+    """Serves the capture requests of one process, one at a time.
 
-    `tick` belongs to the background thread, `at_step` to the training thread; neither waits for the other.
+    The background thread calls `tick`, the training thread calls `at_step`; neither waits for the
+    other. `sample` is the path of this process's sample file, from which the other paths follow.
     """
 
     def __init__(
@@ -172,7 +167,6 @@ class Capture:
         errors: Errors,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sample`: this process's sample file, which names all others."""
         self._backend = backend
         self._errors = errors
         self._sample = sample
@@ -180,83 +174,85 @@ class Capture:
         self._clock = clock
         self._job: Job | None = None
         self._asked_to_finish = False
-        self._busy = threading.Lock()
+        self._lock = threading.Lock()
 
     def tick(self) -> None:
-        """Look for a new or withdrawn request, and after the one that no step serves."""
-        with self._alone() as alone:
-            if alone and self._requests.changed():
-                self._drop()
-                self._take()
-            elif alone and self._job:
-                self._move(self._job, at_step=False)
+        """Look for a new or withdrawn request, and end a recording that no step ends."""
+        with self._locked() as is_locked:
+            if is_locked and self._requests.changed():
+                self._cancel()
+                self._accept()
+            elif is_locked and self._job:
+                self._advance(self._job, at_step=False)
         if self._job and self._job.is_ending and not self._asked_to_finish:
             self._asked_to_finish = True
-            self._backend.call_soon(self._errors.quiet(self._finish_late))
+            self._backend.call_soon(self._errors.defer_logging(self._finish_late))
 
     def _finish_late(self) -> None:
         self._asked_to_finish = False
-        with self._alone() as alone:
-            if alone and self._job and self._job.is_ending:
-                self._move(self._job, at_step=True)
+        with self._locked() as is_locked:
+            if is_locked and self._job and self._job.is_ending:
+                self._advance(self._job, at_step=True)
 
     def at_step(self) -> None:
-        """The end of a step; without a request this costs one comparison."""
+        """Start or end a recording at the end of a step; one comparison without a request."""
         if self._job is None:
             return
-        with self._alone() as alone:
-            if alone and self._job:
-                self._move(self._job, at_step=True)
+        with self._locked() as is_locked:
+            if is_locked and self._job:
+                self._advance(self._job, at_step=True)
 
     def close(self) -> None:
-        """The process ends: what was recorded is kept."""
-        with self._alone() as alone:
-            if alone and self._job:
-                self._finish() if self._job.started is not None else self._refuse(
-                    "the process ended before a step."
-                )
+        """Write what was recorded when the process ends."""
+        with self._locked() as is_locked:
+            if is_locked and self._job:
+                if self._job.started is not None:
+                    self._finish()
+                else:
+                    self._refuse("the process ended before a step.")
 
     def keep_oom(self) -> None:
-        """Keep the state that an OutOfMemoryError left, in place of the one before."""
-        with self._errors.swallow("capture"):
+        """Write the state that an OutOfMemoryError left, in place of the previous one."""
+        with self._errors.suppress("capture"):
             snapshot = self._backend.full_snapshot(traces=False)
             if snapshot is not None:
                 write_snapshot(sibling_path(self._sample, OOM_SNAPSHOT_SUFFIX), snapshot)
 
     @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        mine = self._busy.acquire(blocking=False)
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock if it is free, and suppress errors; yields whether it is held."""
+        is_locked = self._lock.acquire(blocking=False)
         try:
-            with self._errors.swallow("capture"):
-                yield mine
+            with self._errors.suppress("capture"):
+                yield is_locked
         finally:
-            if mine:
-                self._busy.release()
+            if is_locked:
+                self._lock.release()
 
-    def _take(self) -> None:
+    def _accept(self) -> None:
         try:
             request = self._requests.read()
-        except RefusedError as refused:
+        except CaptureRefusedError as refused:
             self._refuse(str(refused))
             return
         if request is not None:
             self._job = Job(request, self._clock())
             self._requests.answer("waiting")
 
-    def _move(self, job: Job, *, at_step: bool) -> None:
+    def _advance(self, job: Job, *, at_step: bool) -> None:
         now = self._clock()
-        move = next_move(job, now, at_step=at_step)
+        action = next_action(job, now, at_step=at_step)
         try:
-            if move == "start":
+            if action == "start":
                 self._start(job, now)
-            elif move == "finish" and at_step:
+            elif action == "finish" and at_step:
                 self._finish()
-            elif move == "finish":
+            elif action == "finish":
                 self._job = replace(job, is_ending=True)
-            elif move == "give_up":
+            elif action == "give_up":
                 self._refuse(
-                    f"no step ended within {START_GRACE_SECONDS:g} s; in a loop without an optimizer of torch.optim "
-                    "call session.step()."
+                    f"no step ended within {START_GRACE_SECONDS:g} s; in a loop without an "
+                    "optimizer of torch.optim call session.step()."
                 )
         except Exception as error:
             self._refuse(f"it failed in the process ({type(error).__name__}: {error}).")
@@ -277,7 +273,7 @@ class Capture:
 
     def _finish(self) -> None:
         if not self._backend.history_enabled():
-            self._refuse("the script switched memory history off meanwhile.")
+            self._refuse("the script turned memory history off during the recording.")
             return
         self._job = None
         try:
@@ -288,18 +284,18 @@ class Capture:
             write_snapshot(sibling_path(self._sample, SNAPSHOT_SUFFIX), snapshot)
             self._requests.answer("done")
 
-    def _drop(self) -> None:
-        """The request was withdrawn, or another one took its place."""
+    def _cancel(self) -> None:
+        """Forget the job; its request was withdrawn, replaced, or refused."""
         job, self._job = self._job, None
         if job and job.started is not None:
-            self._backend.call_soon(self._errors.quiet(self._stop_history))
+            self._backend.call_soon(self._errors.defer_logging(self._stop_history))
 
     def _stop_history(self) -> None:
-        with self._errors.swallow("capture"):
-            is_wanted = self._job is not None and self._job.started is not None
-            if not is_wanted and self._backend.history_enabled():
+        with self._errors.suppress("capture"):
+            is_needed = self._job is not None and self._job.started is not None
+            if not is_needed and self._backend.history_enabled():
                 self._backend.stop_history()
 
     def _refuse(self, reason: str) -> None:
-        self._drop()
+        self._cancel()
         self._requests.answer("refused", reason)

@@ -1,6 +1,6 @@
-"""What the SDK itself costs: CPU seconds over all threads in which its code runs.
+"""What the SDK may cost: every budget, the cadences that keep them, and the CPU time spent.
 
-How often something may be read: no faster than its interval, no dearer than its budget.
+Budgets are shares of wall time. docs/overhead.md shows what was measured with these values.
 """
 
 from __future__ import annotations
@@ -8,57 +8,80 @@ from __future__ import annotations
 import random
 import threading
 
+# Defaults of the settings `interval`, `snapshot_interval` and `snapshot_budget`.
+INTERVAL_SECONDS = 1.0
+SNAPSHOT_INTERVAL_SECONDS = 10.0
+SNAPSHOT_BUDGET = 0.0006
+
+# Reads of the statistics, at a step's end and while no step comes.
+READ_BUDGET = 0.00005
+IDLE_READ_BUDGET = 0.005
+# Ticks of the background thread.
+TICK_BUDGET = 0.0001
+# A read or a tick over its budget comes less often, but never so late that a scrape would notice.
+MAX_STRETCH = 5.0
+MAX_STRETCHED_SECONDS = 10.0
+
+# A read that took longer waited for the allocator's lock while it held the GIL.
+SLOW_READ_SECONDS = 0.005
+BACK_OFF_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 600.0
+
+# An unchanged sample is written again after this time. An exporter that cannot see the process
+# judges it by the age of its sample, after a minute.
+HEARTBEAT_SECONDS = 15.0
+# Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
+TEXTFILE_SECONDS = 10.0
+
 
 class CpuMeter:
-    """A sum of CPU seconds, as differences of `time.thread_time`, safe against threads and signal handlers."""
+    """A sum of CPU seconds over all threads in which the SDK runs.
+
+    Callers add differences of `time.thread_time`. Safe against threads and signal handlers.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._lock = (
-            threading.RLock()
-        )  # a signal handler may come back into the thread that holds it
+        # Reentrant: a signal handler may call `add` in the thread that holds the lock.
+        self._lock = threading.RLock()
 
     def add(self, seconds: float) -> None:
-        """Count what one thread has spent."""
+        """Add what one thread has spent."""
         with self._lock:
             self.seconds += seconds
 
 
-# A read that took this long was waiting for the allocator's lock, while it held the GIL.
-SLOW_READ_SECONDS = 0.005
-BACK_OFF_SECONDS = 10.0
-LONGEST_PAUSE_SECONDS = 600.0
-# How much less often routine work may come where it is dear: never so late that a scrape would see it.
-LONGEST_STRETCH = 5.0
-LONGEST_STRETCH_SECONDS = 10.0
+def routine_pause(interval: float, spent: float, budget: float) -> float:
+    """Return the seconds until routine work that took `spent` seconds runs again.
 
-
-def affordable(interval: float, spent: float, budget: float) -> float:
-    """Seconds until routine work that took `spent` seconds comes again: `interval`, or longer to keep the budget.
-
-    At most five times as long, and at most 10 s; `budget` is a share of wall time.
+    The pause is `interval`, or longer to keep the budget: at most MAX_STRETCH times as long, and
+    at most MAX_STRETCHED_SECONDS unless `interval` itself is longer.
     """
-    longest = max(interval, min(LONGEST_STRETCH * interval, LONGEST_STRETCH_SECONDS))
+    longest = max(interval, min(MAX_STRETCH * interval, MAX_STRETCHED_SECONDS))
     return min(max(interval, spent / budget), longest)
 
 
 class Cadence:
-    """Says when the next read is due; moments are random so that they do not lock onto a phase of the step."""
+    """Decides when the next read is due, at random times that follow no phase of the step.
 
-    def __init__(self, interval: float, budget: float, chance: random.Random | None = None) -> None:
-        """`interval`: shortest mean pause in seconds; `budget`: share of wall time that reads may take."""
-        self.interval = interval
-        self.budget = budget
-        self._chance = chance or random.Random()  # noqa: S311 - jitter, not a secret
+    `interval` is the shortest mean pause in seconds, `budget` the share of wall time for reads.
+    """
+
+    def __init__(
+        self, interval: float, budget: float, generator: random.Random | None = None
+    ) -> None:
+        self._interval = interval
+        self._budget = budget
+        self._random = generator or random.Random()  # noqa: S311 - jitter, not a secret
         self._due = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Whether a read may start at `now` (monotonic seconds)."""
+        """Return whether a read may start at `now`, in monotonic seconds."""
         return now >= self._due
 
-    def spent(self, now: float, duration: float) -> None:
-        """A read ended at `now` after `duration` seconds: set the next moment."""
-        pause = max(self.interval, duration / self.budget)
+    def record(self, now: float, duration: float) -> None:
+        """Set the next due time after a read that took `duration` seconds and ended at `now`."""
+        pause = max(self._interval, duration / self._budget)
         if duration > SLOW_READ_SECONDS:
             pause = max(pause, BACK_OFF_SECONDS)
-        self._due = now + min(pause, LONGEST_PAUSE_SECONDS) * self._chance.uniform(0.5, 1.5)
+        self._due = now + min(pause, MAX_PAUSE_SECONDS) * self._random.uniform(0.5, 1.5)

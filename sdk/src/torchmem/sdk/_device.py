@@ -1,4 +1,4 @@
-"""What is remembered of one device between two reads: monotone counters, high-water marks, layout, OOMs."""
+"""The state of one device across reads: counters, high-water marks, layout, and OOMs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmem.sample.sample import (
     OomRecord,
 )
 
-# PyTorch's name → ours (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
+# PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
 COUNTERS = {
     "num_alloc_retries": "alloc_retries",
     "num_oom_rejections": "oom_rejections",
@@ -27,21 +27,21 @@ COUNTERS = {
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 
-class Monotone:
-    """A counter that keeps growing when its source is set back to zero."""
+class MonotonicCounter:
+    """A total that keeps growing when its source is reset to zero."""
 
     def __init__(self) -> None:
         self.total = 0
         self._last = 0
 
     def update(self, value: int) -> None:
-        """Take the source's new value; a decrease means that somebody reset it."""
+        """Add the increase of the source; a lower value means that the source was reset."""
         self.total += value - self._last if value >= self._last else value
         self._last = value
 
 
 class DeviceRecord:
-    """The state of one device as it grows read by read."""
+    """What is known of one device, updated at every read."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -50,19 +50,19 @@ class DeviceRecord:
         self.periodic_layout: Layout | None = None
         self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
-        self._counters: dict[str, Monotone] = {}
+        self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
         self._releases: tuple[int, int] | None = None
         self._window_peak = 0
 
-    def read(self, stats: NestedStats) -> None:
-        """Take one nested statistics dict; an empty one changes nothing."""
+    def update(self, stats: NestedStats) -> None:
+        """Take one nested statistics dict; an empty dict changes nothing."""
         if not stats:
             return
         for name in COUNTERS:
             if name in stats:
-                self._counters.setdefault(name, Monotone()).update(stats[name])
+                self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
         for name in PEAKS:
             self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
         self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
@@ -70,31 +70,30 @@ class DeviceRecord:
             self._ooms = {}
         self.allocator = self._allocator(stats)
 
-    def end_window(self) -> int:
-        """Highest active bytes since the last call, when PyTorch's peaks are reset at each; a new window begins."""
-        peak, self._window_peak = self._window_peak, 0
-        return peak
-
-    def count_release(self, times: int, returned: int) -> None:
-        """Count releases of the cache and the bytes that went back to the driver."""
-        releases, bytes_returned = self._releases or (0, 0)
-        self._releases = (releases + times, bytes_returned + returned)
-
     def _allocator(self, stats: NestedStats) -> Allocator:
         return Allocator(
             allocated_bytes=_by_pool(stats, "allocated_bytes"),
             active_bytes=_by_pool(stats, "active_bytes"),
             reserved_bytes=_by_pool(stats, "reserved_bytes"),
-            requested_bytes=_by_pool(stats, "requested_bytes")
-            if "requested_bytes" in stats
-            else None,
-            inactive_split_bytes=_by_pool(stats, "inactive_split_bytes")
-            if "inactive_split_bytes" in stats
-            else None,
+            requested_bytes=_by_pool_if_known(stats, "requested_bytes"),
+            inactive_split_bytes=_by_pool_if_known(stats, "inactive_split_bytes"),
             allocated_peak_bytes=self._peaks["allocated_bytes"],
             active_peak_bytes=self._peaks["active_bytes"],
             reserved_peak_bytes=self._peaks["reserved_bytes"],
         )
+
+    def end_window(self) -> int:
+        """Start a new window and return the highest active bytes of the one that ends.
+
+        Correct only where PyTorch's peaks are reset at the start of each window.
+        """
+        peak, self._window_peak = self._window_peak, 0
+        return peak
+
+    def count_release(self, times: int, returned: int) -> None:
+        """Count releases of the cache and the bytes that they returned to the driver."""
+        releases, bytes_returned = self._releases or (0, 0)
+        self._releases = (releases + times, bytes_returned + returned)
 
     def record_oom(self, oom: OomRecord) -> None:
         """Count one OutOfMemoryError."""
@@ -103,30 +102,34 @@ class DeviceRecord:
         self.last_oom = oom
 
     def sample(self, *, expandable: bool) -> DeviceSample:
-        """The device as it is published; with expandable segments PyTorch keeps no inactive_split."""
+        """Return the device as it is published.
+
+        With expandable segments PyTorch keeps no inactive_split, so it is left out.
+        """
         allocator = self.allocator
         if allocator is not None and expandable:
             allocator = replace(allocator, inactive_split_bytes=None)
-        totals = {
-            ours: self._counters[name].total
-            for name, ours in COUNTERS.items()
-            if name in self._counters
-        }
-        releases, released_bytes = self._releases or (None, None)
-        ooms = None if self._ooms is None else dict(self._ooms)
         return DeviceSample(
             index=self.device.index,
             uuid=self.device.uuid,
             name=self.device.name,
             total_bytes=self.device.total_bytes,
             allocator=allocator,
-            counters=Counters(
-                ooms=ooms, releases=releases, released_bytes=released_bytes, **totals
-            ),
+            counters=self._counts(),
             layout=self.layout,
             last_oom=self.last_oom,
             phase_peaks=dict(self.phase_peaks),
         )
+
+    def _counts(self) -> Counters:
+        totals = {
+            field: self._counters[name].total
+            for name, field in COUNTERS.items()
+            if name in self._counters
+        }
+        releases, released_bytes = self._releases or (None, None)
+        ooms = None if self._ooms is None else dict(self._ooms)
+        return Counters(ooms=ooms, releases=releases, released_bytes=released_bytes, **totals)
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:
@@ -134,3 +137,7 @@ def _by_pool(stats: NestedStats, name: str) -> ByPool:
     if "small_pool" not in pools:
         return ByPool(None, None, pools["all"]["current"])
     return ByPool(pools["small_pool"]["current"], pools["large_pool"]["current"])
+
+
+def _by_pool_if_known(stats: NestedStats, name: str) -> ByPool | None:
+    return _by_pool(stats, name) if name in stats else None

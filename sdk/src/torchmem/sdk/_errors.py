@@ -1,4 +1,4 @@
-"""Where the SDK's own errors end: counted by stage, logged once, never raised into training."""
+"""The SDK's own errors: counted by stage, logged once, never raised into training."""
 
 from __future__ import annotations
 
@@ -28,49 +28,52 @@ log = logging.getLogger("torchmem")
 
 
 class Errors:
-    """Counts of swallowed errors by stage."""
+    """Counts of suppressed errors by stage."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(get_args(Stage), 0)
-        self._unsaid: deque[str] = deque()
-        self._in_the_midst = 0
+        self._unlogged: deque[str] = deque()
+        self._deferring = 0
 
-    def swallow(self, stage: Stage) -> Swallow:
-        """`with errors.swallow(stage):` counts whatever is raised inside, says it once for each stage, and goes on."""
-        return Swallow(self, stage)
+    def suppress(self, stage: Stage) -> Suppress:
+        """Return a context manager that counts and logs an exception instead of raising it."""
+        return Suppress(self, stage)
 
     def count(self, stage: Stage, error: BaseException) -> None:
-        """Count one error; the first of its stage is logged."""
+        """Count one error; log the first of each stage."""
         self.counts[stage] += 1
         if self.counts[stage] == 1:
-            self._unsaid.append(f"{stage} failed and is left out ({type(error).__name__}: {error})")
-            if not self._in_the_midst:
-                self.say()
+            self._unlogged.append(
+                f"{stage} failed and was skipped ({type(error).__name__}: {error})"
+            )
+            if not self._deferring:
+                self.log_deferred()
 
-    def quiet(self, call: Callable[[], None]) -> Callable[[], None]:
-        """`call` for the main thread in the midst of its own code: what fails in it is logged by the next `say`.
+    def defer_logging(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Wrap `call` so that its errors are logged by the next `log_deferred`, not by itself.
 
-        There the script may hold a lock that its own logging handler waits for, such as that of a queue.Queue.
+        For calls that interrupt the script's own code in the main thread. The script may hold a
+        lock there that its logging handler waits for, such as that of a queue.Queue.
         """
 
-        def called() -> None:
-            self._in_the_midst += 1
+        def wrapper() -> None:
+            self._deferring += 1
             try:
                 call()
             finally:
-                self._in_the_midst -= 1
+                self._deferring -= 1
 
-        return called
+        return wrapper
 
-    def say(self) -> None:
-        """Log what has not been said yet."""
-        with contextlib.suppress(IndexError):  # another thread has said the rest
-            while self._unsaid:
-                log.warning("torchmem: %s", self._unsaid.popleft())
+    def log_deferred(self) -> None:
+        """Log every message that has not been logged yet."""
+        with contextlib.suppress(IndexError):  # another thread has logged the rest
+            while self._unlogged:
+                log.warning("torchmem: %s", self._unlogged.popleft())
 
 
-class Swallow:
-    """Nothing of ours may reach the training script; a class, as it is entered at every step."""
+class Suppress:
+    """Keeps the SDK's exceptions from the script; a class because it is entered at every step."""
 
     __slots__ = ("_errors", "_stage")
 

@@ -1,4 +1,4 @@
-"""Who this process is: rank, run, script and scheduler ids, read from the environment of its launcher."""
+"""Who this process is: rank, run, script, and scheduler ids, from its launcher's environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmem.sample.procfs import own_start_ticks, pid_namespace
 from torchmem.sample.sample import Process
 from torchmem.sdk._settings import Settings
 
-# torchrun and torch.distributed, then Slurm, Open MPI, MPICH and Intel MPI (hydra), MVAPICH2.
+# torchrun and torch.distributed, Slurm, Open MPI, MPICH and Intel MPI (hydra), MVAPICH2.
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 LOCAL_RANK_VARIABLES = (
     "LOCAL_RANK",
@@ -30,7 +30,7 @@ WORLD_SIZE_VARIABLES = (
     "MV2_COMM_WORLD_SIZE",
 )
 
-# "none" is what torchrun gives when no --rdzv-id was set.
+# torchrun sets its run id to "none" unless --rdzv-id is given.
 RUN_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_NAME")
 UNNAMED_RUNS = {"", "none", "static"}
 
@@ -47,7 +47,7 @@ SCHEDULER_LABELS = {
 def identify(
     settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
 ) -> Process:
-    """The identity of the calling process; a process without a launcher is rank 0."""
+    """Return the identity of the calling process; without a launcher it is rank 0."""
     rank = settings.rank if settings.rank is not None else _number(environment, RANK_VARIABLES)
     script = _script()
     return Process(
@@ -70,7 +70,10 @@ def identify(
 
 
 def is_multiprocessing_child() -> bool:
-    """Whether Python's multiprocessing started this process; it is then loaded, and need not be imported to ask."""
+    """Return whether Python's multiprocessing started this process, without importing it.
+
+    In such a process the module is loaded already.
+    """
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
 
@@ -89,6 +92,6 @@ def _run_name(environment: Mapping[str, str]) -> str | None:
 
 
 def _script() -> str | None:
-    """File name of the script, without its directory; arguments stay private."""
+    """Return the script's file name; its directory and arguments are not published."""
     first = sys.argv[0] if sys.argv else ""
     return Path(first).name if first not in {"", "-c", "-m"} else None

@@ -1,10 +1,9 @@
-"""Running a function in the main thread, between two bytecodes of whatever it does, as Python runs signal handlers.
+"""Reading the allocator from the background thread without making any other thread wait.
 
-Moments at which the allocator may be read from outside the training thread, without a stall for anyone.
-
-Reading it takes the allocator's mutex with the GIL held. Whoever is inside cudaMalloc holds that mutex too, perhaps
-for ever in a driver that hangs, and then every Python thread would wait with us. So the sampler does not read: it asks
-the main thread to, which does so between two bytecodes and therefore never inside the driver.
+A read takes the allocator's mutex while it holds the GIL. A thread inside cudaMalloc holds the same
+mutex, possibly without end in a driver that hangs, and then every Python thread would wait. The
+background thread therefore never reads: it asks the main thread, which reads between two bytecodes,
+as Python runs signal handlers, and so never while it is inside the driver.
 """
 
 from __future__ import annotations
@@ -19,30 +18,43 @@ from collections import deque
 from collections.abc import Callable
 from types import FrameType
 
-# The way out of a callback is a few bytecodes.
-LEAVING_SECONDS = 0.01
+# A callback needs a few bytecodes to return.
+RETURN_SECONDS = 0.01
+
+# A main thread that answers later came out of a long call, such as a backward pass. It would see
+# the state after that call and not a random one.
+MAX_DELAY_SECONDS = 0.005
+# One request waits this long for a punctual answer, with random pauses up to RETRY_PAUSE_SECONDS.
+WAIT_SECONDS = 0.1
+RETRY_PAUSE_SECONDS = 0.02
+# After this many requests without an answer, a late one is accepted.
+MAX_MISSES = 3
+# A main thread that was silent for this long waits for other threads that train.
+SILENT_SECONDS = 30.0
 
 Call = Callable[[], None]
 Entry = Callable[[object], bool]
 
 
 class PendingCalls:
-    """`Py_AddPendingCall` of Python's C interface; made once and kept for the life of the process.
+    """`Py_AddPendingCall` of Python's C API. Created once and kept for the life of the process.
 
-    A pending call is a C function of one pointer that gives 0, or -1 for an exception that it raised in the main
-    thread's Python code. So is `PyObject_IsTrue`: it calls `__bool__`. A callback made by ctypes could raise nothing.
+    A pending call is a C function of one pointer that returns 0, or -1 for an exception that it
+    raised in the main thread's Python code. `PyObject_IsTrue` is such a function: it calls
+    `__bool__`. A ctypes callback could not raise anything.
     """
 
     def __init__(self, untraced: Callable[[Entry], Entry]) -> None:
-        """`untraced` keeps a compiler of Python code away from a function and from what it calls."""
+        """`untraced` keeps a compiler of Python code out of a function and of what it calls."""
         self._calls: deque[Call] = deque()
         self._entry = type("Entry", (), {"__bool__": untraced(self._make_entry())})()
 
     def add(self, call: Call) -> None:
-        """Ask for `call`; it never runs while the main thread stays inside a call to C.
+        """Schedule `call`, which does not run while the main thread stays inside a C call.
 
-        What a signal handler raises meanwhile, as Ctrl-C or `sys.exit` in one for SIGTERM, is raised in the script.
-        Raises RuntimeError when the interpreter takes no more of them.
+        An exception that a signal handler raises during the call, such as Ctrl-C or `sys.exit` in
+        a SIGTERM handler, is raised in the script. Raises RuntimeError when the interpreter's
+        queue of pending calls is full.
         """
         self._calls.append(call)
         python = ctypes.pythonapi
@@ -61,134 +73,128 @@ class PendingCalls:
         return run_next
 
 
-def raise_soon(error: BaseException) -> None:
-    """Raise a copy of `error` in this thread's Python code once it has left the function that asks for it.
+def raise_after_return(error: BaseException) -> None:
+    """Raise a copy of `error` in this thread's Python code once the calling function has returned.
 
-    What a signal handler raises while ours runs, as Ctrl-C or `sys.exit` in one for SIGTERM, belongs to the script.
+    For exceptions that a signal handler raises inside a callback that must not raise, such as
+    Ctrl-C or `sys.exit` in a SIGTERM handler: they belong to the script.
     """
     kind = type(error)
     copy = type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *error.args)})
-    arguments = (threading.get_ident(), copy, sys._getframe(1))  # noqa: SLF001 - documented, and the only way
+    frame = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    arguments = (threading.get_ident(), copy, frame)
     threading.Thread(target=_raise_in, args=arguments, daemon=True).start()
 
 
 def _raise_in(thread: int, kind: type[BaseException], frame: FrameType) -> None:
     while not _has_ended(frame):
-        time.sleep(LEAVING_SECONDS)
-    time.sleep(LEAVING_SECONDS)
+        time.sleep(RETURN_SECONDS)
+    time.sleep(RETURN_SECONDS)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _has_ended(frame: FrameType) -> bool:
     try:
         frame.clear()
-    except RuntimeError:  # it runs
+    except RuntimeError:  # the frame is executing
         return False
     return True
 
 
-Read = Callable[[], None]
+class MainThreadReader:
+    """Has one read at a time run in the main thread.
 
-# Later than this the main thread came out of a long call, such as a backward pass. What it sees then is the state
-# after that call and no random moment.
-PATIENCE_SECONDS = 0.005
-# One call of `ask` waits no longer than this for punctual answers, with pauses of up to so much between them.
-WAIT_SECONDS = 0.1
-PAUSE_SECONDS = 0.02
-# After so many calls of `ask` without an answer a late one is better than none.
-MOST_MISSES = 3
-# A main thread that was silent for so long waits for the threads that train.
-SILENT_SECONDS = 30.0
-
-
-class Moments:
-    """Asks for one read at a time. `ask` belongs to the sampler's thread, `at_step` to the training thread."""
+    The background thread calls `request`, the training thread calls `at_step`.
+    """
 
     def __init__(
         self,
-        call_soon: Callable[[Read], None],
+        call_soon: Callable[[Call], None],
         clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
+        generator: random.Random | None = None,
     ) -> None:
-        """`call_soon`: `Backend.call_soon`; `clock`: monotonic seconds."""
+        """`call_soon` is `Backend.call_soon`, `clock` returns monotonic seconds."""
         self._call_soon = call_soon
         self._clock = clock
-        self._chance = chance or random.Random()  # noqa: S311 - jitter, not a secret
-        self._errand: _Errand | None = None
+        self._random = generator or random.Random()  # noqa: S311 - jitter, not a secret
+        self._pending: _PendingRead | None = None
         self._misses = 0
 
-    def ask(self, read: Read, *, patient: bool) -> bool:
-        """Have `read` run at such a moment; whether it has. `patient`: also a late moment will do, even one to come."""
-        ran = (self._errand is None or self._errand.done()) and self._ask(read, patient=patient)
+    def request(self, read: Call, *, accept_late: bool) -> bool:
+        """Ask the main thread to run `read` at a random time; return whether it has.
+
+        With `accept_late` the read may also run late, even after this returns.
+        """
+        is_free = self._pending is None or self._pending.done()
+        ran = is_free and self._request(read, accept_late=accept_late)
         self._misses = 0 if ran else self._misses + 1
         return ran
 
-    def _ask(self, read: Read, *, patient: bool) -> bool:
+    def _request(self, read: Call, *, accept_late: bool) -> bool:
+        accept_late = accept_late or self._misses >= MAX_MISSES
         now = self._clock()
         end = now + WAIT_SECONDS
         while now < end:
-            latest = (
-                float("inf") if patient or self._misses >= MOST_MISSES else now + PATIENCE_SECONDS
-            )
-            errand = _Errand(read, self._clock, latest)
-            self._call_soon(errand.run)
-            self._errand = errand
-            if not errand.wait(end - now) or errand.ran:
-                return errand.ran
-            time.sleep(self._chance.uniform(0, PAUSE_SECONDS))
+            deadline = float("inf") if accept_late else now + MAX_DELAY_SECONDS
+            pending = _PendingRead(read, self._clock, deadline)
+            self._call_soon(pending.run)
+            self._pending = pending
+            if not pending.wait(end - now) or pending.ran:
+                return pending.ran
+            time.sleep(self._random.uniform(0, RETRY_PAUSE_SECONDS))
             now = self._clock()
         return False
 
     def at_step(self) -> None:
-        """The end of a step: do what a silent main thread was asked for, as where other threads train."""
-        errand = self._errand
+        """Do the read that a silent main thread was asked for, where other threads train."""
+        pending = self._pending
         if (
-            errand is not None
-            and not errand.done()
-            and self._clock() - errand.asked > SILENT_SECONDS
+            pending is not None
+            and not pending.done()
+            and self._clock() - pending.requested > SILENT_SECONDS
         ):
-            errand.latest = float("inf")
-            errand.run()
+            pending.deadline = float("inf")
+            pending.run()
 
     def stop(self) -> None:
-        """Nothing is asked for any more; who waits in `ask` goes on at once."""
-        if self._errand is not None:
-            self._errand.cancel()
+        """Cancel the pending read; a thread that waits in `request` continues at once."""
+        if self._pending is not None:
+            self._pending.cancel()
 
 
-class _Errand:
-    """One read, run at most once, by whoever comes first; not after `latest`, and not in a forked child."""
+class _PendingRead:
+    """One read that runs at most once, not after its deadline, and not in a forked child."""
 
-    def __init__(self, read: Read, clock: Callable[[], float], latest: float) -> None:
-        self.asked = clock()
-        self.latest = latest
+    def __init__(self, read: Call, clock: Callable[[], float], deadline: float) -> None:
+        self.requested = clock()
+        self.deadline = deadline
         self.ran = False
         self._read = read
         self._clock = clock
         self._pid = os.getpid()
-        self._taken = threading.Lock()
-        self._waiting = threading.Lock()
-        self._waiting.acquire()
+        self._claimed = threading.Lock()
+        self._unfinished = threading.Lock()
+        self._unfinished.acquire()
 
     def run(self) -> None:
-        if self._taken.acquire(blocking=False):
+        if self._claimed.acquire(blocking=False):
             try:
-                if self._clock() <= self.latest and os.getpid() == self._pid:
+                if self._clock() <= self.deadline and os.getpid() == self._pid:
                     self._read()
                     self.ran = True
             finally:
-                self._waiting.release()
+                self._unfinished.release()
 
     def cancel(self) -> None:
-        if self._taken.acquire(blocking=False):
-            self._waiting.release()
+        if self._claimed.acquire(blocking=False):
+            self._unfinished.release()
 
     def done(self) -> bool:
-        return not self._waiting.locked()
+        return not self._unfinished.locked()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is over, `done` from then on; nobody else waits."""
-        over = self._waiting.acquire(timeout=max(0.0, seconds))
-        if over:
-            self._waiting.release()
-        return over
+        """Wait until the read is done, ran or not; only the requesting thread may call this."""
+        is_done = self._unfinished.acquire(timeout=max(0.0, seconds))
+        if is_done:
+            self._unfinished.release()
+        return is_done

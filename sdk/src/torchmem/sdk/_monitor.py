@@ -1,8 +1,7 @@
-"""SIGTERM, as launchers send it: publish once more, then do what would have been done.
+"""`Monitor`: follows one process's allocator from CUDA's initialization to the end of the process.
 
-The background thread: publishes, takes snapshots at random moments, reads statistics when no step comes.
-
-`Monitor`: watches one process's allocator from CUDA's initialisation to the end; a forked child gets its own.
+It reads in the training thread at step ends, publishes from a background thread, and has that
+thread's reads done by the main thread.
 """
 
 from __future__ import annotations
@@ -20,11 +19,18 @@ from torchmem.allocator.backend import Backend
 from torchmem.allocator.settings import ignored_settings
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._capture import Capture
-from torchmem.sdk._cost import Cadence, CpuMeter, affordable
+from torchmem.sdk._cost import (
+    IDLE_READ_BUDGET,
+    READ_BUDGET,
+    TICK_BUDGET,
+    Cadence,
+    CpuMeter,
+    routine_pause,
+)
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._identity import identify
-from torchmem.sdk._main_thread import Moments
-from torchmem.sdk._oom import Evidence
+from torchmem.sdk._main_thread import MainThreadReader
+from torchmem.sdk._oom import ReportWriter
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
@@ -32,76 +38,15 @@ from torchmem.sdk._release import Release
 from torchmem.sdk._settings import Settings
 from torchmem.sdk.steps import StepClock
 
-
-def before_sigterm(flush: Callable[[], None]) -> None:
-    """Let `flush` run before the script's own SIGTERM handler.
-
-    Only where there is one. A handler in Python waits until the main thread is back in Python, so in the place of the
-    default action it would keep a rank alive that hangs in a collective; such a rank must die at once, and what it
-    published last is at most one interval old.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    previous = signal.getsignal(signal.SIGTERM)
-    if not callable(previous):
-        return
-
-    def flush_first(number: int, frame: FrameType | None) -> None:
-        flush()
-        previous(number, frame)
-
-    signal.signal(signal.SIGTERM, flush_first)
-
-
-# Share of wall time that ticks may take as long as that only stretches their interval.
-TICK_BUDGET = 0.0001
-
-
-class Sampler:
-    """Calls `tick` about every `interval` seconds in a daemon thread until stopped; all that it costs is metered."""
-
-    def __init__(self, tick: Callable[[], None], interval: float, meter: CpuMeter) -> None:
-        self._tick = tick
-        self._interval = interval
-        self._meter = meter
-        self._running = (
-            threading.Lock()
-        )  # held until `stop`; waiting for it is much cheaper than for an Event
-        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._running.acquire()
-        self._thread.start()
-
-    def stop(self, timeout: float) -> bool:
-        """Ask the thread to end, wait at most `timeout` seconds; True when it is stuck, most likely in the driver."""
-        if self._running.locked():
-            self._running.release()
-        if self._thread.ident is None or self._thread is threading.current_thread():
-            return False
-        self._thread.join(timeout)
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        chance = random.Random()  # noqa: S311 - jitter, not a secret
-        counted, pause = 0.0, self._interval
-        while not self._running.acquire(timeout=pause * chance.uniform(0.75, 1.25)):
-            self._tick()
-            total = time.thread_time()  # since the thread began: waking up is part of the price
-            spent, counted = total - counted, total
-            self._meter.add(spent)
-            pause = affordable(self._interval, spent, TICK_BUDGET)
-
-
-# Shares of wall time that reads of the statistics may take: at a step's end, and while no step comes.
-READ_BUDGET = 0.00005
-IDLE_READ_BUDGET = 0.005
 JOIN_SECONDS = 0.5
 
 
 class Monitor:
-    """At rest until `wake`: no thread, no file, nothing measured. Its methods let no error of ours out."""
+    """The monitoring of one process; a forked child gets its own.
+
+    Until `start` there is no thread and no file, and nothing is measured. No method lets an error
+    of the SDK escape.
+    """
 
     def __init__(
         self, settings: Settings, backend: Backend, environment: Mapping[str, str], errors: Errors
@@ -118,135 +63,138 @@ class Monitor:
         self._environment = environment
         self._errors = errors
         self._clock = StepClock()
-        self._moments = Moments(lambda call: backend.call_soon(errors.quiet(call)))
+        self._main_thread = MainThreadReader(
+            lambda call: backend.call_soon(errors.defer_logging(call))
+        )
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost)
-        self._release = Release.wanted(settings, self.recorder, errors, self.phases.reset)
+        self._release = Release.from_settings(settings, self.recorder, errors, self.phases.reset)
         self._capture: Capture | None = None
-        self._evidence: Evidence | None = None
+        self._reports: ReportWriter | None = None
         self._pid: int | None = None
         self._process: Process | None = None
         self._next_read = 0.0
         self._ended: Ending | None = None
 
     @property
-    def is_awake(self) -> bool:
-        """Whether it watches this very process."""
+    def is_active(self) -> bool:
+        """Whether it was started in this very process."""
         return self._pid == os.getpid()
 
-    def wake(self) -> None:
-        """CUDA came up in this process: attach the observer and start to publish."""
+    def start(self) -> None:
+        """Attach the OOM observer and start to publish, once CUDA is up in this process."""
         if self._pid is not None or self._ended:
             return
         self._pid = os.getpid()
-        with self._errors.swallow("setup"):
+        with self._errors.suppress("setup"):
             self._process = identify(self._settings, self._environment, self._backend.versions())
             publisher = Publisher(
                 self._settings, self._environment, self._process, self._errors, self.sample
             )
-            self._evidence = Evidence(publisher.file.path)
+            self._reports = ReportWriter(publisher.file.path)
             self._capture = Capture(self._backend, publisher.file.path, self._errors)
             self.publisher = publisher
-            before_sigterm(self._errors.quiet(self._flush))
+            run_before_sigterm_handler(self._errors.defer_logging(self._publish_in_handler))
             self._sampler.start()
-        with self._errors.swallow("oom"):
+        with self._errors.suppress("oom"):
             self._backend.on_oom(self._on_oom)
         if self.publisher:
             self.publisher.open_endpoint()
 
-    def _flush(self) -> None:
-        """In a signal handler, which forked children inherit."""
-        if self.publisher and self.is_awake:
+    def _publish_in_handler(self) -> None:
+        """Publish in a signal handler, which forked children inherit."""
+        if self.publisher and self.is_active:
             self.publisher.publish()
 
     def step(self, samples: int | None) -> None:
-        """The end of a training step, in the training thread."""
+        """Count a training step that ends now, in the training thread."""
         now = time.perf_counter()
         self._clock.tick(now, samples)
         self.oom_pending = False
         if now >= self._next_read and not self._ended and self._backend.is_initialized():
-            self._next_read = now + affordable(
+            self._next_read = now + routine_pause(
                 self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET
             )
-            self.wake()
+            self.start()
             self._read_stats()
-            self._moments.at_step()
+            self._main_thread.at_step()
             if self._release:
                 self._release.at_step(now)
         if self._capture:
             self._capture.at_step()
 
     def _read_stats(self) -> None:
-        with self._errors.swallow("stats"):
+        with self._errors.suppress("stats"):
             self.recorder.read_settings()
             self.recorder.read_stats()
-        self._idle_reads.spent(time.perf_counter(), self.recorder.stats_seconds or 0.0)
+        self._idle_reads.record(time.perf_counter(), self.recorder.stats_seconds or 0.0)
 
     def _tick(self) -> None:
-        """In the sampler's thread, which never asks the allocator itself; see `_moments`."""
-        with self._errors.swallow("setup"):
+        """Do the background thread's work, which never reads the allocator in that thread."""
+        with self._errors.suppress("setup"):
             if (
                 self.publisher
-                and self._evidence
+                and self._reports
                 and self._backend.is_initialized()
                 and not self._ended
             ):
                 self._measure()
-                self._ask(time.perf_counter())
+                self._request_reads(time.perf_counter())
                 self._measure()
                 if self._capture:
                     self._capture.tick()
                 self.publisher.publish(news_only=True)
                 if self.publisher.file.newest:
-                    self._evidence.remember(self.publisher.file.newest)
-        self._errors.say()
+                    self._reports.remember(self.publisher.file.newest)
+        self._errors.log_deferred()
 
-    def _ask(self, now: float) -> None:
+    def _request_reads(self, now: float) -> None:
         is_idle = self._clock.last is None or now - self._clock.last > self._settings.idle_after
         stats, layout = is_idle and self._idle_reads.is_due(now), self._snapshots.is_due(now)
         if stats or layout:
-            with self._errors.swallow("snapshot"):
-                self._moments.ask(partial(self._read, stats=stats, layout=layout), patient=is_idle)
+            with self._errors.suppress("snapshot"):
+                read = partial(self._read, stats=stats, layout=layout)
+                self._main_thread.request(read, accept_late=is_idle)
 
     def _read(self, *, stats: bool, layout: bool) -> None:
-        """At a moment that `_moments` found."""
+        """Read what the background thread asked for, in the main thread."""
         started = time.thread_time()
         if stats and not self._ended:
             self._read_stats()
         if layout and not self._ended:
-            with self._errors.swallow("snapshot"):
+            with self._errors.suppress("snapshot"):
                 self.recorder.take_snapshot()
         self.cost.add(time.thread_time() - started)
 
     def _measure(self) -> None:
-        """What the newest snapshot means; the arithmetic needs no moment of its own."""
-        with self._errors.swallow("snapshot"):
+        """Measure the newest snapshot, which needs no access to the allocator."""
+        with self._errors.suppress("snapshot"):
             if self.recorder.measure_snapshot():
-                self._snapshots.spent(time.perf_counter(), self.recorder.snapshot_seconds or 0.0)
+                self._snapshots.record(time.perf_counter(), self.recorder.snapshot_seconds or 0.0)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
-        """Never raises: an exception here would replace the user's OutOfMemoryError."""
-        if self._ended or not self.is_awake:
+        """Write the evidence; an exception here would replace the user's OutOfMemoryError."""
+        if self._ended or not self.is_active:
             return
-        started, spent, scene = time.perf_counter(), time.thread_time(), None
+        started, spent, observation = time.perf_counter(), time.thread_time(), None
         self.oom_pending = True
-        with self._errors.swallow("setup"):
+        with self._errors.suppress("setup"):
             self.recorder.read_settings()
-        with self._errors.swallow("oom"):
-            scene = self.recorder.record_oom(device, requested, limit, driver_free)
+        with self._errors.suppress("oom"):
+            observation = self.recorder.record_oom(device, requested, limit, driver_free)
         if self.publisher:
             self.publisher.publish()
-        with self._errors.swallow("report"):
-            if scene and self._evidence:
-                self._evidence.write(scene, self.sample())
+        with self._errors.suppress("report"):
+            if observation and self._reports:
+                self._reports.write(observation, self.sample())
         if self._capture and self._settings.capture_on_oom:
             self._capture.keep_oom()
         self.recorder.oom_seconds = time.perf_counter() - started
         self.cost.add(time.thread_time() - spent)
 
     def sample(self) -> Sample:
-        """The state of this moment as it is published; only once awake."""
+        """Return the current state as it is published; only after `start`."""
         assert self._process is not None  # noqa: S101 - set before anything that publishes
         recorder = self.recorder
         return Sample(
@@ -270,10 +218,10 @@ class Monitor:
         )
 
     def end(self, ending: Ending) -> None:
-        """Publish the last state, marked as ended, and stop; a Monitor at rest only stays so."""
+        """Stop, and publish the last state, marked as ended; without `start` only stay stopped."""
         self._ended = ending
-        self._moments.stop()
-        if self.publisher is None or not self.is_awake:
+        self._main_thread.stop()
+        if self.publisher is None or not self.is_active:
             return
         stuck = self._sampler.stop(JOIN_SECONDS)
         if not stuck and self._backend.is_initialized():
@@ -284,4 +232,60 @@ class Monitor:
         if self.recorder.samples():
             self.publisher.publish()
         self.publisher.close()
-        self._errors.say()
+        self._errors.log_deferred()
+
+
+class Sampler:
+    """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time."""
+
+    def __init__(self, tick: Callable[[], None], interval: float, meter: CpuMeter) -> None:
+        self._tick = tick
+        self._interval = interval
+        self._meter = meter
+        # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
+        self._running = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._running.acquire()
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread within `timeout` seconds; return True if it is stuck, as in the driver."""
+        if self._running.locked():
+            self._running.release()
+        if self._thread.ident is None or self._thread is threading.current_thread():
+            return False
+        self._thread.join(timeout)
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        generator = random.Random()  # noqa: S311 - jitter, not a secret
+        counted, pause = 0.0, self._interval
+        while not self._running.acquire(timeout=pause * generator.uniform(0.75, 1.25)):
+            self._tick()
+            total = time.thread_time()  # since the thread started, so that waking up is included
+            spent, counted = total - counted, total
+            self._meter.add(spent)
+            pause = routine_pause(self._interval, spent, TICK_BUDGET)
+
+
+def run_before_sigterm_handler(flush: Callable[[], None]) -> None:
+    """Run `flush` before the script's own SIGTERM handler, which launchers trigger.
+
+    Does nothing without such a handler. A handler in Python waits until the main thread is back in
+    Python, so in place of the default action it would keep a rank alive that hangs in a collective.
+    Such a rank must die at once; what it published last is at most one interval old.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+    if not callable(previous):
+        return
+
+    def flush_first(number: int, frame: FrameType | None) -> None:
+        flush()
+        previous(number, frame)
+
+    signal.signal(signal.SIGTERM, flush_first)

@@ -1,8 +1,7 @@
-"""One OutOfMemoryError, examined inside the allocator's observer.
+"""What the SDK does at an OutOfMemoryError: find its cause, and leave a report on disk.
 
-The last five minutes of every device in memory, for the report of an OOM.
-
-Writes the reports of this process's OOMs into the run directory: few, small, and always the newest.
+`examine` runs inside the allocator's OOM observer. The report shows the last five minutes too,
+which are kept in memory for it. `torchmem oom` explains reports.
 """
 
 from __future__ import annotations
@@ -34,10 +33,37 @@ from torchmem.sample.sample import Allocator, DeviceSample, Layout, OomDetail, O
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._publish import make_run_directory
 
+TREND_SECONDS = 300
+MIN_POINT_SECONDS = 1.0
+MAX_TREND_POINTS = 60
+
+MAX_REPORTS_PER_PROCESS = 8
+MAX_REPORTS_PER_USER = 64
+# OOMs that follow each other within this time share a file, which holds the newest.
+NEW_FILE_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What is only known in the observer; fields as in `torchmem.allocator.oom_report.OomReport`, `device` is torch's index."""
+class FailedAllocation:
+    """The observer's arguments in bytes.
+
+    requested: the request, rounded to a segment.
+    limit: the memory limit, or the device's total.
+    driver_free: free memory at the driver.
+    """
+
+    requested: int
+    limit: int
+    driver_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class OomObservation:
+    """What is only known inside the observer.
+
+    `device` is torch's index; the other fields are those of
+    `torchmem.allocator.oom_report.OomReport`.
+    """
 
     device: int
     oom: OomRecord
@@ -47,34 +73,26 @@ class Scene:
     layout_before: Layout | None
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """The observer's arguments, in bytes: segment-rounded request, memory limit or device total, driver free."""
-
-    requested: int
-    limit: int
-    driver_free: int
-
-
 def examine(
-    backend: Backend, record: DeviceRecord, config: AllocatorConfig, observed: Observed
-) -> Scene:
-    """Measure what the allocator kept after it had returned its cache, name the cause and count it in `record`.
+    backend: Backend, record: DeviceRecord, config: AllocatorConfig, failed: FailedAllocation
+) -> OomObservation:
+    """Measure what the allocator kept after it returned its cache, and count the OOM in `record`.
 
-    `record` holds statistics of this moment.
+    The statistics in `record` must have been read inside the same observer call.
     """
     index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
     layout = None
     if segments is not None:
-        room = AvailableMemory(observed.driver_free, _reserved(record.allocator), observed.limit)
-        layout = record.layout = measure(segments, index, now, room, config)
-    facts = _facts(observed, record, layout, config)
+        reserved = _reserved(record.allocator)
+        available = AvailableMemory(failed.driver_free, reserved, failed.limit)
+        layout = record.layout = measure(segments, index, now, available, config)
+    facts = _facts(failed, record, layout, config)
     oom = OomRecord(
-        now, observed.requested, classify(facts), _detail(backend, index, facts, segments)
+        now, failed.requested, classify(facts), _detail(backend, index, facts, segments)
     )
     record.record_oom(oom)
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
-    return Scene(index, oom, observed.driver_free, limit, layout, record.periodic_layout)
+    return OomObservation(index, oom, failed.driver_free, limit, layout, record.periodic_layout)
 
 
 def _reserved(allocator: Allocator | None) -> int:
@@ -82,15 +100,15 @@ def _reserved(allocator: Allocator | None) -> int:
 
 
 def _facts(
-    observed: Observed, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
+    failed: FailedAllocation, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
 ) -> OomFacts:
-    """Without a snapshot the pools cannot be told apart: every free byte counts as one of the default pools."""
+    """Without a snapshot, which separates the pools, all free bytes count as the default pools'."""
     reserved = _reserved(record.allocator)
     unused = reserved - record.allocator.active_bytes.total if record.allocator else 0
     return OomFacts(
-        requested=observed.requested,
-        limit=observed.limit,
-        driver_free=observed.driver_free,
+        requested=failed.requested,
+        limit=failed.limit,
+        driver_free=failed.driver_free,
         cached_free=layout.free_bytes if layout else unused,
         reserved=reserved,
         total=record.device.total_bytes,
@@ -104,21 +122,17 @@ def _detail(
 ) -> OomDetail | None:
     if segments is None or classify(facts) != "fragmentation":
         return None
+    stream = backend.current_stream(device)
     return fragmentation_detail(
-        facts,
-        largest_free_blocks(segments, device, facts.requested, backend.current_stream(device)),
+        facts, largest_free_blocks(segments, device, facts.requested, stream)
     )
 
-
-SPAN_SECONDS = 300
-SHORTEST_INTERVAL_SECONDS = 1.0
-MOST_POINTS = 60  # of a trend
 
 _COLUMNS = [column.name for column in fields(Trend)]
 
 
 class History:
-    """At most one point a second for each device; about 100 KB a device when full."""
+    """The last minutes of every device, at most one point a second: about 100 KB a device."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -126,31 +140,36 @@ class History:
         self._points: dict[int, deque[tuple[Any, ...]]] = {}
 
     def add(self, sample: Sample) -> None:
-        """Remember a published sample, unless one was remembered within the last second."""
+        """Keep a published sample, unless one was kept within the last second."""
         now = self._clock()
-        if self._newest is not None and now - self._newest < SHORTEST_INTERVAL_SECONDS:
+        if self._newest is not None and now - self._newest < MIN_POINT_SECONDS:
             return
         self._newest = now
         for device in sample.devices:
-            points = self._points.setdefault(device.index, deque(maxlen=SPAN_SECONDS))
+            points = self._points.setdefault(device.index, deque(maxlen=TREND_SECONDS))
             points.append((now, *_values(device), sample.steps.count))
 
     def trend(self, device: int) -> Trend:
-        """The last five minutes of one device, thinned evenly to MOST_POINTS; the newest point is always kept."""
+        """Return the last five minutes of one device, thinned evenly to MAX_TREND_POINTS.
+
+        The newest point is always among them.
+        """
         now = self._clock()
         points = [
-            point for point in tuple(self._points.get(device, ())) if now - point[0] <= SPAN_SECONDS
+            point
+            for point in tuple(self._points.get(device, ()))
+            if now - point[0] <= TREND_SECONDS
         ]
-        thin = -(-len(points) // MOST_POINTS) or 1
-        kept = points[::-1][::thin][::-1]
+        stride = -(-len(points) // MAX_TREND_POINTS) or 1
+        kept = points[::-1][::stride][::-1]
+        if not kept:
+            return Trend()
         rows = [(round(now - point[0], 1), *point[1:]) for point in kept]
-        return (
-            Trend(**dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))) if rows else Trend()
-        )
+        return Trend(**dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
 
 
 def _values(device: DeviceSample) -> tuple[float | None, ...]:
-    """The columns of `Trend` between the first and the last."""
+    """Return the columns of `Trend` between the first and the last."""
     allocator, layout = device.allocator, device.layout
     ratio = layout.fragmentation_ratio if layout else None
     return (
@@ -164,17 +183,12 @@ def _values(device: DeviceSample) -> tuple[float | None, ...]:
     )
 
 
-MOST_PER_PROCESS = 8
-MOST_PER_USER = 64
-# OOMs that follow each other within this time share a file, which holds the newest.
-NEW_FILE_SECONDS = 60.0
+class ReportWriter:
+    """Writes the OOM reports of one process into the run directory.
 
-
-class Evidence:
-    """The reports of one process.
-
-    The first OOM gets a file of its own. Of those that follow, as in a search for the batch size, each minute gets one
-    file that is replaced, so that a hundred OOMs leave two files and the one that ended the process is among them.
+    The first OOM gets a file of its own. Of those that follow, as in a search for the batch size,
+    each minute gets one file that is replaced. A hundred OOMs in a minute therefore leave two
+    files, and the OOM that ends the process is always in the newest one.
     """
 
     def __init__(self, sample_path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -182,47 +196,47 @@ class Evidence:
         self._sample_name = sample_path.name
         self._clock = clock
         self._history = History(clock)
-        self._writing = (
-            threading.RLock()
-        )  # a signal handler of the script may run out of memory in the midst of it
+        # Reentrant: a signal handler of the script may run out of memory during a write.
+        self._lock = threading.RLock()
         self._number = 0
         self._opened = 0.0
 
     def remember(self, sample: Sample) -> None:
-        """Take a point of the last minutes."""
+        """Add a published sample to the history."""
         self._history.add(sample)
 
-    def write(self, scene: Scene, sample: Sample) -> None:
-        """Write one report; raises OSError, or ValueError when it would be too large."""
-        content = _encode(compose(scene, sample, self._history.trend(scene.device)))
-        with self._writing:  # several devices may fail at once, each in a thread of its own
+    def write(self, observation: OomObservation, sample: Sample) -> None:
+        """Write one report. Raises OSError, or ValueError if the report is too large."""
+        trend = self._history.trend(observation.device)
+        content = _encode(compose(observation, sample, trend))
+        with self._lock:  # several devices may fail at once, each in its own thread
             self._store(content)
 
     def _store(self, content: bytes) -> None:
         make_run_directory(self._directory)
-        fresh = self._number < 2 or self._clock() - self._opened >= NEW_FILE_SECONDS
-        number = self._number + fresh
+        is_new = self._number < 2 or self._clock() - self._opened >= NEW_FILE_SECONDS
+        number = self._number + is_new
         replace_file(self._path(number), content)
-        if fresh:
+        if is_new:
             self._number, self._opened = number, self._clock()
-            self._path(number - MOST_PER_PROCESS).unlink(missing_ok=True)
-            keep_newest(self._directory, MOST_PER_USER)
+            self._path(number - MAX_REPORTS_PER_PROCESS).unlink(missing_ok=True)
+            keep_newest(self._directory, MAX_REPORTS_PER_USER)
 
     def _path(self, number: int) -> Path:
         return self._directory / report_name(self._sample_name, number)
 
 
-def compose(scene: Scene, sample: Sample, trend: Trend) -> OomReport:
-    """The report: what the observer saw, beside what was published with it."""
+def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomReport:
+    """Return the report of an OOM: the observation, and the sample published with it."""
     return OomReport(
         timestamp=sample.timestamp,
         process=sample.process,
-        device=next(device for device in sample.devices if device.index == scene.device),
-        oom=scene.oom,
-        driver_free_bytes=scene.driver_free_bytes,
-        limit_bytes=scene.limit_bytes,
-        layout=scene.layout,
-        layout_before=scene.layout_before,
+        device=next(device for device in sample.devices if device.index == observation.device),
+        oom=observation.oom,
+        driver_free_bytes=observation.driver_free_bytes,
+        limit_bytes=observation.limit_bytes,
+        layout=observation.layout,
+        layout_before=observation.layout_before,
         steps=sample.steps,
         allocator_settings=sample.allocator_settings,
         trend=trend,
@@ -238,13 +252,13 @@ def _encode(report: OomReport) -> bytes:
     return content
 
 
-def keep_newest(directory: Path, most: int) -> None:
-    """Remove this user's oldest reports beyond the number `most`; raises OSError."""
-    mine = []
+def keep_newest(directory: Path, limit: int) -> None:
+    """Remove this user's oldest reports until `limit` remain. Raises OSError."""
+    reports = []
     for path in directory.glob(f"*{REPORT_SUFFIX}"):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.getuid():
-                mine.append((status.st_mtime, path))
-    for _, path in sorted(mine)[: max(0, len(mine) - most)]:
+                reports.append((status.st_mtime, path))
+    for _, path in sorted(reports)[: max(0, len(reports) - limit)]:
         path.unlink(missing_ok=True)

@@ -1,4 +1,7 @@
-"""The opt-in outputs of one process: a textfile for node_exporter, and an HTTP endpoint of its own."""
+"""The optional outputs of one process: a node_exporter textfile and an HTTP endpoint.
+
+Imported only when a setting asks for one of them, because prometheus_client is slow to import.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,13 @@ from prometheus_client.registry import Collector
 from torchmem.sample.families import View, families
 from torchmem.sample.run_directory import replace_file
 from torchmem.sample.sample import Sample, live_state
+from torchmem.sdk._cost import TEXTFILE_SECONDS
 from torchmem.sdk._settings import Settings
 
+log = logging.getLogger("torchmem")
 
-class _OwnSeries(Collector):
+
+class _ProcessCollector(Collector):
     def __init__(self, read: Callable[[], Sample]) -> None:
         self._read = read
 
@@ -36,43 +42,39 @@ class _OwnSeries(Collector):
 
 
 def registry(read: Callable[[], Sample]) -> CollectorRegistry:
-    """A registry whose every collection calls `read`; the user's default registry is not touched."""
+    """Return a registry that calls `read` at every collection; the default registry is not used."""
     private = CollectorRegistry(auto_describe=False)
-    private.register(_OwnSeries(read))
+    private.register(_ProcessCollector(read))
     return private
 
 
-# Rendering the series costs milliseconds, and node_exporter itself is rarely scraped more often.
-REFRESH_SECONDS = 10.0
-
-
 class Textfile:
-    """One .prom file; a directory gets one file for each rank. Removed at a clean end, so nothing lives on in it."""
+    """One .prom file, removed at a clean end so that node_exporter does not keep serving it.
+
+    If `path` is a directory, each rank writes its own file into it.
+    """
 
     def __init__(self, path: Path, rank: int) -> None:
         self._written = 0.0
         self.path = path if path.suffix == ".prom" else path / f"torchmem-rank{rank}.prom"
 
     def write(self, sample: Sample) -> None:
-        """Replace the file; raises OSError when the directory cannot be written."""
+        """Replace the file. Raises OSError."""
         replace_file(self.path, generate_latest(registry(lambda: sample)))
         self._written = sample.timestamp
 
     def refresh(self, sample: Sample) -> None:
-        """Replace the file when it has grown old; raises OSError when the directory cannot be written."""
-        if abs(sample.timestamp - self._written) >= REFRESH_SECONDS:
+        """Replace the file if it is older than TEXTFILE_SECONDS. Raises OSError."""
+        if abs(sample.timestamp - self._written) >= TEXTFILE_SECONDS:
             self.write(sample)
 
     def remove(self) -> None:
-        """Remove the file; raises OSError."""
+        """Remove the file. Raises OSError."""
         self.path.unlink(missing_ok=True)
 
 
-log = logging.getLogger("torchmem")
-
-
 class Endpoint:
-    """A running server; `url` is where Prometheus finds the series."""
+    """A running HTTP server; `url` is the address that Prometheus scrapes."""
 
     def __init__(self, server: WSGIServer, thread: Thread, address: str) -> None:
         self._server = server
@@ -82,28 +84,28 @@ class Endpoint:
 
     @classmethod
     def open(cls, settings: Settings, local_rank: int, read: Callable[[], Sample]) -> Endpoint:
-        """Listen on the port plus the local rank (port 0: any); when it is taken, on any free port.
+        """Listen on the port plus the local rank, or on any free port if that one is taken.
 
-        Raises OSError when the address cannot be used at all.
+        Port 0 is any free port. Raises OSError if the address cannot be used at all.
         """
-        wanted = settings.port + local_rank if settings.port else 0
+        port = settings.port + local_rank if settings.port else 0
         try:
-            return cls(
-                *start_http_server(wanted, settings.address, registry(read)), settings.address
-            )
+            return cls._listen(port, settings.address, read)
         except (OSError, OverflowError) as error:
-            if wanted == 0:
+            if port == 0:
                 raise
-            endpoint = cls(
-                *start_http_server(0, settings.address, registry(read)), settings.address
-            )
+            endpoint = cls._listen(0, settings.address, read)
             log.warning(
-                "torchmem: port %d cannot be used (%s), serving %s instead",
-                wanted,
+                "torchmem: cannot listen on port %d (%s), serving %s instead",
+                port,
                 error,
                 endpoint.url,
             )
             return endpoint
+
+    @classmethod
+    def _listen(cls, port: int, address: str, read: Callable[[], Sample]) -> Endpoint:
+        return cls(*start_http_server(port, address, registry(read)), address)
 
     def close(self) -> None:
         """Stop serving."""
@@ -112,6 +114,9 @@ class Endpoint:
         self._thread.join(1)
 
     def close_in_child(self) -> None:
-        """In a forked child: drop the inherited socket, or scrapes would hang on it once the parent is gone."""
+        """Close the socket that a forked child inherited.
+
+        Otherwise scrapes would hang on it once the parent is gone.
+        """
         with contextlib.suppress(OSError):
             socket.socket.close(self._server.socket)

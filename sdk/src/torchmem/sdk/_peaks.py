@@ -1,7 +1,4 @@
-"""Peaks within a window, such as a step or a phase, and the user's own peaks kept right while we reset PyTorch's.
-
-Phases that the script names: the highest allocated bytes within each.
-"""
+"""Peaks of allocated bytes within a window, such as a phase that the script names."""
 
 from __future__ import annotations
 
@@ -14,12 +11,15 @@ from torchmem.sdk._cost import CpuMeter
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._recorder import Recorder
 
+MAX_PHASES = 32
+
 
 class WindowPeak:
-    """Highest value of one statistic since the window began.
+    """The highest value of one statistic since the window began.
 
-    Exact when PyTorch's own peak moved meanwhile: it rose, so the new peak lies in the window, or it fell, so the user
-    reset it in the window. Otherwise the peak was not reached again, and the highest value seen is a lower bound.
+    Exact if PyTorch's own peak moved in the window: if it rose, the new peak lies in the window; if
+    it fell, the user reset it in the window. Otherwise the old peak was not reached again, and the
+    highest value seen is a lower bound.
     """
 
     def __init__(self, current: int, peak: int) -> None:
@@ -32,22 +32,23 @@ class WindowPeak:
         self._peak = peak
 
     def rebase(self, peak: int) -> None:
-        """PyTorch's peak was set to `peak` by ourselves; what follows is compared with that."""
+        """Compare later peaks with `peak`, to which the SDK itself has reset PyTorch's."""
         self._peak = peak
 
 
 class MemoryModule(Protocol):
-    """What is used of `torch.cuda.memory` (PyTorch 2.13); its other functions read peaks through the first of these."""
+    """The part of `torch.cuda.memory` that its other functions read peaks through (2.13)."""
 
     memory_stats_as_nested_dict: Callable[..., dict[str, Any]]
     reset_peak_memory_stats: Callable[..., None]
 
 
 class UserPeaks:
-    """Lets us reset PyTorch's peaks without the user noticing: `torch.cuda.max_memory_*` go on from before.
+    """Resets PyTorch's peaks while `torch.cuda.max_memory_*` keep their values for the user.
 
-    Replaces two functions in each of `modules` (torch.cuda.memory and torch.cuda). `device_index` resolves what users
-    pass as a device. `torch.accelerator` reads past these functions and sees the peaks since our reset.
+    Replaces two functions in each of `modules` (torch.cuda.memory and torch.cuda). `device_index`
+    resolves what users pass as a device. `torch.accelerator` bypasses these functions and sees
+    the peaks since the SDK's last reset.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class UserPeaks:
             module.reset_peak_memory_stats = self._reset_by_user
 
     def stats(self, device: int) -> dict[str, Any]:
-        """PyTorch's own statistics, with the peaks since our last reset."""
+        """Return PyTorch's own statistics, with the peaks since the SDK's last reset."""
         return self._stats(device)
 
     def reset(self, device: int) -> None:
-        """Reset PyTorch's peaks, remembering them for the user."""
+        """Reset PyTorch's peaks and remember them for the user."""
         before = self._before.setdefault(device, {})
         for key, values in _with_peaks(self._stats(device)):
             before[key] = max(before.get(key, 0), values["peak"])
@@ -86,23 +87,20 @@ class UserPeaks:
 
 
 def _with_peaks(stats: dict[str, Any]) -> list[tuple[tuple[str, str], dict[str, int]]]:
-    """The innermost dicts of the nested statistics that hold a peak, by statistic and pool."""
-    nested = [(name, value) for name, value in stats.items() if isinstance(value, dict)]
-    plain = [((name, ""), value) for name, value in nested if "peak" in value]
-    pooled = [
-        ((name, pool), v)
-        for name, value in nested
-        for pool, v in value.items()
-        if isinstance(v, dict) and "peak" in v
-    ]
-    return plain + pooled
-
-
-MOST_PHASES = 32
+    """Return the innermost dicts of nested statistics that hold a peak, by statistic and pool."""
+    found = []
+    for name, value in stats.items():
+        if isinstance(value, dict):
+            if "peak" in value:
+                found.append(((name, ""), value))
+            for pool, values in value.items():
+                if isinstance(values, dict) and "peak" in values:
+                    found.append(((name, pool), values))
+    return found
 
 
 class Phases:
-    """Opens and closes phases; each name is measured at most once in `interval` seconds, as steps are."""
+    """Begins and ends phases; measures each name at most once in `interval` seconds."""
 
     def __init__(
         self,
@@ -122,12 +120,9 @@ class Phases:
         self._open: list[dict[int, WindowPeak]] = []
 
     def begin(self, name: str) -> dict[int, WindowPeak] | None:
-        """The windows, by device, of a phase that is to be measured; None when it is too early or nothing is known."""
+        """Return the phase's windows by device, or None if the phase is not measured now."""
         now = time.perf_counter()
-        is_early = now < self._due.get(name, 0.0) or (
-            name not in self._due and len(self._due) >= MOST_PHASES
-        )
-        if is_early or not self.recorder.backend.is_initialized():
+        if not self._is_due(name, now) or not self.recorder.backend.is_initialized():
             return None
         if self._resets:
             self.reset()
@@ -140,8 +135,13 @@ class Phases:
         self._open.append(windows)
         return windows
 
+    def _is_due(self, name: str, now: float) -> bool:
+        if name in self._due:
+            return now >= self._due[name]
+        return len(self._due) < MAX_PHASES
+
     def end(self, name: str, windows: dict[int, WindowPeak]) -> None:
-        """The phase is over: remember the highest value of each device."""
+        """Close the phase's windows and record the highest value of each device."""
         self._open = [others for others in self._open if others is not windows]
         for device, values in self.recorder.allocated().items():
             if device in windows:
@@ -149,7 +149,7 @@ class Phases:
                 self.recorder.record_phase(device, name, windows[device].highest)
 
     def reset(self) -> None:
-        """Reset PyTorch's peaks; phases that are open around this one keep what they have seen."""
+        """Reset PyTorch's peaks; the phases that are open keep what they have seen."""
         before = self.recorder.allocated()
         for windows in self._open:
             for device, window in windows.items():
@@ -159,7 +159,7 @@ class Phases:
 
 
 class Phase:
-    """One `with session.phase(name):`; the script's exceptions pass through, ours do not exist."""
+    """One `with session.phase(name):`. Lets the script's exceptions pass and raises none."""
 
     def __init__(self, phases: Phases, name: str) -> None:
         self._phases = phases
@@ -168,7 +168,7 @@ class Phase:
 
     def __enter__(self) -> None:
         started = time.thread_time()
-        with self._phases.errors.swallow("phase"):
+        with self._phases.errors.suppress("phase"):
             self._windows = self._phases.begin(self._name)
         self._phases.meter.add(time.thread_time() - started)
 
@@ -179,7 +179,7 @@ class Phase:
         tb: TracebackType | None,
     ) -> None:
         started = time.thread_time()
-        with self._phases.errors.swallow("phase"):
+        with self._phases.errors.suppress("phase"):
             if self._windows is not None:
                 self._phases.end(self._name, self._windows)
         self._phases.meter.add(time.thread_time() - started)

@@ -1,4 +1,4 @@
-"""Where a process publishes its state: its file in the run directory and, if asked for, a textfile and a port."""
+"""Where a process publishes its sample: the run directory and, on request, textfile and port."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from torchmem.sample.run_directory import (
     sample_name,
 )
 from torchmem.sample.sample import Process, Sample, encode
+from torchmem.sdk._cost import HEARTBEAT_SECONDS
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._settings import Settings
 
 if TYPE_CHECKING:
     from torchmem.sdk._outputs import Endpoint, Textfile
 
-# Without an exporter nobody removes the last words of processes long gone.
-FORGOTTEN_AFTER_SECONDS = 24 * 3600
-# An exporter that cannot see the process judges it by the age of its sample, after a minute.
-HEARTBEAT_SECONDS = 15.0
+# Files of dead processes are removed after this time, for nodes that run no exporter.
+STALE_FILE_SECONDS = 24 * 3600
+LOCK_SECONDS = 1.0
 
 
-class RunFile:
-    """This process's one file in the run directory."""
+class SampleFile:
+    """This process's sample file in the run directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / name
         self.newest: Sample | None = None
 
     def write(self, sample: Sample) -> None:
-        """Publish; a directory that vanished is made again. Raises OSError."""
+        """Replace the file; create the directory again if it has vanished. Raises OSError."""
         if self.newest is None:
             make_run_directory(self.path.parent)
-            sweep(self.path.parent, time.time() - FORGOTTEN_AFTER_SECONDS)
+            remove_stale_files(self.path.parent, time.time() - STALE_FILE_SECONDS)
         content = encode(sample)
         try:
             replace_file(self.path, content)
@@ -54,17 +54,13 @@ class RunFile:
         self.newest = sample
 
     def refresh(self, sample: Sample) -> None:
-        """Publish what is new, and a heartbeat when nothing is. Raises OSError."""
+        """Replace the file if the sample has changed or a heartbeat is due. Raises OSError."""
         if self.newest is None or _is_news(sample, self.newest):
             self.write(sample)
 
-    def remove(self) -> None:
-        """Take the file back, as a forked child or a closed session does. Raises OSError."""
-        self.path.unlink(missing_ok=True)
-
 
 def _is_news(sample: Sample, old: Sample) -> bool:
-    """Whether more changed than the clock and what the SDK itself spends, or the old sample is past its time."""
+    """Return whether more than the clock and the SDK's own cost changed, or `old` is too old."""
     if (
         sample.steps.count != old.steps.count
         or abs(sample.timestamp - old.timestamp) >= HEARTBEAT_SECONDS
@@ -75,9 +71,9 @@ def _is_news(sample: Sample, old: Sample) -> bool:
 
 
 def make_run_directory(directory: Path) -> None:
-    """Create the run directory, writable by all users with the sticky bit; raises OSError.
+    """Create the run directory, writable by all users with the sticky bit.
 
-    A symbolic link that another user put in its place is refused.
+    Raises OSError, among others for a symbolic link that another user put in its place.
     """
     try:
         directory.mkdir(parents=True)
@@ -90,8 +86,11 @@ def make_run_directory(directory: Path) -> None:
             raise PermissionError(f"{directory} is a symbolic link of another user") from None
 
 
-def sweep(directory: Path, before: float) -> None:
-    """Remove samples and captures of this user, unfinished ones too, last written before the Unix time `before`."""
+def remove_stale_files(directory: Path, before: float) -> None:
+    """Remove this user's samples and captures, also unfinished ones, older than `before`.
+
+    `before` is a Unix time and is compared with the time of the last write.
+    """
     suffixes = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, TEMPORARY_SUFFIX)
     for path in (path for suffix in suffixes for path in directory.glob(f"*{suffix}")):
         with contextlib.suppress(OSError):
@@ -100,11 +99,12 @@ def sweep(directory: Path, before: float) -> None:
                 path.unlink()
 
 
-LOCK_SECONDS = 1.0
-
-
 class Publisher:
-    """Called from the sampler, the OOM observer, a signal handler and at exit; never raises but when it is made."""
+    """All outputs of one process.
+
+    `publish` is called from the sampler, the OOM observer, a signal handler, and at exit, and never
+    raises. `sample` returns the current state; nothing is written before the first `publish`.
+    """
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class Publisher:
         errors: Errors,
         sample: Callable[[], Sample],
     ) -> None:
-        """`sample` gives the state of the moment; nothing is written before the first `publish`."""
         self._settings = settings
         self._errors = errors
         self._sample = sample
@@ -123,15 +122,15 @@ class Publisher:
         self._textfile: Textfile | None = None
         self._endpoint: Endpoint | None = None
         name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
-        self.file = RunFile(settings.directory(environment), name)
+        self.file = SampleFile(settings.directory(environment), name)
         if settings.textfile is not None:
             from torchmem.sdk._outputs import Textfile
 
             self._textfile = Textfile(settings.textfile, process.rank)
 
     def open_endpoint(self) -> None:
-        """Listen where a port was asked for."""
-        with self._errors.swallow("endpoint"):
+        """Start to listen if the settings ask for a port."""
+        with self._errors.suppress("endpoint"):
             if self._settings.port is not None:
                 from torchmem.sdk._outputs import Endpoint
 
@@ -139,30 +138,30 @@ class Publisher:
 
     @property
     def url(self) -> str | None:
-        """Address of the endpoint, if there is one."""
+        """URL of the endpoint, or None without one."""
         return self._endpoint.url if self._endpoint else None
 
     def publish(self, *, news_only: bool = False) -> None:
-        """Write the state of this moment everywhere; with `news_only` only where it is new or has grown old."""
-        with self._errors.swallow("publish"):
-            mine = self._lock.acquire(timeout=LOCK_SECONDS)
+        """Write the current state to all files; with `news_only` only to those that need it."""
+        with self._errors.suppress("publish"):
+            is_locked = self._lock.acquire(timeout=LOCK_SECONDS)
             try:
                 (self.file.refresh if news_only else self.file.write)(self._sample())
             finally:
-                if mine:
+                if is_locked:
                     self._lock.release()
-        with self._errors.swallow("textfile"):
+        with self._errors.suppress("textfile"):
             if self._textfile:
                 (self._textfile.refresh if news_only else self._textfile.write)(self._sample())
 
     def close(self) -> None:
-        """The process ends: the file in the run directory stays, the rest goes. Raises OSError."""
+        """Remove the textfile and close the port; the sample file stays. Raises OSError."""
         if self._textfile:
             self._textfile.remove()
         if self._endpoint:
             self._endpoint.close()
 
     def close_in_child(self) -> None:
-        """In a forked child: let the parent's port go."""
+        """Close the parent's port in a forked child."""
         if self._endpoint:
             self._endpoint.close_in_child()

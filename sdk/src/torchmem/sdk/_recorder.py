@@ -15,23 +15,29 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
 from torchmem.sdk._device import DeviceRecord
-from torchmem.sdk._oom import Observed, Scene, examine
+from torchmem.sdk._oom import FailedAllocation, OomObservation, examine
 
 OBSERVER_LOCK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A snapshot that is not yet measured: segments, Unix time, room by torch's index, seconds it took."""
+class RawSnapshot:
+    """A snapshot that is not measured yet.
+
+    segments: all segments, in PyTorch's form.
+    timestamp: Unix time.
+    available: memory that each device could still obtain, by torch's index.
+    seconds: time that the snapshot took.
+    """
 
     segments: list[SegmentInfo]
     timestamp: float
-    rooms: Mapping[int, AvailableMemory | None]
+    available: Mapping[int, AvailableMemory | None]
     seconds: float
 
 
 class Recorder:
-    """One record for each device; may be called from the training thread, the sampler and the OOM observer."""
+    """The records of all devices, for the training thread, the sampler, and the OOM observer."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -42,22 +48,22 @@ class Recorder:
         self.oom_seconds: float | None = None
         self._records: dict[int, DeviceRecord] = {}
         self._lock = threading.Lock()
-        self._moment: Moment | None = None
+        self._snapshot: RawSnapshot | None = None
 
     def read_settings(self) -> None:
-        """Take the allocator's effective settings, once; each snapshot brings them anew."""
+        """Read the allocator's effective settings unless they are known; snapshots renew them."""
         if not self.settings:
-            self._take_settings()
+            self._renew_settings()
 
-    def _take_settings(self) -> None:
+    def _renew_settings(self) -> None:
         self.settings = dict(self.backend.allocator_settings())
-        # Segments that were once expandable stay so, and stay out of inactive_split.
+        # Segments that were expandable once stay so, and stay out of inactive_split.
         self.expandable = self.expandable or self.settings.get("expandable_segments") != "False"
 
     def read_stats(self) -> None:
-        """Read the nested statistics of every device; returns at once when another thread is reading."""
-        with self._reading(0) as mine:
-            if mine:
+        """Read the statistics of every device; return at once when another thread is reading."""
+        with self._locked(0) as is_locked:
+            if is_locked:
                 started = time.perf_counter()
                 self._read_stats()
                 self.stats_seconds = time.perf_counter() - started
@@ -65,90 +71,99 @@ class Recorder:
     def _read_stats(self) -> None:
         for device in self.backend.devices():
             record = self._records.setdefault(device.index, DeviceRecord(device))
-            record.read(self.backend.memory_stats(device.index) or {})
+            record.update(self.backend.memory_stats(device.index) or {})
+
+    @contextmanager
+    def _locked(self, timeout: float) -> Iterator[bool]:
+        """Hold the lock if it is free within `timeout` seconds; yields whether it is held."""
+        is_locked = (
+            self._lock.acquire(timeout=timeout) if timeout else self._lock.acquire(blocking=False)
+        )
+        try:
+            yield is_locked
+        finally:
+            if is_locked:
+                self._lock.release()
 
     def allocated(self) -> dict[int, tuple[int, int]]:
-        """Allocated bytes of every device, now and at their peak."""
-        stats = {index: self.backend.memory_stats(index) for index in list(self._records)}
-        values = {index: found["allocated_bytes"]["all"] for index, found in stats.items() if found}
-        return {index: (value["current"], value["peak"]) for index, value in values.items()}
+        """Return the allocated bytes of every device, current and peak."""
+        allocated = {}
+        for index in list(self._records):
+            stats = self.backend.memory_stats(index)
+            if stats:
+                values = stats["allocated_bytes"]["all"]
+                allocated[index] = (values["current"], values["peak"])
+        return allocated
 
     def record_phase(self, device: int, name: str, peak: int) -> None:
-        """Remember the highest allocated bytes of a phase."""
+        """Keep the highest allocated bytes of a phase."""
         peaks = self._records[device].phase_peaks
         peaks[name] = max(peaks.get(name, 0), peak)
 
     def reset_peaks(self) -> None:
-        """Reset PyTorch's peaks once they are in our own high-water marks."""
+        """Reset PyTorch's peaks after taking them into the records' high-water marks."""
         self.read_stats()
         for index in list(self._records):
             self.backend.reset_peaks(index)
 
     def take_snapshot(self) -> None:
-        """Take one snapshot and what must be known of the same moment; keeps the old one where there is none."""
+        """Take a snapshot and what belongs to the same instant; keep the old one without a new."""
         started = time.perf_counter()
         segments = self.backend.memory_snapshot()
         if segments is None:
             return
         timestamp = time.time()
-        self._take_settings()
-        rooms = {
-            index: self._room(record.device, segments) for index, record in self.records().items()
+        self._renew_settings()
+        available = {
+            index: self._available(record.device, segments)
+            for index, record in self.records().items()
         }
-        self._moment = Moment(segments, timestamp, rooms, time.perf_counter() - started)
+        self._snapshot = RawSnapshot(segments, timestamp, available, time.perf_counter() - started)
 
-    def measure_snapshot(self) -> bool:
-        """Measure every device by the snapshot that was taken last; False when that was done already."""
-        moment, self._moment = self._moment, None
-        if moment is None:
-            return False
-        started = time.perf_counter()
-        config = AllocatorConfig.of(self.settings)
-        for index, room in moment.rooms.items():
-            layout = measure(moment.segments, index, moment.timestamp, room, config)
-            self._records[index].layout = self._records[index].periodic_layout = layout
-        self.snapshot_seconds = moment.seconds + time.perf_counter() - started
-        return True
-
-    def _room(self, device: Device, segments: Sequence[SegmentInfo]) -> AvailableMemory | None:
-        """None where the driver's free memory or the limit is unknown, and with it the headroom."""
+    def _available(self, device: Device, segments: Sequence[SegmentInfo]) -> AvailableMemory | None:
+        """Return None, which leaves headroom unknown, unless driver memory and limit are known."""
         free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
         if free is None or limit is None or device.total_bytes is None:
             return None
+        if limit >= device.total_bytes:
+            return AvailableMemory(free)
         reserved = sum(
             segment["total_size"] for segment in segments if segment["device"] == device.index
         )
-        return (
-            AvailableMemory(free, reserved, limit)
-            if limit < device.total_bytes
-            else AvailableMemory(free)
-        )
+        return AvailableMemory(free, reserved, limit)
 
-    def record_oom(self, device: int, requested: int, limit: int, driver_free: int) -> Scene:
-        """Called inside the allocator's OOM observer: count it, name its cause, read the state it left."""
-        with self._reading(OBSERVER_LOCK_SECONDS):
+    def measure_snapshot(self) -> bool:
+        """Measure every device by the newest snapshot; return False if that was done before."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            return False
+        started = time.perf_counter()
+        config = AllocatorConfig.of(self.settings)
+        for index, available in snapshot.available.items():
+            layout = measure(snapshot.segments, index, snapshot.timestamp, available, config)
+            self._records[index].layout = self._records[index].periodic_layout = layout
+        self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
+        return True
+
+    def record_oom(
+        self, device: int, requested: int, limit: int, driver_free: int
+    ) -> OomObservation:
+        """Count an OOM, classify it, and read the state it left; for the OOM observer.
+
+        The arguments are those of `torchmem.allocator.backend.OomObserver`.
+        """
+        with self._locked(OBSERVER_LOCK_SECONDS):
             self._read_stats()
-            observed = Observed(requested, limit, driver_free)
+            failed = FailedAllocation(requested, limit, driver_free)
             return examine(
-                self.backend, self._records[device], AllocatorConfig.of(self.settings), observed
+                self.backend, self._records[device], AllocatorConfig.of(self.settings), failed
             )
 
-    @contextmanager
-    def _reading(self, timeout: float) -> Iterator[bool]:
-        mine = (
-            self._lock.acquire(timeout=timeout) if timeout else self._lock.acquire(blocking=False)
-        )
-        try:
-            yield mine
-        finally:
-            if mine:
-                self._lock.release()
-
     def records(self) -> dict[int, DeviceRecord]:
-        """What is remembered of each device, by torch's index."""
+        """Return the record of each device by torch's index."""
         return dict(self._records)
 
     def samples(self) -> tuple[DeviceSample, ...]:
-        """The devices that can be told apart, as they are published, in the order of torch's index."""
+        """Return the distinguishable devices as they are published, by torch's index."""
         records = sorted(self._records.items())
         return distinct_devices(record.sample(expandable=self.expandable) for _, record in records)

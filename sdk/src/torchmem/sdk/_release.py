@@ -1,4 +1,7 @@
-"""Dynamic release, opt-in: return the cache at a step's end when the card is full and the next step allows it."""
+"""The setting `release`: return PyTorch's cache to the driver at a step's end if that pays.
+
+docs/release.md explains the conditions and shows a measurement.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,22 @@ from torchmem.sdk._errors import Errors
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._settings import Settings
 
-# Less is not worth waiting for every stream, which a release does.
+# A release waits for every stream, which less memory is not worth.
 MIN_RELEASABLE_BYTES = 256 * MIB
-# So many windows must have been seen, and the highest of them is what the next one is expected to need.
+# The highest of this many windows is what the next one is expected to need.
 RECENT_WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """One device at the end of a step, in bytes. `next_peak`: active bytes that the next step is expected to reach."""
+class DeviceMemory:
+    """One device's memory at the end of a step, in bytes.
+
+    total: size of the device.
+    driver_free: free memory at the driver.
+    active: bytes in active blocks.
+    releasable: bytes in segments that are wholly free.
+    next_peak: active bytes that the next step is expected to reach.
+    """
 
     total: int
     driver_free: int
@@ -32,26 +42,37 @@ class Holdings:
 
 
 def predicted_peak(windows: Sequence[int]) -> int | None:
-    """The highest of the newest window peaks; None while too few are known."""
+    """Return the highest of the recent window peaks, or None if there are too few."""
     return max(windows) if len(windows) >= RECENT_WINDOWS else None
 
 
-def taken_back(holdings: Holdings) -> int:
-    """Bytes that the next step would take from the driver again; stranded bytes are not counted on to serve it."""
-    return min(holdings.releasable, max(0, holdings.next_peak - holdings.active))
+def expected_regrowth(memory: DeviceMemory) -> int:
+    """Return the released bytes that the next step would take from the driver again.
+
+    Stranded bytes are not expected to serve it.
+    """
+    return min(memory.releasable, max(0, memory.next_peak - memory.active))
 
 
-def pays(holdings: Holdings, share: float) -> bool:
-    """Whether to release: driver free is under `share` of the device, and at least half of it would stay returned."""
+def should_release(memory: DeviceMemory, share: float) -> bool:
+    """Return whether a release pays.
+
+    It does when the driver has less than `share` of the device free and at least half of the
+    releasable bytes would stay released.
+    """
     return (
-        holdings.driver_free < share * holdings.total
-        and holdings.releasable >= MIN_RELEASABLE_BYTES
-        and 2 * taken_back(holdings) <= holdings.releasable
+        memory.driver_free < share * memory.total
+        and memory.releasable >= MIN_RELEASABLE_BYTES
+        and 2 * expected_regrowth(memory) <= memory.releasable
     )
 
 
 class Release:
-    """Acts in the training thread, at the end of a step whose statistics were just read."""
+    """Releases the cache in the training thread, at step ends that have just read statistics.
+
+    `interval` is the shortest time in seconds between two checks. `reset_peaks` starts a new
+    window of the peaks.
+    """
 
     def __init__(
         self,
@@ -61,7 +82,6 @@ class Release:
         interval: float,
         reset_peaks: Callable[[], None],
     ) -> None:
-        """`interval`: least seconds between two looks; `reset_peaks` begins a new window of the peaks."""
         self._recorder = recorder
         self._errors = errors
         self._share = share
@@ -71,56 +91,50 @@ class Release:
         self._due = 0.0
 
     @classmethod
-    def wanted(
+    def from_settings(
         cls, settings: Settings, recorder: Recorder, errors: Errors, reset_peaks: Callable[[], None]
     ) -> Release | None:
-        """What the settings ask for: None unless `release` is set."""
+        """Return a Release, or None if the setting `release` is not set."""
         if settings.release is None:
             return None
         return cls(recorder, errors, settings.release, settings.release_interval, reset_peaks)
 
     def at_step(self, now: float) -> None:
-        """End a window on each device and, at most once in `interval`, release if that pays on any of them."""
-        with self._errors.swallow("release"):
-            self._look(now)
+        """End a window on each device; if one is short of memory, release where that pays."""
+        with self._errors.suppress("release"):
+            self._check(now)
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         self._reset_peaks()
         records = self._recorder.records()
         for index, record in records.items():
             record.count_release(0, 0)
-            self._windows.setdefault(index, deque(maxlen=RECENT_WINDOWS)).append(
-                record.end_window()
-            )
+            windows = self._windows.setdefault(index, deque(maxlen=RECENT_WINDOWS))
+            windows.append(record.end_window())
         if now >= self._due and any(
             self._is_short(index, record) for index, record in records.items()
         ):
             self._due = now + self._interval
-            if any(pays(holdings, self._share) for holdings in self._holdings(records)):
+            if any(should_release(memory, self._share) for memory in self._memory(records)):
                 self._release(records)
 
     def _is_short(self, index: int, record: DeviceRecord) -> bool:
         free, total = self._recorder.backend.free_bytes(index), record.device.total_bytes
         return free is not None and total is not None and free < self._share * total
 
-    def _holdings(self, records: dict[int, DeviceRecord]) -> list[Holdings]:
-        """A snapshot of this very moment: the newest of the sampler was taken in the middle of some step."""
+    def _memory(self, records: dict[int, DeviceRecord]) -> list[DeviceMemory]:
+        """Take a snapshot now, because the sampler's newest one shows the middle of some step."""
         segments = self._recorder.backend.memory_snapshot() or []
-        found = []
+        devices = []
         for index, record in records.items():
             free, total = self._recorder.backend.free_bytes(index), record.device.total_bytes
-            peak = predicted_peak(self._windows[index])
-            if (
-                free is not None
-                and total is not None
-                and peak is not None
-                and record.allocator is not None
-            ):
-                releasable = measure(segments, index, time.time()).releasable_bytes
-                found.append(
-                    Holdings(total, free, record.allocator.active_bytes.total, releasable, peak)
-                )
-        return found
+            peak, allocator = predicted_peak(self._windows[index]), record.allocator
+            if free is None or total is None or peak is None or allocator is None:
+                continue
+            releasable = measure(segments, index, time.time()).releasable_bytes
+            active = allocator.active_bytes.total
+            devices.append(DeviceMemory(total, free, active, releasable, peak))
+        return devices
 
     def _release(self, records: dict[int, DeviceRecord]) -> None:
         before = {index: self._reserved(index) for index in records}

@@ -1,4 +1,4 @@
-"""The SDK's settings: keyword over `TORCHMEM_*` environment variable over default."""
+"""The SDK's settings: a keyword, else a `TORCHMEM_*` environment variable, else the default."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, TypedDict
 
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.run_directory import run_directory
+from torchmem.sdk._cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTERVAL_SECONDS
 
 PREFIX = "TORCHMEM_"
 log = logging.getLogger("torchmem")
 
 
 class SettingsKeywords(TypedDict, total=False):
-    """The keywords of `instrument`, for type checkers; `Settings` documents them."""
+    """The keywords of `instrument`, for type checkers; documented at `Settings`."""
 
     run: str | None
     run_dir: str | Path | None
@@ -38,35 +39,39 @@ class SettingsKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `instrument` can be told; every field is also an environment variable, `TORCHMEM_RUN` and so on.
+    """The settings of `instrument`. Each one is also an environment variable: TORCHMEM_RUN etc.
 
-    run: name of the run, a label on every series; default from the scheduler, else the script's name.
-    run_dir: run directory; default TORCHMEM_RUN_DIR, /run/torchmem if it exists, /tmp/torchmem.
-    rank: global rank; default from the launcher's environment.
-    interval: seconds between two reads of the statistics, and between two publications; where they are costly, up to
-        five times as long.
-    snapshot_interval: shortest time in seconds between two memory snapshots.
-    snapshot_budget: share of wall time that snapshots may take; a costly snapshot is taken less often.
-    reset_peaks: True resets PyTorch's peaks at the begin of a phase, which makes the peaks of phases exact; your own
-        `torch.cuda.max_memory_*` go on as if nothing had happened.
-    idle_after: seconds without an optimizer step after which the background thread reads the statistics.
-    stall_after: seconds without a step, after there were some, until the process counts as stalled.
-    capture_on_oom: keep PyTorch's memory snapshot at an OutOfMemoryError, the newest one, in the run directory.
-    release: return the cache at a step's end when the driver has less than this share of the device free and the next
-        step would not take it back; None never does. Resets PyTorch's peaks like `reset_peaks`.
-    release_interval: least seconds between two such looks.
-    port: serve /metrics in this process too, on port + local rank; 0 takes any free port; None opens no port.
-    address: where that endpoint listens.
-    textfile: write a node_exporter textfile to this .prom file, or into this directory.
+    run: name of the run, a label on every series; default from the scheduler, else the script's
+        name.
+    run_dir: run directory; default TORCHMEM_RUN_DIR, else /run/torchmem if it exists, else
+        /tmp/torchmem.
+    rank: global rank; default from the launcher's environment, else 0.
+    interval: seconds between two reads of the statistics, and between two publications; up to five
+        times as long where they are expensive.
+    snapshot_interval: shortest mean time in seconds between two memory snapshots.
+    snapshot_budget: share of wall time for snapshots; expensive ones are taken less often.
+    reset_peaks: reset PyTorch's peaks at the start of each phase, which makes the peaks of phases
+        exact; your own `torch.cuda.max_memory_*` are not affected.
+    idle_after: seconds without an optimizer step before the background thread has statistics read.
+    stall_after: seconds without a step, once there was one, before the process counts as stalled.
+    capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
+        directory.
+    release: return the cache at a step's end when the driver has less than this share of the
+        device free and the next step is not expected to need it again; None never does. Resets
+        PyTorch's peaks as `reset_peaks` does.
+    release_interval: shortest time in seconds between two checks for `release`.
+    port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
+    address: address that the port listens on.
+    textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
     enabled: False makes `instrument` do nothing.
     """
 
     run: str | None = None
     run_dir: Path | None = None
     rank: int | None = None
-    interval: float = 1.0
-    snapshot_interval: float = 10.0
-    snapshot_budget: float = 0.0006
+    interval: float = INTERVAL_SECONDS
+    snapshot_interval: float = SNAPSHOT_INTERVAL_SECONDS
+    snapshot_budget: float = SNAPSHOT_BUDGET
     reset_peaks: bool = False
     idle_after: float = 5.0
     stall_after: float = 300.0
@@ -79,25 +84,22 @@ class Settings:
     enabled: bool = True
 
     def directory(self, environment: Mapping[str, str]) -> Path:
-        """The run directory that is in force."""
+        """Return the run directory in effect."""
         return self.run_dir or run_directory(environment)
 
 
 def resolve(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     """Merge keywords and environment.
 
-    Raises UsageError for a keyword that does not exist or has an impossible value. A bad environment variable is
-    logged and ignored: it may have been set for a thousand processes by somebody else.
+    Raises UsageError for an unknown keyword or an impossible value. A bad environment variable is
+    logged and ignored, because it may have been set for a thousand processes at once.
     """
     for name in keywords:
         if name not in _PARSERS:
             raise UsageError(f"instrument() has no setting {name!r}{_suggestion(name)}.")
-    return Settings(
-        **(
-            _from_environment(environment)
-            | {name: _parse(name, keywords[name]) for name in keywords}
-        )
-    )
+    values = _from_environment(environment)
+    values |= {name: _parse(name, value) for name, value in keywords.items()}
+    return Settings(**values)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -127,18 +129,21 @@ def _suggestion(name: str) -> str:
     return "; " + did_you_mean(name, _PARSERS, f"the settings are {', '.join(_PARSERS)}")
 
 
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
 def _boolean(value: Any) -> bool:
-    words = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    return words.get(str(value).lower()) if str(value).lower() in words else _reject(value)  # type: ignore[return-value]
+    text = str(value).lower()
+    return _BOOLEANS[text] if text in _BOOLEANS else _reject(value)
 
 
 def _positive(value: Any) -> float:

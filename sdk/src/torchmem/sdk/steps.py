@@ -1,4 +1,4 @@
-"""Optimizer steps: what counts as one, their number, and the time between them."""
+"""Training steps: what counts as one, how many there were, and the time between them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
 
 
 class Iterations:
-    """Tells where a training iteration begins when several optimizers step in each.
+    """Detects the start of each training iteration when several optimizers step in it.
 
-    An iteration begins when an optimizer steps again that has stepped since the last beginning. So two optimizers
-    of a GAN count one iteration together, and so do the hundreds of an optimizer-in-backward.
+    An iteration starts when an optimizer steps that has already stepped in the current one. Two
+    optimizers of a GAN therefore count one iteration together, and so do the hundreds of an
+    optimizer-in-backward.
     """
 
     def __init__(self) -> None:
         self._stepped: set[int] = set()
 
     def begins(self, optimizer: int) -> bool:
-        """Whether the step of this optimizer, named by a number, begins a new iteration."""
+        """Return whether the step of this optimizer, identified by a number, starts an iteration.
+
+        Call it once for each step, in order.
+        """
         if self._stepped and optimizer not in self._stepped:
             self._stepped.add(optimizer)
             return False
@@ -28,7 +32,7 @@ class Iterations:
 
 
 class StepClock:
-    """Counts steps; a call costs about a microsecond. Times are seconds of `time.perf_counter`."""
+    """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,7 +42,7 @@ class StepClock:
         self._sum = 0.0
 
     def tick(self, now: float, samples: int | None = None) -> None:
-        """One step ended at `now`, having consumed `samples` training samples."""
+        """Count a step that ended at `now` and consumed `samples` training samples."""
         if self.last is not None:
             duration = now - self.last
             self._durations[bisect_left(STEP_DURATION_BOUNDS, duration)] += 1
@@ -49,6 +53,6 @@ class StepClock:
             self._samples = (self._samples or 0) + samples
 
     def steps(self) -> Steps:
-        """The counts so far, and the Unix time of the last step."""
+        """Return the counts so far, with the Unix time of the last step."""
         last = None if self.last is None else time.time() - (time.perf_counter() - self.last)
         return Steps(self.count, tuple(self._durations), self._sum, self._samples, last)

@@ -1,15 +1,8 @@
-"""Keeping torch.compile away from our callbacks, which interrupt compiled code at any place.
+"""PyTorch's CUDA caching allocator as a `Backend`: the only file of the SDK that imports torch.
 
-Which physical GPU a torch device is. The torch module is passed by argument; every call needs CUDA to be up.
-
-What each of PyTorch's allocator backends really keeps: statistics, snapshots and settings, from torch 2.1 on.
-
-The torch module is passed by argument; every call needs CUDA to be up, and creates nothing.
-
-The only file that imports torch: PyTorch's CUDA caching allocator as a `Backend`.
-
-Every call is gated by the session on `is_initialized`; none creates a context. For torch 2.1 and newer: functions
-that some version lacks are looked up, and their values are absent there.
+The SDK imports this module lazily and gates every call on `is_initialized`; no call creates a
+context. For PyTorch 2.1 and newer: functions that a version lacks are looked up, and their values
+are absent there. Parts that depend on the version take the torch module as an argument.
 """
 
 from __future__ import annotations
@@ -21,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -32,102 +24,194 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sdk._main_thread import PendingCalls, raise_soon
+from torchmem.sdk._main_thread import PendingCalls, raise_after_return
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-
-def untraced(torch: Any, function: C) -> C:
-    """A function that TorchDynamo leaves alone with all that it calls; does not import torch._dynamo.
-
-    By `torch._C._dynamo.eval_frame` (torch/csrc/dynamo/eval_frame.c): `set_code_exec_strategy`, before it `skip_code`,
-    which reaches one frame only, so that there the calls below it run without Dynamo's callback.
-    """
-    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)  # noqa: SLF001
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP  # noqa: SLF001
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # noqa: SLF001
-        return function
-    return _without_callback(frames, function) if hasattr(frames, "skip_code") else function
-
-
-def _without_callback(frames: Any, function: C) -> C:
-    def quiet(*arguments: object) -> object:
-        prior = frames.set_eval_frame(None)
-        try:
-            return function(*arguments)
-        finally:
-            frames.set_eval_frame(prior)
-
-    frames.skip_code(quiet.__code__)
-    return quiet  # type: ignore[return-value]
-
+NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+# CudaMallocAsyncAllocator::getDeviceStats fills in these (c10/cuda/CUDAMallocAsyncAllocator.cpp,
+# 2.13).
+ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _GPU = re.compile(f"GPU-{_UUID}")
 # A compute instance, as drivers from 470 on write it, and as older ones did.
 _MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
 
-
-def describe(torch: Any, index: int, environment: Mapping[str, str]) -> Device:
-    """Name, UUID and bytes of torch's device `index`, from its own properties."""
-    properties = torch.cuda.get_device_properties(index)
-    uuid = device_uuid(torch, index, properties, environment)
-    return Device(index, uuid, str(properties.name), int(properties.total_memory))
+_step_callbacks: list[Callable[[int], None]] = []
 
 
-def device_uuid(
-    torch: Any, index: int, properties: Any, environment: Mapping[str, str]
-) -> str | None:
-    """The UUID as NVML, or rocminfo, writes it; None rather than one that might be another card's.
-
-    A MIG slice is named by CUDA_VISIBLE_DEVICES alone. Otherwise the device's own property (since torch 2.5) is right
-    under every CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
-    """
-    entries = [entry.strip() for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    entry = entries[index] if index < len(entries) else ""
-    if entry.startswith("MIG-") or " MIG " in str(properties.name):
-        return entry if _MIG.fullmatch(entry) else None
-    own = getattr(properties, "uuid", None)
-    if getattr(torch.version, "hip", None):
-        return None if own is None else _hip_uuid(str(own))
-    if own is not None:
-        return f"GPU-{str(own).removeprefix('GPU-')}"
-    return entry if _GPU.fullmatch(entry) else _uuid_by_index(torch, index, entry, environment)
+def _call_step_callbacks(optimizer: object, *_: object) -> None:
+    for callback in tuple(_step_callbacks):
+        callback(id(optimizer))
 
 
-def _hip_uuid(text: str) -> str | None:
-    """HIP keeps the 16 digits that rocminfo shows as characters, and torch writes the bytes of those in hexadecimal."""
-    with suppress(ValueError):
-        digits = bytes.fromhex(text.replace("-", "")).decode("ascii")
-        return f"GPU-{digits}" if re.fullmatch("[0-9a-f]{16}", digits) else None
-    return None
+# Never removed: PyTorch iterates over its hooks, and removing one meanwhile breaks the step.
+register_optimizer_step_post_hook(_call_step_callbacks)
 
 
-def _uuid_by_index(
-    torch: Any, index: int, entry: str, environment: Mapping[str, str]
-) -> str | None:
-    """Before torch 2.5: through NVML's list, where its order is CUDA's or does not matter."""
-    with suppress(Exception):
-        uuids: list[str] = torch.cuda._raw_device_uuid_nvml() or []  # noqa: SLF001
-        if len(uuids) == 1:
-            return uuids[0]
-        if entry.startswith("GPU-"):
-            matches = [uuid for uuid in uuids if uuid.startswith(entry)]
-            return matches[0] if len(matches) == 1 else None
-        if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-            return uuids[int(torch.cuda._get_nvml_device_index(index))]  # noqa: SLF001
-    return None
+class TorchBackend:
+    """PyTorch's own allocator on every device where this process has a context."""
 
+    def __init__(self) -> None:
+        self._devices: dict[int, Device] = {}
+        self._user_peaks: UserPeaks | None = None
+        self._reader = AllocatorReader(torch, os.environ)
+        self._pending = PendingCalls(partial(untraced, torch))
 
-NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
-# CudaMallocAsyncAllocator::getDeviceStats fills in these (c10/cuda/CUDAMallocAsyncAllocator.cpp, 2.13).
-ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+    def is_initialized(self) -> bool:
+        """Return `torch.cuda.is_initialized()`, a Python flag that is False in forked children."""
+        return bool(torch.cuda.is_initialized())
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` in the main thread between two bytecodes.
+
+        There the thread is not in the driver and does not hold the allocator's mutex.
+        """
+        self._pending.add(call)
+
+    def devices(self) -> Sequence[Device]:
+        """Return devices with a context of this process (`torch._C._cuda_hasPrimaryContext`)."""
+        has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
+        present = [index for index in range(torch.cuda.device_count()) if has_context(index)]
+        for index in present:
+            if index not in self._devices:
+                self._devices[index] = describe_device(torch, index, os.environ)
+        return [self._devices[index] for index in present]
+
+    def memory_stats(self, device: int) -> NestedStats | None:
+        """Return the nested statistics that this backend keeps.
+
+        The nested form costs an eighth of the flattened one.
+        """
+        if self._reader.backend() == "pluggable":
+            return None
+        read = (
+            self._user_peaks.stats if self._user_peaks else torch.cuda.memory_stats_as_nested_dict
+        )
+        return self._reader.kept_stats(read(device))
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """Return all segments without traces.
+
+        None if the allocator is not native, or if history is being recorded and this version of
+        PyTorch cannot leave it out.
+        """
+        return self._reader.segments()
+
+    def free_bytes(self, device: int) -> int | None:
+        """Return the first value of `torch.cuda.mem_get_info` (cudaMemGetInfo)."""
+        return int(torch.cuda.mem_get_info(device)[0])
+
+    def limit_bytes(self, device: int) -> int | None:
+        """Return the memory fraction (known since 2.6) of the device's total."""
+        fraction, total = self._reader.fraction(device), self._devices[device].total_bytes
+        return None if fraction is None or total is None else int(min(fraction, 1.0) * total)
+
+    def history_enabled(self) -> bool | None:
+        """Return whether history is recorded; only the native allocator can record it."""
+        return self._reader.history_enabled() if self._reader.backend() == "native" else None
+
+    def start_history(self, max_entries: int) -> None:
+        """Record allocations with Python stacks; resolving C++ frames would take minutes."""
+        torch.cuda.memory._record_memory_history(  # noqa: SLF001
+            enabled="all", context="alloc", stacks="python", max_entries=max_entries
+        )
+
+    def stop_history(self) -> None:
+        """Stop recording and clear PyTorch's buffer."""
+        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+
+    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
+        """Return `torch.cuda.memory._snapshot()`; without traces as `memory_snapshot` takes it."""
+        if not traces:
+            return self._reader.snapshot()
+        if self._reader.backend() != "native":
+            return None
+        return cast("Mapping[str, Any]", torch.cuda.memory._snapshot())  # noqa: SLF001
+
+    def empty_cache(self) -> None:
+        """Empty the cache of all devices, except during the capture of a CUDA graph.
+
+        A cudaFree would invalidate the capture.
+        """
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
+
+    def reset_peaks(self, device: int) -> None:
+        """Call `reset_peak_memory_stats`, hidden from the user's `max_memory_*` by `UserPeaks`."""
+        if self._user_peaks is None:
+            modules = cast("tuple[MemoryModule, ...]", (torch.cuda.memory, torch.cuda))
+            self._user_peaks = UserPeaks(
+                modules, lambda given: int(_get_device_index(given, optional=True))
+            )
+        self._user_peaks.reset(device)
+
+    def current_stream(self, device: int) -> int | None:
+        """Return the handle of the current stream, without a CUDA call."""
+        return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
+
+    def allocator_settings(self) -> Mapping[str, str]:
+        """Return what the allocator parsed, by the newest snapshot's settings (since 2.3)."""
+        return self._reader.settings()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of torch and of the CUDA or ROCm it was built for."""
+        known = {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": getattr(torch.version, "hip", None),
+        }
+        return {name: str(version) for name, version in known.items() if version}
+
+    def on_init(self, callback: Callable[[], None]) -> None:
+        """Run `callback` at the end of CUDA's initialization (`torch.cuda._lazy_call`).
+
+        It runs at once if CUDA is up.
+        """
+        if hasattr(torch._C, "_cuda_init"):  # noqa: SLF001
+            torch.cuda._lazy_call(callback)  # noqa: SLF001
+
+    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """Run `callback` after every step of an optimizer of torch.optim, by a global post hook.
+
+        Optimizers that exist already are included.
+        """
+        _step_callbacks.append(callback)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):
+                _step_callbacks.remove(callback)
+
+        return remove
+
+    def on_oom(self, observer: OomObserver) -> None:
+        """Attach `observer` for the life of the process.
+
+        Only once CUDA is up: attaching it earlier would initialize the driver.
+        """
+
+        def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
+            # An exception here would replace the user's OutOfMemoryError. Ctrl-C is not lost: it
+            # is raised in the script afterwards.
+            try:
+                observer(device, requested, limit, driver_free)
+            except Exception:  # noqa: BLE001, S110 - the observer counts its own errors
+                pass
+            except BaseException as error:  # noqa: BLE001
+                with contextlib.suppress(BaseException):
+                    raise_after_return(error)
+
+        if self._reader.backend() == "native":
+            torch._C._cuda_attach_out_of_memory_observer(untraced(torch, observe))  # noqa: SLF001
 
 
 class AllocatorReader:
-    """Reads the allocator and leaves out what its backend does not keep, which PyTorch fills with zeros."""
+    """Reads the allocator, and omits what its backend does not keep and PyTorch fills with zeros.
+
+    Supports torch from 2.1 on. Every call needs CUDA to be up.
+    """
 
     def __init__(self, torch: Any, environment: Mapping[str, str]) -> None:
         self._torch = torch
@@ -140,11 +224,11 @@ class AllocatorReader:
         self._arguments: tuple[object, ...] = ((0, 0, False),) if self.can_skip_traces else pool
 
     def backend(self) -> str:
-        """`torch.cuda.get_allocator_backend()`: native, cudaMallocAsync or pluggable."""
+        """Return `torch.cuda.get_allocator_backend()`: native, cudaMallocAsync, or pluggable."""
         return str(self._torch.cuda.get_allocator_backend())
 
     def kept_stats(self, stats: NestedStats) -> NestedStats | None:
-        """The nested statistics without what this backend never counts; None when that is all of them."""
+        """Return the nested statistics that this backend counts, or None if it counts none."""
         if self.backend() == "cudaMallocAsync":
             kept = ((name, stats[name]["all"]) for name in ASYNC_STATS)
             return {
@@ -156,7 +240,7 @@ class AllocatorReader:
         return stats or None
 
     def segments(self) -> list[SegmentInfo] | None:
-        """All segments of a snapshot without traces; None where there are none to have, see `snapshot`."""
+        """Return all segments of a snapshot without traces, or None where there are none."""
         raw = self.snapshot()
         if raw is None:
             return None
@@ -168,43 +252,54 @@ class AllocatorReader:
         return segments
 
     def snapshot(self) -> Mapping[str, Any] | None:
-        """The whole snapshot; None if not native, or while history is recorded that cannot be left out."""
+        """Return the whole snapshot without traces.
+
+        None if the allocator is not native, or while history is recorded that cannot be left out.
+        """
         if self.backend() != "native" or (not self.can_skip_traces and self.history_enabled()):
             return None
         if self.can_skip_traces:
-            lend((0, 0, False))
-        return cast("Mapping[str, Any]", self._torch._C._cuda_memorySnapshot(*self._arguments))  # noqa: SLF001
+            add_references((0, 0, False))
+        snapshot = self._torch._C._cuda_memorySnapshot(*self._arguments)  # noqa: SLF001
+        return cast("Mapping[str, Any]", snapshot)
 
     def history_enabled(self) -> bool:
-        """`torch._C._cuda_isHistoryEnabled` (since 2.1), which would crash the process before CUDA is up."""
+        """Return `torch._C._cuda_isHistoryEnabled()` (since 2.1).
+
+        Before CUDA is up that call would crash the process.
+        """
         enabled = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001
         return bool(enabled()) if enabled else False
 
     def settings(self) -> dict[str, str]:
-        """The settings in effect at the newest snapshot (in it since 2.3), and the backend; takes one if need be."""
+        """Return the backend's name and the settings in the newest snapshot (since 2.3).
+
+        Takes a snapshot if there was none.
+        """
         if self._settings is None:
             self.segments()
         return {**(self._settings or {}), "backend": self.backend()}
 
     def fraction(self, device: int) -> float | None:
-        """`get_per_process_memory_fraction`; None before 2.6, where it cannot be read."""
+        """Return `get_per_process_memory_fraction`, or None before 2.6, which lacks it."""
         read = getattr(self._torch.cuda.memory, "get_per_process_memory_fraction", None)
         return None if read is None else float(read(device))
 
     def _is_caching_off(self) -> bool:
-        """Whether allocations may go past the cache, so that statistics which were never touched mean nothing."""
+        """Return whether allocations may bypass the cache, so that zero statistics mean nothing."""
         enabled = getattr(self._torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)  # noqa: SLF001
         return any(name in self._environment for name in NO_CACHING) or (
             enabled is not None and not enabled()
         )
 
 
-def lend(members: tuple[object, ...]) -> None:
-    """Give one more reference to each member of the tuple that `_cuda_memorySnapshot` gets.
+def add_references(members: tuple[object, ...]) -> None:
+    """Add a reference to each member of the tuple that `_cuda_memorySnapshot` is called with.
 
-    PyTorch takes one from each at every call and never gives it back (pytorch/pytorch, pull request 196366). Before
-    Python 3.12, where such objects became immortal, `False` would have none left after some 20,000 snapshots, about
-    two days, and Python would abort the training. Where PyTorch is right one too many does no harm.
+    PyTorch takes one reference from each at every call and never returns it (pytorch/pytorch, pull
+    request 196366). Before Python 3.12, which made such objects immortal, `False` would have no
+    reference left after about 20,000 snapshots, or two days, and Python would abort the training.
+    Where PyTorch is correct, one reference too many does no harm.
     """
     if sys.version_info < (3, 12):
         for member in members:
@@ -212,9 +307,9 @@ def lend(members: tuple[object, ...]) -> None:
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Flat text by lower-case name, with what was parsed but is not in the snapshot.
+    """Return a snapshot's settings, and those it lacks but were parsed, as text by lower-case name.
 
-    −1 stands for "unlimited" in PyTorch and is left out, as is what was not set.
+    PyTorch's −1, which means "unlimited", is left out, and so is what was not set.
     """
     flat = {
         name.lower(): str(value)
@@ -230,146 +325,84 @@ def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in (parsed | flat).items() if text}
 
 
-_step_callbacks: list[Callable[[int], None]] = []
+def describe_device(torch: Any, index: int, environment: Mapping[str, str]) -> Device:
+    """Return name, UUID, and bytes of torch's device `index`, from its own properties."""
+    properties = torch.cuda.get_device_properties(index)
+    uuid = device_uuid(torch, index, properties, environment)
+    return Device(index, uuid, str(properties.name), int(properties.total_memory))
 
 
-def _stepped(optimizer: object, *_: object) -> None:
-    for callback in tuple(_step_callbacks):
-        callback(id(optimizer))
+def device_uuid(
+    torch: Any, index: int, properties: Any, environment: Mapping[str, str]
+) -> str | None:
+    """Return the UUID as NVML or rocminfo writes it, or None if it could be another card's.
+
+    A MIG slice is identified by CUDA_VISIBLE_DEVICES alone. Otherwise the device's own property
+    (since torch 2.5) is right under every CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+    """
+    entries = [entry.strip() for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    entry = entries[index] if index < len(entries) else ""
+    if entry.startswith("MIG-") or " MIG " in str(properties.name):
+        return entry if _MIG.fullmatch(entry) else None
+    own = getattr(properties, "uuid", None)
+    if getattr(torch.version, "hip", None):
+        return None if own is None else _hip_uuid(str(own))
+    if own is not None:
+        return f"GPU-{str(own).removeprefix('GPU-')}"
+    return entry if _GPU.fullmatch(entry) else _uuid_by_index(torch, index, entry, environment)
 
 
-# Once and for good: a step that goes through PyTorch's hooks fails when one of them is removed meanwhile.
-register_optimizer_step_post_hook(_stepped)
+def _hip_uuid(text: str) -> str | None:
+    """Convert torch's UUID of a ROCm device to rocminfo's 16 digits.
+
+    HIP keeps these digits as characters, and torch writes the bytes of those in hexadecimal.
+    """
+    with contextlib.suppress(ValueError):
+        digits = bytes.fromhex(text.replace("-", "")).decode("ascii")
+        return f"GPU-{digits}" if re.fullmatch("[0-9a-f]{16}", digits) else None
+    return None
 
 
-class TorchBackend:
-    """PyTorch's own allocator on every device where this process has a context."""
+def _uuid_by_index(
+    torch: Any, index: int, entry: str, environment: Mapping[str, str]
+) -> str | None:
+    """Look the UUID up in NVML's list, before torch 2.5, if its order is CUDA's or irrelevant."""
+    with contextlib.suppress(Exception):
+        uuids: list[str] = torch.cuda._raw_device_uuid_nvml() or []  # noqa: SLF001
+        if len(uuids) == 1:
+            return uuids[0]
+        if entry.startswith("GPU-"):
+            matches = [uuid for uuid in uuids if uuid.startswith(entry)]
+            return matches[0] if len(matches) == 1 else None
+        if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+            return uuids[int(torch.cuda._get_nvml_device_index(index))]  # noqa: SLF001
+    return None
 
-    def __init__(self) -> None:
-        self._devices: dict[int, Device] = {}
-        self._user_peaks: UserPeaks | None = None
-        self._reader = AllocatorReader(torch, os.environ)
-        self._pending = PendingCalls(partial(untraced, torch))
 
-    def is_initialized(self) -> bool:
-        """`torch.cuda.is_initialized()`: a Python flag, False in forked children."""
-        return bool(torch.cuda.is_initialized())
+def untraced(torch: Any, function: C) -> C:
+    """Return `function` such that TorchDynamo ignores it and all that it calls.
 
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """In the main thread, between two bytecodes: then it is not in the driver with the allocator's mutex."""
-        self._pending.add(call)
+    The SDK's callbacks interrupt compiled code at any place. Does not import torch._dynamo: uses
+    `torch._C._dynamo.eval_frame` (torch/csrc/dynamo/eval_frame.c), there
+    `set_code_exec_strategy`, and in older versions `skip_code`, which covers one frame only, so
+    that the calls below it run without Dynamo's callback.
+    """
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)  # noqa: SLF001
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP  # noqa: SLF001
+        strategy = frames._FrameExecStrategy(skip, skip)  # noqa: SLF001
+        frames.set_code_exec_strategy(function.__code__, strategy)
+        return function
+    return _without_callback(frames, function) if hasattr(frames, "skip_code") else function
 
-    def devices(self) -> Sequence[Device]:
-        """Devices with a primary context of this process (`torch._C._cuda_hasPrimaryContext`)."""
-        has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
-        present = [index for index in range(torch.cuda.device_count()) if has_context(index)]
-        for index in present:
-            if index not in self._devices:
-                self._devices[index] = describe(torch, index, os.environ)
-        return [self._devices[index] for index in present]
 
-    def memory_stats(self, device: int) -> NestedStats | None:
-        """The nested form, an eighth of the price of the flattened one; only what this backend keeps."""
-        if self._reader.backend() == "pluggable":
-            return None
-        read = (
-            self._user_peaks.stats if self._user_peaks else torch.cuda.memory_stats_as_nested_dict
-        )
-        return self._reader.kept_stats(read(device))
+def _without_callback(frames: Any, function: C) -> C:
+    def wrapper(*arguments: object) -> object:
+        prior = frames.set_eval_frame(None)
+        try:
+            return function(*arguments)
+        finally:
+            frames.set_eval_frame(prior)
 
-    def memory_snapshot(self) -> list[SegmentInfo] | None:
-        """Without traces; None where they cannot be left out and history is being recorded, or not native."""
-        return self._reader.segments()
-
-    def free_bytes(self, device: int) -> int | None:
-        """First value of `torch.cuda.mem_get_info` (cudaMemGetInfo)."""
-        return int(torch.cuda.mem_get_info(device)[0])
-
-    def limit_bytes(self, device: int) -> int | None:
-        """The memory fraction (known since 2.6) of the device's total."""
-        fraction, total = self._reader.fraction(device), self._devices[device].total_bytes
-        return None if fraction is None or total is None else int(min(fraction, 1.0) * total)
-
-    def history_enabled(self) -> bool | None:
-        """Only the native allocator can record."""
-        return self._reader.history_enabled() if self._reader.backend() == "native" else None
-
-    def start_history(self, max_entries: int) -> None:
-        """Stacks of allocations only, Python frames only: C++ frames would take minutes to resolve."""
-        torch.cuda.memory._record_memory_history(  # noqa: SLF001
-            enabled="all", context="alloc", stacks="python", max_entries=max_entries
-        )
-
-    def stop_history(self) -> None:
-        """Also clears PyTorch's buffer."""
-        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
-
-    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
-        """`torch.cuda.memory._snapshot`; leaving traces out works as in `memory_snapshot`."""
-        if not traces:
-            return self._reader.snapshot()
-        if self._reader.backend() != "native":
-            return None
-        return cast("Mapping[str, Any]", torch.cuda.memory._snapshot())  # noqa: SLF001
-
-    def empty_cache(self) -> None:
-        """On all devices; a cudaFree during the capture of a CUDA graph would spoil it."""
-        if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.empty_cache()
-
-    def reset_peaks(self, device: int) -> None:
-        """`reset_peak_memory_stats`, with the user's `max_memory_*` kept as they were; see `UserPeaks`."""
-        if self._user_peaks is None:
-            modules = cast("tuple[MemoryModule, ...]", (torch.cuda.memory, torch.cuda))
-            self._user_peaks = UserPeaks(
-                modules, lambda given: int(_get_device_index(given, optional=True))
-            )
-        self._user_peaks.reset(device)
-
-    def current_stream(self, device: int) -> int | None:
-        """Handle of the current stream; no CUDA call."""
-        return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
-
-    def allocator_settings(self) -> Mapping[str, str]:
-        """`allocator_settings` of the newest snapshot (since 2.3): what the allocator parsed, not what was set."""
-        return self._reader.settings()
-
-    def versions(self) -> Mapping[str, str]:
-        """Versions of torch and of the CUDA or ROCm it was built for."""
-        known = {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "hip": getattr(torch.version, "hip", None),
-        }
-        return {name: str(version) for name, version in known.items() if version}
-
-    def on_init(self, callback: Callable[[], None]) -> None:
-        """At once when CUDA is up, else at the end of its initialisation (`torch.cuda._lazy_call`)."""
-        if hasattr(torch._C, "_cuda_init"):  # noqa: SLF001
-            torch.cuda._lazy_call(callback)  # noqa: SLF001
-
-    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
-        """A global post hook of every torch.optim optimizer, older ones included."""
-        _step_callbacks.append(callback)
-
-        def remove() -> None:
-            with contextlib.suppress(ValueError):
-                _step_callbacks.remove(callback)
-
-        return remove
-
-    def on_oom(self, observer: OomObserver) -> None:
-        """Attach for ever; only once CUDA is up (before, it would initialise the driver)."""
-
-        def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
-            # Anything raised here would replace the user's OutOfMemoryError; Ctrl-C is still the script's.
-            try:
-                observer(device, requested, limit, driver_free)
-            except Exception:  # noqa: BLE001, S110 - the observer counts its own
-                pass
-            except BaseException as error:  # noqa: BLE001
-                with contextlib.suppress(BaseException):
-                    raise_soon(error)
-
-        if self._reader.backend() == "native":
-            torch._C._cuda_attach_out_of_memory_observer(untraced(torch, observe))  # noqa: SLF001
+    frames.skip_code(wrapper.__code__)
+    return wrapper  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The SDK beside a PyTorch without CUDA: the same script must run as if it were not there."""
+"""The SDK with a PyTorch without CUDA, where a script must run as it does without the SDK."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ for _ in range(3):
     optimizer.step()
 assert not torch.cuda.is_initialized()
 assert sdk.instrument() is session
-print(round(weight.sum().item(), 2), threading.active_count(), session.url, sum(session.errors.counts.values()))
+errors = sum(session.errors.counts.values())
+print(round(weight.sum().item(), 2), threading.active_count(), session.url, errors)
 """
 
 
@@ -40,7 +41,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_cpu_run_is_left_alone(environment: dict[str, str], tmp_path: Path) -> None:
-    """Without CUDA a training loop gives the same result, with no thread, no port, no file and no error of ours."""
+    """Without CUDA a training loop has the same result, and no thread, port, file, or error."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT],
         env=environment,
@@ -69,11 +70,14 @@ print(session.closed, again is not session)
 
 
 def test_a_session_may_be_closed_during_a_step(environment: dict[str, str]) -> None:
-    """`close()` in a hook, a signal handler or another thread, while PyTorch goes through its hooks, breaks no step."""
+    """`close()` while PyTorch runs its hooks does not make the step fail."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CLOSED_IN_A_HOOK],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert (0, "True True\n", "") == (done.returncode, done.stdout, done.stderr)
 

@@ -1,31 +1,35 @@
-"""At an OOM the evidence is on disk before the exception, there is never much of it, and it harms nobody."""
+"""OOM reports: on disk before the exception reaches the script, bounded, and harmless."""
 
 from __future__ import annotations
 
 import os
 import threading
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 from support.samples import full_sample
+from support.waiting import until
 
 from torchmem.allocator.oom_report import OomReport, Trend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord, Sample
 from torchmem.sdk._oom import (
-    MOST_PER_PROCESS,
-    MOST_PER_USER,
-    MOST_POINTS,
+    MAX_REPORTS_PER_PROCESS,
+    MAX_REPORTS_PER_USER,
+    MAX_TREND_POINTS,
     NEW_FILE_SECONDS,
-    SPAN_SECONDS,
-    Evidence,
+    TREND_SECONDS,
     History,
-    Scene,
+    OomObservation,
+    ReportWriter,
     keep_newest,
 )
 from torchmem.sdk._session import Session
@@ -35,11 +39,12 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 MIB = 1 << 20
 Opener = Callable[..., Session]
+Published = Callable[[], list[dict[str, Any]]]
 SAMPLE = full_sample()
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,11 +53,11 @@ class Clock:
         return self.now
 
 
-def _scene(requested: int = 1) -> Scene:
-    return Scene(0, OomRecord(1_700_000_000.0, requested, "capacity"), 0, None, None, None)
+def _observation(requested: int = 1) -> OomObservation:
+    return OomObservation(0, OomRecord(1_700_000_000.0, requested, "capacity"), 0, None, None, None)
 
 
-def _reports(directory: Path) -> list[OomReport]:
+def _read_reports(directory: Path) -> list[OomReport]:
     paths = sorted(
         directory.glob(f"*{REPORT_SUFFIX}"),
         key=lambda path: int(path.name.split("-")[-1].split(".")[0]),
@@ -60,27 +65,43 @@ def _reports(directory: Path) -> list[OomReport]:
     return [decode(path.read_bytes()) for path in paths]
 
 
+def has_layout(published: Published) -> bool:
+    """Whether the periodic snapshot is published."""
+    return any(device["layout"] for sample in published() for device in sample["devices"])
+
+
+def oom_counts(text: str) -> dict[str, float]:
+    """`torchmem_ooms_total` by cause."""
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {
+        sample.labels["cause"]: sample.value
+        for sample in samples
+        if sample.name == "torchmem_ooms_total"
+    }
+
+
 def test_the_report_is_there_before_the_exception(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Opener,
+    published: Published,
     tmp_path: Path,
 ) -> None:
-    """When the script catches the error its report is complete: cause, state after the flush and before it."""
-    session = open_session(backend)
+    """A caught error has a complete report: cause, and the state before and after the flush."""
     blocks = [allocator.malloc(16 * MIB - (index % 2) * 12 * MIB) for index in range(100)]
     for block in blocks[::2]:
         allocator.free(block)
     whole = allocator.malloc(20 * MIB)
     allocator.free(whole)
+    open_session(backend, interval=0.01)
+    until(lambda: has_layout(published))
     backend.step()
-    session._monitor.recorder.take_snapshot()
-    session._monitor.recorder.measure_snapshot()
 
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(700 * MIB)
 
-    (report,) = _reports(tmp_path)
+    (report,) = _read_reports(tmp_path)
     assert ("fragmentation", "stranded", 700 * MIB) == (
         report.oom.cause,
         report.oom.detail,
@@ -95,13 +116,13 @@ def test_the_report_is_there_before_the_exception(
     assert "native" == report.allocator_settings["backend"]
 
 
-def test_a_block_on_another_stream_is_told(
+def test_a_block_on_another_stream_is_reported(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Opener,
     tmp_path: Path,
 ) -> None:
-    """A request that would fit into another stream's free block says so."""
+    """The report shows that another stream's free block would serve the request."""
     open_session(backend)
     side = allocator.malloc(800 * MIB, stream=7)
     allocator.free(side)
@@ -109,26 +130,25 @@ def test_a_block_on_another_stream_is_told(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(600 * MIB, stream=0)
 
-    assert ["stream"] == [report.oom.detail for report in _reports(tmp_path)]
+    assert ["stream"] == [report.oom.detail for report in _read_reports(tmp_path)]
 
 
-def test_the_layout_before_stays_that_from_before_the_flush(
+def test_the_layout_before_is_the_periodic_one(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Opener,
+    published: Published,
     tmp_path: Path,
 ) -> None:
     """Two OOMs in a row both show the periodic snapshot, not what the first one left."""
-    session = open_session(backend)
     allocator.free(allocator.malloc(500 * MIB))
-    backend.step()
-    session._monitor.recorder.take_snapshot()
-    session._monitor.recorder.measure_snapshot()
+    open_session(backend, interval=0.01)
+    until(lambda: has_layout(published))
     for _ in range(2):
         with pytest.raises(OutOfMemoryError):
             allocator.malloc(2048 * MIB)
 
-    first, second = _reports(tmp_path)
+    first, second = _read_reports(tmp_path)
     assert first.layout_before == second.layout_before
     assert first.layout_before is not None
     assert 500 * MIB == first.layout_before.releasable_bytes
@@ -138,16 +158,19 @@ def test_a_search_for_the_batch_size_leaves_few_files(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Opener,
+    published: Published,
     tmp_path: Path,
 ) -> None:
-    """A hundred caught OOMs in a moment leave the first report and the newest one, and all are counted."""
+    """A hundred caught OOMs leave the first and the newest report, and all are counted."""
     session = open_session(backend)
     for index in range(100):
         with pytest.raises(OutOfMemoryError):
             allocator.malloc((2048 + 2 * index) * MIB)
 
-    assert [2048 * MIB, 2246 * MIB] == [report.oom.requested_bytes for report in _reports(tmp_path)]
-    assert {"capacity": 100} == session._monitor.recorder.samples()[0].counters.ooms
+    assert [2048 * MIB, 2246 * MIB] == [
+        report.oom.requested_bytes for report in _read_reports(tmp_path)
+    ]
+    assert {"capacity": 100} == published()[0]["devices"][0]["counters"]["ooms"]
     assert 0 == sum(session.errors.counts.values())
 
 
@@ -155,60 +178,61 @@ def test_a_search_for_the_batch_size_leaves_few_files(
 def test_the_newest_oom_is_always_on_disk(
     tmp_path_factory: pytest.TempPathFactory, pauses: list[float]
 ) -> None:
-    """Whenever OOMs come, the last file holds the last one and a process never has more than its share."""
+    """The last file always holds the last OOM, and a process never exceeds its number of files."""
     folder, clock = tmp_path_factory.mktemp("run"), Clock()
-    evidence = Evidence(folder / f"1-2-3{SAMPLE_SUFFIX}", clock)
+    reports = ReportWriter(folder / f"1-2-3{SAMPLE_SUFFIX}", clock)
     for number, pause in enumerate(pauses):
         clock.now += pause
-        evidence.write(_scene(number), SAMPLE)
+        reports.write(_observation(number), SAMPLE)
 
-        assert number == _reports(folder)[-1].oom.requested_bytes
-        assert len(_reports(folder)) <= MOST_PER_PROCESS
+        assert number == _read_reports(folder)[-1].oom.requested_bytes
+        assert len(_read_reports(folder)) <= MAX_REPORTS_PER_PROCESS
 
 
 def test_a_user_keeps_a_bounded_number(tmp_path: Path) -> None:
-    """Over all processes the oldest reports go first; other files stay."""
+    """Over all processes the oldest reports are removed first; other files stay."""
     (tmp_path / f"1-2-3{SAMPLE_SUFFIX}").touch()
-    for number in range(MOST_PER_USER + 3):
+    for number in range(MAX_REPORTS_PER_USER + 3):
         path = tmp_path / f"1-{number}-3-1{REPORT_SUFFIX}"
         path.touch()
         os.utime(path, (number, number))
-    keep_newest(tmp_path, MOST_PER_USER)
+    keep_newest(tmp_path, MAX_REPORTS_PER_USER)
 
     left = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob(f"*{REPORT_SUFFIX}"))
-    assert list(range(3, MOST_PER_USER + 3)) == left
+    assert list(range(3, MAX_REPORTS_PER_USER + 3)) == left
     assert (tmp_path / f"1-2-3{SAMPLE_SUFFIX}").exists()
 
 
-def test_an_unwritable_directory_harms_nothing(
+def test_an_unwritable_directory_does_no_harm(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
     open_session: Opener,
     tmp_path: Path,
 ) -> None:
-    """Where nothing can be written the error stays an OutOfMemoryError, and the failure is counted."""
+    """Without a writable directory the OutOfMemoryError is unchanged, and everything is counted."""
     (tmp_path / "file").touch()
-    session = open_session(backend, run_dir=tmp_path / "file" / "run")
+    session = open_session(backend, run_dir=tmp_path / "file" / "run", port=0)
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
 
-    assert (1, {"capacity": 1}) == (
-        session.errors.counts["report"],
-        session._monitor.recorder.samples()[0].counters.ooms,
-    )
+    assert session.url is not None
+    with urllib.request.urlopen(session.url, timeout=60) as answer:  # noqa: S310 - loopback
+        text = answer.read().decode()
+    assert [1.0] == [value for cause, value in oom_counts(text).items() if cause == "capacity"]
+    assert 1 == session.errors.counts["report"]
 
 
-def test_a_report_has_a_largest_size(tmp_path: Path) -> None:
-    """A report that would be too large leaves out the minutes before, and is refused when that is not enough."""
-    evidence = Evidence(tmp_path / f"1-2-3{SAMPLE_SUFFIX}")
-    evidence.remember(SAMPLE)
-    evidence.write(_scene(), _named(SAMPLE, 0))
+def test_a_report_is_bounded_in_size(tmp_path: Path) -> None:
+    """A report that is too large omits the trend, and is not written if that is not enough."""
+    reports = ReportWriter(tmp_path / f"1-2-3{SAMPLE_SUFFIX}")
+    reports.remember(SAMPLE)
+    reports.write(_observation(), _named(SAMPLE, 0))
     (length,) = (path.stat().st_size for path in tmp_path.iterdir())
-    evidence.write(_scene(), _named(SAMPLE, MAX_REPORT_BYTES - length + 1))
-    assert [1, 0] == [len(report.trend.seconds) for report in _reports(tmp_path)]
+    reports.write(_observation(), _named(SAMPLE, MAX_REPORT_BYTES - length + 1))
+    assert [1, 0] == [len(report.trend.seconds) for report in _read_reports(tmp_path)]
 
     with pytest.raises(ValueError, match="bytes"):
-        evidence.write(_scene(), _named(SAMPLE, MAX_REPORT_BYTES))
+        reports.write(_observation(), _named(SAMPLE, MAX_REPORT_BYTES))
 
 
 def _named(sample: Sample, length: int) -> Sample:
@@ -217,7 +241,7 @@ def _named(sample: Sample, length: int) -> Sample:
 
 @given(st.lists(st.floats(0.1, 40), max_size=400))
 def test_the_history_is_bounded_in_time_and_number(pauses: list[float]) -> None:
-    """However often it is fed, a trend covers five minutes at most in at most sixty points, the newest included."""
+    """A trend covers at most five minutes in at most sixty points, the newest included."""
     clock = Clock()
     history = History(clock)
     added: list[float] = []
@@ -228,14 +252,14 @@ def test_the_history_is_bounded_in_time_and_number(pauses: list[float]) -> None:
             added.append(clock.now)
     trend = history.trend(0)
 
-    assert len(trend.seconds) == len(trend.steps) <= MOST_POINTS
+    assert len(trend.seconds) == len(trend.steps) <= MAX_TREND_POINTS
     assert list(trend.seconds) == sorted(trend.seconds, reverse=True)
-    assert all(seconds <= SPAN_SECONDS for seconds in trend.seconds)
-    assert [round(clock.now - moment, 1) for moment in added[-1:]] == list(trend.seconds[-1:])
+    assert all(seconds <= TREND_SECONDS for seconds in trend.seconds)
+    assert [round(clock.now - time, 1) for time in added[-1:]] == list(trend.seconds[-1:])
 
 
-def test_the_history_tells_what_was_published() -> None:
-    """Each column of a trend is the value that the sample had; unknown devices have no trend."""
+def test_the_history_keeps_what_was_published() -> None:
+    """Each column of a trend is the sample's value; unknown devices have no trend."""
     history = History(Clock())
     history.add(SAMPLE)
     (device,) = SAMPLE.devices
@@ -254,8 +278,8 @@ def test_the_history_tells_what_was_published() -> None:
 
 
 @pytest.mark.usefixtures("restless")
-def test_the_trend_while_points_are_added() -> None:
-    """An OOM in the training thread gets its trend although the background thread remembers a point meanwhile."""
+def test_a_trend_while_points_are_added() -> None:
+    """An OOM gets its trend although the background thread adds a point at the same time."""
     clock, ending = count(), threading.Event()
     history = History(lambda: float(next(clock)))
 
@@ -273,8 +297,8 @@ def test_the_trend_while_points_are_added() -> None:
         thread.join()
 
 
-def test_an_oom_in_the_midst_of_a_report(tmp_path: Path) -> None:
-    """A signal handler of the script that runs out of memory while a report is written does not wait for itself."""
+def test_an_oom_during_a_report(tmp_path: Path) -> None:
+    """A signal handler that runs out of memory while a report is written does not deadlock."""
     handlers: list[Callable[[], None]] = []
 
     def clock() -> float:
@@ -282,14 +306,14 @@ def test_an_oom_in_the_midst_of_a_report(tmp_path: Path) -> None:
             handlers.pop()()
         return 1000.0
 
-    evidence = Evidence(tmp_path / f"0-1-2{SAMPLE_SUFFIX}", clock)
-    evidence.write(_scene(1), SAMPLE)
-    evidence.write(_scene(2), SAMPLE)
-    handlers.append(lambda: None)  # the trend asks for the time first
-    handlers.insert(0, lambda: evidence.write(_scene(3), SAMPLE))
-    writing = threading.Thread(target=lambda: evidence.write(_scene(4), SAMPLE), daemon=True)
+    reports = ReportWriter(tmp_path / f"0-1-2{SAMPLE_SUFFIX}", clock)
+    reports.write(_observation(1), SAMPLE)
+    reports.write(_observation(2), SAMPLE)
+    handlers.append(lambda: None)  # the trend reads the clock first
+    handlers.insert(0, lambda: reports.write(_observation(3), SAMPLE))
+    writing = threading.Thread(target=lambda: reports.write(_observation(4), SAMPLE), daemon=True)
     writing.start()
     writing.join(20)
 
     assert not writing.is_alive()
-    assert {1, 4} <= {report.oom.requested_bytes for report in _reports(tmp_path)}
+    assert {1, 4} <= {report.oom.requested_bytes for report in _read_reports(tmp_path)}
