@@ -27,6 +27,7 @@ from torchmem.exporter.scrapes import OPENMETRICS, TEXT, Format
 
 FORMATS = {"OpenMetrics": OPENMETRICS, "text": TEXT}
 ACCEPT = {"OpenMetrics": HEADERS["Accept"], "text": "text/plain;version=0.0.4"}
+GPM_SECONDS = 1.0  # GPM metrics need two reads with some time between them
 CACHED = {"OpenMetrics": cached_encoder.openmetrics, "text": cached_encoder.text}
 HEADER = "| ranks | format | series | whole scrape, ms | cached | ratio | encoding, ms | cached |"
 
@@ -87,7 +88,8 @@ def compare(gpus: int, ranks: int, scrapes: int) -> None:
     with tempfile.TemporaryDirectory() as folder, processes(ranks) as pids:
         node = Node(Path(folder), gpus, pids)
         with exporters(node) as servers:
-            servers[0].scrape()  # some counters start with the second scrape
+            servers[0].scrape()
+            time.sleep(GPM_SECONDS)
             page = Page(servers[0].scrape(ACCEPT["text"]).text)
             for name, format_ in FORMATS.items():
                 _check(page, format_, name)

@@ -1,12 +1,14 @@
-"""Whether the exporter stays as it is over days: 20,000 scrapes of a node on which everything comes and goes.
+"""Check that the exporter does not grow over days: 20,000 scrapes of a node that keeps changing.
 
-    python -m benchmarks.exporter_soak        # about ten minutes; exit code 1 when something grows or is left behind
+    python -m benchmarks.exporter_soak    # about ten minutes; exit code 1 if anything grows
 
-Two simulated H100 (tests/fake_nvml) behind the real nvidia-ml-py. Processes start and end on both, ranks appear, are
-killed and expire, a GPU is lost and comes back, XID errors arrive. First an exporter inside this process, whose clock
-runs 60 s ahead at each scrape; then the real process over HTTP. Shown are a tenth, the middle and the end of each run;
-from the middle to the end nothing may grow: Python objects (in process only), resident memory, open files, threads.
-After every hundredth scrape the pids on show are exactly the living ones, and the expired ranks are gone.
+The node has two simulated H100 (tests/fake_nvml) behind the real nvidia-ml-py. Processes start and
+end on both, ranks appear, are killed and expire, a GPU is lost and returns, and XID errors arrive.
+The first run scrapes an exporter inside this process, whose clock advances 60 s at each scrape; the
+second scrapes the real process over HTTP. The sizes are printed at a tenth, the middle and the end
+of each run. From the middle to the end nothing may grow: Python objects (first run only), resident
+memory, open files, threads. Every hundredth scrape checks that exactly the pids of live processes
+are exported, and no expired ranks.
 """
 
 from __future__ import annotations
@@ -44,15 +46,13 @@ RANKS_PER_CHANGE = 2
 SCRAPES_PER_CHANGE = 5
 SCRAPES_PER_CHECK = 100
 TTL_SECONDS = 900
-STEP_SECONDS = (
-    60  # by which the clock in process is ahead at each scrape: a rank expires after 15 of them
-)
+STEP_SECONDS = 60  # the clock's advance at each scrape: a rank expires after 15 scrapes
 XIDS = (13, 31, 63, 79)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Node:
-    """The node and its ranks. `pids` are those that hold GPU memory now."""
+    """The node and its ranks. `pids` are the processes that hold GPU memory now."""
 
     def __init__(self, folder: Path) -> None:
         self.fake = FakeNode(folder / "node", "h100_busy")
@@ -64,7 +64,7 @@ class Node:
         self.pids: set[str] = set()
 
     def change(self) -> None:
-        """Other processes on every GPU, new ranks that are dead already, a GPU lost or back, an XID error."""
+        """Change the processes of the GPUs, add killed ranks, lose or restore a GPU, add an XID."""
         self._changes += 1
         first = NO_PID + 1 + self._changes * GPUS
         self.pids = {str(first + gpu) for gpu in range(GPUS) if not self._is_lost(gpu)}
@@ -89,7 +89,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Size:
-    """What a process holds."""
+    """The resources of a process."""
 
     resident_bytes: int
     files: int
@@ -98,43 +98,42 @@ class Size:
 
 
 def size_of(pid: int, objects: int = 0) -> Size:
-    """Resident memory, open files and threads of a process, from /proc."""
+    """Read resident memory, open files and threads of a process from /proc."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     files, threads = (len(list(Path(f"/proc/{pid}/{name}").iterdir())) for name in ("fd", "task"))
     return Size(pages * PAGE_BYTES, files, threads, objects)
 
 
 def own_size() -> Size:
-    """Of this process, after a collection of garbage."""
+    """Return the size of this process after a garbage collection."""
     gc.collect()
     return size_of(os.getpid(), len(gc.get_objects()))
 
 
 def ranks_of(body: bytes) -> int:
-    """How many ranks are on show."""
+    """Return the number of ranks that are exported."""
     return len(Exposition.of_text(body.decode()).matching("torchmem_process_state", state="killed"))
 
 
 def check_processes(node: Node, body: bytes) -> None:
-    """No series of a process that is gone, none of a living one missing."""
-    shown = set(Exposition.of_text(body.decode()).by("pid", "nvml_process_memory_bytes"))
-    if shown != node.pids:
-        raise SystemExit(f"pids {shown} are on show, but {node.pids} are alive")
+    """Exit unless exactly the live processes are exported."""
+    exported = set(Exposition.of_text(body.decode()).by("pid", "nvml_process_memory_bytes"))
+    if exported != node.pids:
+        raise SystemExit(f"pids {exported} are exported, but {node.pids} are alive")
 
 
 def in_process(folder: Path, scrapes: int) -> dict[str, object]:
-    """An exporter of this process, its clock ahead of time."""
+    """Scrape an exporter in this process, whose clock advances at each scrape."""
     node = Node(folder)
     os.environ |= {"FAKE_NVML_STATE": str(node.fake.file)}
-    ctypes.CDLL(
-        str(node.fake.library() / LIBRARY)
-    )  # found again by its soname when nvidia-ml-py asks for it
+    # nvidia-ml-py finds the loaded library again by its soname.
+    ctypes.CDLL(str(node.fake.library() / LIBRARY))
     ahead = [0.0]
 
     def clock() -> float:
         return time.time() + ahead[0]
 
-    most_ranks = RANKS_PER_CHANGE * (TTL_SECONDS // STEP_SECONDS // SCRAPES_PER_CHANGE + 1)
+    max_ranks = RANKS_PER_CHANGE * (TTL_SECONDS // STEP_SECONDS // SCRAPES_PER_CHANGE + 1)
     sizes, started = list[Size](), time.process_time()
     with closing(
         Exporter(PyNvml(), RunDirectory(node.run_dir, TTL_SECONDS), 60.0, clock=clock)
@@ -146,10 +145,8 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
             body = generate_latest(exporter)
             if number % SCRAPES_PER_CHECK == 0:
                 check_processes(node, body)
-                if ranks_of(body) > most_ranks:
-                    raise SystemExit(
-                        f"{ranks_of(body)} ranks are on show, but after {TTL_SECONDS} s they expire"
-                    )
+                if ranks_of(body) > max_ranks:
+                    raise SystemExit(f"{ranks_of(body)} ranks are exported, more than {max_ranks}")
             if number in {scrapes // 10, scrapes // 2}:
                 sizes.append(own_size())
         sizes.append(own_size())
@@ -157,7 +154,7 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
 
 
 def over_http(folder: Path, scrapes: int) -> dict[str, object]:
-    """The real process, whose clock cannot be moved: its ranks expire after two seconds."""
+    """Scrape the real process. Its clock cannot be moved, so its ranks expire after two seconds."""
     node = Node(folder)
     with exporter_process(
         node.fake, node.run_dir, {"FAKE_NVML_LOG": os.devnull}, ttl_seconds=2
@@ -182,13 +179,13 @@ def over_http(folder: Path, scrapes: int) -> dict[str, object]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def report(scrapes: int, cpu: float, sizes: list[Size]) -> dict[str, object]:
-    """The figures, and what grew in the second half by more than the moment of looking explains."""
+    """Return the figures, and what grew in the second half by more than normal variation."""
     _, middle, end = sizes
     half = scrapes - scrapes // 2
     grew = {
@@ -205,12 +202,12 @@ def report(scrapes: int, cpu: float, sizes: list[Size]) -> dict[str, object]:
         "files": [size.files for size in sizes],
         "threads": [size.threads for size in sizes],
         **({"objects": [size.objects for size in sizes]} if end.objects else {}),
-        "grew": [name for name, is_more in grew.items() if is_more],
+        "grew": [name for name, has_grown in grew.items() if has_grown],
     }
 
 
 def main() -> int:
-    """Run both and print the figures as JSON."""
+    """Run both and print the figures as JSON; return 1 if anything grew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The floor: prometheus_client's own server and gauges, with as many series as it is told (arguments: PORT SERIES)."""
+"""prometheus_client's own server with gauges, as a lower bound (arguments: PORT SERIES)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ LABELS = ("gpu", "uuid", "rank", "pid", "run")
 
 
 def registry(series: int) -> CollectorRegistry:
-    """Gauges with five labels each, dealt out evenly to the families."""
-    found = CollectorRegistry()
+    """Return gauges with five labels each, spread evenly over the families."""
+    gauges = CollectorRegistry()
     for number in range(min(FAMILIES, series)):
-        gauge = Gauge(
-            f"floor_{number}_bytes", "As long as a help text of ours.", LABELS, registry=found
-        )
+        name, documentation = f"floor_{number}_bytes", "A help text of usual length."
+        gauge = Gauge(name, documentation, LABELS, registry=gauges)
         for rank in range(number, series, FAMILIES):
             gauge.labels(
                 "0", "GPU-00000000-0000-4000-8000-00000000000a", str(rank), "4242", "night"
             ).set(rank << 20)
-    return found
+    return gauges
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A node to scrape: GPUs that the fake NVML plays, living processes on them, and what their ranks publish."""
+"""A simulated node to scrape: GPUs of the fake NVML, live processes, and their ranks' samples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import sample_name
 from torchmem.sample.sample import Sample, encode
 
-MAX_LISTED = 90  # processes of one GPU that one line of the fake's file can hold
+MAX_LISTED = 90  # processes of one GPU that fit on one line of the fake's file
 GIB = 1 << 30
 
 
 @contextmanager
 def processes(count: int) -> Iterator[list[int]]:
-    """Pids of living processes that do nothing."""
+    """Start idle processes and yield their pids."""
     running = [subprocess.Popen(["sleep", "3600"]) for _ in range(count)]
     try:
         yield [process.pid for process in running]
@@ -34,7 +34,7 @@ def processes(count: int) -> Iterator[list[int]]:
 
 
 class Node:
-    """`gpus` equal H100 cards with the processes `pids` dealt out to them, one rank each."""
+    """A number of H100 cards (`gpus`) with the processes `pids` spread over them, a rank each."""
 
     def __init__(self, folder: Path, gpus: int, pids: Sequence[int]) -> None:
         self.run_dir = folder / "run"
@@ -46,7 +46,7 @@ class Node:
         self.publish()
 
     def environment(self) -> dict[str, str]:
-        """Where nvidia-ml-py finds these GPUs; the fake keeps no log of its calls."""
+        """Return variables with which nvidia-ml-py finds these GPUs; calls are not logged."""
         return {
             name: value
             for name, value in self._fake.environment().items()
@@ -54,7 +54,7 @@ class Node:
         }
 
     def publish(self) -> None:
-        """Every rank replaces its file, as it does once a second: no scrape finds one that it knows."""
+        """Replace every rank's file, as ranks do once a second, so that every scrape reads them."""
         now = time.time()
         for sample in self._samples:
             process = sample.process
@@ -70,9 +70,10 @@ class Node:
         return replace(sample, process=own)
 
     def _state(self, pids: Sequence[int]) -> str:
-        """The busy node of the tests, with all cards made like its second.
+        """Return the busy node of the tests with every card like its second one.
 
-        Without events: the fake waits for them by looking every few milliseconds, where a driver sleeps.
+        Events are left out, because the fake polls for them every few milliseconds where a driver
+        sleeps.
         """
         head, *sections = self._fake.text.split("\n[gpu ")
         shared, card = sections[0], sections[2].split("]\n", 1)[1]
@@ -94,8 +95,5 @@ class Node:
             "ProcessUtilization": " ".join(f"{pid}:now:1:1:0:0" for pid in listed),
         }
         lines = [line for line in text.splitlines() if line.split(" = ")[0] not in own]
-        return (
-            f"{index}]\n"
-            + "\n".join([*lines, *(f"{key} = {value}" for key, value in own.items())])
-            + "\n"
-        )
+        lines += [f"{key} = {value}" for key, value in own.items()]
+        return f"{index}]\n" + "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""An exporter under test: a process that serves /metrics, asked as Prometheus asks, and what it costs."""
+"""A process that serves /metrics, scraped as Prometheus scrapes, and its cost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
-# What Prometheus 3 sends (scrape/scrape.go), as far as a Python exporter knows it.
+# What Prometheus 3 sends (scrape/scrape.go), without the formats that Python exporters lack.
 HEADERS = {
-    "Accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+    "Accept": (
+        "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+    ),
     "Accept-Encoding": "gzip",
     "X-Prometheus-Scrape-Timeout-Seconds": "10",
 }
@@ -26,7 +28,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One scrape: wall seconds until the last byte, bytes on the wire, and the text."""
+    """One scrape: wall seconds until the last byte, bytes received, and the text."""
 
     seconds: float
     wire_bytes: int
@@ -34,12 +36,12 @@ class Answer:
 
     @property
     def series(self) -> int:
-        """Lines that hold a value."""
+        """Number of series."""
         return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
 
 
 class Server:
-    """A running exporter; it keeps one connection, as Prometheus does."""
+    """A running exporter, scraped over one connection, as Prometheus does."""
 
     def __init__(self, popen: subprocess.Popen[bytes], port: int) -> None:
         self._process = psutil.Process(popen.pid)
@@ -53,7 +55,7 @@ class Server:
         except (
             http.client.RemoteDisconnected,
             ConnectionError,
-        ):  # an idle connection that it has closed
+        ):  # it has closed the idle connection
             self._connection.close()
             answer, body = self._get(accept)
         seconds = time.perf_counter() - start
@@ -68,19 +70,19 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all its threads since it started; the kernel rounds it to 10 ms."""
+        """CPU time of all threads since the start, which the kernel rounds to 10 ms."""
         times = self._process.cpu_times()
         return times.user + times.system
 
     @property
     def memory_bytes(self) -> int:
-        """Resident memory now."""
+        """Resident memory."""
         return int(self._process.memory_info().rss)
 
 
 @contextmanager
 def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Server]:
-    """Run `command`, in which PORT stands for a free port, until the end of the block."""
+    """Run `command`, with a free port in place of the word PORT, until the block ends."""
     port = _free_port()
     with tempfile.TemporaryFile() as log:
         words = [word.replace("PORT", str(port)) for word in command]

@@ -80,7 +80,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class _FileVersion:
-    """One version of one file. The change time (ctime) tells versions apart: users cannot set it."""
+    """One version of one file, identified by its change time (ctime), which users cannot set."""
 
     name: str
     inode: int

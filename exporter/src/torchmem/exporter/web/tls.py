@@ -77,7 +77,7 @@ class Tls:
     allowed_sans: frozenset[str]
 
     def admits(self, certificate: dict[str, Any] | None) -> bool:
-        """Return whether a client may connect with this certificate (`ssl.SSLSocket.getpeercert`)."""
+        """Return whether a client with this certificate (`getpeercert` of ssl) may connect."""
         return not self.allowed_sans or any(
             name in self.allowed_sans for name in _names(certificate or {})
         )
@@ -197,8 +197,8 @@ def _verify_clients(context: ssl.SSLContext, section: Section, folder: Path) -> 
     if section.text("client_auth_type") in _UNVERIFIED:
         section.refuse(
             "client_auth_type",
-            f"is {section.text('client_auth_type')}, but Python's TLS verifies every certificate that "
-            "it requests: give RequireAndVerifyClientCert with client_ca_file.",
+            f"is {section.text('client_auth_type')}, but Python's TLS verifies every certificate "
+            "that it requests: give RequireAndVerifyClientCert with client_ca_file.",
         )
     mode = _CLIENT_AUTH[section.choice("client_auth_type", _CLIENT_AUTH, "NoClientCert")]
     authorities = _pem(section, "client_ca", folder, required=False)
