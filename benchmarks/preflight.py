@@ -31,8 +31,8 @@ from typing import Any
 from benchmarks.decoder.shapes import SHAPES
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.phantom.cards import card
-from torchmem.preflight.plan import Placement, Plan
+from torchmem.phantom.cards import parse_card
+from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.run import run
 from torchmem.recording import read
 
@@ -106,8 +106,8 @@ def row(size: str, steps: int, placement: Placement | None) -> str:
 def _row(folder: Path, size: str, steps: int, placement: Placement | None) -> str:
     readings, scratch = folder / "readings", folder / "preflight"
     scratch.mkdir()
-    memory = card(CARD_OF_MANY if placement else ONE_CARD)
-    plan = Plan(
+    memory = parse_card(CARD_OF_MANY if placement else ONE_CARD)
+    plan = RunPlan(
         command(size, steps + 1, readings),
         memory,
         8 if placement else 1,

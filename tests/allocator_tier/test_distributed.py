@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from torchmem.phantom.cards import card
-from torchmem.preflight.outcome import DeviceMemory, Outcome
-from torchmem.preflight.plan import Placement, Plan
+from torchmem.phantom.cards import parse_card
+from torchmem.preflight.plan import Placement, RunPlan
+from torchmem.preflight.result import DeviceMemory, RunResult
 from torchmem.preflight.run import run
 
 pytestmark = pytest.mark.allocator
 
-CARD = card("16GB")
+CARD = parse_card("16GB")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS, NODE = 2, 8
 VOCABULARY, WIDTH, LAYERS, SEQUENCE, BATCH = 32_000, 512, 4, 256, 4
@@ -43,15 +43,15 @@ SLACK = 4 * MIB
 
 
 @cache
-def outcome(example: str, rank: int, world_size: int) -> Outcome:
+def outcome(example: str, rank: int, world_size: int) -> RunResult:
     """What a preflight of an example on one rank says; run once for all tests."""
     command = (sys.executable, str(EXAMPLES / f"{example}.py"), *SIZE, f"--batch={BATCH}")
     return preflight(command, Placement(rank, world_size, min(world_size, NODE)))
 
 
-def preflight(command: tuple[str, ...], placement: Placement) -> Outcome:
+def preflight(command: tuple[str, ...], placement: Placement) -> RunResult:
     """One run on cards of 16 GB; the files of its outcome are gone."""
-    plan = Plan(command, CARD, placement.local_world_size, STEPS, placement=placement)
+    plan = RunPlan(command, CARD, placement.local_world_size, STEPS, placement=placement)
     with TemporaryDirectory() as folder:
         return run(plan, Path(folder), lambda _: None)
 
@@ -84,9 +84,9 @@ def lone(tmp_path: Path, body: str, rank: int = 3, *flags: str) -> subprocess.Co
     path = tmp_path / "script.py"
     path.write_text("import json, os, torch, torch.distributed as dist\n" + textwrap.dedent(body))
     placement = Placement(rank, 8, 4)
-    plan = Plan(
+    plan = RunPlan(
         (sys.executable, "-W", "ignore", str(path), *flags),
-        card("4GB"),
+        parse_card("4GB"),
         4,
         STEPS,
         placement=placement,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.phantom.cards import card
-from torchmem.preflight.outcome import DeviceMemory, Outcome
-from torchmem.preflight.plan import Plan
+from torchmem.phantom.cards import parse_card
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import DeviceMemory, RunResult
 from torchmem.preflight.run import run
 from torchmem.recording import read
 from torchmem.whatif.engine import what_if
@@ -31,21 +31,23 @@ VIT = ("lightning_loop.py", "--width", "384", "--layers", "4", "--batch", "16")
 VIT_ACCUMULATED = (*VIT, "--accumulate", "4")
 CROSS_ENTROPY = ("custom_function.py", "--positions", "16384")
 FUSED = (*CROSS_ENTROPY, "--fused")
-Preflight = Callable[[tuple[str, ...]], Outcome]
+Preflight = Callable[[tuple[str, ...]], RunResult]
 
 
 @pytest.fixture(scope="module")
 def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
     """What a preflight of an example on 24 GB says after four optimizer steps; each command runs once."""
-    found: dict[tuple[str, ...], Outcome] = {}
+    found: dict[tuple[str, ...], RunResult] = {}
 
-    def preflight_once(command: tuple[str, ...]) -> Outcome:
+    def preflight_once(command: tuple[str, ...]) -> RunResult:
         script, *flags = command
         for package in NEEDS.get(script, ()):
             if find_spec(package) is None:
                 pytest.skip(f"{package} is not installed; run make test-allocator")
         if command not in found:
-            plan = Plan((sys.executable, str(EXAMPLES / script), *flags), card("24GB"), steps=STEPS)
+            plan = RunPlan(
+                (sys.executable, str(EXAMPLES / script), *flags), parse_card("24GB"), steps=STEPS
+            )
             found[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
         return found[command]
 
@@ -54,14 +56,14 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
         yield preflight_once
 
 
-def memory(outcome: Outcome) -> DeviceMemory:
+def memory(outcome: RunResult) -> DeviceMemory:
     """The one card's memory, of a script that was stopped after its steps and lacked nothing."""
     assert ("steps", STEPS, ()) == (outcome.ended, outcome.steps, outcome.lacking)
     (device,) = outcome.devices
     return device
 
 
-def events(outcome: Outcome) -> int:
+def events(outcome: RunResult) -> int:
     """Length of the recorded trace."""
     assert outcome.snapshot is not None
     (recording,) = read(outcome.snapshot)

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.waiting import until
 
 from torchmem.allocator.sizes import MIB
-from torchmem.phantom.cards import card
-from torchmem.preflight.outcome import Outcome
-from torchmem.preflight.plan import Plan
+from torchmem.phantom.cards import parse_card
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import run
 from torchmem.recording import read
 from torchmem.whatif.engine import what_if
@@ -104,9 +104,9 @@ class Place:
     def left(self) -> list[Path]:
         return list((self.folder / "scratch").glob("*preflight*"))
 
-    def really(self, conf: str | None = None, memory: str = CARD) -> Outcome:
+    def really(self, conf: str | None = None, memory: str = CARD) -> RunResult:
         """One run of the script, without the command around it."""
-        plan = Plan(script_alone(self.script), card(memory), steps=STEPS, alloc_conf=conf)
+        plan = RunPlan(script_alone(self.script), parse_card(memory), steps=STEPS, alloc_conf=conf)
         return run(plan, Path(mkdtemp(dir=self.folder)), lambda _: None)
 
 
@@ -302,7 +302,7 @@ def test_a_script_ends_in_its_own_way(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text(f"{BEGINNING}{body}\n")
     (tmp_path / "scratch").mkdir()
     outcome = run(
-        Plan(script_alone(tmp_path / "train.py"), card(CARD), steps=STEPS),
+        RunPlan(script_alone(tmp_path / "train.py"), parse_card(CARD), steps=STEPS),
         tmp_path / "scratch",
         print,
     )

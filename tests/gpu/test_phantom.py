@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from torchmem.phantom.cards import Card
-from torchmem.preflight.outcome import DeviceMemory
-from torchmem.preflight.plan import Plan
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import DeviceMemory
 from torchmem.preflight.run import run
 
 pytestmark = pytest.mark.gpu
@@ -79,7 +79,7 @@ def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, 
 def phantom(card: Card, folder: Path, *script: str) -> DeviceMemory:
     """What the script needs on the phantom of that card."""
     command = (sys.executable, "-W", "ignore", str(EXAMPLES / script[0]), *script[1:])
-    (device,) = run(Plan(command, card, steps=1_000_000), folder, lambda _: None).devices
+    (device,) = run(RunPlan(command, card, steps=1_000_000), folder, lambda _: None).devices
     return device
 
 

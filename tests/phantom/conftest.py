@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchmem.phantom.build import library_folder
-from torchmem.phantom.cards import Card, card
+from torchmem.phantom.cards import Card, parse_card
 from torchmem.phantom.environment import phantom_environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -36,7 +36,9 @@ def on_card(cache: dict[str, str], tmp_path: Path) -> Run:
     def run(
         code: str, of: Card | None = None, devices: int = 1
     ) -> subprocess.CompletedProcess[str]:
-        environment = phantom_environment(of or card("24GB"), devices, tmp_path / "state", cache)
+        environment = phantom_environment(
+            of or parse_card("24GB"), devices, tmp_path / "state", cache
+        )
         command = [sys.executable, "-c", prelude + code]
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=60, check=False

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.phantom.cards import CATALOGUE, Card, card, context_bytes, memory_size
+from torchmem.phantom.cards import CATALOG, Card, context_bytes, parse_card, parse_memory
 from torchmem.sample.errors import UsageError
 
 MIB = 2**20
 
 
-@pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", CATALOG, ids=lambda one: one.name)
 def test_each_card_has_the_memory_in_its_name(one: Card) -> None:
     """A card shows 90 to 100 % of the memory on its box, and its context takes less than 3 % of it."""
     sold = {
@@ -30,15 +30,13 @@ def test_each_card_has_the_memory_in_its_name(one: Card) -> None:
 
     assert 0.90 * gigabytes <= one.memory_bytes / 2**30 <= gigabytes
     assert 100 * MIB < one.context_bytes < 0.03 * one.memory_bytes
-    assert one == card(one.name)
+    assert one == parse_card(one.name)
 
 
 def test_names_are_their_own() -> None:
     """No two cards share a name or a product."""
     assert (
-        len(CATALOGUE)
-        == len({one.name for one in CATALOGUE})
-        == len({one.product for one in CATALOGUE})
+        len(CATALOG) == len({one.name for one in CATALOG}) == len({one.product for one in CATALOG})
     )
 
 
@@ -53,19 +51,19 @@ def test_names_are_their_own() -> None:
 )
 def test_a_card_is_named_as_people_write_it(text: str, name: str) -> None:
     """Case, blanks and what follows from the beginning do not matter."""
-    assert name == card(text).name
+    assert name == parse_card(text).name
 
 
 def test_a_size_is_a_card_too() -> None:
     """24GB is an H100 with so much memory."""
-    found = card("22.5GiB")
+    found = parse_card("22.5GiB")
 
     assert (int(22.5 * 2**30), 132, (9, 0)) == (
         found.memory_bytes,
         found.multiprocessors,
         found.capability,
     )
-    assert 24 * 10**9 == card("24GB").memory_bytes
+    assert 24 * 10**9 == parse_card("24GB").memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def test_a_size_is_a_card_too() -> None:
 def test_what_names_no_card_is_answered_with_names(text: str, hint: str) -> None:
     """The sentence names the nearest cards, or all when nothing is near."""
     with pytest.raises(UsageError, match="names no card") as caught:
-        card(text)
+        parse_card(text)
 
     assert hint in str(caught.value)
 
@@ -89,7 +87,7 @@ def test_what_names_no_card_is_answered_with_names(text: str, hint: str) -> None
 def test_any_text_is_a_card_or_a_usage_error(text: str) -> None:
     """No text crashes the catalogue, and a card always has memory."""
     try:
-        found = card(text)
+        found = parse_card(text)
     except UsageError:
         return
 
@@ -102,7 +100,7 @@ def test_sizes_are_exact(number: int, unit: str) -> None:
     factor = {"": 1, "K": 1, "M": 2, "G": 3}[unit[:1]]
     expected = number * (1024 if "i" in unit else 1000) ** factor if unit else number
 
-    assert expected == memory_size(f"{number}{unit}") == memory_size(f"{number} {unit.lower()}")
+    assert expected == parse_memory(f"{number}{unit}") == parse_memory(f"{number} {unit.lower()}")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def test_the_documented_table_is_the_catalogue(root: Path) -> None:
     expected = [
         f"| `{one.name}` | {one.product} | {one.memory_bytes / 2**30:.2f} GiB | {one.context_bytes // MIB} MiB | "
         f"{one.multiprocessors} | {one.capability[0]}.{one.capability[1]} |"
-        for one in CATALOGUE
+        for one in CATALOG
     ]
 
     assert expected == [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torchmem.phantom.build import SOURCES, library_folder
-from torchmem.phantom.cards import CATALOGUE, Card, card
+from torchmem.phantom.cards import CATALOG, Card, parse_card
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.torch_build import TorchBuild
 from torchmem.sample.errors import UsageError
@@ -46,7 +46,7 @@ print(cuda.cudaFree(pointer), cuda.cudaFree(pointer))
 cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
 """)
 
-    shown = card("24GB")
+    shown = parse_card("24GB")
     free = shown.memory_bytes - shown.context_bytes
     assert f"{free} {shown.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
 
@@ -64,7 +64,7 @@ print(int(most.split()[0]) < 200 * 1024)
     assert "0\n0 True\nTrue\n" == done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", CATALOG, ids=lambda one: one.name)
 def test_a_card_shows_what_the_catalogue_says(on_card: Run, one: Card) -> None:
     """Driver, runtime and NVML agree on name, memory, multiprocessors and compute capability."""
     done = on_card(
@@ -105,7 +105,7 @@ def calling(
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     torch = TorchBuild("2.13.0+cu124", "12.4", library.parent.parent)
-    return phantom_environment(card("24GB"), 1, folder / "state", cache, torch), library
+    return phantom_environment(parse_card("24GB"), 1, folder / "state", cache, torch), library
 
 
 def call(calling: tuple[dict[str, str], Path], code: str) -> subprocess.CompletedProcess[str]:
@@ -145,11 +145,13 @@ def test_the_environment_of_others_is_left_alone(cache: dict[str, str], tmp_path
     """Neither this process nor the given environment knows of the phantom afterwards."""
     before, given = dict(os.environ), dict(cache)
 
-    made = phantom_environment(card("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/theirs.so"})
+    made = phantom_environment(
+        parse_card("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/theirs.so"}
+    )
 
     assert (before, given) == (dict(os.environ), cache)
     assert made["LD_PRELOAD"].endswith(":/lib/theirs.so")
-    again = phantom_environment(card("t4"), 2, tmp_path, made)
+    again = phantom_environment(parse_card("t4"), 2, tmp_path, made)
     assert made["LD_PRELOAD"] == again["LD_PRELOAD"]
 
 

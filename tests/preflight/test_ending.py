@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.preflight.child.ending import Report, write_report
+from torchmem.preflight.child.exit import write_report
+from torchmem.preflight.result import ProcessReport
 
-IMPORTS = "import os, sys, threading\nfrom torchmem.preflight.child.ending import before_leaving, leave, stop\n"
+IMPORTS = "import os, sys, threading\nfrom torchmem.preflight.child.exit import before_leaving, leave, stop\n"
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +58,7 @@ def test_a_report_is_whole_or_not_there(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            write_report(tmp_path, Report(True, 1, False, None, (), 0, 0))
+            write_report(tmp_path, ProcessReport(True, 1, False, None, (), 0, 0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

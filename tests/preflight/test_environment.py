@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchmem.phantom.cards import card
-from torchmem.preflight.plan import Placement, Plan
+from torchmem.phantom.cards import parse_card
+from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.run import run_label
 
 
@@ -18,7 +18,7 @@ from torchmem.preflight.run import run_label
 )
 def test_the_run_is_labelled_phantom(command: tuple[str, ...], label: str) -> None:
     """Whoever sees it on a dashboard sees what it is."""
-    assert run_label(Plan(command, card("80GB"))) == label
+    assert run_label(RunPlan(command, parse_card("80GB"))) == label
 
 
 def test_a_placement_is_what_torchrun_gives() -> None:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.preflight.outcome import StepMemory
-from torchmem.preflight.verdict import growth
+from torchmem.preflight.result import StepMemory, growth
 
 LONG = 20
 

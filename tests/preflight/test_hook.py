@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.preflight.plan import Orders, Placement
+from torchmem.preflight.plan import ChildConfig, Placement
 from torchmem.preflight.run import STARTUP
 
 
@@ -52,9 +52,9 @@ def test_importing_torch_looks_as_always(tmp_path: Path) -> None:
 @pytest.mark.parametrize("placement", [None, Placement(3, 16, 8)])
 def test_orders_arrive_as_given(placement: Placement | None, tmp_path: Path) -> None:
     """What the parent writes into the environment the child reads back."""
-    orders = Orders(tmp_path, 7, placement)
-    assert Orders.given(orders.environment()) == orders
-    assert Orders.given({}) is None
+    orders = ChildConfig(tmp_path, 7, placement)
+    assert ChildConfig.from_environment(orders.environment()) == orders
+    assert ChildConfig.from_environment({}) is None
 
 
 @pytest.mark.skipif(
@@ -66,5 +66,5 @@ def test_a_script_may_be_instrumented_before_it_imports_torch(tmp_path: Path) ->
         "from torchmem import sdk; session = sdk.instrument(); import torch\n"
         "print(type(session._backend).__name__, session is sdk.instrument(), session.after_step.__name__)"
     )
-    done = python(code, **Orders(tmp_path, 7).environment())
+    done = python(code, **ChildConfig(tmp_path, 7).environment())
     assert (done.stderr, done.stdout) == ("", "WatchedBackend True step_called\n")

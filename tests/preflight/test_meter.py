@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.preflight.child.watch import Meter
-from torchmem.preflight.outcome import Phase
+from torchmem.preflight.child.watcher import DeviceMeter
+from torchmem.preflight.result import Phase
 
 WINDOWS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20)
 
@@ -24,7 +24,7 @@ def stats(allocated: int, reserved: int) -> dict[str, Any]:
 @given(WINDOWS)
 def test_the_peak_is_the_highest_window(windows: list[tuple[int, int]]) -> None:
     """Peaks over all are the highest of the windows, and the highest step's and phase's too."""
-    meter = Meter(0)
+    meter = DeviceMeter(0)
     for step, (allocated, reserved) in enumerate(windows, start=1):
         phase: Phase = "backward" if step % 2 else "forward"
         meter.phase_ended(phase, step, stats(allocated, reserved))
@@ -46,7 +46,7 @@ def test_the_peak_is_the_highest_window(windows: list[tuple[int, int]]) -> None:
 
 def test_a_step_that_ends_twice_is_one_step() -> None:
     """Where a second optimizer steps, the step's peak is that of both its parts and what is left is the newest."""
-    meter = Meter(0)
+    meter = DeviceMeter(0)
     meter.phase_ended("backward", 1, stats(500, 600))
     meter.step_ended(1, 40, 0)
     meter.phase_ended("backward", 1, stats(300, 700))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from torchmem.preflight.child.watch import PhaseClock, StepCounter
-from torchmem.preflight.outcome import Phase
+from torchmem.preflight.child.phases import PhaseTracker, StepCounter
+from torchmem.preflight.result import Phase
 
 
 def test_one_step_has_its_phases_in_order() -> None:
     """Each phase is told when it ends: what came before the first forward is setup."""
     ended: list[Phase] = []
-    clock = PhaseClock(ended.append)
+    clock = PhaseTracker(ended.append)
     clock.forward()
     clock.backward_begins()
     clock.backward_ends()
@@ -21,7 +21,7 @@ def test_one_step_has_its_phases_in_order() -> None:
 def test_a_backward_inside_a_backward_is_one() -> None:
     """Checkpointing recomputes inside the backward, and an optimizer may step there: all of it is backward."""
     ended: list[Phase] = []
-    clock = PhaseClock(ended.append)
+    clock = PhaseTracker(ended.append)
     clock.backward_begins()
     clock.backward_begins()
     clock.optimizer(has_closure=False)
@@ -34,7 +34,7 @@ def test_a_backward_inside_a_backward_is_one() -> None:
 def test_forward_and_backward_inside_the_optimizer() -> None:
     """A step with a closure, as Lightning makes it, is in the optimizer only once the closure's backward is over."""
     ended: list[Phase] = []
-    clock = PhaseClock(ended.append)
+    clock = PhaseTracker(ended.append)
     clock.forward()
     clock.optimizer(has_closure=True)
     clock.backward_begins()

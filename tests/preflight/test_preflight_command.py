@@ -20,11 +20,10 @@ import pytest
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import MIB
-from torchmem.preflight.attempts import Runner
 from torchmem.preflight.command import add_arguments
 from torchmem.preflight.command import run as run_command
-from torchmem.preflight.outcome import Ended, Outcome
-from torchmem.preflight.plan import Plan
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import Ended, RunResult
 from torchmem.recording import read
 from torchmem.sample.errors import TorchmemError, UsageError
 
@@ -39,7 +38,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Preflight:
     """Runs the command with a script that is played; exit code, stdout and stderr."""
 
     def run_one(
-        script: Runner, *arguments: str | Path, command: tuple[str, ...] = COMMAND
+        script: RunFunction, *arguments: str | Path, command: tuple[str, ...] = COMMAND
     ) -> tuple[int, str, str]:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
@@ -207,7 +206,7 @@ def test_ranks_are_a_table(run: Preflight) -> None:
 def test_a_rank_that_fails_hides_no_other(run: Preflight) -> None:
     """Each of the world sizes has its row and its word; one that does not fit makes the exit code 1."""
 
-    def then(plan: Plan, outcome: Outcome) -> Outcome:
+    def then(plan: RunPlan, outcome: RunResult) -> RunResult:
         assert plan.placement
         ended: dict[int, Ended] = {8: "error", 64: "oom", 1024: "steps"}
         return replace(outcome, ended=ended[plan.placement.world_size])
@@ -222,7 +221,7 @@ def test_a_rank_that_fails_hides_no_other(run: Preflight) -> None:
 def test_several_cards_have_a_column_each(run: Preflight) -> None:
     """The verdict is on the fullest."""
 
-    def then(_: Plan, outcome: Outcome) -> Outcome:
+    def then(_: RunPlan, outcome: RunResult) -> RunResult:
         (device,) = outcome.devices
         other = replace(device, device=1, peak_reserved=device.peak_reserved // 2)
         return replace(outcome, devices=(other, device))
@@ -234,7 +233,7 @@ def test_several_cards_have_a_column_each(run: Preflight) -> None:
     assert "on GPU 0, the fullest, CUDA context included" in " ".join(shown.split())
 
 
-def ends(ended: Ended, **more: object) -> Callable[[Plan, Outcome], Outcome]:
+def ends(ended: Ended, **more: object) -> Callable[[RunPlan, RunResult], RunResult]:
     """An outcome that ends so, whatever it was."""
     return lambda _, outcome: replace(outcome, ended=ended, **more)  # type: ignore[arg-type]
 
@@ -266,7 +265,7 @@ def ends(ended: Ended, **more: object) -> Callable[[Plan, Outcome], Outcome]:
     ],
 )
 def test_no_verdict_is_one_sentence(
-    run: Preflight, then: Callable[[Plan, Outcome], Outcome], sentence: str
+    run: Preflight, then: Callable[[RunPlan, RunResult], RunResult], sentence: str
 ) -> None:
     """The exit code is 2, which no verdict has, whatever the script's own was. Nothing else is said."""
     found, shown, said = run(PlayedScript(then=then), "--card", "2GB")
@@ -404,12 +403,12 @@ def torchmem(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def test_the_cards_are_listed() -> None:
     """Every card of the catalogue has a line, and no command is needed for that."""
-    from torchmem.phantom.cards import CATALOGUE
+    from torchmem.phantom.cards import CATALOG
 
     done = torchmem("--list-cards")
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert ["card", *(card.name for card in CATALOGUE)] == [
+    assert ["card", *(card.name for card in CATALOG)] == [
         line.split()[0] for line in done.stdout.splitlines()
     ]
 
@@ -424,7 +423,7 @@ def test_a_phantom_within_a_phantom_is_refused() -> None:
 
 def test_a_real_gpu_is_left_alone(tmp_path: Path) -> None:
     """Where a card is found nothing runs, unless told to."""
-    from torchmem.preflight.wanted import check_machine
+    from torchmem.preflight.options import check_machine
 
     check_machine({}, beside_gpu=False, root=tmp_path)
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
@@ -442,7 +441,7 @@ def test_ctrl_c_while_the_scratch_folder_is_emptied(run: Preflight) -> None:
             pass
         os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupted(_: Plan, folder: Path, *__: object, **___: object) -> NoReturn:
+    def interrupted(_: RunPlan, folder: Path, *__: object, **___: object) -> NoReturn:
         scratch.append(folder.parent)
         for number in range(FILES):
             (folder / str(number)).touch()

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.preflight.plan import Orders
-from torchmem.preflight.run import Postponed, Script
+from torchmem.preflight.plan import ChildConfig
+from torchmem.preflight.run import DeferredSignals, ScriptProcess
 
 WATCHER = """
 import os, sys, time
-from torchmem.preflight.run import Script
-script = Script(sys.argv[1:], os.environ)
+from torchmem.preflight.run import ScriptProcess
+script = ScriptProcess(sys.argv[1:], os.environ)
 try:
     script.start(None, None)
     while script.poll() is None: time.sleep(0.001)
@@ -29,10 +29,10 @@ finally:
 ROUNDS = """
 import os, signal, sys, time
 from pathlib import Path
-from torchmem.preflight.run import Script
+from torchmem.preflight.run import ScriptProcess
 interrupted, left = 0, 0
 for _ in range(60):
-    script = Script(("sh", "-c", "kill -INT $PPID; exec sleep 60"), os.environ)
+    script = ScriptProcess(("sh", "-c", "kill -INT $PPID; exec sleep 60"), os.environ)
     try:
         try:
             script.start(None, None)
@@ -88,7 +88,7 @@ def test_what_the_script_has_started_ends_with_it(tmp_path: Path, away: str) -> 
     (tmp_path / "helper.py").write_text(helper)
     wait = f"while ! [ -s {started} ]; do sleep 0.05; done"
     command = "sh", "-c", f"{sys.executable} {tmp_path}/helper.py & {wait}"
-    script = Script(command, os.environ | Orders(tmp_path, 1).environment())
+    script = ScriptProcess(command, os.environ | ChildConfig(tmp_path, 1).environment())
     script.start(None, None)
     while script.poll() is None:
         pass
@@ -110,11 +110,11 @@ def test_a_postponed_signal_comes_once_and_afterwards() -> None:
     seen: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda *_: seen.append("handled"))
     try:
-        with Postponed():
+        with DeferredSignals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
             seen.append("done")
-        thread = threading.Thread(target=Postponed().__enter__)
+        thread = threading.Thread(target=DeferredSignals().__enter__)
         thread.start()
         thread.join()
         signal.raise_signal(signal.SIGTERM)

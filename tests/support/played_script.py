@@ -13,8 +13,8 @@ from support.reports import CAPACITY
 
 from torchmem.allocator.oom_report import encode
 from torchmem.allocator.sizes import MIB
-from torchmem.preflight.outcome import DeviceMemory, Outcome, Progress, StepMemory
-from torchmem.preflight.plan import Plan
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import DeviceMemory, Progress, RunResult, StepMemory
 from torchmem.sample.sample import ByPool
 from torchmem.simulator.card import CONTEXT_BYTES
 
@@ -35,23 +35,23 @@ class PlayedScript:
     idle_ranks: tuple[int, ...] = ()
     odd: bool = False
     words: str = ""
-    then: Callable[[Plan, Outcome], Outcome] = lambda plan, outcome: outcome
-    plans: list[Plan] = field(default_factory=list)
+    then: Callable[[RunPlan, RunResult], RunResult] = lambda plan, outcome: outcome
+    plans: list[RunPlan] = field(default_factory=list)
 
     def __call__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         folder: Path,
         progress: Callable[[Progress], None],
         *,
         stdout: int | None = None,
         stderr: int | None = None,
-    ) -> Outcome:
+    ) -> RunResult:
         self.plans.append(plan)
         os.write(1 if stdout is None else stdout, self.words.encode())
         job, steps = RecordedJob(plan.card.memory_bytes), list[StepMemory]()
         ran_out = not _weights(job) or not self._train(plan, job, steps, progress)
-        outcome = Outcome(
+        outcome = RunResult(
             "oom" if ran_out else "steps", 1 if ran_out else 0, len(steps), 2.5, 900 * MIB,
             devices=(_device(plan, job, steps),), snapshot=self._snapshot(job, folder),
             oom_report=_report(job, plan, folder) if ran_out else None,
@@ -60,7 +60,7 @@ class PlayedScript:
 
     def _train(
         self,
-        plan: Plan,
+        plan: RunPlan,
         job: RecordedJob,
         steps: list[StepMemory],
         progress: Callable[[Progress], None],
@@ -89,7 +89,7 @@ class PlayedScript:
         return write(found, folder / "trace.pickle")
 
 
-def _batch(plan: Plan) -> int:
+def _batch(plan: RunPlan) -> int:
     words = plan.command
     return int(words[words.index("--batch-size") + 1]) if "--batch-size" in words else 1
 
@@ -98,7 +98,7 @@ def _weights(job: RecordedJob) -> bool:
     return all(job.alloc(size) for size in (96 * MIB, 3 * MIB, 40_000, 300))
 
 
-def _device(plan: Plan, job: RecordedJob, steps: list[StepMemory]) -> DeviceMemory:
+def _device(plan: RunPlan, job: RecordedJob, steps: list[StepMemory]) -> DeviceMemory:
     stats = job.stats
     fullest = max(steps, key=lambda step: step.peak_allocated, default=None)
     peak = max([stats.allocated_bytes.peak, *(step.peak_allocated for step in steps)])
@@ -111,7 +111,7 @@ def _device(plan: Plan, job: RecordedJob, steps: list[StepMemory]) -> DeviceMemo
     )  # fmt: skip
 
 
-def _report(job: RecordedJob, plan: Plan, folder: Path) -> Path:
+def _report(job: RecordedJob, plan: RunPlan, folder: Path) -> Path:
     failed = next(entry for entry in reversed(job.trace) if entry["action"] == "oom")
     held, used = (
         ByPool(0, job.stats.reserved_bytes.current),

@@ -1,4 +1,5 @@
-"""The phantom GPU: a stub CUDA driver on which PyTorch's real caching allocator runs, on a machine without a GPU.
+"""The phantom GPU: a stub CUDA driver that runs PyTorch's real caching allocator without a GPU.
 
-`python -m torchmem.phantom --memory 9GB -- COMMAND` runs a command on it; `torchmem preflight` reports what it needs.
+`python -m torchmem.phantom --memory 9GB -- COMMAND` runs a command on it. `torchmem preflight`
+reports the memory that a script needs.
 """

@@ -1,10 +1,13 @@
-"""The cards that can be stood in for. All sizes are bytes.
+"""The cards that a phantom GPU can stand in for. All sizes are bytes.
 
-Memory is `cudaDeviceProp.totalGlobalMem`, which is what OutOfMemoryError calls the total capacity. It depends on the
-driver, by up to 0.3 GiB; where public outputs differ, this is the smallest of a recent driver. Sources are public
-outputs of `torch.cuda.get_device_properties` (MiB), and public OutOfMemoryError messages (GiB with two digits) for a10,
-a100, b300, h100-nvl, l4, l40s, v100-32gb and the GeForce cards. Multiprocessors and L2 cache are from the same outputs,
-otherwise from NVIDIA's data sheets; b300's L2 cache is taken as b200's.
+To add a card, add a line to `_ROWS` and its row to docs/phantom.md, which a test compares.
+
+Memory is `cudaDeviceProp.totalGlobalMem`, which OutOfMemoryError calls the total capacity. It
+depends on the driver, by up to 0.3 GiB; where public outputs differ, this is the smallest one of a
+recent driver. Sources are public outputs of `torch.cuda.get_device_properties` (MiB), and public
+OutOfMemoryError messages (GiB with two digits) for a10, a100, b300, h100-nvl, l4, l40s, v100-32gb
+and the GeForce cards. Multiprocessors and L2 cache are from the same outputs, otherwise from
+NVIDIA's data sheets; the L2 cache of b300 is assumed to equal that of b200.
 """
 
 from __future__ import annotations
@@ -13,20 +16,19 @@ import contextlib
 import difflib
 from dataclasses import dataclass
 
-from torchmem.allocator.sizes import parse_size
+from torchmem.allocator.sizes import MIB, parse_size
 from torchmem.sample.errors import UsageError
 
 MAX_CARDS = 16
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card says about itself, and what a process takes of it beside PyTorch's allocator.
+    """Properties of a card, and what a process takes of it besides PyTorch's allocator.
 
-    name: as in `--card`. product: as nvidia-smi shows it. memory_bytes: `cudaDeviceProp.totalGlobalMem`.
-    multiprocessors: number of SMs. capability: compute capability, major and minor. context_bytes: CUDA context and
-    kernels, an estimate. l2_bytes: size of the L2 cache.
+    name: as in `--card`. product: as nvidia-smi shows it. memory_bytes:
+    `cudaDeviceProp.totalGlobalMem`. multiprocessors: number of SMs. capability: compute capability,
+    major and minor. context_bytes: CUDA context and kernels, an estimate. l2_bytes: L2 cache.
     """
 
     name: str
@@ -39,11 +41,12 @@ class Card:
 
 
 def context_bytes(multiprocessors: int, capability: tuple[int, int]) -> int:
-    """What a training process holds outside PyTorch's allocator: an estimate, good to about a quarter.
+    """Return an estimate of what a training process holds outside PyTorch's allocator.
 
-    2 KiB for each thread that can be resident: public figures of bare contexts are 256 MiB (RTX 3090), 418 (A100), 426
-    (RTX 6000 Ada, PR 1053 of unslothai/unsloth-zoo), 618 (B300). 64 MiB more for kernels loaded on the way: then the
-    memory "including non-PyTorch" in messages of A4000, L4, L40 and A100 is met within 5 %.
+    2 KiB per resident thread: public figures for bare contexts are 256 MiB (RTX 3090), 418 (A100),
+    426 (RTX 6000 Ada, PR 1053 of unslothai/unsloth-zoo), 618 (B300). Plus 64 MiB for kernels that
+    are loaded later, which brings the estimate within 5 % of the memory "including non-PyTorch" in
+    messages of A4000, L4, L40 and A100. Accurate to about a quarter.
     """
     threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(capability, 2048)
     return multiprocessors * threads * 2048 + 64 * MIB
@@ -74,7 +77,7 @@ _ROWS = (
     ("rtx-6000-ada", "NVIDIA RTX 6000 Ada Generation", 48509, 142, (8, 9), 96),
     ("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97250, 188, (12, 0), 128),
 )
-CATALOGUE = tuple(
+CATALOG = tuple(
     Card(
         name,
         product,
@@ -86,33 +89,33 @@ CATALOGUE = tuple(
     )
     for name, product, memory, processors, capability, l2 in _ROWS
 )
-_BY_NAME = {card.name: card for card in CATALOGUE}
+_BY_NAME = {card.name: card for card in CATALOG}
 
 
-def card(text: str) -> Card:
-    """The card of a name, of the beginning of just one (`h200`), or of a size such as 24GB: an H100 with that memory.
+def parse_card(text: str) -> Card:
+    """Return the card for a name, a unique prefix (`h200`), or a size such as 24GB.
+
+    A size gives an H100 with that much memory.
 
     Raises:
-        UsageError: the text names no card.
+        UsageError: `text` does not name a card.
     """
     name = text.strip().lower().replace("_", "-").replace(" ", "-")
-    begun = [one for one in CATALOGUE if name and one.name.startswith(f"{name}-")]
-    if name in _BY_NAME or len(begun) == 1:
-        return _BY_NAME.get(name) or begun[0]
+    matches = [card for card in CATALOG if name and card.name.startswith(f"{name}-")]
+    if name in _BY_NAME or len(matches) == 1:
+        return _BY_NAME.get(name) or matches[0]
     with contextlib.suppress(ValueError):
         return Card(text.strip(), f"GPU of {text.strip()}", parse_size(text))
-    nearest = [one.name for one in begun] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
-    hint = (
-        f"the nearest are {', '.join(nearest)}" if nearest else f"there are {', '.join(_BY_NAME)}"
-    )
-    raise UsageError(f"{text!r} names no card: {hint}; or give a memory size such as 24GB")
+    close = [card.name for card in matches] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
+    hint = f"the closest are {', '.join(close)}" if close else f"known are {', '.join(_BY_NAME)}"
+    raise UsageError(f"{text!r} is not a known card: {hint}; or give a memory size such as 24GB")
 
 
-def memory_size(text: str) -> int:
-    """Bytes of a size such as 80GB (10^9) or 80GiB (2^30).
+def parse_memory(text: str) -> int:
+    """Return the bytes of a memory size such as 80GB (10^9) or 80GiB (2^30).
 
     Raises:
-        UsageError: the text is no such size, or smaller than one byte.
+        UsageError: `text` is not a size of at least one byte.
     """
     try:
         return parse_size(text)

@@ -1,4 +1,4 @@
-"""The environment in which a command finds the phantom GPU; nobody else's environment is touched."""
+"""The environment variables that run a command on phantom GPUs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchmem.phantom.torch_build import TorchBuild
 def phantom_environment(
     card: Card, devices: int, state: Path, base: Mapping[str, str], torch: TorchBuild | None = None
 ) -> dict[str, str]:
-    """`base` with what puts a command on `devices` cards of this kind; builds the library at first use.
+    """Return a copy of `base` with the variables for `devices` cards; builds the library if needed.
 
-    state: folder through which processes share the cards. torch: the PyTorch that the command runs, see
-    `torch_build.cuda_build`; its CUDA version is the one that the phantom shows.
+    state: folder through which processes share the cards. torch: the PyTorch that the command
+    uses, see `torch_build.cuda_build`; the phantom GPU reports its CUDA version.
 
     Raises:
         UsageError: the library cannot be built here.
@@ -24,11 +24,11 @@ def phantom_environment(
     folder = library_folder(torch, base)
     return {
         **base,
-        **_model(card),
+        **_card_variables(card),
         **_compiler_caches(base, folder.parent),
         "PHANTOM_DEVICES": str(devices),
         "PHANTOM_STATE_DIR": str(state),
-        # PyTorch waits 10 s at its end for an autograd thread that stands still (c/finalizing.c).
+        # At exit, PyTorch waits 10 s for an autograd thread that is stopped (c/finalizing.c).
         "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT": base.get("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1"),
         "PHANTOM_CUDA": torch.cuda if torch and torch.cuda else base.get("PHANTOM_CUDA", "13.0"),
         "LD_PRELOAD": _prepended(base, "LD_PRELOAD", str(folder / LIBRARY)),
@@ -36,8 +36,8 @@ def phantom_environment(
     }
 
 
-def _model(card: Card) -> dict[str, str]:
-    """What `c/model.c` reads."""
+def _card_variables(card: Card) -> dict[str, str]:
+    """Return the variables that `c/model.c` reads."""
     return {
         "PHANTOM_CARD": card.name,
         "PHANTOM_NAME": f"{card.product} (phantom)",
@@ -50,18 +50,19 @@ def _model(card: Card) -> dict[str, str]:
 
 
 def _compiler_caches(base: Mapping[str, str], cache: Path) -> dict[str, str]:
-    """Folders of its own for what torch.compile and Triton keep: which variant was fastest is no fact on a phantom.
+    """Return separate cache folders for torch.compile and Triton.
 
-    A key of these caches need not name the card, so a real GPU would take such a result for its own.
+    They cache which kernel was fastest, and their keys need not name the card. A real GPU would
+    reuse the result of a phantom one, where timings are meaningless.
     """
     folders = {"TORCHINDUCTOR_CACHE_DIR": cache / "inductor", "TRITON_CACHE_DIR": cache / "triton"}
-    return {name: str(_phantoms(base.get(name)) or folder) for name, folder in folders.items()}
+    return {name: str(_subfolder(base.get(name)) or folder) for name, folder in folders.items()}
 
 
-def _phantoms(folder: str | None) -> Path | None:
-    if not folder or Path(folder).name == "phantom":
-        return Path(folder) if folder else None
-    return Path(folder, "phantom")
+def _subfolder(folder: str | None) -> Path | None:
+    if not folder:
+        return None
+    return Path(folder) if Path(folder).name == "phantom" else Path(folder, "phantom")
 
 
 def _prepended(base: Mapping[str, str], name: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""Which build of PyTorch a command will run, found without importing it."""
+"""The PyTorch that a command uses, found without importing it."""
 
 from __future__ import annotations
 
@@ -13,61 +13,68 @@ from pathlib import Path
 
 from torchmem.sample.errors import UsageError
 
-NEEDED = (2, 4)
-INSTALL = "-m pip install 'torch===2.13.0'"  # three = signs, or pip may pick the CPU build
+MIN_VERSION = (2, 4)
+INSTALL = "-m pip install 'torch===2.13.0'"  # with ==, pip may choose the CPU build
 _PYTHON = re.compile(r"python[\d.]*t?")
-# torch/version.py is plain assignments (2.4 to 2.15); reading it loads nothing else.
+# torch/version.py contains only assignments (2.4 to 2.15), so running it loads nothing else.
 _PROBE = """
 import importlib.util, json, os, runpy
 spec = importlib.util.find_spec("torch")
 folder = spec and (spec.submodule_search_locations or [None])[0]
 path = os.path.join(folder, "version.py") if folder else ""
-found = runpy.run_path(path) if os.path.exists(path) else {}
-print(json.dumps([found.get("__version__"), found.get("cuda"), folder]))
+version = runpy.run_path(path) if os.path.exists(path) else {}
+print(json.dumps([version.get("__version__"), version.get("cuda"), folder]))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """An installed PyTorch. version: such as "2.13.0+cu130". cuda: "13.0", None without. folder: of the package."""
+    """An installed PyTorch.
+
+    version: such as "2.13.0+cu130". cuda: such as "13.0", or None. folder: of the package.
+    """
 
     version: str
     cuda: str | None
     folder: Path
 
 
-def interpreter(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """The Python that a command runs: itself, or the one named in its first line (torchrun); None for others."""
+def cuda_build(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild:
+    """Return the PyTorch that a command uses.
+
+    For a command that is not a Python script, it is the one of the `python` on PATH.
+
+    Raises:
+        UsageError: there is no Python, or its PyTorch cannot run on a phantom GPU.
+    """
+    if not command or not shutil.which(command[0], path=environment.get("PATH")):
+        raise missing_program(command)
+    python = script_interpreter(command, environment) or _python_on_path(environment)
+    if python is None:
+        raise UsageError(
+            "there is no python on PATH: give the interpreter, as in -- /path/to/python train.py"
+        )
+    return checked_build(find_torch(python, environment), python)
+
+
+def script_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the Python that runs a command: itself, or the one in its first line (torchrun)."""
     path = shutil.which(command[0], path=environment.get("PATH")) if command else None
     if path is None or _PYTHON.fullmatch(Path(path).name):
         return path
     with Path(path).open("rb") as file:
         first, second = (file.readline(4096).decode("utf-8", "replace") for _ in range(2))
-    return _named(first, second, environment)
+    return _shebang_interpreter(first, second, environment)
 
 
-def _named(first: str, second: str, environment: Mapping[str, str]) -> str | None:
-    """From `#!/path/python`, `#!/usr/bin/env python3`, or pip's form for long paths, whose second line execs it."""
-    line, mark = (second, "'''exec' ") if first.strip() == "#!/bin/sh" else (first, "#!")
-    if not line.startswith(mark):
-        return None
-    line = line[len(mark) :]
-    try:
-        words = [word for word in shlex.split(line) if Path(word).name not in ("env", "-S")]
-    except ValueError:
-        return None
-    python = shutil.which(words[0], path=environment.get("PATH")) if words else None
-    return python if python and _PYTHON.fullmatch(Path(python).name) else None
-
-
-def torch_of(python: str, environment: Mapping[str, str]) -> TorchBuild | None:
-    """The PyTorch of an interpreter; None where it has none.
+def find_torch(python: str, environment: Mapping[str, str]) -> TorchBuild | None:
+    """Return the PyTorch of an interpreter, or None if it has none.
 
     Raises:
         UsageError: the interpreter does not answer within a minute.
     """
     try:
-        answer = subprocess.run(
+        probe = subprocess.run(
             [python, "-c", _PROBE],
             env=dict(environment),
             capture_output=True,
@@ -75,65 +82,71 @@ def torch_of(python: str, environment: Mapping[str, str]) -> TorchBuild | None:
             timeout=60,
             check=True,
         )
-        version, cuda, folder = json.loads(answer.stdout.splitlines()[-1])
+        version, cuda, folder = json.loads(probe.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        said = [
-            type(error).__name__,
-            *str(getattr(error, "stderr", None) or "").strip().splitlines(),
-        ][-1]
+        stderr = str(getattr(error, "stderr", None) or "").strip().splitlines()
+        reason = stderr[-1] if stderr else type(error).__name__
         raise UsageError(
-            f"cannot ask {python} for its PyTorch ({said}): check that it runs"
+            f"cannot find out which PyTorch {python} has ({reason}): check that it runs"
         ) from error
     return TorchBuild(str(version), cuda, Path(folder)) if version and folder else None
 
 
-def usable(build: TorchBuild | None, python: str) -> TorchBuild:
-    """The build, when it is one that runs on the phantom GPU: CUDA 12 or 13, PyTorch 2.4 or newer.
+def checked_build(build: TorchBuild | None, python: str) -> TorchBuild:
+    """Return the build if it can run on a phantom GPU: CUDA 12 or 13, PyTorch 2.4 or newer.
 
     Raises:
-        UsageError: it is none; the text says which command installs one.
+        UsageError: it cannot; the message has the command that installs one.
     """
-    lacking = _lacking(build)
-    if build is None or lacking:
+    problem = _problem(build)
+    if build is None or problem:
         raise UsageError(
-            f"{python} has {lacking}: install the CUDA build with {shlex.quote(python)} {INSTALL}"
+            f"{python} has {problem}: install the CUDA build with {shlex.quote(python)} {INSTALL}"
         )
     return build
 
 
-def _lacking(build: TorchBuild | None) -> str:
-    """What stands against the build; empty for nothing."""
+def missing_program(command: Sequence[str]) -> UsageError:
+    """Return the error for a command that is empty or whose program does not exist."""
+    if command:
+        return UsageError(f"cannot run {command[0]!r}: give the name of a program")
+    return UsageError("no command: add one after --")
+
+
+def _shebang_interpreter(first: str, second: str, environment: Mapping[str, str]) -> str | None:
+    """Return the Python of a script's first two lines, or None.
+
+    The forms are `#!/path/python`, `#!/usr/bin/env python3`, and pip's form for long paths, a shell
+    script whose second line runs the interpreter with exec.
+    """
+    line, mark = (second, "'''exec' ") if first.strip() == "#!/bin/sh" else (first, "#!")
+    if not line.startswith(mark):
+        return None
+    try:
+        words = shlex.split(line[len(mark) :])
+    except ValueError:
+        return None
+    words = [word for word in words if Path(word).name not in ("env", "-S")]
+    python = shutil.which(words[0], path=environment.get("PATH")) if words else None
+    return python if python and _PYTHON.fullmatch(Path(python).name) else None
+
+
+def _problem(build: TorchBuild | None) -> str:
+    """Return why the build cannot run on a phantom GPU, or an empty string."""
     if build is None:
         return "no PyTorch"
     if build.cuda is None:
         return f"PyTorch {build.version}, a build without CUDA"
     if build.cuda.split(".")[0] not in ("12", "13"):
-        return f"PyTorch {build.version} for CUDA {build.cuda}, and the phantom GPU speaks CUDA 12 and 13"
+        return (
+            f"PyTorch {build.version} for CUDA {build.cuda}, but the phantom GPU supports CUDA 12 "
+            "and 13"
+        )
     number = re.match(r"(\d+)\.(\d+)", build.version)
-    old = number and (int(number[1]), int(number[2])) < NEEDED
-    return f"PyTorch {build.version}, and the phantom GPU needs 2.4 or newer" if old else ""
+    is_old = number and (int(number[1]), int(number[2])) < MIN_VERSION
+    return f"PyTorch {build.version}, but the phantom GPU needs 2.4 or newer" if is_old else ""
 
 
-def cuda_build(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild:
-    """The PyTorch that a command will use; for a command that is no Python, the one of the `python` on PATH.
-
-    Raises:
-        UsageError: there is no Python, or its PyTorch cannot run on the phantom GPU; the text says what to install.
-    """
-    if not command or not shutil.which(command[0], path=environment.get("PATH")):
-        raise UsageError(
-            f"cannot run {command[0]!r}: name a program"
-            if command
-            else "no command: name one after --"
-        )
-    python = interpreter(command, environment) or _on_path(environment)
-    if python is None:
-        raise UsageError(
-            "no python on PATH: name the interpreter, as in -- /path/to/python train.py"
-        )
-    return usable(torch_of(python, environment), python)
-
-
-def _on_path(environment: Mapping[str, str]) -> str | None:
+def _python_on_path(environment: Mapping[str, str]) -> str | None:
     path = environment.get("PATH")
     return shutil.which("python", path=path) or shutil.which("python3", path=path)

@@ -1,4 +1,4 @@
-"""Preflight: an unchanged training script on a phantom GPU, and what its memory would be on a card.
+"""Preflight: run an unchanged training script on a phantom GPU and report the memory it needs.
 
-run.run(plan, folder, progress) -> outcome.Outcome; `child` is what runs inside the script's process.
+run.run(plan, folder, progress) -> result.RunResult. `child` is the part inside the script's process.
 """

@@ -1,91 +1,151 @@
-"""The flags of `torchmem preflight`.
+"""`torchmem preflight`: its flags, and what it does with them.
 
-`torchmem preflight`: an unchanged training script on a phantom GPU; needs no extra but for `--plot`.
+Needs no extra except for `--plot`. All imports that cost time are made when the command runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
-    from torchmem.preflight.attempts import Runner
+    from torchmem.preflight.options import Options
+    from torchmem.preflight.runner import RunFunction, Runner
+    from torchmem.preflight.search import SearchRange
 
+__all__ = ["HELP", "InterruptedRunError", "add_arguments", "run"]
+
+HELP = "run a training script on a phantom GPU and report whether its memory fits a card"
 EPILOG = (
-    "Exit code: 0 when it fits, 1 when it does not, 2 without a verdict: a flag or a script that cannot be tried, an "
-    "error of the script's own."
+    "Exit code: 0 if it fits, 1 if it does not, 2 if there is no verdict because a flag is wrong, "
+    "the script cannot be run, or the script fails with an error of its own."
 )
 DEFAULT_STEPS = 20
+
+
+class InterruptedRunError(TorchmemError):
+    """The run was ended by Ctrl-C, SIGTERM or SIGHUP."""
+
+    exit_code = 128 + signal.SIGINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.usage = "torchmem preflight --card CARD [options] -- COMMAND ..."
     parser.epilog = EPILOG
+    _add_run_flags(parser)
+    _add_distributed_flags(parser.add_argument_group("one rank of a distributed run"))
+    _add_table_flags(parser.add_argument_group("several runs, as a table"))
+    _add_report_flags(parser.add_argument_group("the report"))
+
+
+def run(arguments: argparse.Namespace, run_plan: RunFunction | None = None) -> int:
+    """Run the command and return its exit code.
+
+    run_plan: runs one plan, torchmem.preflight.run.run by default.
+
+    Raises:
+        UsageError: a flag is wrong, or there is no verdict.
+        InterruptedRunError: the run was interrupted by a signal.
+    """
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import options, text
+    from torchmem.preflight.run import run as real_run
+    from torchmem.preflight.runner import Runner
+
+    if arguments.list_cards:
+        write_out(text.card_table())
+        return 0
+    checked = options.checked_options(arguments)
+    options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
+    with _signals_as_interrupt(), _scratch_folder() as scratch:
+        return _run_checked(checked, Runner(run_plan or real_run, scratch, checked.json))
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--card", metavar="CARD", help="one of --list-cards, or a size: 24GB (10^9), 22.5GiB (2^30)"
+        "--card",
+        metavar="CARD",
+        help="a name from --list-cards, or a size: 24GB (10^9), 22.5GiB (2^30)",
     )
     parser.add_argument(
-        "--list-cards", action="store_true", help="show the cards that are known by name, and exit"
+        "--list-cards", action="store_true", help="list the cards known by name, and exit"
     )
     parser.add_argument(
         "--gpus",
         type=int,
         metavar="N",
-        help="cards that the script sees (default: one, or one a rank)",
+        help="number of cards visible to the script (default: one, or one per local rank)",
     )
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, metavar="N",
+        "--steps",
+        type=int,
+        default=DEFAULT_STEPS,
+        metavar="N",
         help=f"stop after N optimizer steps (default {DEFAULT_STEPS})",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--alloc-conf",
         metavar="CONF",
-        help="PYTORCH_CUDA_ALLOC_CONF of the script (default: as in the environment)",
+        help="PYTORCH_CUDA_ALLOC_CONF for the script (default: from the environment)",
     )
     parser.add_argument(
-        "--beside-gpu",
-        action="store_true",
-        help="go on although this machine has a real NVIDIA GPU",
+        "--beside-gpu", action="store_true", help="run even if this machine has a real NVIDIA GPU"
     )
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run, unchanged"
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"
     )
-    _add_distributed(parser.add_argument_group("one rank of many"))
-    _add_searches(parser.add_argument_group("several runs, as a table"))
-    _add_report(parser.add_argument_group("the report"))
 
 
-def _add_distributed(group: argparse._ArgumentGroup) -> None:
+def _add_distributed_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--world-size", type=int, metavar="N", help="be one rank of N, with torchrun's environment"
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="run as one rank of N, with the environment that torchrun sets",
     )
-    group.add_argument("--rank", type=int, metavar="R", help="which rank (default 0)")
+    group.add_argument("--rank", type=int, metavar="R", help="the rank to run (default 0)")
     group.add_argument(
         "--local-world-size",
         type=int,
         metavar="N",
-        help="ranks on each node (default 8, or all if they are fewer)",
+        help="ranks on each node (default 8, or the world size if that is smaller)",
     )
 
 
-def _add_searches(group: argparse._ArgumentGroup) -> None:
+def _add_table_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--find-batch", metavar="NAME=LO..HI",
-        help="largest value of an option of the script that fits, as batch-size=1..64 for its --batch-size",
-    )  # fmt: skip
-    group.add_argument("--ranks", metavar="LIST", help="try these ranks of --world-size, as 0..3,7")
+        "--find-batch",
+        metavar="NAME=LO..HI",
+        help="find the largest value of a script option that fits, such as batch-size=1..64 for "
+        "--batch-size",
+    )
     group.add_argument(
-        "--world-sizes", metavar="LIST", help="try --rank in worlds of these sizes, as 8,64,1024"
+        "--ranks", metavar="LIST", help="run each of these ranks of --world-size, such as 0..3,7"
+    )
+    group.add_argument(
+        "--world-sizes",
+        metavar="LIST",
+        help="run --rank with each of these world sizes, such as 8,64,1024",
     )
 
 
-def _add_report(group: argparse._ArgumentGroup) -> None:
+def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--setting", metavar="CONF", action="append", default=[],
-        help="compare this allocator setting instead of the usual ones; may be repeated",
-    )  # fmt: skip
+        "--setting",
+        metavar="CONF",
+        action="append",
+        default=[],
+        help="compare this allocator setting instead of the default ones; can be repeated",
+    )
     group.add_argument(
         "--cards",
         metavar="LIST",
@@ -98,23 +158,86 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
         help="keep the trace, for memory_viz and torchmem whatif",
     )
     group.add_argument(
-        "--json", action="store_true", help="one JSON document; the script's output goes to stderr"
+        "--json",
+        action="store_true",
+        help="print one JSON document; the script's output goes to stderr",
     )
     group.add_argument(
-        "--plot", metavar="FILE", type=Path, help="draw memory over the steps, as .png or .svg"
+        "--plot", metavar="FILE", type=Path, help="plot memory over the steps, as .png or .svg"
     )
 
 
-HELP = "run a training script on a phantom GPU and tell whether its memory fits a card"
+def _run_checked(options: Options, runner: Runner) -> int:
+    if options.search:
+        return _find_batch(options, options.search, runner)
+    return _sweep(options, runner) if options.sweep else _single_run(options, runner)
 
-__all__ = ["HELP", "add_arguments", "run"]
+
+def _find_batch(options: Options, search: SearchRange, runner: Runner) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import document, text
+    from torchmem.preflight.search import find_batch
+
+    result = find_batch(options.plan, search, runner)
+    write_out(document.search_document(result) if options.json else text.search_page(result))
+    return 0 if result.best else 1
 
 
-def run(arguments: argparse.Namespace, runner: Runner | None = None) -> int:
-    """Try the command and return the exit code; raises UsageError.
+def _sweep(options: Options, runner: Runner) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import document, search, text
 
-    `runner`: what runs a plan, torchmem.preflight.run.run if not given.
-    """
-    from torchmem.preflight.answer import answer
+    result = search.sweep(options.plan, options.sweep, runner)
+    write_out(document.sweep_document(result) if options.json else text.sweep_page(result))
+    return result.exit_code
 
-    return answer(arguments, runner)
+
+def _single_run(options: Options, runner: Runner) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import document, text
+    from torchmem.preflight.report import make_report
+
+    report = make_report(options, runner)
+    write_out(document.run_document(report) if options.json else "\n" + text.run_page(report))
+    if options.plot:
+        from torchmem.preflight import plot
+
+        plot.draw(report, options.plot)
+    return 0 if report.verdict.fits else 1
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """Provide a folder that is removed even if another signal arrives during its removal."""
+    import tempfile
+
+    from torchmem.preflight.run import DeferredSignals
+
+    with DeferredSignals():
+        scratch = tempfile.TemporaryDirectory(prefix="torchmem-preflight-")
+    try:
+        yield Path(scratch.name)
+    finally:
+        with DeferredSignals():
+            scratch.cleanup()
+
+
+@contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM, and SIGHUP from a closed terminal, end the script and clean up like Ctrl-C."""
+    from torchmem.preflight.run import ENDING_SIGNALS
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted: all processes of the script were ended.") from None
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""Settings and cards tried for real on the phantom, where a replay of the trace would not be exact.
+"""Other allocator settings and other cards: replayed from a run's trace if that is exact, else run.
 
-What other settings and other cards would have made of a run: replayed where that is exact, else run again.
+A replay is exact if it places every allocation at its recorded address.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchmem.phantom.cards import Card
-from torchmem.preflight.attempts import Attempts, failure
-from torchmem.preflight.outcome import Outcome
-from torchmem.preflight.verdict import requested, tightest
-from torchmem.preflight.wanted import Wanted, beside
+from torchmem.phantom.cards import CATALOG, Card
+from torchmem.preflight.options import Options
+from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.runner import Runner
 from torchmem.recording import read
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
@@ -23,86 +22,16 @@ from torchmem.whatif.engine import CardMemory, line_to_type, on_cards, what_if
 from torchmem.whatif.settings import Candidate, candidate, grid, recorded_settings
 from torchmem.whatif.verdict import decide
 
-
-def rerun_settings(
-    wanted: Wanted,
-    recording: Recording,
-    asked: Outcome,
-    attempts: Attempts,
-    fidelity: replay.Fidelity,
-) -> replay.WhatIf:
-    """The answer of `what_if` by real runs; events are steps. `asked`: the run under the settings of the recording."""
-    recorded = recorded_settings(recording)
-    was = as_replay("recorded", recorded.conf, asked)
-    others = [_rerun(wanted, one, attempts) for one in _candidates(wanted, recording, recorded)]
-    verdict = decide(replace(fidelity, reason=None), was, was, others)
-    best = next((other for other in others if other.name == verdict.recommended), None)
-    line = None if best is None else line_to_type(recording, best.conf)
-    device = tightest(asked)
-    return replay.WhatIf(
-        recording.name, recording.device, wanted.plan.steps, device.total - device.outside, "given", fidelity,
-        (was, *others), replace(verdict, line=line, reasons=()),
-    )  # fmt: skip
-
-
-def rerun_cards(wanted: Wanted, cards: Sequence[Card], attempts: Attempts) -> list[Outcome]:
-    """One run for each card, under the settings of the plan; raises what `failure` says of one that ends otherwise."""
-    found = []
-    for card in cards:
-        outcome = attempts.quietly(replace(wanted.plan, card=card), f"phantom {card.name}")
-        error = failure(outcome)
-        if error is not None:
-            raise error
-        found.append(outcome)
-    return found
-
-
-def as_replay(name: str, conf: str, outcome: Outcome) -> replay.ReplayResult:
-    """A real run in the words of a replay; its events are steps."""
-    if not outcome.devices:
-        return replay.ReplayResult(name, conf, refused="It ended before the script used the card.")
-    device = tightest(outcome)
-    oom = None
-    if outcome.ended == "oom":
-        oom = replay.FailedRequest(
-            outcome.steps,
-            requested(outcome, None) or 0,
-            device.peak_reserved,
-            device.peak_allocated,
-            device.stranded,
-        )
-    return replay.ReplayResult(
-        name, conf, start="empty", peak_reserved=device.peak_reserved, peak_allocated=device.peak_allocated,
-        worst_stranded=device.stranded, retries=device.retries, ooms=device.ooms, oom=oom,
-        replayed_events=outcome.steps, device_allocs=device.device_allocs,
-        timeline=tuple(
-            replay.TimelinePoint(step.step, step.peak_reserved, step.peak_allocated, 0) for step in device.steps
-        ),
-    )  # fmt: skip
-
-
-def _candidates(wanted: Wanted, recording: Recording, recorded: Candidate) -> list[Candidate]:
-    if wanted.settings:
-        return [candidate(text or "default", text) for text in dict.fromkeys(wanted.settings)]
-    return grid(recording, recorded, card_known=True)
-
-
-def _rerun(wanted: Wanted, one: Candidate, attempts: Attempts) -> replay.ReplayResult:
-    if one.refused is not None:
-        return replay.ReplayResult(one.name, one.conf, one.refused)
-    outcome = attempts.quietly(replace(wanted.plan, alloc_conf=one.conf), f"phantom, {one.name}")
-    error = failure(outcome)
-    if error is not None:
-        return replay.ReplayResult(one.name, one.conf, refused=f"Under it {error}")
-    return as_replay(one.name, one.conf, outcome)
-
-
 Method = Literal["replayed", "rerun"]
+MAX_NEARBY_CARDS = 3
+"""Cards to compare in each direction, smaller and larger."""
+MIN_MEMORY_RATIO = 1.1
+"""Neighboring cards of a comparison differ in memory by at least this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """What the run would have been on a card; `outcome` is named after it. outside: bytes that PyTorch cannot get."""
+    """The run on one card. outside: bytes of the card that PyTorch cannot use."""
 
     card: Card
     outcome: replay.ReplayResult
@@ -110,13 +39,13 @@ class CardRow:
 
     @property
     def headroom(self) -> int:
-        """Bytes of the card that were never needed."""
+        """Bytes of the card left at the peak."""
         return self.card.memory_bytes - self.outside - self.outcome.peak_reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """settings: one outcome for each setting on the card asked for. cards: the settings of the run on each card."""
+    """settings: each setting on the requested card. cards: the run's settings on each card."""
 
     method: Method
     settings: replay.WhatIf
@@ -124,64 +53,170 @@ class Comparison:
 
 
 def compare(
-    wanted: Wanted, asked: Outcome, need: Outcome, on: Card, attempts: Attempts
+    options: Options, requested: RunResult, traced: RunResult, traced_on: Card, runner: Runner
 ) -> Comparison:
     """Compare settings and cards.
 
-    asked: the run on the card asked for. need: the run whose trace is replayed, on the card `on`; the same as `asked`
-    unless that ran out of memory.
+    requested: the run on the requested card. traced, traced_on: the run whose trace is replayed and
+    its card; differs from `requested` only if that run ran out of memory.
 
     Raises:
         UsageError: the trace cannot be replayed.
     """
-    recording, device, card = _recording(need), tightest(need), wanted.plan.card
-    cards, total = wanted.cards or beside(card), card.memory_bytes
+    recording, device, card = _recording(traced), traced.fullest_device, options.plan.card
+    cards = options.cards or nearby_cards(card)
     with Progress("replaying settings") as progress:
-        result = what_if(
-            recording, card_bytes=total - device.outside, total_bytes=total, settings=wanted.settings or None,
+        replayed = what_if(
+            recording,
+            card_bytes=card.memory_bytes - device.outside,
+            total_bytes=card.memory_bytes,
+            settings=options.settings or None,
             progress=progress,
-        )  # fmt: skip
-    libraries = device.outside - on.context_bytes
-    if result.fidelity.trusted and result.fidelity.share == 1:
-        own = CardMemory(on.name, on.memory_bytes - device.outside, on.memory_bytes)
-        return Comparison("replayed", result, _replayed(recording, own, cards, libraries, result))
-    settings = rerun_settings(wanted, recording, asked, attempts, result.fidelity)
-    return Comparison(
-        "rerun", settings, _comparison_rerun(cards, rerun_cards(wanted, cards, attempts))
-    )
+        )
+    if replayed.fidelity.trusted and replayed.fidelity.share == 1:
+        memory = traced_on.memory_bytes
+        own = CardMemory(traced_on.name, memory - device.outside, memory)
+        libraries = device.outside - traced_on.context_bytes
+        rows = _replayed_cards(recording, own, cards, libraries, replayed)
+        return Comparison("replayed", replayed, rows)
+    settings = _rerun_settings(options, recording, requested, runner, replayed.fidelity)
+    return Comparison("rerun", settings, _rerun_cards(options, cards, runner))
 
 
-def _recording(outcome: Outcome) -> Recording:
-    if outcome.snapshot is None:
-        raise UsageError("nothing was recorded, as with an allocator other than PyTorch's own.")
-    device = tightest(outcome).device
-    for recording in read(outcome.snapshot):
+def nearby_cards(card: Card, known: Sequence[Card] = CATALOG) -> list[Card]:
+    """Return the card between the next smaller and larger known ones, in ascending order."""
+    ascending = sorted(known, key=lambda each: each.memory_bytes)
+    cards = [card]
+    for each in reversed(ascending):
+        smallest = cards[0].memory_bytes
+        if len(cards) <= MAX_NEARBY_CARDS and MIN_MEMORY_RATIO * each.memory_bytes <= smallest:
+            cards.insert(0, each)
+    limit = len(cards) + MAX_NEARBY_CARDS
+    for each in ascending:
+        largest = cards[-1].memory_bytes
+        if len(cards) < limit and each.memory_bytes >= MIN_MEMORY_RATIO * largest:
+            cards.append(each)
+    return cards
+
+
+def _recording(result: RunResult) -> Recording:
+    if result.snapshot is None:
+        raise UsageError("no trace was recorded, as with an allocator other than PyTorch's own.")
+    device = result.fullest_device.device
+    for recording in read(result.snapshot):
         if recording.device == device:
             return recording
-    raise UsageError(f"the trace holds nothing of GPU {device}.")
+    raise UsageError(f"the trace has no events of GPU {device}.")
 
 
-def _replayed(
+def _replayed_cards(
     recording: Recording,
     own: CardMemory,
     cards: Sequence[Card],
     libraries: int,
-    result: replay.WhatIf,
+    replayed: replay.WhatIf,
 ) -> tuple[CardRow, ...]:
-    """`libraries`: bytes that they took of the card beside its context, and would take of each."""
-    outside = [one.context_bytes + libraries for one in cards]
+    """libraries: bytes outside PyTorch besides the CUDA context, assumed equal on each card."""
+    outside = [card.context_bytes + libraries for card in cards]
     memories = [
-        CardMemory(one.name, max(1, one.memory_bytes - used), one.memory_bytes)
-        for one, used in zip(cards, outside, strict=True)
+        CardMemory(card.name, max(1, card.memory_bytes - used), card.memory_bytes)
+        for card, used in zip(cards, outside, strict=True)
     ]
     with Progress("replaying cards") as progress:
-        outcomes = on_cards(recording, own, memories, result, progress)
+        outcomes = on_cards(recording, own, memories, replayed, progress)
     return tuple(CardRow(*row) for row in zip(cards, outcomes, outside, strict=True))
 
 
-def _comparison_rerun(cards: Sequence[Card], outcomes: Sequence[Outcome]) -> tuple[CardRow, ...]:
+def _rerun_cards(options: Options, cards: Sequence[Card], runner: Runner) -> tuple[CardRow, ...]:
+    """Run the script once per card. Raises the error of a run that has no verdict."""
     rows = []
-    for card, outcome in zip(cards, outcomes, strict=True):
-        outside = tightest(outcome).outside if outcome.devices else card.context_bytes
-        rows.append(CardRow(card, as_replay(card.name, "", outcome), outside))
+    for card in cards:
+        result = runner.run_captured(replace(options.plan, card=card), f"phantom {card.name}")
+        error = no_verdict_error(result)
+        if error is not None:
+            raise error
+        outside = result.fullest_device.outside if result.devices else card.context_bytes
+        rows.append(CardRow(card, _as_replay(card.name, "", result), outside))
     return tuple(rows)
+
+
+def _rerun_settings(
+    options: Options,
+    recording: Recording,
+    requested: RunResult,
+    runner: Runner,
+    fidelity: replay.Fidelity,
+) -> replay.WhatIf:
+    """Return what `what_if` would, from one run per setting. Its events are steps."""
+    recorded = recorded_settings(recording)
+    baseline = _as_replay("recorded", recorded.conf, requested)
+    candidates = _candidates(options, recording, recorded)
+    others = [_rerun_setting(options, each, runner) for each in candidates]
+    verdict = decide(replace(fidelity, reason=None), baseline, baseline, others)
+    best = next((other for other in others if other.name == verdict.recommended), None)
+    line = None if best is None else line_to_type(recording, best.conf)
+    device = requested.fullest_device
+    return replay.WhatIf(
+        recording.name,
+        recording.device,
+        options.plan.steps,
+        device.total - device.outside,
+        "given",
+        fidelity,
+        (baseline, *others),
+        replace(verdict, line=line, reasons=()),
+    )
+
+
+def _candidates(options: Options, recording: Recording, recorded: Candidate) -> list[Candidate]:
+    if options.settings:
+        return [candidate(text or "default", text) for text in dict.fromkeys(options.settings)]
+    return grid(recording, recorded, card_known=True)
+
+
+def _rerun_setting(options: Options, setting: Candidate, runner: Runner) -> replay.ReplayResult:
+    if setting.refused is not None:
+        return replay.ReplayResult(setting.name, setting.conf, setting.refused)
+    plan = replace(options.plan, alloc_conf=setting.conf)
+    result = runner.run_captured(plan, f"phantom, {setting.name}")
+    error = no_verdict_error(result)
+    if error is not None:
+        return replay.ReplayResult(
+            setting.name, setting.conf, refused=f"With this setting: {error}"
+        )
+    return _as_replay(setting.name, setting.conf, result)
+
+
+def _as_replay(name: str, conf: str, result: RunResult) -> replay.ReplayResult:
+    """Return a run as the result of a replay. Its events are steps."""
+    if not result.devices:
+        return replay.ReplayResult(name, conf, refused="It ended before the script used the card.")
+    device = result.fullest_device
+    return replay.ReplayResult(
+        name,
+        conf,
+        start="empty",
+        peak_reserved=device.peak_reserved,
+        peak_allocated=device.peak_allocated,
+        worst_stranded=device.stranded,
+        retries=device.retries,
+        ooms=device.ooms,
+        oom=_failed_request(result) if result.ended == "oom" else None,
+        replayed_events=result.steps,
+        device_allocs=device.device_allocs,
+        timeline=tuple(
+            replay.TimelinePoint(step.step, step.peak_reserved, step.peak_allocated, 0)
+            for step in device.steps
+        ),
+    )
+
+
+def _failed_request(result: RunResult) -> replay.FailedRequest:
+    device = result.fullest_device
+    return replay.FailedRequest(
+        result.steps,
+        result.requested_bytes or 0,
+        device.peak_reserved,
+        device.peak_allocated,
+        device.stranded,
+    )

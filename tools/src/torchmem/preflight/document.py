@@ -1,4 +1,4 @@
-"""A preflight as JSON; its shape is described in docs/preflight.md."""
+"""The JSON documents of `torchmem preflight`, described in docs/preflight.md."""
 
 from __future__ import annotations
 
@@ -6,48 +6,35 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from torchmem.preflight.comparison import CardRow
-from torchmem.preflight.outcome import DeviceMemory, Outcome, StepMemory
-from torchmem.preflight.plan import Plan
-from torchmem.preflight.report import ALWAYS, Report, notes
-from torchmem.preflight.search import Found, Place, Sweep
+from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, notes
+from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.text import search_sentence, sweep_sentence
-from torchmem.preflight.verdict import growth
 from torchmem.whatif.answer import whatif_values
 
 SCHEMA = 1
 STEP_COLUMNS = [column.name for column in fields(StepMemory)]
 
 
-def run_document(report: Report) -> str:
-    """One run."""
-    search_document = report.comparison
-    comparison = None
-    if search_document is not None:
-        settings, cards = (
-            whatif_values(search_document.settings),
-            [_card(row) for row in search_document.cards],
-        )
-        comparison = {"method": search_document.method, "settings": settings, "cards": cards}
+def run_document(report: PreflightReport) -> str:
+    """Return the document of one run."""
     values = {
         "verdict": asdict(report.verdict),
-        "outcome": _outcome(report.outcome),
+        "outcome": _result(report.result),
         "oom": asdict(report.oom) if report.oom else None,
-        "need": _outcome(report.need) if report.need else None,
-        "comparison": comparison,
+        "need": _result(report.larger_run) if report.larger_run else None,
+        "comparison": _comparison(report.comparison) if report.comparison else None,
         "no_comparison": report.no_comparison,
         "notes": list(notes(report)),
     }
-    return _dumped("run", report.plan, values)
+    return _dump("run", report.plan, values)
 
 
-def search_document(result: Found) -> str:
-    """A search for the largest value."""
+def search_document(result: SearchResult) -> str:
+    """Return the document of a search for the largest value."""
     search, best = result.search, result.best
-    tries = [
-        {"value": one.value, "fits": one.fits, "outcome": _outcome(one.outcome)}
-        for one in result.tries
-    ]
     values = {
         "verdict": {"fits": best is not None, "sentence": search_sentence(result)},
         "option": search.option,
@@ -55,28 +42,24 @@ def search_document(result: Found) -> str:
         "high": search.high,
         "best": best.value if best else None,
         "bytes_per_unit": result.bytes_per_unit,
-        "tries": tries,
-        "notes": [ALWAYS],
+        "tries": [_search_run(run) for run in result.runs],
+        "notes": [PHANTOM_NOTE],
     }
-    return _dumped("find_batch", result.plan, values)
+    return _dump("find_batch", result.plan, values)
 
 
-def sweep_document(result: Sweep) -> str:
-    """A sweep over ranks or world sizes."""
-    fits = None if any(place.fits is None for place in result.places) else True
+def sweep_document(result: SweepResult) -> str:
+    """Return the document of a sweep over ranks or world sizes."""
     values = {
-        "verdict": {
-            "fits": False if any(place.fits is False for place in result.places) else fits,
-            "sentence": sweep_sentence(result),
-        },
-        "places": [_place(place) for place in result.places],
-        "notes": [ALWAYS],
+        "verdict": {"fits": _all_fit(result), "sentence": sweep_sentence(result)},
+        "places": [_rank(rank) for rank in result.ranks],
+        "notes": [PHANTOM_NOTE],
     }
-    return _dumped("sweep", result.plan, values)
+    return _dump("sweep", result.plan, values)
 
 
-def _dumped(kind: str, plan: Plan, values: dict[str, Any]) -> str:
-    """One line. `phantom` is always true: nobody shall take these figures for measured ones."""
+def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
+    """Return one line of JSON. `phantom` is always true and marks the figures as not measured."""
     head = {
         "schema": SCHEMA,
         "phantom": True,
@@ -91,20 +74,28 @@ def _dumped(kind: str, plan: Plan, values: dict[str, Any]) -> str:
     return json.dumps(head | values, ensure_ascii=True) + "\n"
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    """All but the files, which are gone when this is read."""
-    values = asdict(outcome)
+def _result(result: RunResult) -> dict[str, Any]:
+    """Return all fields but the files, which no longer exist when the document is read."""
+    values = asdict(result)
     del values["snapshot"], values["oom_report"]
-    return values | {"devices": [_device(device) for device in outcome.devices]}
+    return values | {"devices": [_device(device) for device in result.devices]}
 
 
 def _device(device: DeviceMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
     return asdict(device) | {
         "headroom": device.headroom,
-        "growth_per_step": growth(device.steps),
+        "growth_per_step": device.growth_per_step,
         "phase_peaks": dict(device.phase_peaks),
         "steps": steps,
+    }
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "method": comparison.method,
+        "settings": whatif_values(comparison.settings),
+        "cards": [_card(row) for row in comparison.cards],
     }
 
 
@@ -122,10 +113,19 @@ def _card(row: CardRow) -> dict[str, Any]:
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
-    error = str(place.error) if place.error else None
-    return asdict(place.placement) | {
-        "fits": place.fits,
-        "error": error,
-        "outcome": _outcome(place.outcome),
+def _search_run(run: SearchRun) -> dict[str, Any]:
+    return {"value": run.value, "fits": run.fits, "outcome": _result(run.result)}
+
+
+def _rank(rank: RankResult) -> dict[str, Any]:
+    return asdict(rank.placement) | {
+        "fits": rank.fits,
+        "error": str(rank.error) if rank.error else None,
+        "outcome": _result(rank.result),
     }
+
+
+def _all_fit(result: SweepResult) -> bool | None:
+    if any(rank.fits is False for rank in result.ranks):
+        return False
+    return None if any(rank.fits is None for rank in result.ranks) else True

@@ -1,7 +1,4 @@
-"""What is to be tried: a command, a card, a place among ranks.
-
-What the parent tells the script's process, through one environment variable.
-"""
+"""A run as planned, and the configuration and file names that its parent and child processes share."""
 
 from __future__ import annotations
 
@@ -12,10 +9,17 @@ from pathlib import Path
 
 from torchmem.phantom.cards import Card
 
+VARIABLE = "TORCHMEM_PREFLIGHT"
+"""Environment variable that carries the `ChildConfig`."""
+PROGRESS_FILE = "progress"
+REPORT_SUFFIX = ".report.json"
+SNAPSHOT_SUFFIX = ".snapshot.pickle"
+OOM_SUFFIX = ".oom.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One process of a distributed run, as torchrun would number it."""
+    """One process of a distributed run, numbered as torchrun numbers it."""
 
     rank: int
     world_size: int
@@ -27,7 +31,10 @@ class Placement:
         return self.rank % self.local_world_size
 
     def environment(self) -> dict[str, str]:
-        """What torchrun gives its processes (torch/distributed/elastic/agent/server/local_elastic_agent.py, 2.13)."""
+        """Return the variables that torchrun sets for this process.
+
+        Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, PyTorch 2.13.
+        """
         nodes = -(-self.world_size // self.local_world_size)
         return {
             "RANK": str(self.rank),
@@ -48,12 +55,13 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """One run of a command on a phantom card.
 
-    command: program and arguments, run as they stand. devices: cards of the node. steps: optimizer steps after which
-    the script is stopped. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, None for what the environment says. placement: None for
-    a script that is not distributed. run: the label `run` under which it is published.
+    command: program and arguments, run unchanged. devices: number of cards on the node. steps: the
+    script is stopped after this many optimizer steps. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, or None
+    to keep the one in the environment. placement: None if the script is not distributed. run: the
+    label `run` of the published metrics, None for the name of the script.
     """
 
     command: tuple[str, ...]
@@ -65,28 +73,25 @@ class Plan:
     run: str | None = None
 
 
-VARIABLE = "TORCHMEM_PREFLIGHT"
-PROGRESS_FILE = "progress"
-REPORT_SUFFIX = ".report.json"
-SNAPSHOT_SUFFIX = ".snapshot.pickle"
-OOM_SUFFIX = ".oom.json"
-
-
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """Stop after `steps` optimizer steps; write into `folder`; be the rank that `placement` says."""
+class ChildConfig:
+    """Configuration of the code inside the script's process.
+
+    folder: directory for its output files. steps: optimizer steps after which it stops the script.
+    placement: the rank it runs as, None if the script is not distributed.
+    """
 
     folder: Path
     steps: int
     placement: Placement | None = None
 
-    def environment(self) -> dict[str, str]:
-        """The variable that carries these orders."""
+    def to_environment(self) -> dict[str, str]:
+        """Return the environment variable that carries this configuration."""
         return {VARIABLE: json.dumps(asdict(self) | {"folder": str(self.folder)})}
 
     @classmethod
-    def given(cls, environment: Mapping[str, str]) -> Orders | None:
-        """The orders of this process; None where there are none."""
+    def from_environment(cls, environment: Mapping[str, str]) -> ChildConfig | None:
+        """Return the configuration of this process, or None if it is not part of a preflight."""
         text = environment.get(VARIABLE)
         if not text:
             return None

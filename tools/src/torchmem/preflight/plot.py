@@ -1,4 +1,4 @@
-"""A preflight as a picture: memory over the steps against the card; below, if replayed, under other settings."""
+"""The plot of a preflight: memory over the steps, and below it replays with other settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.sizes import GIB, format_size
-from torchmem.preflight.outcome import DeviceMemory
-from torchmem.preflight.report import Report
-from torchmem.preflight.verdict import phantom, tightest
+from torchmem.preflight.report import PreflightReport, phantom_name
+from torchmem.preflight.result import DeviceMemory
 from torchmem.whatif.plot import (
     ALLOCATED,
     LIMIT,
@@ -28,73 +27,75 @@ if TYPE_CHECKING:
 
 STEPS_INCHES = 3.2
 FRAME_INCHES = 1.4
-FAR_ABOVE = 3
-"""A card so many times the peak is told in words, as its line would press the bars to the ground."""
+MAX_LIMIT_RATIO = 3
+"""The line of a card with more than this many times the peak is left out: it would flatten the bars."""
 
 
-def draw(report: Report, path: Path) -> None:
-    """Write the picture as png or svg; raises UsageError when the file cannot be written."""
+def draw(report: PreflightReport, path: Path) -> None:
+    """Write the plot as png or svg. Raises UsageError if the file cannot be written."""
     from matplotlib.figure import Figure
 
-    found = report.comparison
-    settings = found.settings if found and found.method == "replayed" else None
+    comparison = report.comparison
+    replayed = comparison is not None and comparison.method == "replayed"
+    settings = comparison.settings if comparison and replayed else None
     columns, rows = grid(settings) if settings else (2, 0)
-    height = STEPS_INCHES + rows * PANEL_INCHES[1] + FRAME_INCHES * (2 if rows else 1)
+    lower = rows * PANEL_INCHES[1] + FRAME_INCHES if settings else 0.0
+    size = PANEL_INCHES[0] * max(2, columns), STEPS_INCHES + FRAME_INCHES + lower
     with style():
-        figure = Figure(figsize=(PANEL_INCHES[0] * max(2, columns), height), layout="constrained")
-        _fill(figure, report, settings, height)
+        figure = Figure(figsize=size, layout="constrained")
+        _fill(figure, report, settings, lower)
         save(figure, path)
 
 
-def _fill(figure: Figure, report: Report, settings: WhatIf | None, height: float) -> None:
-    upper = STEPS_INCHES + FRAME_INCHES
-    parts = figure.subfigures(2 if settings else 1, 1, squeeze=False, height_ratios=[upper, height - upper] if settings
-                              else None).flatten()  # fmt: skip
-    shown = report.need or report.outcome
-    device = tightest(shown) if shown.devices else None
+def _fill(
+    figure: Figure, report: PreflightReport, settings: WhatIf | None, lower_inches: float
+) -> None:
+    heights = [STEPS_INCHES + FRAME_INCHES, *([lower_inches] if settings else [])]
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flatten()
+    result = report.larger_run or report.result
+    device = result.fullest_device if result.devices else None
     if device is not None:
-        panel = parts[0].subplots()
-        _steps(panel, device, report)
+        _draw_steps(parts[0].subplots(), device, report)
         parts[0].legend(loc="outside lower center", ncols=4, frameon=False)
-    words = "Fits" if report.verdict.fits else "Does not fit"
     figure.suptitle(
-        f"{words} a {phantom(report.plan.card)}, GPU {device.device if device else 0}", fontsize=12
+        f"{'Fits' if report.verdict.fits else 'Does not fit'} a {phantom_name(report.plan.card)}, "
+        f"GPU {device.device if device else 0}",
+        fontsize=12,
     )
     if settings:
         fill(parts[1], settings)
         parts[1].suptitle(
-            "The same allocations under other settings, on the phantom card", fontsize=10
+            "The same allocations with other settings, on the phantom card", fontsize=10
         )
 
 
-def _steps(panel: Axes, device: DeviceMemory, report: Report) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> None:
     numbers = [step.step for step in device.steps]
     for column, color in (("peak_reserved", RESERVED), ("peak_allocated", ALLOCATED)):
         heights = [getattr(step, column) / GIB for step in device.steps]
         panel.bar(numbers, heights, width=0.8, color=color, label=column.replace("_", " "))
     left = [step.allocated / GIB for step in device.steps]
-    panel.plot(
-        numbers, left, color=STRANDED, linewidth=1.4, marker=".", label="left allocated at its end"
-    )
-    obtainable = report.plan.card.memory_bytes - device.outside
-    if obtainable <= FAR_ABOVE * device.peak_reserved:
-        panel.axhline(
-            obtainable / GIB, color=LIMIT, linewidth=1, linestyle="--", label=_limit(obtainable)
-        )
+    label = "allocated at its end"
+    panel.plot(numbers, left, color=STRANDED, linewidth=1.4, marker=".", label=label)
+    _draw_limit(panel, device, report.plan.card.memory_bytes - device.outside)
+    _draw_axes(panel, len(numbers), on_larger_card=report.larger_run is not None)
+
+
+def _draw_limit(panel: Axes, device: DeviceMemory, available: int) -> None:
+    label = f"card: {format_size(available)} for PyTorch"
+    if available <= MAX_LIMIT_RATIO * device.peak_reserved:
+        panel.axhline(available / GIB, color=LIMIT, linewidth=1, linestyle="--", label=label)
     else:
-        panel.plot([], [], color=LIMIT, linestyle="--", label=f"{_limit(obtainable)} (far above)")
-    panel.set_xlim(0.4, max(1, len(numbers)) + 0.6)
+        panel.plot([], [], color=LIMIT, linestyle="--", label=f"{label} (off the scale)")
+
+
+def _draw_axes(panel: Axes, steps: int, *, on_larger_card: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    where = " (on a larger phantom, because this one ran out of memory)" if on_larger_card else ""
+    panel.set_xlim(0.4, max(1, steps) + 0.6)
     panel.set_ylabel("GiB")
-    panel.set_xlabel(
-        "optimizer step"
-        + (" (on a larger phantom, as this one ran out of memory)" if report.need else "")
-    )
+    panel.set_xlabel("optimizer step" + where)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
-
-
-def _limit(obtainable: int) -> str:
-    return f"card: {format_size(obtainable)} for PyTorch"

@@ -1,7 +1,4 @@
-"""One run, and everything that is said about it.
-
-What a phantom cannot know, and what else a reader should hear.
-"""
+"""The report of one run: verdict, comparison with other settings and cards, and notes."""
 
 from __future__ import annotations
 
@@ -15,134 +12,218 @@ from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.sizes import format_size
 from torchmem.oom.command import load
 from torchmem.phantom.cards import Card
-from torchmem.preflight.attempts import Attempts, failure
 from torchmem.preflight.comparison import Comparison, compare
-from torchmem.preflight.outcome import Outcome
-from torchmem.preflight.plan import Plan
-from torchmem.preflight.verdict import Verdict, growth, verdict
-from torchmem.preflight.wanted import Wanted
+from torchmem.preflight.options import Options
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import DeviceMemory, RunResult, counted, no_verdict_error
+from torchmem.preflight.runner import Runner
 from torchmem.sample.errors import UsageError
 
-ROOMIER = 8
-"""The true need of a script that runs out of memory is looked for on a card so many times as large."""
+LARGER_FACTOR = 8
+"""A script that runs out of memory is run again on a card with this many times the memory."""
+PHANTOM_NOTE = (
+    "A phantom GPU computes nothing: values read from it are zero, timings on it are meaningless, "
+    "and the workspaces of some libraries are estimates."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Verdict:
+    """Whether the run fits the card, and a sentence that explains it."""
+
+    fits: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightReport:
     """What one run showed.
 
-    oom: of the OutOfMemoryError that ended it. need: the same command on a card of `ROOMIER` times the memory, when it
-    ran out; None otherwise. comparison: of settings and cards; None with the reason in `no_comparison`.
+    oom: report of the OutOfMemoryError that ended the run. larger_run: if there was one, the same
+    command on a card with `LARGER_FACTOR` times the memory. comparison: other settings and cards;
+    None for the reason in `no_comparison`.
     """
 
-    plan: Plan
-    outcome: Outcome
+    plan: RunPlan
+    result: RunResult
     verdict: Verdict
     oom: OomReport | None = None
-    need: Outcome | None = None
+    larger_run: RunResult | None = None
     comparison: Comparison | None = None
     no_comparison: str | None = None
 
 
-def report(wanted: Wanted, attempts: Attempts) -> Report:
-    """Run the plan and look at it from all sides; raises UsageError when there is no verdict."""
-    plan = wanted.plan
-    outcome = attempts.openly(plan)
-    error = failure(outcome)
+def make_report(options: Options, runner: Runner) -> PreflightReport:
+    """Run the plan and analyze the result. Raises UsageError if there is no verdict."""
+    plan = options.plan
+    result = runner.run_visible(plan)
+    error = no_verdict_error(result)
     if error is not None:
         raise error
-    if wanted.snapshot:
-        _keep(outcome, wanted.snapshot)
-    oom = load(outcome.oom_report) if outcome.oom_report and outcome.ended == "oom" else None
-    need, on = _need(plan, outcome, attempts)
-    found = Report(plan, outcome, verdict(plan.card, outcome, oom, need), oom, need)
-    if need is not None and need.ended == "oom":
-        return replace(
-            found,
-            no_comparison=f"it runs out of memory on a card of {ROOMIER} times this one's size as well.",
+    if options.snapshot:
+        _copy_snapshot(result, options.snapshot)
+    oom = load(result.oom_report) if result.oom_report and result.ended == "oom" else None
+    larger_run, traced_on = _run_on_larger_card(plan, result, runner)
+    verdict = _verdict(plan.card, result, oom, larger_run)
+    report = PreflightReport(plan, result, verdict, oom, larger_run)
+    if larger_run is not None and larger_run.ended == "oom":
+        reason = (
+            f"the script also runs out of memory with {LARGER_FACTOR} times this card's memory."
         )
+        return replace(report, no_comparison=reason)
     try:
-        return replace(found, comparison=compare(wanted, outcome, need or outcome, on, attempts))
+        comparison = compare(options, result, larger_run or result, traced_on, runner)
     except UsageError as reason:
-        return replace(found, no_comparison=str(reason))
+        return replace(report, no_comparison=str(reason))
+    return replace(report, comparison=comparison)
 
 
-def _need(plan: Plan, outcome: Outcome, attempts: Attempts) -> tuple[Outcome | None, Card]:
-    """What the script needs when nothing stops it, if something did; and the card of the trace to replay."""
-    if outcome.ended != "oom":
+def notes(report: PreflightReport) -> Iterator[str]:
+    """Yield what limits the report, the most serious first."""
+    yield from _growth_notes(report.result)
+    yield from _values_note(report.result)
+    yield from _lacking_note(report.result)
+    if report.larger_run is not None:
+        yield (
+            f"The memory that the script needs was measured in a second run, on a phantom GPU with "
+            f"{LARGER_FACTOR} times the memory. The replays use the trace of that run."
+        )
+    if report.comparison and report.comparison.method == "replayed":
+        yield (
+            "Replays assume that the script requests the same sizes in the same order and, on "
+            "other cards, that kernels and workspaces are the same as on this one."
+        )
+    yield PHANTOM_NOTE
+
+
+def phantom_name(card: Card) -> str:
+    """Return the card's product name, marked as a phantom."""
+    return f"phantom {card.product}"
+
+
+def _run_on_larger_card(
+    plan: RunPlan, result: RunResult, runner: Runner
+) -> tuple[RunResult | None, Card]:
+    """Run the plan again with more memory if it ran out of it.
+
+    Returns that run, if any, and the card of the run whose trace is to be replayed.
+    """
+    if result.ended != "oom":
         return None, plan.card
-    roomy = replace(
+    larger = replace(
         plan.card,
-        name=f"{ROOMIER}x {plan.card.name}",
-        memory_bytes=ROOMIER * plan.card.memory_bytes,
+        name=f"{LARGER_FACTOR}x {plan.card.name}",
+        memory_bytes=LARGER_FACTOR * plan.card.memory_bytes,
     )
-    found = attempts.quietly(replace(plan, card=roomy), f"phantom of {ROOMIER} times the memory")
-    return (found, roomy) if failure(found) is None and found.devices else (None, plan.card)
+    label = f"phantom with {LARGER_FACTOR} times the memory"
+    second = runner.run_captured(replace(plan, card=larger), label)
+    if no_verdict_error(second) is None and second.devices:
+        return second, larger
+    return None, plan.card
 
 
-def _keep(outcome: Outcome, path: Path) -> None:
-    """A copy that nobody else may read, as it tells where the code lies."""
-    if outcome.snapshot is None:
+def _copy_snapshot(result: RunResult, path: Path) -> None:
+    """Copy the trace to `path`, readable by its owner only because it contains source paths."""
+    if result.snapshot is None:
         raise UsageError(
-            "--snapshot: nothing was recorded, as with an allocator other than PyTorch's own."
+            "--snapshot: no trace was recorded, as with an allocator other than PyTorch's own."
         )
     try:
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with outcome.snapshot.open("rb") as source, open(target, "wb") as copy:  # noqa: PTH123 - a descriptor
+        with result.snapshot.open("rb") as source, open(target, "wb") as copy:  # noqa: PTH123 - a descriptor
             os.fchmod(target, 0o600)
             shutil.copyfileobj(source, copy)
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written ({error.strerror}): name another file with --snapshot."
+            f"cannot write {path} ({error.strerror}): choose another file for --snapshot."
         ) from None
 
 
-ALWAYS = (
-    "A phantom GPU computes nothing: values read from it are zero, time on it means nothing, and the workspaces of "
-    "some libraries are estimates."
-)
+def _verdict(
+    card: Card, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
+) -> Verdict:
+    if result.ended == "oom":
+        failed, needed = _failed_request(result, oom), _memory_needed(card, larger_run)
+        return Verdict(False, f"Does not fit a {phantom_name(card)}: {failed}{needed}.")
+    device = result.fullest_device
+    used, share = device.total - device.headroom, device.headroom / device.total
+    where = f" on GPU {device.device}, the fullest" if len(result.devices) > 1 else ""
+    problems = _problems(device)
+    return Verdict(
+        True,
+        f"{'Barely fits' if problems else 'Fits'} a {phantom_name(card)}: it takes "
+        f"{format_size(used)} of {format_size(device.total)}{where}, including the CUDA context, "
+        f"and leaves {format_size(device.headroom)} ({share:.0%}){problems}.",
+    )
 
 
-def notes(report: Report) -> Iterator[str]:
-    """Sentences, the gravest first."""
-    yield from _growth(report)
-    yield from _values(report)
-    yield from _lacking(report)
-    if report.need is not None:
-        yield (
-            f"What it needs was seen in a second run, on a phantom with {ROOMIER} times the memory; the replays are of "
-            "that run."
+def _failed_request(result: RunResult, oom: OomReport | None) -> str:
+    size = oom.oom.requested_bytes if oom else result.requested_bytes
+    request = "a request" if size is None else f"a request for {format_size(size)}"
+    when = f"in step {result.steps + 1:,}" if result.steps else "before the end of its first step"
+    if not result.devices:
+        return f"{when}, {request} failed"
+    device = result.fullest_device
+    available = f"of the {format_size(device.total - device.outside)} available to PyTorch"
+    if oom is not None and oom.device.allocator is not None:
+        allocated = format_size(oom.device.allocator.allocated_bytes.total)
+        return f"{when}, {request} failed while tensors held {allocated} {available}"
+    peak = format_size(device.peak_allocated)
+    return f"{when}, {request} failed after tensors had held up to {peak} {available}"
+
+
+def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
+    if larger_run is None or not larger_run.devices:
+        return ""
+    device = larger_run.fullest_device
+    if larger_run.ended == "oom":
+        return f"; it does not fit {format_size(device.total)} either"
+    peak = format_size(device.peak_reserved + device.outside)
+    return (
+        f"; without this limit it takes {peak}, and the card has {format_size(card.memory_bytes)}"
+    )
+
+
+def _problems(device: DeviceMemory) -> str:
+    """Return what went wrong without ending the run."""
+    problems = ""
+    if device.retries:
+        problems += (
+            f"; PyTorch had to empty its cache {counted(device.retries, 'time')} to satisfy a "
+            "request (a retry, which stalls the GPU)"
         )
-    if report.comparison and report.comparison.method == "replayed":
-        yield (
-            "Replays take it that the script asks for the same sizes in the same order; on other cards, that kernels "
-            "and workspaces are those of this one."
+    if device.ooms:
+        problems += (
+            f"; {counted(device.ooms, 'request')} failed with an OutOfMemoryError that the script "
+            "caught"
         )
-    yield ALWAYS
+    return problems
 
 
-def _growth(report: Report) -> Iterator[str]:
-    for device in report.outcome.devices:
-        per_step = growth(device.steps)
+def _growth_notes(result: RunResult) -> Iterator[str]:
+    for device in result.devices:
+        per_step = device.growth_per_step
         if per_step:
             left = max(0, device.headroom) // per_step
             yield (
-                f"Memory on GPU {device.device} grows by {format_size(per_step)} with each step: a leak, or something "
-                f"that is still being gathered. At this rate the card is full after {left:,} more steps."
+                f"Memory on GPU {device.device} grows by {format_size(per_step)} per step: a leak, "
+                "or data that the script accumulates. At this rate the card is full after "
+                f"{left:,} more steps."
             )
 
 
-def _values(report: Report) -> Iterator[str]:
-    times = report.outcome.values_read
-    if times:
+def _values_note(result: RunResult) -> Iterator[str]:
+    if result.values_read:
         yield (
-            f"The script read values from the card {times:,} time{'s' * (times != 1)}, as Tensor.item() does, and got "
-            "zeros. Where it decides by them (loss scaling, early stopping, sizes that depend on data) a real run may "
-            "go another way."
+            f"The script read values from the card {counted(result.values_read, 'time')}, for "
+            "example with Tensor.item(), and got zeros. If its control flow depends on them (loss "
+            "scaling, early stopping, data-dependent sizes), a real run may behave differently."
         )
 
 
-def _lacking(report: Report) -> Iterator[str]:
-    names = list(dict.fromkeys(report.outcome.lacking))
+def _lacking_note(result: RunResult) -> Iterator[str]:
+    names = list(dict.fromkeys(result.lacking))
     if names:
-        yield f"The phantom GPU does not have {', '.join(names)}; the script went on without."
+        yield (
+            f"The phantom GPU does not support {', '.join(names)}; the script continued without it."
+        )

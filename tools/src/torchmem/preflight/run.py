@@ -1,8 +1,6 @@
-"""Signals that wait until something is done that must not be left half done.
+"""Runs a plan: starts the command as a child process on phantom cards and ends all its processes.
 
-The script's process and all that it starts: none of them outlives the run.
-
-Runs a plan: the command as a child on phantom cards of its own, watched from inside.
+The child process is measured from inside, by torchmem.preflight.child.
 """
 
 from __future__ import annotations
@@ -21,186 +19,57 @@ from typing import TYPE_CHECKING
 
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.torch_build import cuda_build
-from torchmem.preflight.outcome import Outcome, Progress, read_outcome
-from torchmem.preflight.plan import PROGRESS_FILE, VARIABLE, Orders, Plan
+from torchmem.preflight.plan import PROGRESS_FILE, VARIABLE, ChildConfig, RunPlan
+from torchmem.preflight.result import Progress, RunResult, read_result
 from torchmem.sample.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Postponed:
-    """`with Postponed() as signals:` the first signal that asks for the end has its effect after the block.
-
-    Only signals that have a handler in Python, as only these leave the process alive; in other threads than the main
-    one, where no handler runs, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self.came: list[int] = []
-        self._handlers: dict[int, object] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {
-                number: handler
-                for number in ENDING
-                if callable(handler := signal.getsignal(number))
-            }
-            for number in self._handlers:
-                signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what getsignal gave
-        if self.came:
-            signal.raise_signal(self.came[0])
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self.came.append(number)
-
-
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
-MOST_ROUNDS = 20
-
-
-class Script:
-    """A command in a session of its own, so that the terminal's Ctrl-C reaches us alone.
-
-    `environment` holds the orders, by which processes are known that have left the session.
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command = command
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, stdout: int | None, stderr: int | None) -> None:
-        """Start it; raises UsageError. A signal that comes meanwhile waits until `end` can find the process."""
-        try:
-            with Postponed():
-                self._process = subprocess.Popen(
-                    self._command,
-                    env=self._environment,
-                    stdout=stdout,
-                    stderr=stderr,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise UsageError(
-                f"cannot run {self._command[0]!r} ({error.strerror}): name a program after --."
-            ) from error
-
-    def poll(self) -> int | None:
-        """The exit code; None while it runs, or was never started.
-
-        An interrupt in the midst of `Popen.poll` would leave its lock held, and who waits later would wait for ever.
-        """
-        with Postponed():
-            return self._process.poll() if self._process else None
-
-    def end(self) -> None:
-        """End it and all that it has started: asked to, and killed at once at a further signal."""
-        if self._process is None:
-            return
-        with Postponed() as signals:
-            _signal_group(self._process.pid, signal.SIGTERM)
-            self._wait(signals)
-            _signal_group(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            kill_carriers(f"{VARIABLE}={self._environment.get(VARIABLE)}")
-
-    def _wait(self, signals: Postponed) -> None:
-        latest = time.monotonic() + GRACE_SECONDS
-        while self.poll() is None and not signals.came:
-            if time.monotonic() > latest:
-                print(
-                    "torchmem: the script does not end when asked to; it is killed.",
-                    file=sys.stderr,
-                )
-                return
-            time.sleep(POLL_SECONDS)
-
-
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
-def kill_carriers(entry: str) -> None:
-    """Kill every process that has this entry, `NAME=VALUE`, in its environment, in whatever session it is."""
-    for _ in range(MOST_ROUNDS):
-        found = [
-            path
-            for path in Path("/proc").glob("[0-9]*/environ")
-            if entry.encode() in _entries(path)
-        ]
-        if not found:
-            return
-        for path in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
-
-
-def _entries(path: Path) -> list[bytes]:
-    """Nothing of a process that has ended, or is another user's."""
-    try:
-        return path.read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
+MAX_KILL_ROUNDS = 20
 STARTUP = Path(__file__).resolve().parent / "child" / "startup"
-HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF")
-"""Of the caller's environment, what would hide the phantom cards; the last one goes before PYTORCH_CUDA_ALLOC_CONF."""
+REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""Variables of the caller that would hide the phantom cards."""
+OVERRIDING_VARIABLE = "PYTORCH_ALLOC_CONF"
+"""Takes precedence over PYTORCH_CUDA_ALLOC_CONF, which carries the plan's setting."""
 
 
 def run(
-    plan: Plan,
+    plan: RunPlan,
     folder: Path,
     progress: Callable[[Progress], None],
     *,
     stdout: int | None = None,
     stderr: int | None = None,
-) -> Outcome:
-    """Run the plan's command to its end, or until its steps are over; `progress` is told after every step.
+) -> RunResult:
+    """Run the plan's command until it ends or has made the planned steps.
 
-    folder: an empty scratch folder, in which the outcome's files stay. stdout, stderr: descriptors for what the
-    script says, None for the caller's own.
+    folder: an empty scratch folder, which keeps the result's files. progress: called after every
+    step. stdout, stderr: descriptors for the script's output, None for the caller's own.
 
     Raises:
         UsageError: the phantom GPU cannot be built, or the command cannot be started.
     """
     started = time.monotonic()
-    script = Script(plan.command, child_environment(plan, folder, os.environ))
+    script = ScriptProcess(plan.command, child_environment(plan, folder, os.environ))
     try:
         script.start(stdout, stderr)
         exit_code = _wait(script, plan, folder / PROGRESS_FILE, progress)
     finally:
         script.end()
-    return read_outcome(folder, exit_code, time.monotonic() - started)
+    return read_result(folder, exit_code, time.monotonic() - started)
 
 
-def child_environment(plan: Plan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with everything that puts the command on its phantom cards; `base` itself is left as it is."""
-    kept = {
-        name: value
-        for name, value in base.items()
-        if name not in HIDING or not _replaces(plan, name)
-    }
+def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of `base` with the variables that run the command on its phantom cards."""
+    removed = {*REMOVED_VARIABLES, *([OVERRIDING_VARIABLE] if plan.alloc_conf is not None else [])}
+    kept = {name: value for name, value in base.items() if name not in removed}
     torch = cuda_build(plan.command, kept)
     environment = phantom_environment(plan.card, plan.devices, folder / "cards", kept, torch)
-    environment |= Orders(folder, plan.steps, plan.placement).environment()
+    environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(STARTUP), *filter(None, [base.get("PYTHONPATH")])]
     )
@@ -210,25 +79,149 @@ def child_environment(plan: Plan, folder: Path, base: Mapping[str, str]) -> dict
     return environment | (plan.placement.environment() if plan.placement else {})
 
 
-def _replaces(plan: Plan, name: str) -> bool:
-    return name != "PYTORCH_ALLOC_CONF" or plan.alloc_conf is not None
-
-
-def run_label(plan: Plan) -> str:
-    """The label `run`, which says what this is."""
+def run_label(plan: RunPlan) -> str:
+    """Return the label `run`, which marks the run as a phantom."""
     script = next((word for word in plan.command if word.endswith(".py")), plan.command[0])
     return f"{plan.run or Path(script).stem} (phantom)"
 
 
-def _wait(script: Script, plan: Plan, path: Path, progress: Callable[[Progress], None]) -> int:
-    told = 0
+class ScriptProcess:
+    """A command in a session of its own, so that the terminal's Ctrl-C does not reach it.
+
+    environment: contains the child configuration, which also identifies processes that have left
+    the session.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, stdout: int | None, stderr: int | None) -> None:
+        """Start the command. Raises UsageError.
+
+        Signals are deferred until `end` can find the process.
+        """
+        try:
+            with DeferredSignals():
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise UsageError(
+                f"cannot run {self._command[0]!r} ({error.strerror}): give a program after --."
+            ) from error
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None if the process is running or was never started.
+
+        An interrupt inside `Popen.poll` would leave its lock held, and a later wait would hang.
+        """
+        with DeferredSignals():
+            return self._process.poll() if self._process else None
+
+    def end(self) -> None:
+        """End the process and all that it has started: SIGTERM, a grace period, SIGKILL.
+
+        Another signal to this process ends the grace period.
+        """
+        if self._process is None:
+            return
+        with DeferredSignals() as deferred:
+            _signal_group(self._process.pid, signal.SIGTERM)
+            self._wait(deferred)
+            _signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            _kill_processes_with(f"{VARIABLE}={self._environment.get(VARIABLE)}")
+
+    def _wait(self, deferred: DeferredSignals) -> None:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self.poll() is None and not deferred.received:
+            if time.monotonic() > deadline:
+                print("torchmem: the script ignores SIGTERM and is killed.", file=sys.stderr)
+                return
+            time.sleep(POLL_SECONDS)
+
+
+class DeferredSignals:
+    """Context manager that defers a signal that asks for the end until its block is done.
+
+    Only the first signal is delivered. Signals without a handler in Python end the process anyway
+    and are not deferred. Outside of the main thread, where no handler runs, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._handlers: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {
+                number: handler
+                for number in ENDING_SIGNALS
+                if callable(handler := signal.getsignal(number))
+            }
+            for number in self._handlers:
+                signal.signal(number, self._defer)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # from getsignal
+        if self.received:
+            signal.raise_signal(self.received[0])
+
+    def _defer(self, number: int, _: FrameType | None) -> None:
+        self.received.append(number)
+
+
+def _wait(
+    script: ScriptProcess, plan: RunPlan, path: Path, progress: Callable[[Progress], None]
+) -> int:
+    """Report progress until the script ends. Returns its exit code."""
+    reported = 0
     while True:
         exit_code = script.poll()
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[told:]:
+        for line in lines[reported:]:
             step, allocated, reserved = map(int, line.split())
             progress(Progress(step, plan.steps, allocated, reserved))
-        told = len(lines)
+        reported = len(lines)
         if exit_code is not None:
             return exit_code
         time.sleep(POLL_SECONDS)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _kill_processes_with(entry: str) -> None:
+    """Kill every process with this environment entry, "NAME=VALUE", in whatever session it is."""
+    for _ in range(MAX_KILL_ROUNDS):
+        paths = Path("/proc").glob("[0-9]*/environ")
+        pids = [int(path.parent.name) for path in paths if entry.encode() in _entries(path)]
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+
+
+def _entries(path: Path) -> list[bytes]:
+    """Return the environment of a process, empty if it has ended or belongs to another user."""
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -1,9 +1,4 @@
-"""The figures of a run as rows of a table, a column for each card.
-
-The report of one run as plain text for a terminal of 100 columns.
-
-Several runs as a table: a search for the largest value, a sweep over ranks.
-"""
+"""The pages of `torchmem preflight`: plain text for a terminal of 100 columns."""
 
 from __future__ import annotations
 
@@ -14,55 +9,138 @@ from torchmem.allocator.oom_report import format_seconds
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import aligned, wrapped
 from torchmem.oom.text import explanation
-from torchmem.preflight.comparison import Comparison
-from torchmem.preflight.outcome import DeviceMemory, Outcome, Phase
-from torchmem.preflight.plan import Plan
-from torchmem.preflight.report import ALWAYS, Report, notes
-from torchmem.preflight.search import Found, Place, Sweep, Try
-from torchmem.preflight.verdict import growth, phantom, tightest
+from torchmem.phantom.cards import CATALOG, Card
+from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, notes, phantom_name
+from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
+from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.answer import table, verdict
 
 PHASES: tuple[Phase, ...] = ("setup", "forward", "backward", "optimizer")
+TABLE_COLUMNS = ("peak allocated", "peak reserved", "headroom", "retries", "seconds", "")
 
 
-def figures(outcome: Outcome) -> list[list[str]]:
-    """Rows; the first names the cards when there are several."""
-    devices = outcome.devices
-    columns = [_column(device, ran_out=outcome.ended == "oom") for device in devices]
-    rows = [
-        [f"  {name}", *(column.get(name, "") for column in columns)] for name in _names(columns)
-    ]
-    return (
-        [["", *(f"GPU {device.device}" for device in devices)], *rows] if len(devices) > 1 else rows
+def card_table() -> str:
+    """Return a table of all cards known by name."""
+    head = ("card", "memory", "context", "SMs", "capability")
+    lines = aligned([head, *map(_card_row, CATALOG)])
+    products = ["product", *(card.product for card in CATALOG)]
+    return "".join(f"{line}  {product}\n" for line, product in zip(lines, products, strict=True))
+
+
+def run_page(report: PreflightReport) -> str:
+    """Return the report of one run."""
+    return _joined(
+        [*wrapped(_title(report.plan)), *wrapped(_ending(report.result))],
+        wrapped(report.verdict.sentence),
+        list(aligned(_figures(report.result))) if report.result.devices else [],
+        *(explanation(report.oom) if report.oom else ()),
+        *_comparison(report),
+        ["Notes", *(line for note in notes(report) for line in wrapped(note, "  - "))],
     )
 
 
-def format_signed(size: int) -> str:
-    """A size that may be below zero."""
-    return format_size(size) if size >= 0 else f"-{format_size(-size)}"
+def search_page(result: SearchResult) -> str:
+    """Return the table of a search."""
+    option, search = result.search.option, result.search
+    what = f"the largest {option} from {search.low:,} to {search.high:,}"
+    rows = [("  " + option, *TABLE_COLUMNS), *(_search_row(run, result) for run in result.runs)]
+    return _table_page(what, result.plan, rows, search_sentence(result))
 
 
-def peak_place(device: DeviceMemory) -> str:
-    """When most was allocated."""
-    if not device.peak_step:
-        return "setup"
-    return f"step {device.peak_step:,}, {device.peak_phase}"
+def sweep_page(result: SweepResult) -> str:
+    """Return the table of a sweep."""
+    rows = [("  rank", "of", *TABLE_COLUMNS), *map(_rank_row, result.ranks)]
+    return _table_page("one run per rank", result.plan, rows, sweep_sentence(result))
 
 
-def _names(columns: Sequence[dict[str, str]]) -> list[str]:
-    return list(dict.fromkeys(name for column in columns for name in column))
+def search_sentence(result: SearchResult) -> str:
+    """Return the conclusion of a search."""
+    option, best, search = sanitize_text(result.search.option), result.best, result.search
+    if best is None:
+        return f"No value fits: {option} {search.low:,} already runs out of memory."
+    device = best.result.fullest_device
+    headroom = f"{format_size(device.headroom)} of headroom ({device.headroom / device.total:.0%})"
+    retries = f" and {_retries(device.retries)}" if device.retries else ""
+    limit = (
+        f"{best.value + 1:,} does not fit"
+        if best.value < search.high
+        else "larger values were not tried"
+    )
+    return (
+        f"The largest value that fits is {option} {best.value:,}, with {headroom}{retries}; "
+        f"{limit}.{_without_retries(result)}{_bytes_per_unit(result)}"
+    )
 
 
-def _column(device: DeviceMemory, *, ran_out: bool) -> dict[str, str]:
+def sweep_sentence(result: SweepResult) -> str:
+    """Return the conclusion of a sweep."""
+    number, misses = len(result.ranks), sum(rank.fits is False for rank in result.ranks)
+    unknown = sum(rank.fits is None for rank in result.ranks)
+    if misses:
+        return f"{misses:,} of {number:,} do not fit a {phantom_name(result.plan.card)}."
+    if unknown:
+        return f"{unknown:,} of {number:,} have no verdict; their errors are shown above."
+    fullest = min(result.ranks, key=lambda rank: rank.result.fullest_device.headroom)
+    headroom = format_size(fullest.result.fullest_device.headroom)
+    rank = f"rank {fullest.placement.rank:,} of {fullest.placement.world_size:,}"
+    return (
+        f"All {number:,} fit a {phantom_name(result.plan.card)}; the fullest is {rank}, with "
+        f"{headroom} of headroom."
+    )
+
+
+def _joined(*sections: Sequence[str]) -> str:
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _card_row(card: Card) -> tuple[str, ...]:
+    sizes = format_size(card.memory_bytes), format_size(card.context_bytes)
+    return card.name, *sizes, str(card.multiprocessors), ".".join(map(str, card.capability))
+
+
+def _title(plan: RunPlan) -> str:
+    command = sanitize_text(shlex.join(plan.command))
+    name, size = phantom_name(plan.card), format_size(plan.card.memory_bytes)
+    cards = f"{plan.devices} cards, each a {name}" if plan.devices > 1 else f"a {name}"
+    place = plan.placement
+    rank = f", as rank {place.rank} of {place.world_size:,}" if place else ""
+    return f"Preflight on {cards} ({size}){rank}: {command}"
+
+
+def _ending(result: RunResult) -> str:
+    how = {"steps": "Stopped", "oom": "Out of memory"}.get(result.ended, "Exited")
+    return (
+        f"{how} after {counted(result.steps, 'optimizer step')}; the run took "
+        f"{format_seconds(result.seconds)} and {format_size(result.host_bytes)} of RAM on this "
+        "machine."
+    )
+
+
+def _figures(result: RunResult) -> list[list[str]]:
+    """Return the figures as rows, with a column per card and, if there are several, a header."""
+    devices = result.devices
+    columns = [_device_figures(device, ran_out=result.ended == "oom") for device in devices]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[f"  {name}", *(column.get(name, "") for column in columns)] for name in names]
+    header = [["", *(f"GPU {device.device}" for device in devices)]]
+    return [*(header if len(devices) > 1 else []), *rows]
+
+
+def _device_figures(device: DeviceMemory, *, ran_out: bool) -> dict[str, str]:
     phases = dict(device.phase_peaks)
+    in_phases = {
+        f"  peak in {name}": format_size(phases[name]) for name in PHASES if name in phases
+    }
     return {
         "peak allocated": format_size(device.peak_allocated),
-        "  reached in": peak_place(device),
-        **{f"  most in {phase}": format_size(phases[phase]) for phase in PHASES if phase in phases},
+        "  reached in": _peak_place(device),
+        **in_phases,
         "peak reserved": format_size(device.peak_reserved),
         "outside PyTorch": format_size(device.outside),
-        **({} if ran_out else {"to spare": format_signed(device.headroom)}),
+        **({} if ran_out else {"headroom": _signed_size(device.headroom)}),
         "stranded after a step": format_size(device.stranded),
         "growth per step": _growth(device),
         "retries": f"{device.retries:,}",
@@ -70,196 +148,128 @@ def _column(device: DeviceMemory, *, ran_out: bool) -> dict[str, str]:
     }
 
 
+def _peak_place(device: DeviceMemory) -> str:
+    return f"step {device.peak_step:,}, {device.peak_phase}" if device.peak_step else "setup"
+
+
 def _growth(device: DeviceMemory) -> str:
-    found = growth(device.steps)
-    return "too few steps to tell" if found is None else format_size(found) if found else "none"
+    size = device.growth_per_step
+    if size is None:
+        return "unknown (too few steps)"
+    return format_size(size) if size else "none"
 
 
-def run_page(report: Report) -> str:
-    """Everything about one run."""
-    sections = [
-        [*wrapped(title(report.plan)), *wrapped(_ran(report))],
-        wrapped(report.verdict.sentence),
-        list(aligned(figures(report.outcome))) if report.outcome.devices else [],
-        *(explanation(report.oom) if report.oom else ()),
-        *_comparison(report),
-        ["Bear in mind", *(line for note in notes(report) for line in wrapped(note, "  - "))],
-    ]
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+def _signed_size(size: int) -> str:
+    return format_size(size) if size >= 0 else f"-{format_size(-size)}"
 
 
-def title(plan: Plan) -> str:
-    """What was tried on what."""
-    command = sanitize_text(shlex.join(plan.command))
-    number = f"{plan.devices} times " if plan.devices > 1 else ""
-    place = plan.placement
-    rank = f", as rank {place.rank} of {place.world_size:,}" if place else ""
-    size = f" ({format_size(plan.card.memory_bytes)})"
-    return f"Preflight on {number}a {phantom(plan.card)}{size}{rank}: {command}"
-
-
-def _ran(report: Report) -> str:
-    outcome = report.outcome
-    steps = f"{outcome.steps:,} optimizer step{'s' * (outcome.steps != 1)}"
-    how = {"steps": "Stopped", "oom": "Out of memory"}.get(outcome.ended, "Ended by itself")
-    host = f"{format_seconds(outcome.seconds)} and {format_size(outcome.host_bytes)} of RAM"
-    return f"{how} after {steps}; it took {host} on this machine."
-
-
-def _comparison(report: Report) -> Iterator[list[str]]:
-    found = report.comparison
-    if found is None:
-        yield wrapped(f"Other settings and cards cannot be compared: {report.no_comparison}")
+def _comparison(report: PreflightReport) -> Iterator[list[str]]:
+    comparison = report.comparison
+    if comparison is None:
+        yield wrapped(f"Other settings and cards were not compared: {report.no_comparison}")
         return
-    gpu = f" of GPU {found.settings.device}" if len(report.outcome.devices) > 1 else ""
+    gpu = f" for GPU {comparison.settings.device}" if len(report.result.devices) > 1 else ""
+    heading = f"Other settings on this card{gpu}, {_settings_source(comparison, report)}"
+    yield [*wrapped(heading), "", *table(comparison.settings)]
+    yield list(verdict(comparison.settings))
     yield [
-        *wrapped(f"Other settings on this card{gpu}, {_how(found, report)}"),
+        f"Other cards{gpu} with this run's settings, {_cards_source(comparison)}",
         "",
-        *table(found.settings),
-    ]
-    yield list(verdict(found.settings))
-    yield [
-        f"Other cards{gpu}, {_again(found)} under the settings of this run",
-        "",
-        *aligned(_cards(report, found)),
+        *aligned(_cards(report, comparison)),
     ]
 
 
-def _how(found: Comparison, report: Report) -> str:
-    fidelity = found.settings.fidelity
-    if found.method == "rerun":
+def _settings_source(comparison: Comparison, report: PreflightReport) -> str:
+    fidelity = comparison.settings.fidelity
+    allocations = f"{fidelity.landed:,} of {fidelity.allocations:,} allocations"
+    if comparison.method == "rerun":
         return (
-            f"each run again on the phantom, because the replay of the trace is not exact (only {fidelity.landed:,} of "
-            f"{fidelity.allocations:,} allocations get the recorded address)"
+            "each from a run of its own, because the replay of the trace is not exact (only "
+            f"{allocations} get the recorded address)"
         )
-    where = " of a run on a larger phantom" if report.need else ""
-    return f"replayed from the trace{where} ({fidelity.landed:,} of {fidelity.allocations:,} allocations land: exact)"
+    where = " of a run on a larger phantom" if report.larger_run else ""
+    return f"replayed from the trace{where} ({allocations} get the recorded address: exact)"
 
 
-def _again(found: Comparison) -> str:
-    return "each run again" if found.method == "rerun" else "replayed from the same trace"
+def _cards_source(comparison: Comparison) -> str:
+    if comparison.method == "rerun":
+        return "each from a run of its own"
+    return "replayed from the same trace"
 
 
-def _cards(report: Report, found: Comparison) -> list[list[str]]:
-    rows = [
+def _cards(report: PreflightReport, comparison: Comparison) -> list[list[str]]:
+    requested = report.plan.card.name
+    return [
         ["", "", "peak", "", "", ""],
-        ["  card", "memory", "reserved", "to spare", "retries", ""],
+        ["  card", "memory", "reserved", "headroom", "retries", ""],
+        *([_card_mark(row, requested), *_card_figures(row)] for row in comparison.cards),
     ]
-    for row in found.cards:
-        mark = "> " if row.card.name == report.plan.card.name else "  "
-        name, memory, outcome = (
-            mark + row.card.name,
-            format_size(row.card.memory_bytes),
-            row.outcome,
-        )
-        if outcome.refused:
-            rows.append([name, memory, "", "", "", "unknown"])
-        elif outcome.oom:
-            rows.append([name, memory, "", "", "", "does not fit"])
-        else:
-            numbers = (
-                format_size(outcome.peak_reserved),
-                format_signed(row.headroom),
-                f"{outcome.retries:,}",
-            )
-            rows.append([name, memory, *numbers, "fits"])
-    return rows
 
 
-COLUMNS = ("peak allocated", "peak reserved", "to spare", "retries", "seconds", "")
+def _card_mark(row: CardRow, requested: str) -> str:
+    return ("> " if row.card.name == requested else "  ") + row.card.name
 
 
-def search_page(result: Found) -> str:
-    """The page of a search."""
-    rows = [("  " + result.search.option, *COLUMNS), *(_try(one, result) for one in result.tries)]
-    bounds = f"{result.search.low:,} to {result.search.high:,}"
-    return _page(
-        f"the largest {result.search.option} from {bounds}",
-        result.plan,
-        rows,
-        search_sentence(result),
-    )
+def _card_figures(row: CardRow) -> list[str]:
+    memory, outcome = format_size(row.card.memory_bytes), row.outcome
+    if outcome.refused:
+        return [memory, "", "", "", "unknown"]
+    if outcome.oom:
+        return [memory, "", "", "", "does not fit"]
+    sizes = format_size(outcome.peak_reserved), _signed_size(row.headroom)
+    return [memory, *sizes, f"{outcome.retries:,}", "fits"]
 
 
-def search_sentence(result: Found) -> str:
-    """What the search found."""
-    option, best, search = sanitize_text(result.search.option), result.best, result.search
-    if best is None:
-        return f"None fits: {option} {search.low:,} already runs out of memory."
-    device = tightest(best.outcome)
-    spare = f"with {format_size(device.headroom)} to spare ({device.headroom / device.total:.0%})"
-    retries = (
-        f" and {device.retries:,} retr{'ies' if device.retries != 1 else 'y'}"
-        if device.retries
-        else ""
-    )
-    limit = (
-        f"{best.value + 1:,} does not fit"
-        if best.value < search.high
-        else "larger ones were not asked for"
-    )
-    unit = result.bytes_per_unit
-    more = f" Each one more takes about {format_size(unit)}." if unit and unit > 0 else ""
-    return f"The largest that fits is {option} {best.value:,}, {spare}{retries}; {limit}.{_calm(result)}{more}"
-
-
-def _calm(result: Found) -> str:
-    """The largest value that was run without a retry, where the best had some."""
-    calm = [one.value for one in result.tries if one.fits and not tightest(one.outcome).retries]
-    if not calm or (result.best and calm[-1] == result.best.value):
-        return ""
-    return f" Of those tried, {calm[-1]:,} is the largest without a retry."
-
-
-def sweep_page(result: Sweep) -> str:
-    """The page of a sweep."""
-    rows = [("  rank", "of", *COLUMNS), *(_place(place) for place in result.places)]
-    return _page("one rank after the other", result.plan, rows, sweep_sentence(result))
-
-
-def sweep_sentence(result: Sweep) -> str:
-    """What the sweep found."""
-    number, misses = len(result.places), sum(place.fits is False for place in result.places)
-    unknown = sum(place.fits is None for place in result.places)
-    if misses:
-        return f"{misses:,} of {number:,} do not fit a {phantom(result.plan.card)}."
-    if unknown:
-        return f"{unknown:,} of {number:,} ended without a verdict; their errors are above."
-    full = min(result.places, key=lambda place: tightest(place.outcome).headroom)
-    spare = format_size(tightest(full.outcome).headroom)
-    rank = f"rank {full.placement.rank:,} of {full.placement.world_size:,}"
-    return f"All {number:,} fit a {phantom(result.plan.card)}; the fullest is {rank}, with {spare} to spare."
-
-
-def _page(what: str, plan: Plan, rows: Sequence[Sequence[str]], said: str) -> str:
+def _table_page(what: str, plan: RunPlan, rows: Sequence[Sequence[str]], conclusion: str) -> str:
     command = sanitize_text(shlex.join(plan.command))
-    steps = f"Each run is stopped after {plan.steps:,} optimizer steps."
-    heading = f"Preflight on a {phantom(plan.card)} ({format_size(plan.card.memory_bytes)}), {what}: {command}"
-    sections = [
-        [*wrapped(heading), *wrapped(steps)],
+    card = f"{phantom_name(plan.card)} ({format_size(plan.card.memory_bytes)})"
+    steps = f"Each run is stopped after {counted(plan.steps, 'optimizer step')}."
+    return _joined(
+        [*wrapped(f"Preflight on a {card}, {what}: {command}"), *wrapped(steps)],
         list(aligned(rows)),
-        wrapped(said),
-        wrapped(ALWAYS),
-    ]
-    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+        wrapped(conclusion),
+        wrapped(PHANTOM_NOTE),
+    )
 
 
-def _try(one: Try, result: Found) -> tuple[str, ...]:
-    mark = "* " if one is result.best else "  "
-    return (f"{mark}{one.value:,}", *_numbers(one.outcome, "fits" if one.fits else "does not fit"))
+def _search_row(run: SearchRun, result: SearchResult) -> tuple[str, ...]:
+    mark = "* " if run is result.best else "  "
+    word = "fits" if run.fits else "does not fit"
+    return (f"{mark}{run.value:,}", *_table_figures(run.result, word))
 
 
-def _place(place: Place) -> tuple[str, ...]:
-    word = {True: "fits", False: "does not fit", None: "no verdict"}[place.fits]
-    rank, world = f"  {place.placement.rank:,}", f"{place.placement.world_size:,}"
-    return (rank, world, *_numbers(place.outcome, word))
+def _rank_row(rank: RankResult) -> tuple[str, ...]:
+    word = {True: "fits", False: "does not fit", None: "no verdict"}[rank.fits]
+    numbers = f"  {rank.placement.rank:,}", f"{rank.placement.world_size:,}"
+    return (*numbers, *_table_figures(rank.result, word))
 
 
-def _numbers(outcome: Outcome, word: str) -> tuple[str, ...]:
-    seconds = f"{outcome.seconds:.1f}"
-    if not outcome.devices:
+def _table_figures(result: RunResult, word: str) -> tuple[str, ...]:
+    seconds = f"{result.seconds:.1f}"
+    if not result.devices:
         return "", "", "", "", seconds, word
-    device = tightest(outcome)
-    spare = "" if outcome.ended == "oom" else format_signed(device.headroom)
+    device = result.fullest_device
+    headroom = "" if result.ended == "oom" else _signed_size(device.headroom)
     sizes = format_size(device.peak_allocated), format_size(device.peak_reserved)
-    return (*sizes, spare, f"{device.retries:,}", seconds, word)
+    return (*sizes, headroom, f"{device.retries:,}", seconds, word)
+
+
+def _retries(number: int) -> str:
+    return f"{number:,} retr{'ies' if number != 1 else 'y'}"
+
+
+def _without_retries(result: SearchResult) -> str:
+    """Return the largest value without a retry, if the best one had retries."""
+    values = [
+        run.value for run in result.runs if run.fits and not run.result.fullest_device.retries
+    ]
+    if not values or (result.best and values[-1] == result.best.value):
+        return ""
+    return f" Of those tried, {values[-1]:,} is the largest without a retry."
+
+
+def _bytes_per_unit(result: SearchResult) -> str:
+    size = result.bytes_per_unit
+    if not size or size < 0:
+        return ""
+    return f" Each additional one takes about {format_size(size)}."

@@ -1,4 +1,4 @@
-"""What runs inside the script's process: it watches the memory, counts the steps and ends the script.
+"""Code that runs inside the script's process: it measures memory, counts steps and ends the script.
 
-startup/sitecustomize.py -> hook.install() -> (torch is imported) -> begin.begin()
+startup/sitecustomize.py -> hook.install() -> (the script imports torch) -> hook.begin()
 """

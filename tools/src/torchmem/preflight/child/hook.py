@@ -1,7 +1,4 @@
-"""The beginning of our part in the script's process, called when torch has been imported.
-
-Runs our part in the moment when the script has imported torch; a process that never does is left alone.
-"""
+"""Starts measuring when the script has imported torch. A process that never does is unaffected."""
 
 from __future__ import annotations
 
@@ -15,42 +12,42 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def begin() -> None:
-    """Watch this process as the parent's orders say; without orders nothing happens."""
-    from torchmem.preflight.plan import Orders
-
-    orders = Orders.given(os.environ)
-    if orders is None:
-        return
-    from torchmem import sdk
-    from torchmem.preflight.child import _torch
-    from torchmem.preflight.child.ending import before_leaving
-    from torchmem.preflight.child.watch import Watch
-
-    if orders.placement:
-        from torchmem.preflight.child._distributed import lone_rank
-
-        lone_rank(orders.placement)
-    backend = _torch.WatchedBackend()
-    session = sdk.instrument(backend=backend)
-    watch = Watch(backend, session, orders)
-    backend.on_init(watch.cuda_is_up)
-    backend.on_step(watch.optimizer_stepped)
-    session.after_step = watch.step_called
-    _torch.on_first_forward(watch.phases.forward)
-    _torch.on_optimizer(watch.phases.optimizer)
-    _torch.around_backward(watch.phases.backward_begins, watch.backward_ended)
-    atexit.register(watch.script_ended)
-    before_leaving(watch.script_ended)
-
-
 def install() -> None:
-    """Wait for the import of torch."""
+    """Call `begin` after the first import of torch."""
     sys.meta_path.insert(0, _TorchFinder())
 
 
+def begin() -> None:
+    """Measure this process as its `ChildConfig` says, if it has one."""
+    from torchmem.preflight.plan import ChildConfig
+
+    config = ChildConfig.from_environment(os.environ)
+    if config is None:
+        return
+    from torchmem import sdk
+    from torchmem.preflight.child import torch_hooks
+    from torchmem.preflight.child.exit import before_leaving
+    from torchmem.preflight.child.watcher import StepWatcher
+
+    if config.placement:
+        from torchmem.preflight.child.distributed import lone_rank
+
+        lone_rank(config.placement)
+    backend = torch_hooks.WatchedBackend()
+    session = sdk.instrument(backend=backend)
+    watcher = StepWatcher(backend, session, config)
+    backend.on_init(watcher.cuda_initialized)
+    backend.on_step(watcher.optimizer_stepped)
+    session.after_step = watcher.step_called
+    torch_hooks.on_first_forward(watcher.phases.forward)
+    torch_hooks.on_optimizer(watcher.phases.optimizer)
+    torch_hooks.around_backward(watcher.phases.backward_begins, watcher.backward_ended)
+    atexit.register(watcher.script_ended)
+    before_leaving(watcher.script_ended)
+
+
 class _TorchFinder(MetaPathFinder):
-    """Finds torch as Python would, once, and has its loader call us when it is done."""
+    """Finds torch once, the way Python would, with a loader that calls `begin`."""
 
     def find_spec(
         self,
@@ -63,12 +60,12 @@ class _TorchFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Announcing(spec.loader)
+            spec.loader = _BeginningLoader(spec.loader)
         return spec
 
 
-class _Announcing(Loader):
-    """A loader that begins our part after the module was executed."""
+class _BeginningLoader(Loader):
+    """Calls `begin` after the module was executed by its own loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -81,5 +78,4 @@ class _Announcing(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-
         begin()

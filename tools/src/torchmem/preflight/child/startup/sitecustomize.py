@@ -1,4 +1,4 @@
-"""Run by Python at its start, because `torchmem preflight` put this folder first on PYTHONPATH."""
+"""Run by Python at startup: `torchmem preflight` puts this folder first on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = str(Path(__file__).resolve().parent)
 sys.path[:] = [entry for entry in sys.path if entry != HERE]
 
-# The environment's own file of this name, which this one hides.
+# Run the sitecustomize.py of the environment, which this file hides.
 hidden = PathFinder.find_spec("sitecustomize", sys.path)
 if hidden is not None and hidden.loader is not None:
     hidden.loader.exec_module(importlib.util.module_from_spec(hidden))
@@ -18,6 +18,6 @@ if hidden is not None and hidden.loader is not None:
 try:
     from torchmem.preflight.child.hook import install
 except ImportError:
-    pass  # an interpreter without torchmem; the parent tells by the missing report
+    pass  # an interpreter without torchmem; the parent sees that there is no report
 else:
     install()

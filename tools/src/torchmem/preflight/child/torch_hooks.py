@@ -1,4 +1,4 @@
-"""The child's door to torch: where a training step passes from one phase to another, and peaks of a window."""
+"""Hooks into torch: forward, backward and optimizer, and peaks that can be reset at any time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torchmem.sdk.torch_backend import TorchBackend
 
 
 class WatchedBackend(TorchBackend):
-    """PyTorch's allocator, whose peaks are reset at will while the SDK and the script see them go on as before."""
+    """PyTorch's allocator with peaks that preflight resets without effect on SDK and script."""
 
     def window_stats(self, device: int) -> NestedStats | None:
-        """The nested statistics, with the peaks since `reset_peaks`."""
+        """Return the nested statistics, with the peaks since `reset_peaks`."""
         return super().memory_stats(device)
 
     def memory_stats(self, device: int) -> NestedStats | None:
-        """What the script itself would read."""
+        """Return the nested statistics as the script itself would read them."""
         return self._reader.kept_stats(torch.cuda.memory_stats_as_nested_dict(device))
 
 
@@ -37,7 +37,7 @@ def on_first_forward(callback: Callable[[], None]) -> None:
 
 
 def on_optimizer(callback: Callable[[bool], None]) -> None:
-    """Run `callback` before every step of an optimizer of torch.optim; told whether the step gets a closure."""
+    """Run `callback` before each step of a torch.optim optimizer, with whether it has a closure."""
 
     def before(_: object, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         callback(any(callable(given) for given in (*arguments[1:2], keywords.get("closure"))))
@@ -46,28 +46,29 @@ def on_optimizer(callback: Callable[[bool], None]) -> None:
 
 
 def around_backward(begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Run the callbacks around every backward, those inside another one included.
+    """Run the callbacks around every backward pass, including inner ones.
 
-    By `torch.autograd._engine_run_backward`, the one place through which `Tensor.backward` and `torch.autograd.grad`
-    reach the engine (torch/autograd/__init__.py, 2.4 to 2.15). Where it is missing no backward is seen.
+    Wraps `torch.autograd._engine_run_backward`, through which both `Tensor.backward` and
+    `torch.autograd.grad` call the engine (torch/autograd/__init__.py, PyTorch 2.4 to 2.15). Where it
+    is missing, backward passes are not seen.
     """
     run: Any = getattr(torch.autograd, "_engine_run_backward", None)
     if run is None:
         return
 
     @functools.wraps(run)
-    def watched(*arguments: Any, **keywords: Any) -> Any:
+    def run_with_callbacks(*arguments: Any, **keywords: Any) -> Any:
         begin()
         try:
             return run(*arguments, **keywords)
         finally:
             end()
 
-    torch.autograd._engine_run_backward = watched  # noqa: SLF001
+    torch.autograd._engine_run_backward = run_with_callbacks  # noqa: SLF001
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it was raised from or during, is PyTorch's OutOfMemoryError."""
+    """Return whether the error, its cause or its context is PyTorch's OutOfMemoryError."""
     while error is not None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             return True
@@ -76,10 +77,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def cards_without_kernels() -> list[str]:
-    """Names of the visible cards that this build of PyTorch has no code for.
+    """Return the names of the visible cards that this build of PyTorch has no kernels for.
 
-    Code runs on cards of its major architecture from its minor one on. `torch.cuda._check_cubins` decides alike, but
-    only warns (torch/cuda/__init__.py, 2.13). Only once CUDA is up.
+    Kernels run on cards of the same major compute capability and the same or a higher minor one.
+    `torch.cuda._check_cubins` applies the same rule but only warns (torch/cuda/__init__.py, PyTorch
+    2.13). CUDA must be initialized.
     """
     built = [
         divmod(int(name[3:].rstrip("af")), 10)

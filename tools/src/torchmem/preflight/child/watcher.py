@@ -1,0 +1,257 @@
+"""Measures the memory of the script's process step by step, and ends it after the planned steps.
+
+All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.preflight.child.exit import (
+    leave,
+    peak_host_bytes,
+    stop,
+    values_read,
+    write_report,
+    write_trace,
+)
+from torchmem.preflight.child.phases import PhaseTracker, StepCounter
+from torchmem.preflight.child.torch_hooks import (
+    WatchedBackend,
+    cards_without_kernels,
+    is_out_of_memory,
+)
+from torchmem.preflight.plan import PROGRESS_FILE, ChildConfig
+from torchmem.preflight.result import DeviceMemory, Phase, ProcessReport, StepMemory
+from torchmem.sdk import Session
+from torchmem.sdk.torch_backend import NO_CACHING
+
+MAX_TRACE_EVENTS = 2_000_000
+"""Per card. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""
+
+
+@dataclass(slots=True)
+class DeviceMeter:
+    """Peaks of one device, from statistics whose own peaks are reset after each reading."""
+
+    device: int
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    peak_step: int = 0
+    peak_phase: Phase = "setup"
+    stranded: int = 0
+    phase_peaks: dict[Phase, int] = field(default_factory=dict)
+    steps: list[StepMemory] = field(default_factory=list)
+    _step_allocated: int = 0
+    _step_reserved: int = 0
+
+    def phase_ended(self, phase: Phase, step: int, stats: NestedStats) -> None:
+        """Add the statistics of a phase within step `step`."""
+        allocated = int(stats["allocated_bytes"]["all"]["peak"])
+        reserved = int(stats["reserved_bytes"]["all"]["peak"])
+        if allocated > self.peak_allocated:
+            self.peak_allocated, self.peak_step, self.peak_phase = allocated, step, phase
+        self.peak_reserved = max(self.peak_reserved, reserved)
+        self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), allocated)
+        self._step_allocated = max(self._step_allocated, allocated)
+        self._step_reserved = max(self._step_reserved, reserved)
+
+    def step_ended(self, step: int, allocated: int, stranded: int) -> None:
+        """End step `step`, whose last phase was added, with what remains allocated.
+
+        Called again for the same step if another optimizer steps in it.
+        """
+        peak_allocated, peak_reserved = self._step_allocated, self._step_reserved
+        if self.steps and self.steps[-1].step == step:
+            earlier = self.steps.pop()
+            peak_allocated = max(earlier.peak_allocated, peak_allocated)
+            peak_reserved = max(earlier.peak_reserved, peak_reserved)
+        self.steps.append(StepMemory(step, peak_allocated, peak_reserved, allocated))
+        self._step_allocated = self._step_reserved = 0
+        self.stranded = max(self.stranded, stranded)
+
+    def memory(self, stats: NestedStats, total: int, outside: int) -> DeviceMemory:
+        """Return the peaks, with the counters of the newest statistics."""
+        return DeviceMemory(
+            device=self.device,
+            total=total,
+            outside=outside,
+            peak_allocated=self.peak_allocated,
+            peak_reserved=self.peak_reserved,
+            peak_step=self.peak_step,
+            peak_phase=self.peak_phase,
+            stranded=self.stranded,
+            retries=int(stats["num_alloc_retries"]),
+            ooms=int(stats["num_ooms"]),
+            device_allocs=int(stats.get("num_device_alloc", 0)),
+            phase_peaks=tuple(self.phase_peaks.items()),
+            steps=tuple(self.steps),
+        )
+
+
+class StepWatcher:
+    """Measures memory at PyTorch's hooks, in the script's own threads."""
+
+    def __init__(self, backend: WatchedBackend, session: Session, config: ChildConfig) -> None:
+        self.phases = PhaseTracker(self._phase_ended)
+        self._backend = backend
+        self._session = session
+        self._config = config
+        self._counter = StepCounter(config.steps)
+        self._meters: dict[int, DeviceMeter] = {}
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._step = 1
+        self._ooms_at_step = 0
+        self._has_trace = False
+        self._has_ended = False
+        self._script_reports_steps = False
+        self._stepped_in_backward = False
+
+    def cuda_initialized(self) -> None:
+        """Record the trace from the first allocation on, unless the script already does."""
+        unsupported = cards_without_kernels()
+        if unsupported:
+            stop(
+                f"this build of PyTorch has no kernels for {unsupported[0]}: install a build for "
+                "another CUDA version."
+            )
+        recording = self._backend.history_enabled()
+        if recording is None or any(name in os.environ for name in NO_CACHING):
+            stop(
+                "a preflight measures PyTorch's own caching allocator, which this run does not "
+                "use: remove backend:cudaMallocAsync, CUDAPluggableAllocator or "
+                f"{NO_CACHING[0]}."
+            )
+        self._pid = os.getpid()
+        if recording is False:
+            self._backend.start_history(MAX_TRACE_EVENTS)
+        self._has_trace = bool(self._backend.history_enabled())
+
+    def optimizer_stepped(self, optimizer: int) -> None:
+        """Handle the end of an optimizer's step. Within a backward pass it counts when that ends."""
+        if self._script_reports_steps or not self._is_own_process:
+            return
+        self._counter.optimizer_stepped(optimizer)
+        if self.phases.in_backward:
+            self._stepped_in_backward = True
+        else:
+            self._end_step_if_complete()
+
+    def backward_ended(self) -> None:
+        """Handle the end of a backward pass, which may be an inner one."""
+        self.phases.backward_ends()
+        if self._stepped_in_backward and not self.phases.in_backward:
+            self._stepped_in_backward = False
+            self._end_step_if_complete()
+
+    def step_called(self) -> None:
+        """Handle the script's own `Session.step()`, after which optimizer steps no longer count."""
+        self._script_reports_steps = True
+        if self._is_own_process:
+            self._counter.step_called()
+            self._end_step()
+
+    def script_ended(self) -> None:
+        """Write the report at the end of the process, after its last line or an uncaught error."""
+        if self._is_own_process and self._backend.is_initialized() and not self._has_ended:
+            self._has_ended = True
+            self._phase_ended(self.phases.phase)
+            self._write(stopped=False)
+
+    @property
+    def _is_own_process(self) -> bool:
+        """False in a forked child, unless CUDA was initialized there."""
+        return os.getpid() == self._pid
+
+    def _end_step_if_complete(self) -> None:
+        if self._counter.is_complete:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._step = self._counter.count
+        self.phases.forward()
+        self._measure()
+        self._write_progress()
+        self._step += 1
+        if self._counter.has_reached_limit:
+            self._write(stopped=True)
+            self._session.close()
+            leave(0)
+
+    def _phase_ended(self, phase: Phase) -> None:
+        if not (self._is_own_process and self._backend.is_initialized()):
+            return
+        with self._lock:
+            for device in self._backend.devices():
+                stats = self._backend.window_stats(device.index)
+                if stats:
+                    meter = self._meters.setdefault(device.index, DeviceMeter(device.index))
+                    meter.phase_ended(phase, 0 if phase == "setup" else self._step, stats)
+                    self._backend.reset_peaks(device.index)
+
+    def _measure(self) -> None:
+        """Measure what remains allocated at the end of a step."""
+        segments = self._segments()
+        for index, meter in self._meters.items():
+            stats = self._backend.window_stats(index)
+            if stats:
+                allocated = stats["allocated_bytes"]["all"]["current"]
+                stranded = measure(segments, index, 0.0).stranded_bytes
+                meter.step_ended(self._counter.count, allocated, stranded)
+        self._ooms_at_step = self._ooms()
+
+    def _segments(self) -> list[SegmentInfo]:
+        """Return the allocator's segments.
+
+        Before PyTorch 2.11 a snapshot includes the whole trace, so the SDK takes none while a trace
+        is recorded. A preflight accepts that cost.
+        """
+        segments = self._backend.memory_snapshot()
+        if segments is None and self._has_trace:
+            segments = (self._backend.full_snapshot(traces=True) or {}).get("segments")
+        return segments or []
+
+    def _write_progress(self) -> None:
+        """Append a line for the parent: step, and highest allocated and reserved bytes so far."""
+        allocated = max((meter.peak_allocated for meter in self._meters.values()), default=0)
+        reserved = max((meter.peak_reserved for meter in self._meters.values()), default=0)
+        with (self._config.folder / PROGRESS_FILE).open("a") as file:
+            file.write(f"{self._counter.count} {allocated} {reserved}\n")
+
+    def _write(self, *, stopped: bool) -> None:
+        """Write the trace, and then the report, which includes the RAM that the trace took."""
+        snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
+        if snapshot is not None:
+            write_trace(self._config.folder, snapshot)
+        uncaught = getattr(sys, "last_value", None)
+        ran_out = not stopped and self._ooms() > self._ooms_at_step
+        devices = (self._memory(meter) for meter in self._meters.values())
+        report = ProcessReport(
+            stopped=stopped,
+            steps=self._counter.count,
+            out_of_memory=is_out_of_memory(uncaught) or ran_out,
+            message=None if uncaught is None else str(uncaught),
+            devices=tuple(device for device in devices if device),
+            host_bytes=peak_host_bytes(),
+            values_read=values_read(),
+        )
+        write_report(self._config.folder, report)
+
+    def _memory(self, meter: DeviceMeter) -> DeviceMemory | None:
+        stats = self._backend.window_stats(meter.device)
+        totals = {device.index: device.total_bytes for device in self._backend.devices()}
+        total, free = totals.get(meter.device), self._backend.free_bytes(meter.device)
+        if not stats or total is None or free is None:
+            return None
+        outside = total - free - int(stats["reserved_bytes"]["all"]["current"])
+        return meter.memory(stats, total, outside)
+
+    def _ooms(self) -> int:
+        all_stats = (self._backend.window_stats(index) for index in self._meters)
+        return sum(int(stats["num_ooms"]) for stats in all_stats if stats)

@@ -1,0 +1,241 @@
+"""The flags of `torchmem preflight`, checked before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path, PurePath
+
+from torchmem.allocator.sizes import format_size
+from torchmem.phantom.build import LIBRARY
+from torchmem.phantom.cards import MAX_CARDS, Card, parse_card
+from torchmem.preflight.plan import Placement, RunPlan
+from torchmem.preflight.search import SearchRange
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
+from torchmem.whatif.command import check_plot, check_settings
+
+LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "srun"}
+)
+LAUNCHER_MODULES = frozenset(
+    {
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "accelerate.commands.launch",
+        "deepspeed.launcher.runner",
+    }
+)
+DEFAULT_RANKS_PER_NODE = 8
+MAX_RUNS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked flags.
+
+    plan: the run, or the first one of several. search, sweep: several runs instead of one; at most
+    one of the two is set. settings, cards: what to compare; empty for the default choice.
+    """
+
+    plan: RunPlan
+    search: SearchRange | None
+    sweep: tuple[Placement, ...]
+    settings: tuple[str, ...]
+    cards: tuple[Card, ...]
+    snapshot: Path | None
+    json: bool
+    plot: Path | None
+
+
+def checked_options(arguments: argparse.Namespace) -> Options:
+    """Check the flags of the command line. Raises UsageError or MissingExtraError."""
+    if not arguments.card:
+        raise UsageError(
+            "--card is missing: choose one from torchmem preflight --list-cards, or give a size "
+            "such as --card 24GB."
+        )
+    command = _checked_command(arguments.command)
+    if arguments.steps < 1:
+        raise UsageError(f"--steps {arguments.steps} is invalid: it must be at least 1.")
+    check_settings(arguments.setting)
+    placement, sweep = _checked_placements(arguments)
+    search = SearchRange.parse(arguments.find_batch, command) if arguments.find_batch else None
+    _check_combination(arguments)
+    _check_files(arguments)
+    card, devices = _checked_card(arguments.card), _devices(arguments.gpus, placement, sweep)
+    cards = (text for text in (arguments.cards or "").split(",") if text.strip())
+    return Options(
+        plan=RunPlan(command, card, devices, arguments.steps, arguments.alloc_conf, placement),
+        search=search,
+        sweep=sweep,
+        settings=tuple(arguments.setting),
+        cards=tuple(map(_checked_card, cards)),
+        snapshot=arguments.snapshot,
+        json=arguments.json,
+        plot=arguments.plot,
+    )
+
+
+def check_machine(
+    environment: Mapping[str, str], *, beside_gpu: bool, root: Path = Path("/")
+) -> None:
+    """Raise UsageError on a phantom GPU, and on a machine with a real one unless `beside_gpu`.
+
+    root: root of the file system to search for NVIDIA's driver.
+    """
+    if LIBRARY in environment.get("LD_PRELOAD", ""):
+        raise UsageError(
+            "this shell already runs on a phantom GPU: start torchmem preflight outside of it."
+        )
+    if not beside_gpu and _has_gpu(root):
+        raise UsageError(
+            "this machine has a real NVIDIA GPU: run the script on it, or add --beside-gpu to use "
+            "a phantom GPU, which does not touch the real one."
+        )
+
+
+def _has_gpu(root: Path) -> bool:
+    """Return whether NVIDIA's driver lists a card, without calling the driver."""
+    paths = [*root.glob("proc/driver/nvidia/gpus/*"), *root.glob("dev/nvidia[0-9]*")]
+    return bool(paths)
+
+
+def _checked_command(words: Sequence[str]) -> tuple[str, ...]:
+    command = tuple(words[1:] if words[:1] == ["--"] else words)
+    if not command:
+        raise UsageError("no command given: add one after --, for example -- python train.py.")
+    launcher = _launcher(command)
+    if launcher:
+        raise UsageError(
+            f"{launcher} starts several processes, but a preflight runs one of them: give the "
+            "script itself (-- python train.py ...) and set --world-size and --rank."
+        )
+    if not shutil.which(command[0]):
+        raise UsageError(
+            f"there is no program {sanitize_text(command[0])!r}: give one that can be run, for example "
+            "python train.py."
+        )
+    return command
+
+
+def _launcher(command: Sequence[str]) -> str | None:
+    """Return the launcher named before the script, or None."""
+    before = list(takewhile(lambda word: not word.endswith((".py", ".sh")), command))
+    for word, following in zip(before, [*before[1:], ""], strict=True):
+        if PurePath(word).name in LAUNCHERS:
+            return PurePath(word).name
+        if word == "-m" and following in LAUNCHER_MODULES:
+            return following
+    return None
+
+
+def _checked_placements(
+    arguments: argparse.Namespace,
+) -> tuple[Placement | None, tuple[Placement, ...]]:
+    """Return the placement of a single run, and those of a sweep."""
+    rank, world, local = arguments.rank, arguments.world_size, arguments.local_world_size
+    if arguments.world_sizes:
+        if world is not None:
+            raise UsageError("--world-size and --world-sizes are mutually exclusive: use only one.")
+        sizes = _numbers("--world-sizes", arguments.world_sizes)
+        return None, tuple(_placement(rank or 0, size, local) for size in sizes)
+    if world is None:
+        if rank is not None or local is not None or arguments.ranks:
+            raise UsageError("the number of ranks is missing: set --world-size.")
+        return None, ()
+    if not arguments.ranks:
+        return _placement(rank or 0, world, local), ()
+    if rank is not None:
+        raise UsageError("--rank and --ranks are mutually exclusive: use only one.")
+    ranks = _numbers("--ranks", arguments.ranks)
+    return None, tuple(_placement(number, world, local) for number in ranks)
+
+
+def _placement(rank: int, world: int, local: int | None) -> Placement:
+    if world < 1 or not 0 <= rank < world:
+        raise UsageError(f"there is no rank {rank} in a world of {world}: ranks start at 0.")
+    node = min(DEFAULT_RANKS_PER_NODE, world) if local is None else local
+    if not 1 <= node <= world:
+        raise UsageError(
+            f"--local-world-size {node} is invalid: with a world size of {world} it must be from "
+            f"1 to {world}."
+        )
+    return Placement(rank, world, node)
+
+
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    """Return the distinct numbers of a list such as "0..3,7"."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\.\.([0-9]{1,9}))?\s*", part)
+        if not match:
+            raise UsageError(f"{flag} {text[:60]!r} is not a list of numbers such as 0..3,7.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers.extend(range(first, min(last, first + MAX_RUNS) + 1))
+    if not numbers or len(numbers) > MAX_RUNS:
+        raise UsageError(
+            f"{flag} {text[:60]!r} asks for {'no' if not numbers else 'too many'} runs: give 1 to "
+            f"{MAX_RUNS} numbers."
+        )
+    return tuple(dict.fromkeys(numbers))
+
+
+def _checked_card(text: str) -> Card:
+    """Return the card, which must have memory besides its CUDA context."""
+    card = parse_card(text)
+    if card.memory_bytes <= card.context_bytes:
+        raise UsageError(
+            f"a card of {text} has no memory left besides a CUDA context of "
+            f"{format_size(card.context_bytes)}: choose a larger one."
+        )
+    return card
+
+
+def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Placement]) -> int:
+    """Return the number of cards of the node, which is the same in all runs.
+
+    Each rank of a node has a card of its own.
+    """
+    placements = [*sweep, *([placement] if placement else [])]
+    minimum = max((each.local_world_size for each in placements), default=1)
+    if minimum > MAX_CARDS:
+        raise UsageError(
+            f"a node has at most {MAX_CARDS} phantom cards: use a smaller --local-world-size."
+        )
+    if gpus is None:
+        return minimum
+    if not minimum <= gpus <= MAX_CARDS:
+        raise UsageError(f"--gpus {gpus} is invalid: it must be from {minimum} to {MAX_CARDS}.")
+    return gpus
+
+
+def _check_combination(arguments: argparse.Namespace) -> None:
+    tables = [flag for flag in ("find_batch", "ranks", "world_sizes") if getattr(arguments, flag)]
+    single = [flag for flag in ("setting", "cards", "snapshot", "plot") if getattr(arguments, flag)]
+    if len(tables) > 1:
+        raise UsageError(
+            f"{_flag(tables[0])} and {_flag(tables[1])} are mutually exclusive: use only one."
+        )
+    if tables and single:
+        raise UsageError(
+            f"{_flag(single[0])} applies to a single run: do not combine it with "
+            f"{_flag(tables[0])}."
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    if arguments.plot:
+        check_plot(arguments.plot, "preflight")
+    if arguments.snapshot and not arguments.snapshot.parent.is_dir():
+        raise UsageError(
+            f"--snapshot: there is no directory {arguments.snapshot.parent}; create it first."
+        )

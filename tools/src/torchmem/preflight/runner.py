@@ -1,0 +1,134 @@
+"""Runs plans one after another, each in its own scratch folder, and shows their progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
+
+from torchmem.allocator.sizes import format_size
+from torchmem.cli.terminal import StatusLine, bar
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import Progress, RunResult
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+LINE_SECONDS = 2.0
+
+
+class RunFunction(Protocol):
+    """The type of torchmem.preflight.run.run."""
+
+    def __call__(
+        self,
+        plan: RunPlan,
+        folder: Path,
+        progress: Callable[[Progress], None],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> RunResult:
+        """Run the plan."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs plans in separate folders below `scratch`.
+
+    json: stdout is reserved for the JSON document, so the script's stdout goes to stderr.
+    """
+
+    run: RunFunction
+    scratch: Path
+    json: bool = False
+    _number: int = field(default=0, init=False)
+
+    def run_visible(self, plan: RunPlan) -> RunResult:
+        """Run the plan and pass the script's output through."""
+        stdout = sys.stderr.fileno() if self.json else None
+        with _ProgressLines() as progress:
+            return self.run(plan, self._new_folder(), progress, stdout=stdout)
+
+    def run_captured(self, plan: RunPlan, label: str) -> RunResult:
+        """Run the plan and show the script's output, on stderr, only if it ends with an error.
+
+        label: description for the progress bar.
+        """
+        folder = self._new_folder()
+        with (folder.parent / f"{folder.name}.output").open("w+b") as output:
+            descriptor = output.fileno()
+            with _ProgressBar(label) as progress:
+                result = self.run(plan, folder, progress, stdout=descriptor, stderr=descriptor)
+            if result.ended in {"error", "unsupported"}:
+                _copy_to_stderr(output)
+        return result
+
+    def _new_folder(self) -> Path:
+        self._number += 1
+        folder = self.scratch / str(self._number)
+        folder.mkdir()
+        return folder
+
+
+class _ProgressBar(StatusLine):
+    """A status line on a terminal, for a script whose output is captured."""
+
+    def __init__(
+        self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream, clock)
+        self._label = label
+
+    def __call__(self, progress: Progress) -> None:
+        """Draw the bar if it is due."""
+        self.show(
+            lambda: bar(f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps)
+        )
+
+
+class _ProgressLines:
+    """A line every two seconds, for a script that writes to the same terminal."""
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._next = clock() + LINE_SECONDS
+
+    def __call__(self, progress: Progress) -> None:
+        """Write a line if one is due and the stream is a terminal."""
+        now = self._clock()
+        if now >= self._next and self._stream.isatty():
+            self._next = now + LINE_SECONDS
+            step = f"step {progress.step:,} of {progress.total_steps:,}"
+            self._stream.write(f"torchmem preflight (phantom): {step}, {_memory(progress)}\n")
+            self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Do nothing: the lines stay."""
+
+
+def _memory(progress: Progress) -> str:
+    return f"{format_size(progress.peak_reserved)} reserved so far"
+
+
+def _copy_to_stderr(output: BinaryIO) -> None:
+    output.seek(0)
+    sys.stderr.flush()
+    sys.stderr.buffer.write(output.read())
+    sys.stderr.flush()
