@@ -1,4 +1,4 @@
-"""What the phantom's tests share: they need a C compiler, and no PyTorch."""
+"""Fixtures of the phantom's tests, which need a C compiler but no PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with a cache of its own, in which the library is built once."""
+    """Return an environment with its own cache, in which the library is built once."""
     if not shutil.which("cc"):
         pytest.skip("no C compiler; apt install gcc libc6-dev")
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
@@ -30,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def on_card(cache: dict[str, str], tmp_path: Path) -> Run:
-    """Runs Python code with `cuda` (ctypes) at hand, on one or more cards of a machine of its own."""
+    """Return a function that runs Python code with `cuda` (ctypes) on its own cards."""
     prelude = "import ctypes; from ctypes import byref; cuda = ctypes.CDLL(None)\n"
 
     def run(

@@ -1,4 +1,4 @@
-"""The raw runner: `python -m torchmem.phantom --card NAME -- COMMAND`."""
+"""The command `python -m torchmem.phantom --card NAME -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-SHOW = "import os; print(*[os.environ['PHANTOM_' + name] for name in ('CARD', 'MEMORY', 'MULTIPROCESSORS', 'DEVICES')])"
+SHOW = """
+import os
+names = "CARD", "MEMORY", "MULTIPROCESSORS", "DEVICES"
+print(*[os.environ["PHANTOM_" + name] for name in names])
+"""
 BARE = ["env", "-u", "PYTHONPATH", str(Path(sys.executable).resolve()), "-S", "-c", SHOW]
 
 
 def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The runner with these arguments."""
+    """Run the command with these arguments."""
     command = [
         sys.executable,
         "-m",
@@ -37,17 +41,17 @@ def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Co
     ],
     ids=["default", "card", "memory", "both"],
 )
-def test_the_command_finds_the_card(
+def test_the_flags_choose_the_card(
     cache: dict[str, str], tmp_path: Path, flags: list[str], shown: str
 ) -> None:
-    """Its environment says which card, how many, and how much memory each has."""
+    """The environment of the command has the card, the number of cards and their memory."""
     done = run(cache, tmp_path, *flags, "--", *BARE)
 
     assert (0, shown) == (done.returncode, done.stdout.strip()), done.stderr
 
 
 def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: Path) -> None:
-    """Without flags of its own it takes those of the run around it."""
+    """Without flags, a run uses the card of the run around it."""
     inner = [sys.executable, "-m", "torchmem.phantom", "--", *BARE]
 
     done = run(
@@ -60,17 +64,17 @@ def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--card", "h10", "--", "true"], "'h10' names no card"),
-        (["--memory", "lots", "--", "true"], "'lots' names no card"),
+        (["--card", "h10", "--", "true"], "'h10' is not a known card"),
+        (["--memory", "lots", "--", "true"], "'lots' is not a known card"),
         (["--devices", "99", "--", "true"], "'99' is not a number of cards from 1 to 16"),
-        ([], "no command: name one after --"),
-        (["--", "no-such-program"], "cannot run 'no-such-program': name a program"),
+        ([], "no command: add one after --"),
+        (["--", "no-such-program"], "cannot run 'no-such-program': give the name of a program"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_a_usage_error_is_one_sentence(
     cache: dict[str, str], tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
-    """On stderr, with exit code 2."""
+    """It is printed to stderr, with exit code 2."""
     done = run(cache, tmp_path, *arguments)
 
     assert (2, "") == (done.returncode, done.stdout)

@@ -1,4 +1,4 @@
-"""The stub libraries by themselves, driven through ctypes: memory, properties, and calls that are lacking."""
+"""The stub library, called through ctypes: memory, properties, and lacking calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_the_sources_compile_without_a_warning(cache: dict[str, str]) -> None:
-    """Under -Wall -Wextra, with no header but the C library's."""
+    """Under -Wall -Wextra, with no headers but those of the C library."""
     strict = ["cc", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
 
     done = subprocess.run(
@@ -36,7 +36,7 @@ def test_the_sources_compile_without_a_warning(cache: dict[str, str]) -> None:
 
 
 def test_an_allocation_succeeds_exactly_when_it_fits(on_card: Run) -> None:
-    """What is free less one byte too much fails, what is free succeeds, and freeing gives it back."""
+    """All free memory can be allocated, not a byte more, and freeing returns it."""
     done = on_card("""
 free, total, pointer = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
 cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value, total.value)
@@ -52,20 +52,22 @@ cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
 
 
 def test_device_memory_costs_no_memory_of_the_host(on_card: Run) -> None:
-    """20 GB of a card are addresses only, and what is copied from them is zero."""
+    """20 GB of a card are addresses only, and copies from them are zero."""
     done = on_card("""
 pointer, host = ctypes.c_void_p(), ctypes.create_string_buffer(b"x" * 64)
 print(cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(20 * 10**9)))
-print(cuda.cudaMemcpy(host, ctypes.c_void_p(pointer.value + 10**9), ctypes.c_size_t(64), 2), host.raw[:64] == bytes(64))
-most = open("/proc/self/status").read().partition("VmHWM:")[2]  # getrusage would count the parent's before exec
+source = ctypes.c_void_p(pointer.value + 10**9)
+print(cuda.cudaMemcpy(host, source, ctypes.c_size_t(64), 2), host.raw[:64] == bytes(64))
+# getrusage would include the parent's peak before exec.
+most = open("/proc/self/status").read().partition("VmHWM:")[2]
 print(int(most.split()[0]) < 200 * 1024)
 """)
 
     assert "0\n0 True\nTrue\n" == done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("one", CATALOG, ids=lambda one: one.name)
-def test_a_card_shows_what_the_catalogue_says(on_card: Run, one: Card) -> None:
+@pytest.mark.parametrize("card", CATALOG, ids=lambda card: card.name)
+def test_a_card_reports_the_properties_of_the_catalog(on_card: Run, card: Card) -> None:
     """Driver, runtime and NVML agree on name, memory, multiprocessors and compute capability."""
     done = on_card(
         """
@@ -80,12 +82,12 @@ print(properties.value.decode(), int.from_bytes(properties.raw[288:296], "little
 handle = ctypes.c_void_p(); cuda.nvmlInit_v2(); cuda.nvmlDeviceGetHandleByIndex_v2(0, byref(handle))
 cuda.nvmlDeviceGetName(handle, name, 96); print(name.value.decode())
 """,
-        one,
+        card,
     )
 
-    name, (major, minor) = f"{one.product} (phantom)", one.capability
-    expected = [f"{name} {one.memory_bytes} {one.multiprocessors} {major} {minor}"]
-    expected += [f"{name} {one.memory_bytes}"] * 2 + [name]
+    name, (major, minor) = f"{card.product} (phantom)", card.capability
+    expected = [f"{name} {card.memory_bytes} {card.multiprocessors} {major} {minor}"]
+    expected += [f"{name} {card.memory_bytes}"] * 2 + [name]
     assert expected == done.stdout.splitlines(), done.stderr
 
 
@@ -93,7 +95,7 @@ cuda.nvmlDeviceGetName(handle, name, 96); print(name.value.decode())
 def calling(
     cache: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, str], Path]:
-    """A PyTorch of two calls, one that is lacking and one that is there, and the environment for it."""
+    """Build a PyTorch of two calls, one of which is lacking, and its environment."""
     folder = tmp_path_factory.mktemp("calling")
     source, library = folder / "calls.c", folder / "torch" / "lib" / "libtorch_cuda.so"
     library.parent.mkdir(parents=True)
@@ -109,7 +111,7 @@ def calling(
 
 
 def call(calling: tuple[dict[str, str], Path], code: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in which `calls` is that PyTorch."""
+    """Run Python code in which `calls` is that PyTorch."""
     command = [
         sys.executable,
         "-c",
@@ -120,8 +122,8 @@ def call(calling: tuple[dict[str, str], Path], code: str) -> subprocess.Complete
     )
 
 
-def test_a_call_that_is_lacking_says_its_name_once(calling: tuple[dict[str, str], Path]) -> None:
-    """It returns its library's "not supported", is named on stderr and in the file for whoever started the process."""
+def test_a_lacking_call_is_reported_once(calling: tuple[dict[str, str], Path]) -> None:
+    """It returns "not supported" and is named on stderr and in the file `lacking`."""
     done = call(calling, "print(calls.lacking(), calls.lacking())")
 
     assert "3000 3000\n" == done.stdout
@@ -131,18 +133,16 @@ def test_a_call_that_is_lacking_says_its_name_once(calling: tuple[dict[str, str]
     assert "cudnnDreamOfElectricSheep\n" == (state / "lacking").read_text()
 
 
-def test_a_call_that_is_there_is_not_replaced(calling: tuple[dict[str, str], Path]) -> None:
-    """It is the phantom's own, and the version shown is that of the PyTorch which calls."""
-    done = call(
-        calling,
-        "v = ctypes.c_int(); ctypes.CDLL(None).cudaRuntimeGetVersion(ctypes.byref(v)); print(calls.present(), v.value)",
-    )
+def test_a_supported_call_is_not_replaced(calling: tuple[dict[str, str], Path]) -> None:
+    """It is the phantom's own, which reports the CUDA version of the calling PyTorch."""
+    version = "v = ctypes.c_int(); ctypes.CDLL(None).cudaRuntimeGetVersion(ctypes.byref(v)); "
+    done = call(calling, version + "print(calls.present(), v.value)")
 
     assert ("0 12040\n", "") == (done.stdout, done.stderr)
 
 
-def test_the_environment_of_others_is_left_alone(cache: dict[str, str], tmp_path: Path) -> None:
-    """Neither this process nor the given environment knows of the phantom afterwards."""
+def test_other_environments_are_unchanged(cache: dict[str, str], tmp_path: Path) -> None:
+    """Neither the environment of this process nor the given one is changed."""
     before, given = dict(os.environ), dict(cache)
 
     made = phantom_environment(
@@ -158,14 +158,14 @@ def test_the_environment_of_others_is_left_alone(cache: dict[str, str], tmp_path
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        ("/no/such/cc", "CC=/no/such/cc is no program: apt install gcc"),
+        ("/no/such/cc", "CC=/no/such/cc is not a program: apt install gcc"),
         ("false", "false cannot build the phantom GPU"),
     ],
 )
-def test_without_a_compiler_one_sentence_says_what_to_install(
+def test_a_missing_or_failing_compiler_is_a_usage_error(
     tmp_path: Path, compiler: str, reason: str
 ) -> None:
-    """A missing compiler and one that fails are told apart; nothing half built stays."""
+    """The error says what is wrong, and no incomplete build is left."""
     with pytest.raises(UsageError, match=reason):
         library_folder(None, {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CC": compiler})
 
@@ -173,13 +173,13 @@ def test_without_a_compiler_one_sentence_says_what_to_install(
 
 
 def test_an_empty_path_has_no_compiler(tmp_path: Path) -> None:
-    """The sentence names the package."""
+    """The error names the package to install."""
     with pytest.raises(UsageError, match="there is no C compiler: apt install gcc libc6-dev"):
         library_folder(None, {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)})
 
 
-def test_a_cache_that_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
-    """The library goes into a folder of the user's own under the temporary one."""
+def test_a_read_only_cache_is_replaced(tmp_path: Path) -> None:
+    """The library is built in a folder of the user below the temporary one."""
     (tmp_path / "file").write_text("")
     compiler = tmp_path / "cc"
     compiler.write_text(

@@ -1,4 +1,4 @@
-"""Which PyTorch a command will run, and what is said when it cannot run on the phantom GPU."""
+"""The PyTorch that a command uses, and the error if it cannot run on a phantom GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.phantom.torch_build import cuda_build, interpreter, torch_of
+from torchmem.phantom.torch_build import cuda_build, find_torch, script_interpreter
 from torchmem.sample.errors import UsageError
 
 PYTHON = [sys.executable, "train.py"]
@@ -17,7 +17,7 @@ PYTHON = [sys.executable, "train.py"]
 def environment_with(
     tmp_path: Path, version: str | None, cuda: str | None = None
 ) -> dict[str, str]:
-    """An environment in which Python finds this PyTorch first; importing it would fail."""
+    """Return an environment with this PyTorch first on the path; importing it would fail."""
     folder = tmp_path / "site" / "torch"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise SystemExit('PyTorch was imported')")
@@ -27,7 +27,7 @@ def environment_with(
 
 
 def test_a_cuda_build_is_found_without_importing_it(tmp_path: Path) -> None:
-    """Version, CUDA and folder are those of the interpreter that the command names."""
+    """Version, CUDA and folder are those of the interpreter in the command."""
     found = cuda_build(PYTHON, environment_with(tmp_path, "2.13.0+cu130", "13.0"))
 
     assert ("2.13.0+cu130", "13.0", tmp_path / "site" / "torch") == (
@@ -44,15 +44,15 @@ def test_a_cuda_build_is_found_without_importing_it(tmp_path: Path) -> None:
         (
             "2.6.0+cu118",
             "11.8",
-            "PyTorch 2.6.0+cu118 for CUDA 11.8, and the phantom GPU speaks CUDA 12 and 13",
+            "PyTorch 2.6.0+cu118 for CUDA 11.8, but the phantom GPU supports CUDA 12 and 13",
         ),
-        ("2.3.1+cu121", "12.1", "PyTorch 2.3.1+cu121, and the phantom GPU needs 2.4 or newer"),
+        ("2.3.1+cu121", "12.1", "PyTorch 2.3.1+cu121, but the phantom GPU needs 2.4 or newer"),
     ],
 )
-def test_an_unfit_build_is_one_sentence(
+def test_an_unsupported_build_is_a_usage_error(
     tmp_path: Path, version: str, cuda: str | None, reason: str
 ) -> None:
-    """It says what is installed, what is needed, and the command that installs it for that interpreter."""
+    """The error says what is installed, what is needed, and how to install it."""
     with pytest.raises(UsageError) as caught:
         cuda_build(PYTHON, environment_with(tmp_path, version, cuda))
 
@@ -63,33 +63,33 @@ def test_an_unfit_build_is_one_sentence(
 
 
 @pytest.mark.parametrize("version", ["2.4.0", "2.15.0+cu132", "3.0.1a0+git12"])
-def test_newer_builds_are_let_through(tmp_path: Path, version: str) -> None:
-    """From 2.4 on, whatever the suffix."""
+def test_newer_builds_are_accepted(tmp_path: Path, version: str) -> None:
+    """Version 2.4 and newer are accepted with any suffix."""
     assert version == cuda_build(PYTHON, environment_with(tmp_path, version, "12.4")).version
 
 
 def test_no_pytorch_is_none(tmp_path: Path) -> None:
-    """An interpreter without PyTorch is no error by itself."""
+    """An interpreter without PyTorch is not an error."""
     bare = Path(sys.executable).resolve()
 
-    assert torch_of(str(bare), {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}) is None
+    assert find_torch(str(bare), {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}) is None
 
 
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [("syntax error(", "SyntaxError"), ("raise RuntimeError('no')", "RuntimeError: no")],
 )
-def test_a_broken_pytorch_is_one_sentence(tmp_path: Path, broken: str, reason: str) -> None:
-    """What a stranger's version.py does ends in a sentence with the interpreter's name."""
+def test_a_broken_pytorch_is_a_usage_error(tmp_path: Path, broken: str, reason: str) -> None:
+    """A version.py that fails gives an error with the interpreter and the reason."""
     environment = environment_with(tmp_path, "2.13.0", "13.0")
     (tmp_path / "site" / "torch" / "version.py").write_text(broken)
 
-    with pytest.raises(UsageError, match=rf"cannot ask .* for its PyTorch \(.*{reason}"):
+    with pytest.raises(UsageError, match=rf"cannot find out which PyTorch .* has \(.*{reason}"):
         cuda_build(PYTHON, environment)
 
 
 def script(folder: Path, text: str) -> list[str]:
-    """A command that is a script with this beginning."""
+    """Return a command that runs a script with this text."""
     path = folder / "launcher"
     path.write_text(text)
     path.chmod(0o755)
@@ -104,13 +104,13 @@ def script(folder: Path, text: str) -> list[str]:
         "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n",
     ],
 )
-def test_a_launcher_is_run_by_the_python_it_names(tmp_path: Path, first: str) -> None:
-    """Torchrun and accelerate are scripts: their first line decides, also in pip's form for long paths."""
+def test_a_launcher_uses_the_python_of_its_first_line(tmp_path: Path, first: str) -> None:
+    """The first line of torchrun or accelerate decides, also in pip's form for long paths."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     environment = {"PATH": str(tmp_path / "bin")}
 
-    found = interpreter(
+    found = script_interpreter(
         script(tmp_path, first.format(python=tmp_path / "bin" / "python3")), environment
     )
 
@@ -120,15 +120,15 @@ def test_a_launcher_is_run_by_the_python_it_names(tmp_path: Path, first: str) ->
 @pytest.mark.parametrize(
     "text", ["#!/bin/bash\npython train.py\n", "", "\x7fELF\n", "#!\n", "#!'\n"]
 )
-def test_other_programs_name_no_python(tmp_path: Path, text: str) -> None:
-    """For them the python on PATH counts."""
-    assert interpreter(script(tmp_path, text), os.environ) is None
+def test_other_programs_have_no_interpreter(tmp_path: Path, text: str) -> None:
+    """The python on PATH is used for them."""
+    assert script_interpreter(script(tmp_path, text), os.environ) is None
 
 
 @pytest.mark.parametrize(
     ("command", "reason"), [([], "no command"), (["./not-there"], "cannot run './not-there'")]
 )
-def test_a_command_that_is_not_there_says_so(command: list[str], reason: str) -> None:
-    """It is not taken for a missing PyTorch."""
+def test_a_missing_command_is_a_usage_error(command: list[str], reason: str) -> None:
+    """It is not reported as a missing PyTorch."""
     with pytest.raises(UsageError, match=reason):
         cuda_build(command, os.environ)

@@ -107,7 +107,11 @@ def parse_card(text: str) -> Card:
     with contextlib.suppress(ValueError):
         return Card(text.strip(), f"GPU of {text.strip()}", parse_size(text))
     close = [card.name for card in matches] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
-    hint = f"the closest are {', '.join(close)}" if close else f"known are {', '.join(_BY_NAME)}"
+    hint = (
+        f"the closest are {', '.join(close)}"
+        if close
+        else f"the known cards are {', '.join(_BY_NAME)}"
+    )
     raise UsageError(f"{text!r} is not a known card: {hint}; or give a memory size such as 24GB")
 
 

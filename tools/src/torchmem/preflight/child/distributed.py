@@ -171,37 +171,46 @@ class LoneStore(dist.Store):  # type: ignore[misc]  # torch is followed as Any
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout, which has no effect."""
         self._timeout = timeout
 
     def clone(self) -> LoneStore:
+        """Return this store."""
         return self
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Set the value of a key."""
         self._values[key] = value if isinstance(value, bytes) else value.encode()
 
     def get(self, key: str) -> bytes:
+        """Return the value of a key, zeros if it was never set."""
         return self._values.get(key, bytes(ID_BYTES))
 
     def add(self, key: str, value: int) -> int:
+        """Add `value` once per rank and return the sum."""
         total = int(self._values.get(key, b"0")) + value * self._world_size
         self._values[key] = str(total).encode()
         return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set the key if it has the expected value or none, and return its value."""
         if self._values.get(key, expected.encode()) == expected.encode():
             self.set(key, desired)
         return self.get(key)
 
     def check(self, keys: list[str]) -> bool:
+        """Return whether all keys were set."""
         return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return at once."""
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key and return whether it existed."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
+        """Return the number of keys."""
         return len(self._values)
 
 

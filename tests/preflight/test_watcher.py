@@ -1,4 +1,4 @@
-"""What is kept of the statistics of one card."""
+"""The peaks of one device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchmem.preflight.child.watcher import DeviceMeter
 from torchmem.preflight.result import Phase
 
-WINDOWS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20)
+PEAKS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20)
 
 
 def stats(allocated: int, reserved: int) -> dict[str, Any]:
@@ -21,31 +21,26 @@ def stats(allocated: int, reserved: int) -> dict[str, Any]:
     return nested | {"num_alloc_retries": 3, "num_ooms": 1, "num_device_alloc": 9}
 
 
-@given(WINDOWS)
-def test_the_peak_is_the_highest_window(windows: list[tuple[int, int]]) -> None:
-    """Peaks over all are the highest of the windows, and the highest step's and phase's too."""
+@given(PEAKS)
+def test_the_peak_is_that_of_the_highest_phase(peaks: list[tuple[int, int]]) -> None:
+    """The run's peaks equal the highest peak of its phases and of its steps."""
     meter = DeviceMeter(0)
-    for step, (allocated, reserved) in enumerate(windows, start=1):
+    for step, (allocated, reserved) in enumerate(peaks, start=1):
         phase: Phase = "backward" if step % 2 else "forward"
         meter.phase_ended(phase, step, stats(allocated, reserved))
         meter.step_ended(step, 1, stranded=step)
     memory = meter.memory(stats(0, 0), total=10**9, outside=10)
-    assert (
-        memory.peak_allocated
-        == max(a for a, _ in windows)
-        == max(dict(memory.phase_peaks).values())
-    )
-    assert (
-        memory.peak_reserved
-        == max(r for _, r in windows)
-        == max(step.peak_reserved for step in memory.steps)
-    )
+
+    highest = max(allocated for allocated, _ in peaks), max(reserved for _, reserved in peaks)
+    assert highest == (memory.peak_allocated, memory.peak_reserved)
+    assert memory.peak_allocated == max(dict(memory.phase_peaks).values())
+    assert memory.peak_reserved == max(step.peak_reserved for step in memory.steps)
     assert memory.headroom == 10**9 - 10 - memory.peak_reserved
-    assert memory.stranded == len(windows)
+    assert memory.stranded == len(peaks)
 
 
-def test_a_step_that_ends_twice_is_one_step() -> None:
-    """Where a second optimizer steps, the step's peak is that of both its parts and what is left is the newest."""
+def test_a_step_can_end_twice() -> None:
+    """With a second optimizer, a step has the peak of both parts and the newest allocated bytes."""
     meter = DeviceMeter(0)
     meter.phase_ended("backward", 1, stats(500, 600))
     meter.step_ended(1, 40, 0)

@@ -1,4 +1,4 @@
-"""The reader of shared libraries, on libraries of this machine and on damaged ones."""
+"""The symbols of shared libraries, of this machine and damaged ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmem.phantom.build import ElfError, dynamic_symbols
+from torchmem.phantom.cuda_calls import ElfError, dynamic_symbols
 
 SOURCE = """
 int missing(void);
@@ -25,7 +25,7 @@ int uses_hidden(void) { return hidden(); }
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small library, built here."""
+    """Build a small library."""
     if not shutil.which("cc"):
         pytest.skip("no C compiler; apt install gcc libc6-dev")
     folder = tmp_path_factory.mktemp("elf")
@@ -36,8 +36,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small.so"
 
 
-def test_what_a_library_has_and_lacks_is_told(library: Path) -> None:
-    """Calls it takes from elsewhere are undefined, its own are defined, static ones are not seen."""
+def test_defined_undefined_and_weak_symbols(library: Path) -> None:
+    """Calls to other libraries are undefined, its own are defined, static ones are missing."""
     found = {symbol.name: (symbol.defined, symbol.weak) for symbol in dynamic_symbols(library)}
 
     assert (False, False) == found["missing"]
@@ -46,8 +46,8 @@ def test_what_a_library_has_and_lacks_is_told(library: Path) -> None:
     assert "hidden" not in found
 
 
-def test_it_agrees_with_binutils() -> None:
-    """On the C library of this system it finds what nm finds."""
+def test_symbols_agree_with_nm() -> None:
+    """The symbols of this system's C library are those that nm prints."""
     if not shutil.which("nm"):
         pytest.skip("nm is not on PATH; apt install binutils")
     linked = subprocess.run(
@@ -68,10 +68,10 @@ def test_it_agrees_with_binutils() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_a_damaged_library_is_an_elf_error(
+def test_a_damaged_library_is_an_elf_error_or_readable(
     library: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Cut off or with other bytes in it, a file gives symbols or an ElfError, nothing else."""
+    """A truncated or altered file gives symbols or an ElfError, never another error."""
     image = bytearray(library.read_bytes())
     del image[data.draw(st.integers(0, len(image))) :]
     for place in (
@@ -85,7 +85,7 @@ def test_a_damaged_library_is_an_elf_error(
         dynamic_symbols(damaged)
 
 
-def test_a_text_file_is_no_library(tmp_path: Path) -> None:
+def test_a_text_file_is_an_elf_error(tmp_path: Path) -> None:
     """The message names the file."""
     (tmp_path / "libtorch.so").write_text("/* GNU ld script */ " * 10)
 

@@ -1,4 +1,4 @@
-"""`torchmem preflight`: its words, its JSON, its picture and its exit codes, with a script that is played for it."""
+"""`torchmem preflight`: pages, JSON, plot and exit codes, with a simulated script."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from torchmem.preflight.command import add_arguments
 from torchmem.preflight.command import run as run_command
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import Ended, RunResult
+from torchmem.preflight.runner import RunFunction
 from torchmem.recording import read
 from torchmem.sample.errors import TorchmemError, UsageError
 
@@ -35,7 +36,7 @@ Preflight = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Preflight:
-    """Runs the command with a script that is played; exit code, stdout and stderr."""
+    """Return a function that runs the command and returns its exit code, stdout and stderr."""
 
     def run_one(
         script: RunFunction, *arguments: str | Path, command: tuple[str, ...] = COMMAND
@@ -53,94 +54,96 @@ def run(capfd: pytest.CaptureFixture[str]) -> Preflight:
     return run_one
 
 
-def check_golden(name: str, shown: str) -> None:
+def check_golden(name: str, stdout: str) -> None:
     golden = GOLDEN / name
     if "WRITE_GOLDEN" in os.environ:
-        golden.write_text(shown)
-    assert golden.read_text() == shown
-    assert [line for line in shown.splitlines() if len(line) > 100 and name.endswith(".txt")] == []
+        golden.write_text(stdout)
+    assert golden.read_text() == stdout
+    assert [line for line in stdout.splitlines() if len(line) > 100 and name.endswith(".txt")] == []
 
 
 def test_the_report_of_a_script_that_fits(run: Preflight) -> None:
-    """Verdict, figures, settings and cards are those on file, with exit code 0."""
-    code, shown, said = run(PlayedScript(), "--card", "2GB")
+    """The page equals the golden file, and the exit code is 0."""
+    code, stdout, stderr = run(PlayedScript(), "--card", "2GB")
 
-    assert (0, "") == (code, said)
-    check_golden("fits.txt", shown)
+    assert (0, "") == (code, stderr)
+    check_golden("fits.txt", stdout)
 
 
 def test_the_report_of_a_script_that_does_not_fit(run: Preflight) -> None:
-    """The OOM is explained, the true need is looked for on a larger phantom, and the exit code is 1."""
+    """The OOM is explained, a run on a larger phantom shows the need, and the exit code is 1."""
     script = PlayedScript()
-    code, shown, said = run(script, "--card", "0.86GB", "--cards", "0.86GB,1GB,2GB")
+    code, stdout, stderr = run(script, "--card", "0.86GB", "--cards", "0.86GB,1GB,2GB")
 
-    assert (1, "") == (code, said)
+    assert (1, "") == (code, stderr)
     assert [1, 8] == [round(plan.card.memory_bytes / 0.86e9) for plan in script.plans]
-    check_golden("does_not_fit.txt", shown)
+    check_golden("does_not_fit.txt", stdout)
 
 
-def test_a_trace_that_the_replay_does_not_repeat_is_run_again(run: Preflight) -> None:
-    """Each setting and each card is then a run of its own, and the report says so."""
+def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
+    """Each setting and each card is then run, and the report says so."""
     script = PlayedScript(odd=True)
     confs = "max_split_size_mb:64", "expandable_segments:True"
-    code, shown, _ = run(
+    code, stdout, _ = run(
         script, "--card", "2GB", "--cards", "1GB,2GB", "--setting", confs[0], "--setting", confs[1]
     )
 
     assert 0 == code
     assert [None, *confs, None, None] == [plan.alloc_conf for plan in script.plans]
     assert [2, 2, 2, 1, 2] == [round(plan.card.memory_bytes / 1e9) for plan in script.plans]
-    check_golden("run_again.txt", shown)
+    check_golden("run_again.txt", stdout)
 
 
-def test_retries_and_growth_are_told(run: Preflight) -> None:
-    """A fit with retries is one only just; memory that grows is named, with the steps until the card is full."""
-    code, shown, _ = run(
+def test_retries_and_growth_are_reported(run: Preflight) -> None:
+    """A run with retries barely fits; growth is reported with the steps until the card is full."""
+    code, stdout, _ = run(
         PlayedScript(leak=5 * MIB), "--card", "1.6GB", "--setting", "expandable_segments:True"
     )
 
     assert 0 == code
-    assert "Fits, but only just, a phantom GPU of 1.6GB" in shown
-    assert "; PyTorch had to empty its cache 1 time to find room" in " ".join(shown.split())
-    assert re.search(r"  growth per step +5\.\d\d MiB\n", shown)
-    assert re.search(r"Memory on GPU 0 grows by 5\.\d\d MiB with each step", shown)
+    assert "Barely fits a phantom GPU of 1.6GB" in stdout
+    assert "; PyTorch had to empty its cache 1 time to satisfy a request" in " ".join(
+        stdout.split()
+    )
+    assert re.search(r"  growth per step +5\.\d\d MiB\n", stdout)
+    assert re.search(r"Memory on GPU 0 grows by 5\.\d\d MiB per step", stdout)
 
 
 def test_the_json_of_one_run(run: Preflight) -> None:
-    """One document, all of it that on file but for timelines; what the script prints goes to stderr."""
-    code, shown, said = run(
+    """One document equals the golden file, without timelines; the script prints to stderr."""
+    code, stdout, stderr = run(
         PlayedScript(words="epoch 1\n"), "--card", "2GB", "--steps", "8", "--json"
     )
-    found = json.loads(shown)
-    for outcome in found["comparison"]["settings"]["outcomes"]:
+    document = json.loads(stdout)
+    for outcome in document["comparison"]["settings"]["outcomes"]:
         outcome.pop("timeline", None)
 
-    assert (0, "epoch 1\n", 1) == (code, said, len(shown.splitlines()))
-    check_golden("fits.json", json.dumps(found, indent=1) + "\n")
+    assert (0, "epoch 1\n", 1) == (code, stderr, len(stdout.splitlines()))
+    check_golden("fits.json", json.dumps(document, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_picture_is_drawn(run: Preflight, tmp_path: Path, suffix: str) -> None:
-    """It says that it is of a phantom, of which card, and names every setting."""
+def test_a_plot_is_written(run: Preflight, tmp_path: Path, suffix: str) -> None:
+    """The plot names the phantom card and every setting."""
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"picture{suffix}"
-    code, shown, _ = run(PlayedScript(), "--card", "2GB", "--plot", path, "--json")
+    path = tmp_path / f"plot{suffix}"
+    code, stdout, _ = run(PlayedScript(), "--card", "2GB", "--plot", path, "--json")
 
     assert 0 == code
     if suffix == ".png":
         assert path.read_bytes().startswith(b"\x89PNG")
         return
-    assert ET.parse(path).getroot().tag.endswith("svg")  # noqa: S314 - drawn by this test
+    assert ET.parse(path).getroot().tag.endswith("svg")  # noqa: S314 - written by this test
     comments = path.read_text()
     assert "Fits a phantom GPU of 2GB" in comments
-    for outcome in json.loads(shown)["comparison"]["settings"]["outcomes"]:
+    for outcome in json.loads(stdout)["comparison"]["settings"]["outcomes"]:
         assert outcome["name"] in comments
 
 
-def test_the_trace_is_kept_on_demand(run: Preflight, tmp_path: Path) -> None:
-    """The snapshot can be read again, and only its owner may; without the flag nothing is left."""
+def test_the_trace_is_kept_on_request(run: Preflight, tmp_path: Path) -> None:
+    """Only its owner can read the file, and no other file is left."""
     path = tmp_path / "trace.pickle"
-    path.write_text("older, and readable by all")
+    path.write_text("older, and readable by everyone")
     run(PlayedScript(), "--card", "2GB", "--snapshot", path)
 
     assert 0o600 == path.stat().st_mode & 0o777
@@ -149,20 +152,20 @@ def test_the_trace_is_kept_on_demand(run: Preflight, tmp_path: Path) -> None:
 
 
 def test_the_largest_batch_is_found(run: Preflight) -> None:
-    """The table shows every try; the largest that fits and the one above it were both run."""
+    """The table shows every run; the largest value that fits and the next one were both run."""
     script = PlayedScript()
-    code, shown, said = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
+    code, stdout, stderr = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
     tried = {int(plan.command[-1]) for plan in script.plans}
-    best = int(re.findall(r"largest that fits is --batch-size (\d+)", shown)[0])
+    best = int(re.findall(r"largest value that fits is --batch-size (\d+)", stdout)[0])
 
-    assert (0, "") == (code, said)
+    assert (0, "") == (code, stderr)
     assert {1, best, best + 1, 64} <= tried
     assert len(tried) == len(script.plans) <= 8
-    check_golden("find_batch.txt", shown)
+    check_golden("find_batch.txt", stdout)
 
 
 def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
-    """Where all fit two runs are enough; where none does one is, and the exit code is 1."""
+    """If all values fit there are two runs; if none fits there is one, and the exit code is 1."""
     small, large = PlayedScript(), PlayedScript()
     fits = run(small, "--card", "80GB", "--find-batch", "batch-size=2..4", "--json")
     misses = run(large, "--card", "1GB", "--find-batch", "batch-size=32..64", "--json")
@@ -179,62 +182,64 @@ def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
     )
 
 
-def test_an_error_within_a_search_ends_it(run: Preflight) -> None:
-    """What the script said is shown as it was, and there is no verdict."""
+def test_an_error_ends_a_search(run: Preflight) -> None:
+    """The script's output is stdout, and there is no verdict."""
     script = PlayedScript(words="ValueError: mine\n", then=ends("error", exit_code=5))
-    code, shown, said = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
+    code, stdout, stderr = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
 
-    assert (2, "") == (code, shown)
-    assert said.startswith(
+    assert (2, "") == (code, stdout)
+    assert stderr.startswith(
         "ValueError: mine\ntorchmem: the script ended with exit code 5 after 20 optimizer steps"
     )
 
 
 def test_ranks_are_a_table(run: Preflight) -> None:
-    """Each rank is a run with its own place; all are shown."""
+    """Each rank is run with its own placement and has a row."""
     script = PlayedScript(idle_ranks=(1,))
-    code, shown, _ = run(script, "--card", "2GB", "--world-size", "1024", "--ranks", "0..1,1023")
+    code, stdout, _ = run(script, "--card", "2GB", "--world-size", "1024", "--ranks", "0..1,1023")
 
     assert 0 == code
     assert [(0, 0), (1, 1), (1023, 7)] == [
         (plan.placement.rank, plan.placement.local_rank) for plan in script.plans if plan.placement
     ]
     assert {8} == {plan.devices for plan in script.plans}
-    check_golden("ranks.txt", shown)
+    check_golden("ranks.txt", stdout)
 
 
-def test_a_rank_that_fails_hides_no_other(run: Preflight) -> None:
-    """Each of the world sizes has its row and its word; one that does not fit makes the exit code 1."""
+def test_a_failing_rank_does_not_end_the_sweep(run: Preflight) -> None:
+    """Each world size has a row; if one does not fit, the exit code is 1."""
 
     def then(plan: RunPlan, outcome: RunResult) -> RunResult:
         assert plan.placement
         ended: dict[int, Ended] = {8: "error", 64: "oom", 1024: "steps"}
         return replace(outcome, ended=ended[plan.placement.world_size])
 
-    code, shown, _ = run(PlayedScript(then=then), "--card", "2GB", "--world-sizes", "8,64,1024")
-    words = [line.split("  ")[-1].strip() for line in shown.splitlines() if re.match(r" +0 ", line)]
+    code, stdout, _ = run(PlayedScript(then=then), "--card", "2GB", "--world-sizes", "8,64,1024")
+    words = [
+        line.split("  ")[-1].strip() for line in stdout.splitlines() if re.match(r" +0 ", line)
+    ]
 
     assert 1 == code
     assert ["no verdict", "does not fit", "fits"] == words
 
 
 def test_several_cards_have_a_column_each(run: Preflight) -> None:
-    """The verdict is on the fullest."""
+    """The verdict is about the fullest card."""
 
     def then(_: RunPlan, outcome: RunResult) -> RunResult:
         (device,) = outcome.devices
         other = replace(device, device=1, peak_reserved=device.peak_reserved // 2)
         return replace(outcome, devices=(other, device))
 
-    _, shown, _ = run(PlayedScript(then=then), "--card", "2GB", "--gpus", "2")
+    _, stdout, _ = run(PlayedScript(then=then), "--card", "2GB", "--gpus", "2")
 
-    assert "Preflight on 2 times a phantom GPU of 2GB" in shown
-    assert re.search(r"^ +GPU 1 +GPU 0$", shown, re.MULTILINE)
-    assert "on GPU 0, the fullest, CUDA context included" in " ".join(shown.split())
+    assert "Preflight on 2 cards, each a phantom GPU of 2GB" in stdout
+    assert re.search(r"^ +GPU 1 +GPU 0$", stdout, re.MULTILINE)
+    assert "on GPU 0, the fullest, including the CUDA context" in " ".join(stdout.split())
 
 
 def ends(ended: Ended, **more: object) -> Callable[[RunPlan, RunResult], RunResult]:
-    """An outcome that ends so, whatever it was."""
+    """Return a function that changes how a run ended."""
     return lambda _, outcome: replace(outcome, ended=ended, **more)  # type: ignore[arg-type]
 
 
@@ -248,123 +253,132 @@ def ends(ended: Ended, **more: object) -> Callable[[RunPlan, RunResult], RunResu
         (ends("error", exit_code=-9, steps=0), "exit code 137 before its first optimizer step"),
         (
             ends("error", exit_code=1, values_read=2),
-            "it had read 2 values from the phantom, which are zero",
+            "it had read 2 values from the phantom GPU, which are zero",
         ),
         (
             ends("finished", steps=0),
-            "without an optimizer step: let it train for one, or call session.step()",
+            "without an optimizer step: let it train for at least one step, or call session.step()",
         ),
         (
             ends("finished", steps=3, devices=()),
-            "the script never used CUDA: let it train on the GPU",
+            "the script never used CUDA: make it train on the GPU",
         ),
         (
             ends("unsupported", exit_code=1, lacking=("cufftExecC2C",)),
-            "needs cufftExecC2C, which the phantom GPU",
+            "needs cufftExecC2C, which the phantom GPU does not support",
         ),
     ],
 )
 def test_no_verdict_is_one_sentence(
     run: Preflight, then: Callable[[RunPlan, RunResult], RunResult], sentence: str
 ) -> None:
-    """The exit code is 2, which no verdict has, whatever the script's own was. Nothing else is said."""
-    found, shown, said = run(PlayedScript(then=then), "--card", "2GB")
+    """The exit code is 2, whatever that of the script, and nothing else is printed."""
+    found, stdout, stderr = run(PlayedScript(then=then), "--card", "2GB")
 
-    assert (2, "", 1) == (found, shown, len(said.splitlines()))
-    assert sentence in said
+    assert (2, "", 1) == (found, stdout, len(stderr.splitlines()))
+    assert sentence in stderr
 
 
-def test_values_that_were_read_are_told(run: Preflight) -> None:
-    """A script that decides by what it computes may go another way, and the reader hears it."""
-    _, shown, _ = run(
+def test_values_that_were_read_are_reported(run: Preflight) -> None:
+    """The report notes that control flow may depend on values that are zero here."""
+    _, stdout, _ = run(
         PlayedScript(then=lambda _, outcome: replace(outcome, values_read=41)), "--card", "2GB"
     )
 
-    assert "read values from the card 41 times" in " ".join(shown.split())
+    assert "read values from the card 41 times" in " ".join(stdout.split())
 
 
-def test_an_untold_trace_is_said(run: Preflight) -> None:
-    """Without a trace the verdict stands, and why nothing is compared."""
-    code, shown, _ = run(
+def test_a_missing_trace_is_reported(run: Preflight) -> None:
+    """Without a trace there is a verdict, and the reason why nothing is compared."""
+    code, stdout, _ = run(
         PlayedScript(then=lambda _, outcome: replace(outcome, snapshot=None)), "--card", "2GB"
     )
 
     assert 0 == code
-    assert "Other settings and cards cannot be compared: nothing was recorded" in shown
+    assert "Other settings and cards were not compared: no trace was recorded" in stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ((), "--card is missing"),
-        (("--card", "warp-drive"), "'warp-drive' names no card"),
-        (("--card", "0.1GB"), "has no memory left beside a CUDA context"),
-        (("--card", "2GB", "--steps", "0"), "--steps 0 is not possible"),
+        (("--card", "warp-drive"), "'warp-drive' is not a known card"),
+        (("--card", "0.1GB"), "has no memory left besides a CUDA context"),
+        (("--card", "2GB", "--steps", "0"), "--steps 0 is invalid"),
         (
             ("--card", "2GB", "--gpus", "99"),
-            "--gpus 99 is not possible here: give a number from 1 to",
+            "--gpus 99 is invalid: it must be from 1 to 16",
         ),
         (
             ("--card", "2GB", "--setting", "max_split_size_mb:many"),
             "--setting: max_split_size_mb must be 20 or more.",
         ),
-        (("--card", "2GB", "--find-batch", "batch=9..1"), "--find-batch 'batch=9..1' is no search"),
-        (("--card", "2GB", "--rank", "1"), "Tell it with --world-size"),
+        (
+            ("--card", "2GB", "--find-batch", "batch=9..1"),
+            "--find-batch 'batch=9..1' is not a range",
+        ),
+        (("--card", "2GB", "--rank", "1"), "set --world-size"),
         (("--card", "2GB", "--world-size", "4", "--rank", "4"), "no rank 4 in a world of 4"),
         (
             ("--card", "2GB", "--world-size", "4", "--ranks", "a"),
-            "--ranks 'a' is no list of numbers",
+            "--ranks 'a' is not a list of numbers",
         ),
-        (("--card", "2GB", "--world-size", "4", "--world-sizes", "8"), "contradict each other"),
+        (("--card", "2GB", "--world-size", "4", "--world-sizes", "8"), "are mutually exclusive"),
         (
             ("--card", "2GB", "--world-sizes", "8", "--plot", "a.png"),
-            "--plot belongs to a single run",
+            "--plot applies to a single run",
         ),
-        (("--card", "2GB", "--world-sizes", "8", "--find-batch", "a=1..2"), "are two tables"),
+        (
+            ("--card", "2GB", "--world-sizes", "8", "--find-batch", "a=1..2"),
+            "are mutually exclusive",
+        ),
         (("--card", "2GB", "--snapshot", "nowhere/a.pickle"), "there is no directory nowhere"),
         (("--card", "2GB", "--plot", "a.pdf"), "--plot draws png and svg"),
     ],
 )
-def test_a_flag_that_cannot_be_used_is_one_sentence(
+def test_an_invalid_flag_is_one_sentence(
     run: Preflight, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    """It is found before anything runs, and the exit code is 2."""
+    """It is rejected before anything runs, with exit code 2."""
     script = PlayedScript()
-    code, shown, said = run(script, *arguments)
+    code, stdout, stderr = run(script, *arguments)
 
-    assert (2, "", 1) == (code, shown, len(said.splitlines()))
-    assert sentence in said
+    assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
+    assert sentence in stderr
     assert not script.plans
 
 
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ((), "there is no command to try"),
+        ((), "no command given"),
         (("--", "no-such-program"), "there is no program 'no-such-program'"),
-        (("--", "torchrun", "--nproc-per-node", "8", "train.py"), "torchrun starts many processes"),
+        (
+            ("--", "torchrun", "--nproc-per-node", "8", "train.py"),
+            "torchrun starts several processes",
+        ),
         (
             ("--", "python", "-m", "torch.distributed.run", "train.py"),
-            "torch.distributed.run starts many processes",
+            "torch.distributed.run starts several processes",
         ),
         (
             ("--", "uv", "run", "accelerate", "launch", "train.py"),
-            "accelerate starts many processes",
+            "accelerate starts several processes",
         ),
     ],
 )
-def test_a_command_that_cannot_be_tried_is_one_sentence(
+def test_an_invalid_command_is_one_sentence(
     run: Preflight, command: tuple[str, ...], sentence: str
 ) -> None:
-    """So is a launcher, which would start what a preflight stands for."""
-    code, shown, said = run(PlayedScript(), "--card", "2GB", command=command)
+    """A launcher is rejected too, because it would start several processes."""
+    code, stdout, stderr = run(PlayedScript(), "--card", "2GB", command=command)
 
-    assert (2, "", 1) == (code, shown, len(said.splitlines()))
-    assert sentence in said
+    assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
+    assert sentence in stderr
 
 
 def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
-    """In docs/preflight.md, but for what `torchmem whatif` and `torchmem oom` document."""
+    """docs/preflight.md has all but the fields of `torchmem whatif` and `torchmem oom`."""
     page = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
     kinds = (
         ("--card", "0.86GB"),
@@ -379,7 +393,7 @@ def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
 
 
 def names(value: object) -> Iterator[str]:
-    """Keys of all objects within, without those of whatif and oom, and without phases."""
+    """Yield the keys of all objects except those of whatif and oom, and phases."""
     if isinstance(value, list):
         for item in value:
             yield from names(item)
@@ -393,7 +407,7 @@ def names(value: object) -> Iterator[str]:
 
 
 def torchmem(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a process of its own."""
+    """Run the command in its own process."""
     return subprocess.run(
         [sys.executable, "-m", "torchmem.cli", "preflight", *arguments],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"} | environment,
@@ -402,7 +416,7 @@ def torchmem(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_the_cards_are_listed() -> None:
-    """Every card of the catalogue has a line, and no command is needed for that."""
+    """Every card of the catalog has a line, and no command is needed."""
     from torchmem.phantom.cards import CATALOG
 
     done = torchmem("--list-cards")
@@ -413,16 +427,16 @@ def test_the_cards_are_listed() -> None:
     ]
 
 
-def test_a_phantom_within_a_phantom_is_refused() -> None:
-    """It would measure the outer one."""
+def test_a_phantom_inside_a_phantom_is_rejected() -> None:
+    """It would measure the outer phantom."""
     done = torchmem("--card", "2GB", "--beside-gpu", *COMMAND, LD_PRELOAD="/nowhere/libphantom.so")
 
     assert (2, "") == (done.returncode, done.stdout)
-    assert "torchmem: this shell runs on a phantom GPU already" in done.stderr
+    assert "torchmem: this shell already runs on a phantom GPU" in done.stderr
 
 
-def test_a_real_gpu_is_left_alone(tmp_path: Path) -> None:
-    """Where a card is found nothing runs, unless told to."""
+def test_a_machine_with_a_real_gpu_is_rejected(tmp_path: Path) -> None:
+    """Nothing runs on a machine with a real GPU, except with --beside-gpu."""
     from torchmem.preflight.options import check_machine
 
     check_machine({}, beside_gpu=False, root=tmp_path)
@@ -432,8 +446,8 @@ def test_a_real_gpu_is_left_alone(tmp_path: Path) -> None:
         check_machine({}, beside_gpu=False, root=tmp_path)
 
 
-def test_ctrl_c_while_the_scratch_folder_is_emptied(run: Preflight) -> None:
-    """An impatient second Ctrl-C leaves nothing of the traces, which may be large."""
+def test_ctrl_c_during_the_removal_of_the_scratch_folder(run: Preflight) -> None:
+    """A second Ctrl-C leaves none of the traces, which may be large."""
     scratch: list[Path] = []
 
     def ended(folder: Path) -> None:
@@ -448,7 +462,10 @@ def test_ctrl_c_while_the_scratch_folder_is_emptied(run: Preflight) -> None:
         threading.Thread(target=ended, args=(folder,)).start()
         raise KeyboardInterrupt
 
-    code, _, said = run(interrupted, "--card", "2GB")
+    code, _, stderr = run(interrupted, "--card", "2GB")
 
-    assert (130, "torchmem: interrupted: nothing is left running.\n") == (code, said)
+    assert (130, "torchmem: interrupted: all processes of the script were ended.\n") == (
+        code,
+        stderr,
+    )
     assert not scratch[0].exists()
