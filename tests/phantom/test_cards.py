@@ -118,7 +118,8 @@ def test_the_documented_table_is_the_catalog(root: Path) -> None:
     lines = (root / "docs" / "phantom.md").read_text().splitlines()
     expected = [
         f"| `{card.name}` | {card.product} | {card.memory_bytes / GIB:.2f} GiB | "
-        f"{card.context_bytes // MIB} MiB | {card.multiprocessors} | {card.capability[0]}.{card.capability[1]} |"
+        f"{card.context_bytes // MIB} MiB | {card.multiprocessors} | "
+        f"{card.capability[0]}.{card.capability[1]} |"
         for card in CATALOG
     ]
 

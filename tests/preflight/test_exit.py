@@ -27,7 +27,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     "code", ["stop('no.')", "threading.Thread(target=stop, args=('no.',)).start()"]
 )
 def test_stop_ends_the_script_from_any_thread(code: str) -> None:
-    """It prints one sentence and exits with code 2, also where SystemExit would only end a thread."""
+    """It prints one sentence and exits with code 2, even from a thread."""
     done = python(code)
     assert (2, "torchmem: no.\n") == (done.returncode, done.stderr)
 

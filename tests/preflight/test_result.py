@@ -48,7 +48,7 @@ def test_how_a_run_ended(
 
 
 def test_a_lacking_call_explains_the_error(tmp_path: Path) -> None:
-    """A "not supported" error after a lacking call makes the run unsupported; names are distinct."""
+    """A "not supported" error after a lacking call makes the run unsupported."""
     write_report(tmp_path, 7, message="cuFFT error: CUFFT_NOT_SUPPORTED")
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "lacking").write_text("cuFirst\ncuSecond\ncuFirst\n")

@@ -1,4 +1,4 @@
-"""Run a command on phantom GPUs: `python -m torchmem.phantom --card h100-80gb -- python train.py`."""
+"""Run a command on phantom GPUs: python -m torchmem.phantom --card h100-80gb -- COMMAND."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _card(name: str | None, memory: str | None, environment: Mapping[str, str]) 
 
 
 def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild | None:
-    """Return the PyTorch that the command uses, or None: an exporter, for example, needs only NVML."""
+    """Return the PyTorch that the command uses, or None: an exporter needs only NVML."""
     python = script_interpreter(command, environment)
     build = find_torch(python, environment) if python else None
     return checked_build(build, python) if python and build else None

@@ -1,4 +1,4 @@
 """Preflight: run an unchanged training script on a phantom GPU and report the memory it needs.
 
-run.run(plan, folder, progress) -> result.RunResult. `child` is the part inside the script's process.
+run.run(plan, folder, progress) -> result.RunResult. `child` runs inside the script.
 """

@@ -117,8 +117,8 @@ def _checked_command(words: Sequence[str]) -> tuple[str, ...]:
         )
     if not shutil.which(command[0]):
         raise UsageError(
-            f"there is no program {sanitize_text(command[0])!r}: give one that can be run, for example "
-            "python train.py."
+            f"there is no program {sanitize_text(command[0])!r}: give one that can be run, "
+            "for example python train.py."
         )
     return command
 

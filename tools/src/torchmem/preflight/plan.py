@@ -1,4 +1,4 @@
-"""A run as planned, and the configuration and file names that its parent and child processes share."""
+"""The plan of a run, and what parent and child process share: configuration and file names."""
 
 from __future__ import annotations
 

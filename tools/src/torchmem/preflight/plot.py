@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STEPS_INCHES = 3.2
 FRAME_INCHES = 1.4
 MAX_LIMIT_RATIO = 3
-"""The line of a card with more than this many times the peak is left out: it would flatten the bars."""
+"""A card with more than this many times the peak gets no line, which would flatten the bars."""
 
 
 def draw(report: PreflightReport, path: Path) -> None:

@@ -22,7 +22,8 @@ Ended = Literal["steps", "finished", "oom", "error", "unsupported"]
 """How a run ended.
 
 steps: stopped after the requested steps. finished: exited by itself with code 0. oom: an
-OutOfMemoryError. error: another error in the script. unsupported: a call that the phantom GPU lacks.
+OutOfMemoryError. error: another error in the script. unsupported: a call that the phantom
+GPU lacks.
 """
 Phase = Literal["setup", "forward", "backward", "optimizer"]
 """Setup lasts until the first forward pass. Forward is every part of a step that is neither

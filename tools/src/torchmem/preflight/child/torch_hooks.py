@@ -49,8 +49,8 @@ def around_backward(begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Run the callbacks around every backward pass, including inner ones.
 
     Wraps `torch.autograd._engine_run_backward`, through which both `Tensor.backward` and
-    `torch.autograd.grad` call the engine (torch/autograd/__init__.py, PyTorch 2.4 to 2.15). Where it
-    is missing, backward passes are not seen.
+    `torch.autograd.grad` call the engine (torch/autograd/__init__.py, PyTorch 2.4 to 2.15).
+    Backward passes are not seen if it is missing.
     """
     run: Any = getattr(torch.autograd, "_engine_run_backward", None)
     if run is None:

@@ -134,7 +134,7 @@ class StepWatcher:
         self._has_trace = bool(self._backend.history_enabled())
 
     def optimizer_stepped(self, optimizer: int) -> None:
-        """Handle the end of an optimizer's step. Within a backward pass it counts when that ends."""
+        """Handle an optimizer's step. Inside a backward pass it counts when that ends."""
         if self._script_reports_steps or not self._is_own_process:
             return
         self._counter.optimizer_stepped(optimizer)
