@@ -1,8 +1,9 @@
-"""How the demo starts and ends, and that a failing scrape does not end it."""
+"""The demo's flags, its start and end, and its screen."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import pytest
 from support.stubborn_rank import stubborn_rank
 from support.waiting import until
 
+from torchmem.cli.main import main
 from torchmem.demo.play import show
 from torchmem.demo.ranks import DemoPlan, Ranks
 from torchmem.demo.screen import SEVERE_FRAGMENTATION
 from torchmem.rules.thresholds import defaults
+from torchmem.simulator.scenarios import SCENARIOS
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
@@ -78,6 +81,42 @@ def test_ranks_that_ignore_sigterm_share_one_grace_period(tmp_path: Path) -> Non
 
     assert 0.5 <= time.monotonic() - started < 3 * 0.5
     assert not ranks.alive()
+
+
+@pytest.mark.parametrize("columns", [70, 160])
+def test_the_list_fits_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--list` describes each scenario with its number and source, in the width of the terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code = main(["demo", "--list"])
+    output = capsys.readouterr().out
+    words = re.findall(r"[^\s│]+", output)
+
+    assert 0 == code
+    assert columns == max(len(line) for line in output.splitlines())
+    assert "simulated" in words
+    for scenario in SCENARIOS.values():
+        assert scenario.name in words
+        assert set(f"{scenario.summary} {scenario.reproduces}".split()) <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--scenario", "fragmentaton"], "did you mean 'fragmentation'"),
+        (["--scenario", "neighbour", "--real"], "without --real"),
+        (["--ranks", "0"], "--ranks"),
+        (["--listen", "nowhere"], "HOST:PORT"),
+    ],
+)
+def test_bad_flags_are_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong flag is one sentence that says what to do, with exit code 2."""
+    assert 2 == main(["demo", *arguments])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
 
 
 def test_the_screen_marks_what_the_alerts_call_severe() -> None:

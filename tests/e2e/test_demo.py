@@ -1,4 +1,4 @@
-"""The main path with nothing faked but the hardware: demo → exporter → Prometheus → Alertmanager → webhook."""
+"""The demo from end to end: ranks, exporter, Prometheus, Alertmanager and a webhook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,39 @@ from support.stack import Prometheus, Receiver, answers, free_port, full_stack, 
 from support.waiting import until
 
 from torchmem.sample.procfs import start_ticks
-from torchmem.simulator.scenarios import SCENARIOS
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo"]
 
 
+def demo(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end."""
+    return subprocess.run(
+        [*DEMO, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | (environment or {}),
+        timeout=300,
+        check=False,
+    )
+
+
 def children(pid: int) -> set[int]:
-    """Living processes that descend from `pid`."""
+    """Return the ids of all processes that descend from `pid`."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # anybody's process may end meanwhile
+        with suppress(OSError):  # a process may end at any time
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    family = {pid}
+    while new := {child for child, parent in parents.items() if parent in family} - family:
+        family |= new
+    return family - {pid}
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Receiver]]:
-    """A demo of two and a half minutes with three ranks, watched by the real stack with its shipped configuration."""
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Receiver]]:
+    """Run a demo of 150 s with three ranks under Prometheus and Alertmanager as configured here."""
     folder = tmp_path_factory.mktemp("demo")
     address = f"127.0.0.1:{free_port()}"
     command = [*DEMO, "--ranks", "3", "--duration", "150", "--seed", "1", "--listen", address]
@@ -49,16 +62,20 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
 
 
 def received(webhook: Receiver, name: str) -> list[dict[str, Any]]:
-    """Firing alerts of this name that reached the webhook."""
+    """Return the firing alerts of this name that reached the webhook."""
     return [
-        a for a in webhook.alerts if a["labels"]["alertname"] == name and a["status"] == "firing"
+        alert
+        for alert in webhook.alerts
+        if alert["labels"]["alertname"] == name and alert["status"] == "firing"
     ]
 
 
 @pytest.mark.stack
-def test_the_fragmentation_alert_reaches_the_webhook(watched: tuple[Prometheus, Receiver]) -> None:
-    """Fragmentation that rises in the ranks becomes a message that names rank, bytes and remedy."""
-    _, webhook = watched
+def test_the_fragmentation_alert_reaches_the_webhook(
+    monitored: tuple[Prometheus, Receiver],
+) -> None:
+    """Rising fragmentation leads to a notification with rank, stranded bytes and remedy."""
+    _, webhook = monitored
 
     alert = until(lambda: received(webhook, "TorchmemFragmentationHigh"), 150, 0.5)[0]
 
@@ -70,17 +87,17 @@ def test_the_fragmentation_alert_reaches_the_webhook(watched: tuple[Prometheus, 
 
 
 @pytest.mark.stack
-def test_one_rank_dies_of_fragmentation_and_is_still_shown(
-    watched: tuple[Prometheus, Receiver],
+def test_one_rank_runs_out_of_memory_and_stays_visible(
+    monitored: tuple[Prometheus, Receiver],
 ) -> None:
-    """Exactly one rank ends in OutOfMemoryError with free memory to spare; its last state stays, the others run."""
-    prometheus, webhook = watched
+    """One rank ends with an OOM although enough memory is free; its last state stays visible."""
+    prometheus, webhook = monitored
     then = prometheus.when(
         lambda then: then.value('count(torchmem_process_state{state="oom"} == 1)') == 1
     )
 
-    (dead,) = then.query('torchmem_process_state{state="oom"} == 1')
-    rank = dead["metric"]["rank"]
+    (ended,) = then.query('torchmem_process_state{state="oom"} == 1')
+    rank = ended["metric"]["rank"]
     free = then.value(f'torchmem_free_bytes{{rank="{rank}",state="stranded"}}')
     requested = then.value(f'torchmem_last_oom_requested_bytes{{rank="{rank}"}}')
     assert free is not None
@@ -88,44 +105,42 @@ def test_one_rank_dies_of_fragmentation_and_is_still_shown(
     assert free > requested
     assert 1 == then.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}')
     assert 2 == then.value('count(torchmem_process_state{state="running"} == 1)')
-    assert (
-        rank
-        == until(lambda: received(webhook, "TorchmemOutOfMemory"), pause=0.5)[0]["labels"]["rank"]
-    )
+    alert = until(lambda: received(webhook, "TorchmemOutOfMemory"), pause=0.5)[0]
+    assert rank == alert["labels"]["rank"]
 
 
-# What the demo has no case of, by panel and letter of the query. Parts of a device: memory cached before a rank's first
-# snapshot, and memory of GPUs without NVML. A trend needs 30 minutes, idleness 10, a falling headroom and an alert come
-# and go; the ranks name no phases and report no samples; nothing else goes wrong.
+# Queries without data in the demo, by panel and letter. Of the parts of a device: memory cached
+# before the first snapshot, and memory of GPUs without NVML. A trend needs 30 minutes, idleness 10.
+# Falling headroom and alerts are temporary. The ranks have no phases, samples or other errors.
 WITHOUT_DATA = (
-    r"Memory of .* [EI]|by cause [ACD]|Growth of the peak per hour A|Settings that PyTorch ignored A"
-    r"|First runs out in A|Headroom used up in A|Tightest ranks C|Alerts that fire now [AB]|Held but idle A"
-    r"|GPUs with wasted memory [BC]|Peak by phase A|Samples per second A|Files refused per minute A"
-    r"|Nodes without NVML A|Errors by stage A"
+    r"Memory of .* [EI]|by cause [ACD]|Growth of the peak per hour A|Peak by phase A"
+    r"|Settings that PyTorch ignored A|First out of memory in A|Headroom exhausted in A"
+    r"|Ranks with the least headroom C|Firing alerts [AB]|Idle GPUs, memory held A"
+    r"|GPUs with wasted memory [BC]|Samples per second A|Files rejected per minute A"
+    r"|Nodes without NVML A|SDK errors by stage A"
 )
-# Simulated cards have memory and nothing else: the dashboard of what the driver tells has a test of its own.
-DASHBOARDS_OF_RANKS = {"fleet", "training-memory", "oom", "self"}
+# Simulated cards have only memory. The dashboard of the GPUs has its own test.
+RANK_DASHBOARDS = {"fleet", "training-memory", "oom", "self"}
 
 
 @pytest.mark.stack
-def test_every_query_of_the_dashboards_returns_data(watched: tuple[Prometheus, Receiver]) -> None:
-    """Each query of the dashboards that show ranks had an answer lately, but for cases that the demo does not have."""
-    prometheus, _ = watched
+def test_every_query_of_the_dashboards_returns_data(monitored: tuple[Prometheus, Receiver]) -> None:
+    """Each query of the dashboards of ranks has returned data, except for those listed above."""
+    prometheus, _ = monitored
     until(lambda: prometheus.value("sum(torchmem_ooms_total)"), 150, 0.5)
     until(lambda: prometheus.query("rank:torchmem_alloc_retries:increase10m"), pause=0.5)
-    wanted = {
+    queries = {
         name: filled_in(text, span="1m", compare="demo-fragmentation")
         for name, text in QUERIES.items()
-        if name.partition(":")[0] in DASHBOARDS_OF_RANKS
-        and not re.search(f"({WITHOUT_DATA})$", name)
+        if name.partition(":")[0] in RANK_DASHBOARDS and not re.search(f"({WITHOUT_DATA})$", name)
     }
 
     def answered(text: str) -> bool:
-        # What a rank held is gone after its end, and is what the dashboard shows from before it.
+        # The series of a rank end with it; the dashboard then shows their last values.
         return bool(prometheus.query(text) or prometheus.query(f"last_over_time(({text})[2m:2s])"))
 
     def empty() -> list[str]:
-        return [name for name, text in wanted.items() if not answered(text)]
+        return [name for name, text in queries.items() if not answered(text)]
 
     with suppress(AssertionError):
         until(lambda: not empty(), pause=1)
@@ -133,11 +148,12 @@ def test_every_query_of_the_dashboards_returns_data(watched: tuple[Prometheus, R
 
 
 @pytest.mark.stack
-def test_the_parts_of_every_card_add_up(watched: tuple[Prometheus, Receiver]) -> None:
-    """What the dashboard stacks for a card sums to the card's memory, unless a rank gave memory back between its own
-    reading and the driver's, which the next readings mend.
+def test_the_parts_of_every_card_add_up(monitored: tuple[Prometheus, Receiver]) -> None:
+    """The stacked parts of each card add up to its memory.
+
+    A scrape in which a rank released memory between its own reading and NVML's is an exception.
     """
-    prometheus, _ = watched
+    prometheus, _ = monitored
     until(lambda: prometheus.query("gpu:torchmem_memory_bytes:sum"), pause=0.5)
 
     difference = (
@@ -147,7 +163,7 @@ def test_the_parts_of_every_card_add_up(watched: tuple[Prometheus, Receiver]) ->
 
 
 def test_an_interrupt_ends_everything() -> None:
-    """Ctrl-C leaves no process, no port and no traceback behind, whatever the moment."""
+    """After Ctrl-C there is no process, no open port and no traceback."""
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [*DEMO, "--ranks", "2", "--listen", address],
@@ -168,64 +184,23 @@ def test_an_interrupt_ends_everything() -> None:
 
 
 def test_it_ends_by_itself(tmp_path: Path) -> None:
-    """`--duration` ends the demo, which prints where the numbers are and leaves no file behind."""
+    """The demo ends after `--duration`, prints the address of the metrics, and leaves no file."""
     address = f"127.0.0.1:{free_port()}"
-    done = subprocess.run(
-        [*DEMO, "--ranks", "2", "--duration", "3", "--listen", address], capture_output=True, text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)}, timeout=300, check=False,
-    )  # fmt: skip
+    arguments = ["--ranks", "2", "--duration", "3", "--listen", address]
+    done = demo(*arguments, environment={"TMPDIR": str(tmp_path)})
 
     assert (0, "") == (done.returncode, done.stderr)
     assert f"http://{address}/metrics" in done.stdout
     assert [] == list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("columns", [70, 160])
-def test_the_list_fits_the_terminal(columns: int) -> None:
-    """`--list` names every scenario with its story, number and source, wrapped to the terminal's width."""
-    environment = os.environ | {"COLUMNS": str(columns)}
-    done = subprocess.run(
-        [*DEMO, "--list"], capture_output=True, text=True, env=environment, timeout=300, check=False
-    )
-    words = re.findall(r"[^\s│]+", done.stdout)
-
-    assert 0 == done.returncode
-    assert columns == max(len(line) for line in done.stdout.splitlines())
-    assert "simulated" in words
-    for scenario in SCENARIOS.values():
-        assert scenario.name in words
-        assert set(f"{scenario.summary} {scenario.reproduces}".split()) <= set(words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--scenario", "fragmentaton"], "did you mean 'fragmentation'"),
-        (["--scenario", "neighbour", "--real"], "without --real"),
-        (["--ranks", "0"], "--ranks"),
-        (["--listen", "nowhere"], "HOST:PORT"),
-    ],
-)
-def test_bad_flags_are_one_sentence(arguments: list[str], sentence: str) -> None:
-    """A wrong flag is answered in a sentence that says what to do, with exit code 2."""
-    done = subprocess.run(
-        [*DEMO, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-
-    assert 2 == done.returncode
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_taken_port_is_said(tmp_path: Path) -> None:
-    """When something else listens there, the demo says so and what to do."""
+def test_a_port_in_use_is_one_sentence() -> None:
+    """If the port is in use, the error names the flag to change."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run(
-            [*DEMO, "--listen", address], capture_output=True, text=True, timeout=300, check=False
-        )
+        done = demo("--listen", address)
 
     assert 2 == done.returncode
     assert "--listen" in done.stderr

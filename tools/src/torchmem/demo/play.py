@@ -29,7 +29,7 @@ from torchmem.simulator.scenarios import SCENARIOS
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
 MAX_RANKS = 64
-CAPTION = "The numbers are published measurements; the demo reproduces them in a simulation."
+CAPTION = "Others published these numbers; the demo reproduces them with a simulated allocator."
 
 
 def run(arguments: argparse.Namespace) -> int:
