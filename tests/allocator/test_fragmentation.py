@@ -1,4 +1,4 @@
-"""The fragmentation arithmetic: identities that hold for every snapshot, and worked examples."""
+"""Measuring snapshots: properties that hold for every snapshot, and examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.allocator.snapshot import SegmentInfo
 
-rooms = st.builds(
+available_memory = st.builds(
     AvailableMemory,
     st.integers(0, 80 * GIB),
     st.integers(0, 80 * GIB),
@@ -21,7 +21,7 @@ rooms = st.builds(
 
 
 def free_sizes(snapshot: list[SegmentInfo]) -> list[int]:
-    """Sizes of the free blocks of the default pools, counted without the code under test."""
+    """Return the sizes of free blocks in the default pools, without the code under test."""
     default = [info for info in snapshot if info["segment_pool_id"] == (0, 0)]
     return [
         block["size"]
@@ -33,7 +33,7 @@ def free_sizes(snapshot: list[SegmentInfo]) -> list[int]:
 
 @given(segments())
 def test_fragmentation_ratio_lies_in_zero_to_one(snapshot: list[SegmentInfo]) -> None:
-    """0 ≤ FI < 1 whenever something is free, and no FI exists when nothing is."""
+    """The ratio is in [0, 1) if any memory is free, and None otherwise."""
     layout = measure(snapshot, 0, 1.0)
 
     if free_sizes(snapshot):
@@ -45,7 +45,7 @@ def test_fragmentation_ratio_lies_in_zero_to_one(snapshot: list[SegmentInfo]) ->
 
 @given(segments())
 def test_stranded_and_releasable_add_up_to_free(snapshot: list[SegmentInfo]) -> None:
-    """Every free byte of the default pools is either releasable or stranded, and none is counted twice."""
+    """Each free byte of the default pools is either releasable or stranded."""
     layout = measure(snapshot, 0, 1.0)
 
     assert sum(free_sizes(snapshot)) == layout.releasable_bytes + layout.stranded_bytes
@@ -55,7 +55,7 @@ def test_stranded_and_releasable_add_up_to_free(snapshot: list[SegmentInfo]) -> 
 
 @given(segments())
 def test_histogram_counts_every_free_block_once(snapshot: list[SegmentInfo]) -> None:
-    """The free-block histogram holds as many blocks as the snapshot has free ones."""
+    """The free-block histogram counts each free block of the snapshot once."""
     layout = measure(snapshot, 0, 1.0)
 
     assert (
@@ -63,12 +63,12 @@ def test_histogram_counts_every_free_block_once(snapshot: list[SegmentInfo]) -> 
     )
 
 
-@given(segments(), rooms)
+@given(segments(), available_memory)
 def test_flushing_never_lowers_the_headroom(
-    snapshot: list[SegmentInfo], room: AvailableMemory
+    snapshot: list[SegmentInfo], available: AvailableMemory
 ) -> None:
-    """What succeeds without the retry flush also succeeds with it."""
-    layout = measure(snapshot, 0, 1.0, room, AllocatorConfig(expandable_segments=True))
+    """A request that succeeds without the retry flush also succeeds with it."""
+    layout = measure(snapshot, 0, 1.0, available, AllocatorConfig(expandable_segments=True))
 
     assert layout.headroom_bytes is not None
     assert layout.headroom_flush_bytes is not None
@@ -79,7 +79,7 @@ def test_flushing_never_lowers_the_headroom(
 def test_more_driver_memory_never_lowers_the_headroom(
     snapshot: list[SegmentInfo], free: int, more: int
 ) -> None:
-    """Headroom grows monotonically with what the driver can give."""
+    """Headroom never decreases when the driver has more free memory."""
     less, greater = (
         measure(snapshot, 0, 1.0, AvailableMemory(amount)) for amount in (free, free + more)
     )
@@ -88,8 +88,8 @@ def test_more_driver_memory_never_lowers_the_headroom(
 
 
 @given(segments())
-def test_memory_of_private_pools_is_reported_apart(snapshot: list[SegmentInfo]) -> None:
-    """Bytes of CUDA graphs and MemPools appear only in the private numbers, and add up to their segments."""
+def test_memory_of_private_pools_is_reported_separately(snapshot: list[SegmentInfo]) -> None:
+    """Memory of CUDA graphs and MemPools counts only in the private fields, and all of it does."""
     layout = measure(snapshot, 0, 1.0)
     private = [info for info in snapshot if info["segment_pool_id"] != (0, 0)]
 
@@ -101,16 +101,16 @@ def test_memory_of_private_pools_is_reported_apart(snapshot: list[SegmentInfo]) 
 
 
 @given(segments())
-def test_another_device_has_nothing(snapshot: list[SegmentInfo]) -> None:
-    """A snapshot of device 0 says nothing about device 1."""
+def test_segments_of_other_devices_are_ignored(snapshot: list[SegmentInfo]) -> None:
+    """The segments of device 0 do not count for device 1."""
     layout = measure(snapshot, 1, 1.0)
 
     assert (0, 0, None) == (layout.segments.total, layout.free_bytes, layout.fragmentation_ratio)
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**9), st.sampled_from([2 * MIB, 20 * MIB]))
-def test_full_pages_are_the_pages_inside(offset: int, size: int, page: int) -> None:
-    """`full_pages` counts exactly the pages whose first and last byte lie in the block."""
+def test_full_pages_lie_inside_the_block(offset: int, size: int, page: int) -> None:
+    """`full_pages` counts the pages whose first and last byte lie in the block."""
     inside = sum(
         page
         for start in range(offset // page * page, offset + size, page)
@@ -120,8 +120,8 @@ def test_full_pages_are_the_pages_inside(offset: int, size: int, page: int) -> N
     assert inside == full_pages(offset, size, page)
 
 
-def test_whole_free_segments_are_harmless() -> None:
-    """Two cached whole segments give a high FI and no stranded byte."""
+def test_whole_free_segments_are_not_stranded() -> None:
+    """Two free segments give a ratio of 0.5 and no stranded bytes."""
     snapshot = [
         segment(1 << 40, "large", [(64 * MIB, "inactive")]),
         segment(2 << 40, "large", [(64 * MIB, "inactive")]),
@@ -137,8 +137,8 @@ def test_whole_free_segments_are_harmless() -> None:
     assert (64 * MIB, 138 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
 
 
-def test_a_live_block_strands_its_neighbours() -> None:
-    """One small live tensor in the middle of a segment pins both halves, flush or not."""
+def test_a_live_block_strands_its_neighbors() -> None:
+    """A small live tensor in the middle of a segment strands both halves, even with a flush."""
     blocks = [(100 * MIB, "inactive"), (4 * MIB, "active_allocated"), (96 * MIB, "inactive")]
 
     layout = measure([segment(1 << 40, "large", blocks)], 0, 1.0, AvailableMemory(0))
@@ -148,7 +148,7 @@ def test_a_live_block_strands_its_neighbours() -> None:
 
 
 def test_free_blocks_of_another_stream_do_not_count_as_headroom() -> None:
-    """A side stream's free block cannot serve the main stream, but its whole segment can be released for it."""
+    """A free segment of another stream serves the main stream only after a flush."""
     side = segment(1 << 40, "large", [(50 * MIB, "inactive")], stream=7)
     main = segment(2 << 40, "large", [(20 * MIB, "active_allocated")])
 
@@ -157,8 +157,8 @@ def test_free_blocks_of_another_stream_do_not_count_as_headroom() -> None:
     assert (0, 50 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
 
 
-def test_the_memory_fraction_caps_the_headroom() -> None:
-    """With a limit, only what is left under it counts, however much the driver has."""
+def test_the_memory_fraction_limits_the_headroom() -> None:
+    """With a limit, headroom is at most what remains below it."""
     layout = measure(
         [], 0, 1.0, AvailableMemory(driver_free=40 * GIB, reserved=3 * GIB, limit=5 * GIB)
     )

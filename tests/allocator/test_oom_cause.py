@@ -50,77 +50,58 @@ sizes = st.integers(0, 80 * GIB)
     ],
 )
 def test_causes(facts: OomFacts, cause: str) -> None:
-    """Each cause is told from the others by the bytes that would have had to be free."""
+    """The cause follows from the bytes that were free, held by the process, and held outside."""
     assert cause == classify(facts)
 
 
 @given(st.builds(OomFacts, sizes, sizes, sizes, sizes, sizes, st.none() | sizes))
 def test_every_oom_has_a_known_cause(facts: OomFacts) -> None:
-    """Whatever the numbers, the cause is one of the four that the counter knows."""
+    """For any numbers, the cause is one of the four that the counter exports."""
     assert classify(facts) in OOM_CAUSES
 
 
 @given(st.builds(OomFacts, sizes, sizes, sizes, sizes, sizes, st.just(80 * GIB)))
 def test_fragmentation_means_that_compaction_would_have_helped(facts: OomFacts) -> None:
-    """`fragmentation` is only said when the free bytes, in one piece, would have held the request."""
+    """`fragmentation` is returned only if the free bytes, in one piece, would hold the request."""
     if classify(facts) == "fragmentation":
         assert facts.requested <= facts.driver_free + facts.cached_free
 
 
-STUCK = replace(FULL, cached_free=30 * GIB)
+FREE = replace(FULL, cached_free=30 * GIB)
+PRIVATE_FREE = replace(FULL, private_free=30 * GIB)
+SMALL = replace(FREE, requested=2 * MIB, driver_free=MIB)
+MEDIUM = replace(FREE, requested=20 * MIB, driver_free=3 * MIB)
+MEDIUM_FULL = replace(MEDIUM, driver_free=MIB)
+LARGE_SEGMENT = replace(FREE, requested=64 * MIB, large_segment=64 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("facts", "blocks", "kind"),
+    ("facts", "blocks", "detail"),
     [
-        (STUCK, LargestFreeBlocks(own=GIB), "stranded"),
-        (STUCK, LargestFreeBlocks(own=2 * GIB), "pending"),
-        (STUCK, LargestFreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
-        (STUCK, LargestFreeBlocks(own=GIB, other_pool=2 * GIB), "pool"),
-        (replace(FULL, private_free=30 * GIB), LargestFreeBlocks(own=GIB, other_pool=GIB), "pool"),
-        (
-            replace(STUCK, requested=20 * MIB, driver_free=3 * MIB),
-            LargestFreeBlocks(own=2 * MIB),
-            "small_segment",
-        ),
-        (
-            replace(STUCK, requested=20 * MIB, driver_free=3 * MIB),
-            LargestFreeBlocks(own=10 * MIB),
-            "stranded",
-        ),
-        (
-            replace(STUCK, requested=20 * MIB, driver_free=MIB),
-            LargestFreeBlocks(own=2 * MIB),
-            "stranded",
-        ),
-        (
-            replace(STUCK, requested=64 * MIB, large_segment=64 * MIB),
-            LargestFreeBlocks(own=2 * MIB),
-            "small_segment",
-        ),
-        (
-            replace(STUCK, requested=2 * MIB, driver_free=MIB),
-            LargestFreeBlocks(other_pool=MIB),
-            "pool",
-        ),
-        (
-            replace(STUCK, requested=2 * MIB, driver_free=MIB),
-            LargestFreeBlocks(own=MIB // 2),
-            "stranded",
-        ),
+        (FREE, LargestFreeBlocks(own=GIB), "stranded"),
+        (FREE, LargestFreeBlocks(own=2 * GIB), "pending"),
+        (FREE, LargestFreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
+        (FREE, LargestFreeBlocks(own=GIB, other_pool=2 * GIB), "pool"),
+        (PRIVATE_FREE, LargestFreeBlocks(own=GIB, other_pool=GIB), "pool"),
+        (MEDIUM, LargestFreeBlocks(own=2 * MIB), "small_segment"),
+        (MEDIUM, LargestFreeBlocks(own=10 * MIB), "stranded"),
+        (MEDIUM_FULL, LargestFreeBlocks(own=2 * MIB), "stranded"),
+        (LARGE_SEGMENT, LargestFreeBlocks(own=2 * MIB), "small_segment"),
+        (SMALL, LargestFreeBlocks(other_pool=MIB), "pool"),
+        (SMALL, LargestFreeBlocks(own=MIB // 2), "stranded"),
     ],
 )
-def test_kinds_of_fragmentation(facts: OomFacts, blocks: LargestFreeBlocks, kind: str) -> None:
-    """Each kind is told from the others by where the block lies that would have fitted."""
-    assert kind == fragmentation_detail(facts, blocks)
+def test_kinds_of_fragmentation(facts: OomFacts, blocks: LargestFreeBlocks, detail: str) -> None:
+    """The location of a block that would fit determines the kind of fragmentation."""
+    assert detail == fragmentation_detail(facts, blocks)
 
 
 @given(segments(), st.sampled_from([0, 7, None]), st.sampled_from([2 * MIB, 20 * MIB, GIB]))
-def test_free_blocks_are_sorted_by_what_kept_the_request_from_them(
+def test_the_largest_free_blocks_are_found(
     snapshot: list[SegmentInfo], stream: int | None, requested: int
 ) -> None:
-    """No block without a tensor is overlooked, and the request's own are of its stream and its default pool."""
-    found = largest_free_blocks(snapshot, 0, requested, stream)
+    """The largest free block is found, and `own` is of the request's stream and default pool."""
+    largest = largest_free_blocks(snapshot, 0, requested, stream)
     pool = "small" if requested == 2 * MIB else "large"
     free = [
         (s, b["size"]) for s in snapshot for b in s["blocks"] if b["state"] != "active_allocated"
@@ -132,13 +113,13 @@ def test_free_blocks_are_sorted_by_what_kept_the_request_from_them(
     ]
 
     assert max((size for _, size in free), default=0) == max(
-        found.own, found.other_stream, found.other_pool
+        largest.own, largest.other_stream, largest.other_pool
     )
-    assert max(own, default=0) == found.own
+    assert max(own, default=0) == largest.own
 
 
-def test_other_devices_do_not_count() -> None:
-    """A free block on another device is no block for this request."""
+def test_blocks_of_other_devices_are_ignored() -> None:
+    """A free block on another device does not count."""
     assert LargestFreeBlocks() == largest_free_blocks(
         [segment(0, "large", [(GIB, "inactive")], device=1)], 0, GIB, 0
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchmem.allocator.settings import (
@@ -180,6 +180,25 @@ def test_settings_survive_conversion_to_text(config: AllocatorConfig) -> None:
     assert config == AllocatorConfig.of(config.settings())
 
 
+def test_effective_settings_are_read_from_a_sample() -> None:
+    """Text becomes bytes and counts; a missing setting has PyTorch's default."""
+    text = {
+        "expandable_segments": "True",
+        "max_split_size": "67108864",
+        "large_segment_size_mb": "40",
+        "roundup_power2_divisions": "1:2,32768:4",
+        "throw_on_cudamalloc_oom": "True",
+    }
+    expected = AllocatorConfig(
+        expandable_segments=True,
+        max_split_size=64 * MIB,
+        large_segment_size=40 * MIB,
+        roundup_power2_divisions=(2, *[0] * 14, 4),
+        throw_on_cudamalloc_oom=True,
+    )
+    assert expected == AllocatorConfig.of(text)
+
+
 def test_settings_are_parsed_like_pytorch_does() -> None:
     """Megabytes are MiB; white space and keys that decide no request are ignored."""
     text = (
@@ -220,6 +239,7 @@ def test_requests_are_rounded_to_divisions(size: int, rounded: int) -> None:
 
 
 @given(configs, st.integers(1, 1 << 36))
+@example(AllocatorConfig(roundup_power2_divisions=(4,) * 16), 512 * 4)
 def test_the_largest_request_is_the_inverse_of_rounding(
     config: AllocatorConfig, block: int
 ) -> None:

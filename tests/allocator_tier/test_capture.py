@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.snapshot_files import load_snapshot
+from support.snapshots import load_snapshot
 from support.waiting import until
 
 from torchmem.sample.capture_messages import (

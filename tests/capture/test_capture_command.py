@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.publishing import own_process, own_sample, publish
-from support.snapshot_files import load_snapshot
+from support.snapshots import load_snapshot
 from support.waiting import until
 
 from torchmem.sample.run_directory import SAMPLE_SUFFIX

@@ -1,4 +1,4 @@
-"""Samples become families: complete, declared, absent when unknown, and valid whatever the input."""
+"""Families of samples: complete, declared, valid for any sample, and absent when unknown."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ OWN = {
 }
 
 
-class _Given:
+class _Families:
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> list[Metric]:
-        """The families as they are."""
+        """Return the families."""
         return self._metrics
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registration does not collect."""
+        """Return nothing, so that registration does not collect."""
         return []
 
 
 def exposition(*views: View) -> str:
-    """What Prometheus would scrape."""
+    """Return the text that Prometheus would scrape."""
     registry = CollectorRegistry()
-    registry.register(_Given(list(families(views))))
+    registry.register(_Families(list(families(views))))
     return generate_latest(registry).decode()
 
 
 def base_name(sample_name: str) -> str:
-    """The catalogue's name of a sample: histogram suffixes away."""
+    """Return the catalog's name of a sample, without the suffix of a histogram."""
     for suffix in ("_bucket", "_count", "_sum", "_gcount", "_gsum"):
         if sample_name.removesuffix(suffix) in CATALOG:
             return sample_name.removesuffix(suffix)
     return sample_name
 
 
-def test_a_full_sample_gives_every_metric_of_the_catalogue() -> None:
-    """Nothing in the catalogue is a dead letter, and nothing is served that it does not declare."""
-    shown = exposition(View(full_sample(), 4242, "running", {UUID: "3"}))
-    served = {base_name(s.name) for f in text_string_to_metric_families(shown) for s in f.samples}
+def test_a_full_sample_exports_every_metric_of_the_catalog() -> None:
+    """Every metric of the catalog is exported, and no other."""
+    text = exposition(View(full_sample(), 4242, "running", {UUID: "3"}))
+    served = {base_name(s.name) for f in text_string_to_metric_families(text) for s in f.samples}
 
     assert OWN == served
 
 
-def test_labels_are_those_of_the_catalogue() -> None:
-    """Every sample carries exactly the declared labels, beside `le` and the facts of info metrics."""
+def test_labels_are_those_of_the_catalog() -> None:
+    """Each sample has the declared labels; only `le` and the facts of info metrics are added."""
     for metric in families([View(full_sample(), 4242, "running", {UUID: "3"})]):
         for sample in metric.samples:
             spec = CATALOG[base_name(sample.name)]
@@ -68,15 +68,15 @@ def test_labels_are_those_of_the_catalogue() -> None:
 
 
 @given(st.lists(samples, max_size=2, unique_by=lambda s: (s.process.rank, s.process.pid)))
-def test_any_sample_gives_a_valid_exposition(given_samples: list[Sample]) -> None:
-    """Whatever text and numbers a sample holds, Prometheus can parse the result and no series stands twice."""
-    shown = exposition(
+def test_any_sample_has_a_valid_exposition(given_samples: list[Sample]) -> None:
+    """For any text and numbers in a sample, Prometheus can parse the result, without duplicates."""
+    text = exposition(
         *(View(sample, sample.process.pid, "running", {}) for sample in given_samples)
     )
 
     series = [
         (s.name, frozenset(s.labels.items()))
-        for f in text_string_to_metric_families(shown)
+        for f in text_string_to_metric_families(text)
         for s in f.samples
     ]
     assert len(series) == len(set(series))
@@ -84,13 +84,13 @@ def test_any_sample_gives_a_valid_exposition(given_samples: list[Sample]) -> Non
 
 @given(samples)
 def test_unknown_is_absent(sample: Sample) -> None:
-    """No value is NaN, infinite or negative: what is not known has no sample."""
+    """No value is NaN, infinite or negative; an unknown value has no series."""
     for metric in families([View(sample, 1, "running", {})]):
         assert all(0 <= row.value < float("inf") for row in metric.samples)
 
 
 def test_bytes_by_pool_sum_to_the_total() -> None:
-    """Summing over `pool` gives the allocator's own total."""
+    """The sum over `pool` is the allocator's total."""
     sample = full_sample()
     rows = next(
         m for m in families([View(sample, 1, "running", {})]) if m.name == "torchmem_reserved_bytes"
@@ -101,8 +101,8 @@ def test_bytes_by_pool_sum_to_the_total() -> None:
     assert allocator.reserved_bytes.total == sum(row.value for row in rows)
 
 
-def test_exactly_one_state_is_on() -> None:
-    """The state set names all states and marks the one that holds."""
+def test_exactly_one_state_is_active() -> None:
+    """The state set has all states, and 1 only for the current one."""
     for state in STATES:
         metrics = families([View(full_sample(), 1, state, {})])
         rows = next(m for m in metrics if m.name == "torchmem_process_state").samples
@@ -111,13 +111,13 @@ def test_exactly_one_state_is_on() -> None:
         }
 
 
-def test_expandable_segments_have_no_inactive_split() -> None:
-    """A value PyTorch does not keep in this mode has no series, instead of a false zero."""
+def test_an_unknown_value_by_pool_has_no_series() -> None:
+    """`inactive_split_bytes`, which PyTorch lacks with expandable segments, is absent, not zero."""
     sample = full_sample()
     allocator = sample.devices[0].allocator
     assert allocator is not None
     device = replace(sample.devices[0], allocator=replace(allocator, inactive_split_bytes=None))
 
-    shown = exposition(View(replace(sample, devices=(device,)), 1, "running", {}))
+    text = exposition(View(replace(sample, devices=(device,)), 1, "running", {}))
 
-    assert "torchmem_inactive_split_bytes{" not in shown
+    assert "torchmem_inactive_split_bytes{" not in text

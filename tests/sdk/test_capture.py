@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.snapshot_files import load_snapshot
+from support.snapshots import load_snapshot
 from support.waiting import until
 
 from torchmem.sample.capture_messages import (

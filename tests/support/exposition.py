@@ -1,4 +1,4 @@
-"""Reading back what an exporter serves, as Prometheus would."""
+"""Parse the output of an exporter like Prometheus does."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Labels = frozenset[tuple[str, str]]
 
 
 class Collects(Protocol):
-    """Anything that gives metric families."""
+    """A collector of metric families."""
 
     def collect(self) -> Sequence[Metric]:
-        """All families."""
+        """Return all families."""
 
 
 class Exposition:
-    """Series by name and labels; two series with the same name and labels are an error."""
+    """Series by name and labels, which must be unique."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self.series: dict[str, dict[Labels, float]] = {}
         for sample in (sample for family in families for sample in family.samples):
             labels = frozenset((name, value) for name, value in sample.labels.items() if value)
             assert labels not in self.series.setdefault(sample.name, {}), (
-                f"{sample.name}{labels} is served twice"
+                f"{sample.name}{labels} is exported twice"
             )
             self.series[sample.name][labels] = sample.value
 
@@ -43,26 +43,23 @@ class Exposition:
         return cls(openmetrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
     def matching(self, name: str, **labels: str) -> dict[Labels, float]:
-        """All series of that name that carry these labels."""
-        wanted = set(labels.items())
-        return {
-            found: value for found, value in self.series.get(name, {}).items() if wanted <= found
-        }
+        """Return the series of a metric that have these labels."""
+        required = set(labels.items())
+        series = self.series.get(name, {})
+        return {names: value for names, value in series.items() if required <= names}
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The one series of that name that carries these labels; None when it is absent."""
-        found = list(self.matching(name, **labels).values())
-        assert len(found) < 2, f"{name} {labels} matches {len(found)} series"
-        return found[0] if found else None
+        """Return the value of the only series with these labels; None if there is none."""
+        values = list(self.matching(name, **labels).values())
+        assert len(values) < 2, f"{name} {labels} matches {len(values)} series"
+        return values[0] if values else None
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Values of that name by one label."""
-        return {
-            dict(found).get(label, ""): value
-            for found, value in self.matching(name, **labels).items()
-        }
+        """Return the values of a metric by one of its labels."""
+        series = self.matching(name, **labels)
+        return {dict(names).get(label, ""): value for names, value in series.items()}
 
 
 def scrape(collector: Collects) -> Exposition:
-    """Collect, encode and parse once."""
+    """Collect the families, encode them as text and parse it."""
     return Exposition.of_text(generate_latest(collector).decode())

@@ -1,4 +1,4 @@
-"""OOM reports for tests: hypothesis strategies, and one report for each kind of OOM on an 80 GB card."""
+"""OOM reports for tests: hypothesis strategies, and a report of each kind of OOM on an 80 GB GPU."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NOW = 1_790_000_000.0
 
 @st.composite
 def trends(draw: st.DrawFn) -> Trend:
-    """Columns of one length, with gaps."""
+    """Draw a trend whose columns have the same length and may contain None."""
     length = draw(st.integers(0, 5))
-    gaps = st.none() | samples.size
+    optional_size = st.none() | samples.size
     columns = {
-        column.name: tuple(draw(st.lists(gaps, min_size=length, max_size=length)))
+        column.name: tuple(draw(st.lists(optional_size, min_size=length, max_size=length)))
         for column in fields(Trend)
     }
     seconds = tuple(float(length - index) for index in range(length))
@@ -63,15 +63,23 @@ reports = st.builds(
 def _layout(
     timestamp: float, releasable: int, stranded: int, largest: int, private_free: int = 0
 ) -> Layout:
-    free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
     return Layout(
-        timestamp, ByPool(40, 200), BlockCounts(ByPool(900, 1200), ByPool(0, 0), ByPool(40, 300)),
-        releasable, stranded, largest, tuple(free_blocks), private_free, private_free, 0, largest,
-    )  # fmt: skip
+        timestamp=timestamp,
+        segments=ByPool(40, 200),
+        blocks=BlockCounts(ByPool(900, 1200), ByPool(0, 0), ByPool(40, 300)),
+        releasable_bytes=releasable,
+        stranded_bytes=stranded,
+        largest_free_block_bytes=largest,
+        free_block_counts=(0,) * (len(FREE_BLOCK_BOUNDS) + 1),
+        private_used_bytes=private_free,
+        private_free_bytes=private_free,
+        headroom_bytes=0,
+        headroom_flush_bytes=largest,
+    )
 
 
 def _trend(reserved: int) -> Trend:
-    """Five minutes in which allocated memory grows between steps, and the cache with it."""
+    """Return five minutes in which allocated memory and the cache grow."""
     sizes = [30 * GIB + index * 512 * MIB for index in range(30)]
     return Trend(
         seconds=tuple(290.0 - 10 * index for index in range(30)),
@@ -101,17 +109,16 @@ def _report(
         last_oom=oom,
     )
     process = Process(
-        4242,
-        1,
-        77,
-        "node1",
-        "night",
-        3,
-        3,
-        8,
-        "train.py",
-        {},
-        {"torch": "2.13.0+cu130", "cuda": "13.0"},
+        pid=4242,
+        pid_namespace=1,
+        start_ticks=77,
+        hostname="node1",
+        run="night",
+        rank=3,
+        local_rank=3,
+        world_size=8,
+        script="train.py",
+        versions={"torch": "2.13.0+cu130", "cuda": "13.0"},
     )
     return OomReport(
         timestamp=NOW,
@@ -133,8 +140,11 @@ CAPACITY = _report(
 )
 STRANDED = _report(
     OomRecord(NOW, 3 * GIB, "fragmentation", "stranded"),
-    allocated=62 * GIB, stranded=14 * GIB, driver_free=2 * GIB, largest=640 * MIB,
-)  # fmt: skip
+    allocated=62 * GIB,
+    stranded=14 * GIB,
+    driver_free=2 * GIB,
+    largest=640 * MIB,
+)
 EXPANDABLE = replace(
     STRANDED,
     allocator_settings={
@@ -153,10 +163,13 @@ PENDING = replace(STRANDED, oom=OomRecord(NOW, 512 * MIB, "fragmentation", "pend
 SMALL_SEGMENT = replace(
     _report(
         OomRecord(NOW, 20 * MIB, "fragmentation", "small_segment"),
-        allocated=78 * GIB, stranded=GIB, driver_free=12 * MIB, largest=2 * MIB,
+        allocated=78 * GIB,
+        stranded=GIB,
+        driver_free=12 * MIB,
+        largest=2 * MIB,
     ),
     process=replace(STRANDED.process, versions={"torch": "2.6.0"}),
-)  # fmt: skip
+)
 LIMIT = replace(
     _report(OomRecord(NOW, 4 * GIB, "limit"), allocated=38 * GIB, stranded=0, driver_free=40 * GIB),
     limit_bytes=40 * GIB,

@@ -1,4 +1,4 @@
-"""Samples for tests: one with everything filled in, and hypothesis strategies for all."""
+"""Samples for tests: hypothesis strategies, and one sample with all fields set."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ samples = st.builds(
 
 
 def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "night") -> Sample:
-    """A sample of one rank on an 80 GB card in which every field is known."""
+    """Return a sample of one rank on an 80 GB card in which all fields are known."""
     gib = 1 << 30
     free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
     free_blocks[3], free_blocks[12] = 7, 2
@@ -130,29 +130,44 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         name="H100",
         total_bytes=80 * gib,
         allocator=Allocator(
-            ByPool(1 << 20, 40 * gib), ByPool(1 << 20, 41 * gib), ByPool(2 << 20, 60 * gib),
-            ByPool(1 << 20, 39 * gib), ByPool(1 << 20, 12 * gib), 50 * gib, 51 * gib, 62 * gib,
+            allocated_bytes=ByPool(1 << 20, 40 * gib),
+            active_bytes=ByPool(1 << 20, 41 * gib),
+            reserved_bytes=ByPool(2 << 20, 60 * gib),
+            requested_bytes=ByPool(1 << 20, 39 * gib),
+            inactive_split_bytes=ByPool(1 << 20, 12 * gib),
+            allocated_peak_bytes=50 * gib,
+            active_peak_bytes=51 * gib,
+            reserved_peak_bytes=62 * gib,
         ),
         counters=Counters(3, 0, 120, 40, 3, 2, 5 * gib, {"fragmentation": 1}),
         layout=Layout(
-            1_700_000_000.0, ByPool(1, 30), BlockCounts(ByPool(5, 60), ByPool(0, 1), ByPool(2, 7)),
-            7 * gib, 12 * gib, 2 * gib, tuple(free_blocks), gib, gib // 2, 2 * gib, 9 * gib,
+            timestamp=1_700_000_000.0,
+            segments=ByPool(1, 30),
+            blocks=BlockCounts(ByPool(5, 60), ByPool(0, 1), ByPool(2, 7)),
+            releasable_bytes=7 * gib,
+            stranded_bytes=12 * gib,
+            largest_free_block_bytes=2 * gib,
+            free_block_counts=tuple(free_blocks),
+            private_used_bytes=gib,
+            private_free_bytes=gib // 2,
+            headroom_bytes=2 * gib,
+            headroom_flush_bytes=9 * gib,
         ),
         last_oom=OomRecord(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
         phase_peaks={"forward": 48 * gib},
-    )  # fmt: skip
+    )
     process = Process(
-        pid,
-        None,
-        None,
-        "node1",
-        run,
-        rank,
-        rank,
-        8,
-        "train.py",
-        {"slurm_job_id": "77"},
-        {"torch": "2.13.0"},
+        pid=pid,
+        pid_namespace=None,
+        start_ticks=None,
+        hostname="node1",
+        run=run,
+        rank=rank,
+        local_rank=rank,
+        world_size=8,
+        script="train.py",
+        labels={"slurm_job_id": "77"},
+        versions={"torch": "2.13.0"},
     )
     durations = tuple([0] * 4 + [9] + [0] * (len(STEP_DURATION_BOUNDS) - 4))
     return Sample(

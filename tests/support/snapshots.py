@@ -1,7 +1,9 @@
-"""Memory snapshots for tests: built by hand, or drawn by hypothesis."""
+"""Memory snapshots for tests: built by hand, drawn by hypothesis, or loaded from a file."""
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from torchmem.allocator.snapshot import SegmentInfo
 
 
 def segment(address: int, kind: str, blocks: list[tuple[int, str]], **fields: Any) -> SegmentInfo:
-    """A segment as PyTorch would report it, from (size, state) of its blocks."""
+    """Return a segment as PyTorch reports it, from the (size, state) of its blocks."""
     placed, position = [], address
     for size, state in blocks:
         placed.append({"address": position, "size": size, "requested_size": size, "state": state})
@@ -35,7 +37,7 @@ def segment(address: int, kind: str, blocks: list[tuple[int, str]], **fields: An
 
 @st.composite
 def segments(draw: st.DrawFn) -> list[SegmentInfo]:
-    """A plausible snapshot: neighbouring blocks are never both free, sizes are multiples of 512 bytes."""
+    """Draw a plausible snapshot: no adjacent free blocks, and sizes that are multiples of 512."""
     result, address = [], 1 << 40
     for _ in range(draw(st.integers(0, 6))):
         kind = draw(st.sampled_from(["small", "large"]))
@@ -43,9 +45,9 @@ def segments(draw: st.DrawFn) -> list[SegmentInfo]:
             st.lists(st.integers(1, 2048 if kind == "small" else 80_000), min_size=1, max_size=8)
         )
         first_free = draw(st.booleans())
-        busy = draw(st.sampled_from(["active_allocated", "active_pending_free"]))
+        used = draw(st.sampled_from(["active_allocated", "active_pending_free"]))
         blocks = [
-            (size * 512, "inactive" if (index % 2 == 0) == first_free else busy)
+            (size * 512, "inactive" if (index % 2 == 0) == first_free else used)
             for index, size in enumerate(sizes)
         ]
         expandable = draw(st.booleans())
@@ -62,3 +64,16 @@ def segments(draw: st.DrawFn) -> list[SegmentInfo]:
         )
         address += 1 << 36
     return result
+
+
+class _BuiltinsOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Reject every class and function."""
+        raise pickle.UnpicklingError(f"the snapshot refers to {module}.{name}")
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """Load a snapshot file, which must contain only builtin types."""
+    with path.open("rb") as file:
+        snapshot: dict[str, Any] = _BuiltinsOnly(file).load()
+    return snapshot
