@@ -38,7 +38,7 @@ from dashboards.queries import (
     sum_without_pool,
 )
 
-from torchmem.allocator.remedies import SHORT_REMEDIES
+from torchmem.allocator.remedies import REMEDY_BY_CAUSE
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
 
@@ -171,7 +171,7 @@ def _failed() -> Panel:
         Column("Stranded part", stranded, unit=Unit.BYTES),
         Column("Largest free block", largest_block, unit=Unit.BYTES),
         Column("Fragmentation index", fragmentation, unit=Unit.RATIO, bar=True),
-        Column("What to do", cause, label="remedy", names=SHORT_REMEDIES),
+        Column("What to do", cause, label="remedy", names=REMEDY_BY_CAUSE),
     ]
     return joined_table(text, columns, sort="When", descending=True)
 

@@ -1,4 +1,4 @@
-"""OOM reports for tests: hypothesis strategies, and a report of each kind of OOM on an 80 GB GPU."""
+"""OOM reports for tests: hypothesis strategies, and one for each kind of OOM on an 80 GB GPU."""
 
 from __future__ import annotations
 

@@ -30,13 +30,19 @@ SETTING_REMEDIES = {
 }
 """What each allocator setting that torchmem recommends is for."""
 
-SHORT_REMEDIES: dict[str, str] = {
-    "capacity": "Use a smaller batch, recompute activations, shard, or use a larger GPU",
-    "fragmentation": "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "limit": "Raise the memory fraction, or reduce the memory that the job needs",
-    "external": "Find and stop the other process on the GPU, or use another GPU",
+REMEDY_BY_CAUSE: Mapping[str, str] = {
+    "capacity": "Use a smaller batch, activation checkpointing, sharding, or a larger GPU",
+    "fragmentation": (
+        "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "(PYTORCH_ALLOC_CONF from PyTorch 2.10 on)"
+    ),
+    "limit": "Raise the memory fraction of the process, or reduce the memory that it needs",
+    "external": (
+        "Find out which processes hold the memory (nvml_process_memory_bytes), then stop them or "
+        "use another GPU"
+    ),
 }
-"""The first remedy for each cause, where there is space for one phrase only."""
+"""The most promising remedy in one line, for alerts and dashboards, which have no report."""
 
 ROUNDUP_DIVISIONS = 8
 GARBAGE_COLLECTION_THRESHOLD = 0.8
