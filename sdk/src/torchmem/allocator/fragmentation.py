@@ -33,6 +33,11 @@ class _PoolCounts:
     pending: int = 0
     free: int = 0
 
+    @property
+    def allocated(self) -> int:
+        """Number of blocks that hold a tensor."""
+        return self.blocks - self.pending - self.free
+
 
 @dataclass(slots=True)
 class _DeviceTotals:
@@ -74,17 +79,10 @@ def measure(
     for segment in segments:
         if segment["device"] == device:
             _add_segment(totals, segment)
-    small, large = totals.small, totals.large
     return Layout(
         timestamp=timestamp,
-        segments=ByPool(small.segments, large.segments),
-        blocks=BlockCounts(
-            active_allocated=ByPool(
-                small.blocks - small.pending - small.free, large.blocks - large.pending - large.free
-            ),
-            active_pending_free=ByPool(small.pending, large.pending),
-            inactive=ByPool(small.free, large.free),
-        ),
+        segments=ByPool(totals.small.segments, totals.large.segments),
+        blocks=_block_counts(totals.small, totals.large),
         releasable_bytes=totals.releasable_bytes,
         stranded_bytes=sum(totals.free_sizes) - totals.releasable_bytes,
         largest_free_block_bytes=max(totals.free_sizes, default=0),
@@ -93,6 +91,14 @@ def measure(
         private_free_bytes=totals.private_free_bytes,
         headroom_bytes=_headroom(totals, available, config, flush=False),
         headroom_flush_bytes=_headroom(totals, available, config, flush=True),
+    )
+
+
+def _block_counts(small: _PoolCounts, large: _PoolCounts) -> BlockCounts:
+    return BlockCounts(
+        active_allocated=ByPool(small.allocated, large.allocated),
+        active_pending_free=ByPool(small.pending, large.pending),
+        inactive=ByPool(small.free, large.free),
     )
 
 
@@ -110,9 +116,8 @@ def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
         return
     pool = totals.small if segment["segment_type"] == "small" else totals.large
     stream = segment["stream"]
-    totals.reserved_by_stream[stream] = (
-        totals.reserved_by_stream.get(stream, 0) + segment["total_size"]
-    )
+    reserved = totals.reserved_by_stream.get(stream, 0)
+    totals.reserved_by_stream[stream] = reserved + segment["total_size"]
     free = _count_blocks(pool, segment["blocks"])
     if free:
         _add_free_blocks(totals, segment, free)
@@ -125,7 +130,7 @@ def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
 def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> list[int]:
     """Count the blocks of one segment by state, and return the sizes of the free ones."""
     free = []
-    for block in blocks:  # up to 10^5 in a snapshot: only the speed of this loop matters
+    for block in blocks:  # kept fast, as a snapshot has up to 10^5 blocks
         state = block["state"]
         if state == "inactive":
             free.append(block["size"])
@@ -170,16 +175,12 @@ def _headroom(
     Return None if the available memory or the settings are unknown, or if expandable segments were
     disabled after use.
     """
-    if (
-        available is None
-        or not config.known
-        or (totals.has_expandable and not config.expandable_segments)
-    ):
+    was_disabled = totals.has_expandable and not config.expandable_segments
+    if available is None or not config.known or was_disabled:
         return None
     stream = main_stream(totals.reserved_by_stream)
     ranges = sorted(totals.ranges.get(stream, []), key=itemgetter("address"))
     ends = tuple(range_ends(ranges, config.large_segment_size))
     small, large = (totals.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
-    return headroom(
-        CachedFree(small, large, totals.releasable_bytes, ends), available, config, flush=flush
-    )
+    cached = CachedFree(small, large, totals.releasable_bytes, ends)
+    return headroom(cached, available, config, flush=flush)
