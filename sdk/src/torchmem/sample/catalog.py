@@ -96,7 +96,7 @@ BLOCKS = _group.gauge(
 )
 FREE = _group.gauge(
     "torchmem_free_bytes",
-    "Cached free bytes: releasable (whole free segments) or stranded (pinned beside live blocks).",
+    "Cached free bytes: releasable (whole free segments) or stranded (beside live blocks).",
     "state",
 )
 LARGEST_FREE_BLOCK = _group.gauge(
@@ -209,7 +209,7 @@ _NVML_DEVICES = "NVML: devices and memory"
 _group = _Group(_NVML_DEVICES)
 NVML_UP = _group.gauge("nvml_up", "1 if NVML responds, else 0 with the reason.", "reason")
 NVML_DRIVER_INFO = _group.info(
-    "nvml_driver_info", "Versions of the driver, of NVML and of the newest supported CUDA."
+    "nvml_driver_info", "Versions of the driver, of NVML and of the latest supported CUDA."
 )
 
 _group = _Group(_NVML_DEVICES, GPU)
