@@ -21,7 +21,8 @@ published ones, not copies. Scenario, seed, rank and length determine a run. It 
 `--duration`; below 20 s its parts are too short to be visible.
 """
 COLUMNS = ("scenario", "what happens", "published number", "source", "simulated", "effects")
-TAIL = """`--real` runs the same allocations with tensors on your own GPUs, scaled to their memory. Only
+TAIL = """\
+`--real` runs the same allocations with tensors on your own GPUs, scaled to their memory. Only
 `neighbour` needs the simulation, because it includes other processes. On a GPU that is not shared,
 out-of-memory errors then have the cause *limit* or *fragmentation*, because each rank is limited to
 its share of the card.

@@ -261,7 +261,7 @@ def test_a_trace_that_cannot_be_repeated_gets_no_verdict() -> None:
     assert not answer.fidelity.trusted
     assert "none" == answer.verdict.decision
     assert ["recorded"] == [outcome.name for outcome in answer.outcomes]
-    assert "No verdict" in answer.verdict.sentence
+    assert "No recommendation" in answer.verdict.sentence
 
 
 def test_a_trace_from_the_middle_is_judged_from_one_start() -> None:

@@ -15,8 +15,8 @@ from support.recordings import RecordedJob, varying_lengths, write
 from support.whatif_results import CHANGE, KEEP, NONE
 
 from torchmem.allocator.sizes import MIB
-from torchmem.whatif.answer import Progress, document, page
-from torchmem.whatif.result import WhatIf
+from torchmem.whatif.result import WhatIf, document
+from torchmem.whatif.text import Progress, page
 
 GOLDEN = Path(__file__).parent / "golden"
 BY_NAME = {"change": CHANGE, "keep": KEEP, "none": NONE}
@@ -137,7 +137,7 @@ def test_a_device_is_chosen(tmp_path: Path) -> None:
     assert [[0, 1], [1]] == devices
     assert (2, "") == (refused.returncode, refused.stdout)
     assert (
-        f"{path} holds no allocation trace of GPU 7: choose with --device among 0, 1."
+        f"{path} has no allocation trace of GPU 7: pass --device with one of 0, 1."
         in refused.stderr
     )
 
@@ -154,11 +154,11 @@ def test_no_verdict_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
 
     assert 1 == done.returncode
     assert (
-        "torchmem: no picture is drawn, as the replay does not repeat the recording.\n"
+        "torchmem: no plot is drawn: the replay does not reproduce the recording.\n"
         == done.stderr
     )
     assert not picture.exists()
-    assert "No verdict" in done.stdout
+    assert "No recommendation" in done.stdout
     assert "ALLOC_CONF" not in done.stdout
 
 

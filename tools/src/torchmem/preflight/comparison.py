@@ -17,10 +17,10 @@ from torchmem.recording import read
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 from torchmem.whatif import result as replay
-from torchmem.whatif.answer import Progress
 from torchmem.whatif.engine import CardMemory, line_to_type, on_cards, what_if
+from torchmem.whatif.recommendation import decide
 from torchmem.whatif.settings import Candidate, candidate, grid, recorded_settings
-from torchmem.whatif.verdict import decide
+from torchmem.whatif.text import Progress
 
 Method = Literal["replayed", "rerun"]
 MAX_NEARBY_CARDS = 3

@@ -12,7 +12,7 @@ from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, notes
 from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.text import search_sentence, sweep_sentence
-from torchmem.whatif.answer import whatif_values
+from torchmem.whatif.result import whatif_values
 
 SCHEMA = 1
 STEP_COLUMNS = [column.name for column in fields(StepMemory)]

@@ -16,7 +16,7 @@ from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, notes, phan
 from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.whatif.answer import table, verdict
+from torchmem.whatif.text import recommendation, table
 
 PHASES: tuple[Phase, ...] = ("setup", "forward", "backward", "optimizer")
 TABLE_COLUMNS = ("peak allocated", "peak reserved", "headroom", "retries", "seconds", "")
@@ -171,7 +171,7 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     gpu = f" for GPU {comparison.settings.device}" if len(report.result.devices) > 1 else ""
     heading = f"Other settings on this card{gpu}, {_settings_source(comparison, report)}"
     yield [*wrapped(heading), "", *table(comparison.settings)]
-    yield list(verdict(comparison.settings))
+    yield list(recommendation(comparison.settings))
     yield [
         f"Other cards{gpu} with this run's settings, {_cards_source(comparison)}",
         "",

@@ -1,4 +1,4 @@
-"""Replaying a recorded trace under other allocator settings.
+"""`torchmem whatif`: replays a recorded trace under other allocator settings.
 
-whatif.engine.what_if(recording, card_bytes=None, progress=None) -> whatif.result.WhatIf
+As a library: `torchmem.whatif.engine.what_if(recording) -> torchmem.whatif.result.WhatIf`.
 """

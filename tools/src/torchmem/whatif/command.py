@@ -1,8 +1,6 @@
-"""Sizes of memory as people type them.
+"""`torchmem whatif`: a job's own allocations under other allocator settings.
 
-Flags that can be found wrong before any work is done.
-
-`torchmem whatif`: a job's own allocations under other allocator settings; needs no extra but for `--plot`.
+Needs no extra, except for `--plot`. Modules that take long to import are imported when needed.
 """
 
 from __future__ import annotations
@@ -10,13 +8,114 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.settings import rejection_reason
 from torchmem.allocator.sizes import parse_size
+from torchmem.cli.terminal import write_out
 from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.untrusted import sanitize_text
+
+if TYPE_CHECKING:
+    from torchmem.recording.recording import Recording
+    from torchmem.whatif.result import WhatIf
+
+HELP = "replay a memory snapshot's allocations under other allocator settings"
+EXIT_CODES = (
+    "Exit code: 0 if there is a recommendation for each GPU, 1 if one has none, 2 if a file or a "
+    "flag cannot be used."
+)
+NO_RECOMMENDATION = 1
+"""Exit code if a file was read but its replay does not reproduce it; like grep's for no match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked flags; `card_bytes` is None if the trace determines it."""
+
+    device: int | None
+    card_bytes: int | None
+    settings: Sequence[str]
+    plot: Path | None
+    json: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.epilog = EXIT_CODES
+    parser.add_argument(
+        "snapshots",
+        metavar="SNAPSHOT",
+        nargs="+",
+        type=Path,
+        help="a file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
+    )
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="only this GPU (default: all that have a trace)"
+    )
+    parser.add_argument(
+        "--card",
+        metavar="SIZE",
+        help="memory of the card, such as 24GB or 22.5GiB, of which the CUDA context takes 0.5 GiB "
+        "(default: from an OOM in the trace, otherwise unlimited)",
+    )
+    parser.add_argument(
+        "--setting",
+        metavar="CONF",
+        action="append",
+        default=[],
+        help="try this instead of the usual settings, such as 'max_split_size_mb:256'; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per device")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="plot memory over the trace, as .png or .svg"
+    )
+
+
+def check_settings(settings: Sequence[str]) -> None:
+    """Raise UsageError if PyTorch would refuse one of the settings."""
+    for text in settings:
+        reason = rejection_reason(text)
+        if reason is not None:
+            raise UsageError(f"--setting: {sanitize_text(reason)}")
+
+
+def check_plot(path: Path, command: str) -> None:
+    """Raise UsageError if the plot cannot be written, before the work for it is done."""
+    try:
+        from torchmem.whatif import plot
+
+        plot.check(path)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"{command} --plot", error.name or "", "plot") from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer for each snapshot and return the exit code.
+
+    A file that cannot be used is reported on stderr, and the other files are still answered.
+
+    Raises:
+        UsageError: a flag cannot be used.
+    """
+    options = _options(arguments)
+    codes = [
+        _answer_or_report(path, options, is_first=number == 0)
+        for number, path in enumerate(arguments.snapshots)
+    ]
+    return max(codes)
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    if arguments.plot:
+        if len(arguments.snapshots) > 1:
+            raise UsageError("--plot draws one snapshot: name only one.")
+        check_plot(arguments.plot, "whatif")
+    card = _card_bytes(arguments.card) if arguments.card else None
+    check_settings(arguments.setting)
+    return Options(arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json)
 
 
 def _card_bytes(text: str) -> int:
@@ -26,84 +125,69 @@ def _card_bytes(text: str) -> int:
         raise UsageError(f"--card {error}.") from None
 
 
-def check_settings(settings: Sequence[str]) -> None:
-    """Raise UsageError for a text that PyTorch would refuse in PYTORCH_CUDA_ALLOC_CONF."""
-    for text in settings:
-        reason = rejection_reason(text)
-        if reason is not None:
-            raise UsageError(f"--setting: {sanitize_text(reason)}")
-
-
-def check_plot(path: Path, command: str) -> None:
-    """Raise UsageError for a picture that cannot be drawn, before the work that it shows is done."""
+def _answer_or_report(path: Path, options: Options, *, is_first: bool) -> int:
     try:
-        from torchmem.whatif import plot
-
-        plot.check(path)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"{command} --plot", error.name or "", "plot") from error
-
-
-if TYPE_CHECKING:
-    from torchmem.whatif.answer import Options
-
-HELP = "replay a memory snapshot's allocations under other allocator settings"
-NO_VERDICT = 1
-"""Exit code when a file could be read but the replay does not repeat it, as grep's for nothing found."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
-    parser.epilog = "Exit code: 0 with a verdict for each GPU, 1 when one has none, 2 for a file or flag that is wrong."
-    parser.add_argument(
-        "snapshots", metavar="SNAPSHOT", nargs="+", type=Path,
-        help="file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", type=int, metavar="N", help="only this GPU (default: all that have a trace)"
-    )
-    parser.add_argument(
-        "--card", metavar="SIZE",
-        help="memory of the card, as 24GB or 22.5GiB, of which the CUDA context takes 0.5 GiB (default: what an OOM in "
-        "the trace tells, else unlimited)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--setting", metavar="CONF", action="append", default=[],
-        help="try this instead of the usual ones, e.g. 'max_split_size_mb:256'; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each device")
-    parser.add_argument(
-        "--plot", metavar="FILE", type=Path, help="draw memory over the trace, as .png or .svg"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Answer for each snapshot and return the exit code; raises UsageError when none can be begun.
-
-    A file that cannot be used is one sentence on stderr, and the others are still answered.
-    """
-    if arguments.plot:
-        if len(arguments.snapshots) > 1:
-            raise UsageError("--plot draws one snapshot: name only one.")
-        check_plot(arguments.plot, "whatif")
-    card = _card_bytes(arguments.card) if arguments.card else None
-    check_settings(arguments.setting)
-    from torchmem.whatif.answer import Options
-
-    options = Options(
-        arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json
-    )
-    code = 0
-    for number, path in enumerate(arguments.snapshots):
-        code = max(code, _code(path, options, is_first=not number))
-    return code
-
-
-def _code(path: Path, options: Options, *, is_first: bool) -> int:
-    from torchmem.whatif.answer import answer
-
-    try:
-        return 0 if answer(path, options, is_first=is_first) else NO_VERDICT
+        return 0 if _answer(path, options, is_first=is_first) else NO_RECOMMENDATION
     except UsageError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _answer(path: Path, options: Options, *, is_first: bool) -> bool:
+    """Print the answer for each device; return whether all devices have a recommendation.
+
+    Pages after the first one start with an empty line.
+    """
+    from torchmem.recording import read
+    from torchmem.whatif.result import document
+    from torchmem.whatif.text import page
+
+    decided = True
+    for recording in _selected(read(path), path, options):
+        result = _replay(recording, options)
+        write_out(document(result) if options.json else "\n" * (not is_first) + page(result))
+        is_first = False
+        if options.plot:
+            _draw(result, options.plot)
+        decided &= result.verdict.decision != "none"
+    return decided
+
+
+def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> Sequence[Recording]:
+    devices = ", ".join(str(recording.device) for recording in recordings)
+    if options.device is not None:
+        recordings = [recording for recording in recordings if recording.device == options.device]
+        if not recordings:
+            raise UsageError(
+                f"{sanitize_text(str(path))} has no allocation trace of GPU {options.device}: "
+                f"pass --device with one of {devices}."
+            )
+    if options.plot and len(recordings) > 1:
+        raise UsageError(f"--plot draws one GPU: pass --device with one of {devices}.")
+    return recordings
+
+
+def _replay(recording: Recording, options: Options) -> WhatIf:
+    from torchmem.simulator.card import CONTEXT_BYTES
+    from torchmem.whatif.engine import what_if
+    from torchmem.whatif.text import Progress
+
+    total = options.card_bytes
+    with Progress(f"replaying {sanitize_text(recording.name)}") as progress:
+        return what_if(
+            recording,
+            card_bytes=None if total is None else total - CONTEXT_BYTES,
+            total_bytes=total,
+            settings=options.settings or None,
+            progress=progress,
+        )
+
+
+def _draw(result: WhatIf, path: Path) -> None:
+    from torchmem.whatif import plot
+
+    if result.verdict.decision == "none":
+        message = "torchmem: no plot is drawn: the replay does not reproduce the recording."
+        print(message, file=sys.stderr)
+    else:
+        plot.draw(result, path)

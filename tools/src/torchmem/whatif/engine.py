@@ -1,7 +1,4 @@
-"""What a recorded program would have done under other allocator settings.
-
-What a recorded program would have done on other cards, under its own settings.
-"""
+"""What a recorded program would have done under other allocator settings, or on other cards."""
 
 from __future__ import annotations
 
@@ -9,25 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchmem.allocator.remedies import export_line
-from torchmem.allocator.settings import (
-    LAST_PARSED,
-    REQUEST_SETTINGS,
-    AllocatorConfig,
-    parse_alloc_conf,
-)
+from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
-from torchmem.whatif.fidelity import Progress, Work, caveats, repeat_best, survey
-from torchmem.whatif.rebuild import Before, Case
-from torchmem.whatif.repetition import repeat
-from torchmem.whatif.replay import Program, Replayer, outcome
+from torchmem.whatif.fidelity import Progress, ReplayProgress, caveats, reproduce_best
+from torchmem.whatif.recommendation import decide
+from torchmem.whatif.recorded_run import RecordedRun, recorded_run
+from torchmem.whatif.replay import Program, Replayer
+from torchmem.whatif.reproduction import Reproduction, reproduce
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
-from torchmem.whatif.settings import Candidate, candidate, grid
-from torchmem.whatif.verdict import decide
+from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
 
 PACKED = "recorded, packed"
 OTHER_CARD = "recorded, this card"
-"""Names of the row with the recorded settings that a replay on other terms is held against."""
+"""Names of the row with the recorded settings that the other rows are compared with."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Ignore the progress of a replay."""
 
 
 def what_if(
@@ -36,124 +32,121 @@ def what_if(
     card_bytes: int | None = None,
     total_bytes: int | None = None,
     settings: Sequence[str] | None = None,
-    progress: Progress = lambda done, total: None,  # noqa: ARG005
+    progress: Progress = no_progress,
 ) -> WhatIf:
-    """Replay a recording under its own settings, and under others if that repeats it.
+    """Replay a recording under its own settings, and under others if that reproduces it.
 
     Args:
         recording: one device of one snapshot.
-        card_bytes: what PyTorch can get of the card's memory, in bytes, without the CUDA context and what others hold;
-            an OOM in the trace knows better.
-        total_bytes: all memory of the card, of which a memory fraction is a part; `card_bytes` if not given.
-        settings: texts as in PYTORCH_CUDA_ALLOC_CONF to try in place of the usual ones.
-        progress: told how far it is, a few hundred times for each replay.
+        card_bytes: what PyTorch can get of the card in bytes, without the CUDA context and other
+            processes; an OOM in the trace takes precedence.
+        total_bytes: all memory of the card in bytes, which a memory fraction refers to;
+        `card_bytes`
+            by default.
+        settings: settings to try instead of the usual ones, as in PYTORCH_CUDA_ALLOC_CONF.
+        progress: called a few hundred times for each replay.
 
     Raises:
-        UsageError: the snapshot holds settings that no PyTorch writes, `card_bytes` is not positive, or there is
-            nothing to replay.
+        UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
+            there is nothing to replay.
     """
-    if (card_bytes is not None and card_bytes <= 0) or (
-        total_bytes is not None and total_bytes <= 0
-    ):
+    if any(size is not None and size <= 0 for size in (card_bytes, total_bytes)):
         raise UsageError("The memory of the card must be more than 0 bytes.")
-    ground = survey(recording, card_bytes, total_bytes)
-    recorded, before, card = ground.recorded, ground.case.before, ground.card
-    candidates = _candidates(recording, recorded, settings, card_known=card is not None)
-    work = Work(progress, max(1, len(recording.events)), 3 + len(candidates))
-    repetition, fidelity, oldest_first = repeat_best(ground.case, work)
-    start: Start = "recorded" if before.segments else "empty"
-    was = outcome("recorded", recorded.conf, start, repetition.player, len(recording.events))
-    outcomes = [was]
+    run = recorded_run(recording, card_bytes, total_bytes)
+    candidates = _candidates(run, settings)
+    replays = ReplayProgress(progress, max(1, run.events), 3 + len(candidates))
+    reproduction, fidelity, is_newer = reproduce_best(run, replays)
+    results = [_recorded(run, reproduction)]
     if fidelity.trusted:
         replayer = Replayer(
-            repetition.program,
-            before,
-            len(recording.events),
-            card,
+            reproduction.program,
+            run.before,
+            run.events,
+            run.card_bytes,
             total_bytes,
-            oldest_first,
-            work.on_sample,
+            is_newer,
+            replays.on_sample,
         )
-        baseline = _baseline(before, is_own=ground.is_own or card is None)
-        outcomes += _replay(
-            replayer,
-            None if baseline is None else replace(recorded, name=baseline),
-            candidates,
-            work,
-        )
-    verdict = _decide(recording, fidelity, outcomes)
-    said = caveats(ground.case, repetition, fidelity, card, ground.source)
+        results += _replay_all(replayer, run, candidates, replays)
     return WhatIf(
         recording.name,
         recording.device,
-        len(recording.events),
-        card,
-        ground.source,
+        run.events,
+        run.card_bytes,
+        run.card_source,
         fidelity,
-        tuple(outcomes),
-        verdict,
-        said,
+        tuple(results),
+        _recommend(recording, fidelity, results),
+        caveats(run, reproduction, fidelity),
     )
 
 
-def _candidates(
-    recording: Recording, recorded: Candidate, settings: Sequence[str] | None, *, card_known: bool
-) -> list[Candidate]:
+def _candidates(run: RecordedRun, settings: Sequence[str] | None) -> list[Candidate]:
+    card_known = run.card_bytes is not None
     if settings is None:
-        return grid(recording, recorded, card_known=card_known)
+        return grid(run.recording, run.settings, card_known=card_known)
     return [
         candidate(text or "default", text, card_known=card_known)
         for text in dict.fromkeys(settings)
     ]
 
 
-def _baseline(before: Before, *, is_own: bool) -> str | None:
-    """Name of the row that all others are held against; None when that is the recording itself."""
-    if before.segments:
-        return PACKED
-    return None if is_own else OTHER_CARD
+def _recorded(run: RecordedRun, reproduction: Reproduction) -> ReplayResult:
+    start: Start = "recorded" if run.before.segments else "empty"
+    settings = run.settings
+    return reproduction.executor.result(settings.name, settings.conf, start, run.events)
 
 
-def _replay(
-    replayer: Replayer, baseline: Candidate | None, candidates: Sequence[Candidate], work: Work
+def _replay_all(
+    replayer: Replayer,
+    run: RecordedRun,
+    candidates: Sequence[Candidate],
+    progress: ReplayProgress,
 ) -> list[ReplayResult]:
-    outcomes = []
+    results = []
+    baseline = _baseline(run)
     if baseline is not None:
-        outcomes.append(replayer.replay(baseline.name, baseline.conf, baseline.config))
-    work.next()
-    for one in candidates:
-        if one.refused is None:
-            outcomes.append(replayer.replay(one.name, one.conf, one.config))
+        results.append(replayer.replay(baseline, run.settings.conf, run.settings.config))
+    progress.finish_replay()
+    for setting in candidates:
+        if setting.refused is None:
+            results.append(replayer.replay(setting.name, setting.conf, setting.config))
         else:
-            outcomes.append(ReplayResult(one.name, one.conf, one.refused))
-        work.next()
-    return outcomes
+            results.append(ReplayResult(setting.name, setting.conf, setting.refused))
+        progress.finish_replay()
+    return results
 
 
-def _decide(
-    recording: Recording, fidelity: Fidelity, outcomes: Sequence[ReplayResult]
+def _baseline(run: RecordedRun) -> str | None:
+    """Return the name of the row to compare with, or None if that is the recording itself."""
+    if run.before.segments:
+        return PACKED
+    return None if run.fits_card or run.card_bytes is None else OTHER_CARD
+
+
+def _recommend(
+    recording: Recording, fidelity: Fidelity, results: Sequence[ReplayResult]
 ) -> Recommendation:
-    recorded, *others = outcomes
+    recorded, *others = results
     baseline = others.pop(0) if others and others[0].name in {PACKED, OTHER_CARD} else recorded
-    verdict = decide(fidelity, recorded, baseline, others)
-    best = next((other for other in others if other.name == verdict.recommended), None)
-    return verdict if best is None else replace(verdict, line=line_to_type(recording, best.conf))
+    decision = decide(fidelity, recorded, baseline, others)
+    best = next((other for other in others if other.name == decision.recommended), None)
+    return decision if best is None else replace(decision, line=line_to_type(recording, best.conf))
 
 
 def line_to_type(recording: Recording, conf: str) -> str:
-    """What sets `conf`, and what else is set and has nothing to do with it."""
-    present = parse_alloc_conf(str(recording.settings.get(LAST_PARSED.upper()) or ""))
-    kept = {
+    """Return the shell command that sets `conf` and keeps unrelated recorded settings."""
+    unrelated = {
         key: value
-        for key, value in present.items()
+        for key, value in last_parsed(recording).items()
         if key not in REQUEST_SETTINGS - {"per_process_memory_fraction"}
     }
-    return export_line(kept | parse_alloc_conf(conf))
+    return export_line(unrelated | parse_alloc_conf(conf))
 
 
 @dataclass(frozen=True, slots=True)
 class CardMemory:
-    """A card to try: `obtainable` bytes for PyTorch of `total` bytes."""
+    """A card to replay on: `obtainable` bytes for PyTorch, of `total` bytes."""
 
     name: str
     obtainable: int
@@ -165,62 +158,77 @@ def on_cards(
     own: CardMemory,
     cards: Sequence[CardMemory],
     answer: WhatIf,
-    progress: Progress = lambda done, total: None,  # noqa: ARG005
+    progress: Progress = no_progress,
 ) -> tuple[ReplayResult, ...]:
-    """One outcome for each of `cards`, named after it.
+    """Replay a recording under its own settings on other cards.
 
     Args:
         recording: one device of one snapshot.
         own: the card that it was recorded on.
-        cards: those to replay it on.
-        answer: of `what_if` for the same recording, with a trusted fidelity.
-        progress: told how far it is.
+        cards: the cards to replay it on.
+        answer: the answer of `what_if` for the same recording, with a trusted fidelity.
+        progress: called a few hundred times for each replay.
+
+    Returns:
+        One result for each of `cards`, with the name of the card.
 
     Raises:
         UsageError: as `what_if`.
     """
-    ground = survey(recording, own.obtainable, own.total)
-    work = Work(progress, max(1, len(recording.events)), 1 + len(cards))
-    newer = answer.fidelity.oldest_segment_first is not False
+    run = recorded_run(recording, own.obtainable, own.total)
+    replays = ReplayProgress(progress, max(1, run.events), 1 + len(cards))
+    is_newer = answer.fidelity.oldest_segment_first is not False
     program: Program | None = None
-    free, found = answer.outcomes[0], dict[str, ReplayResult]()
-    for card in sorted(cards, key=lambda one: one.obtainable, reverse=True):
-        if _is_same(free, ground.recorded.config, card):
-            found[card.name] = replace(free, name=card.name)
+    unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
+    for card in sorted(cards, key=lambda card: card.obtainable, reverse=True):
+        if _is_same(unlimited, run.settings.config, card):
+            results[card.name] = replace(unlimited, name=card.name)
             continue
-        program = program or _program(ground.case, work, newer=newer)
-        replayer = Replayer(
-            program,
-            ground.case.before,
-            len(recording.events),
-            card.obtainable,
-            card.total,
-            newer,
-            work.on_sample,
-        )
-        found[card.name] = replayer.replay(card.name, ground.recorded.conf, ground.recorded.config)
-        free = free if _is_free(free) else found[card.name]
-        work.next()
-    return tuple(found[card.name] for card in cards)
+        program = program or _program(run, replays, is_newer=is_newer)
+        result = _replay_on(card, run, program, replays, is_newer=is_newer)
+        results[card.name] = result
+        unlimited = unlimited if _met_no_limit(unlimited) else result
+    return tuple(results[card.name] for card in cards)
 
 
-def _program(case: Case, work: Work, *, newer: bool) -> Program:
-    misses = len(case.recording.events)
-    repetition = repeat(
-        case, oldest_segment_first=newer, most_misses=misses, on_sample=work.on_sample
+def _program(run: RecordedRun, progress: ReplayProgress, *, is_newer: bool) -> Program:
+    reproduction = reproduce(
+        run, oldest_segment_first=is_newer, max_misses=run.events, on_sample=progress.on_sample
     )
-    work.next()
-    return repetition.program
+    progress.finish_replay()
+    return reproduction.program
 
 
-def _is_same(free: ReplayResult, config: AllocatorConfig, card: CardMemory) -> bool:
-    """Whether a card shows what `free` did: that one never met a limit, and there is room for it."""
+def _replay_on(
+    card: CardMemory,
+    run: RecordedRun,
+    program: Program,
+    progress: ReplayProgress,
+    *,
+    is_newer: bool,
+) -> ReplayResult:
+    replayer = Replayer(
+        program,
+        run.before,
+        run.events,
+        card.obtainable,
+        card.total,
+        is_newer,
+        progress.on_sample,
+    )
+    result = replayer.replay(card.name, run.settings.conf, run.settings.config)
+    progress.finish_replay()
+    return result
+
+
+def _is_same(unlimited: ReplayResult, config: AllocatorConfig, card: CardMemory) -> bool:
+    """Return whether a replay on `card` would equal one that met no limit, because it has room."""
     return (
-        _is_free(free)
+        _met_no_limit(unlimited)
         and config.per_process_memory_fraction == 1
-        and free.peak_reserved <= card.obtainable
+        and unlimited.peak_reserved <= card.obtainable
     )
 
 
-def _is_free(outcome: ReplayResult) -> bool:
-    return not (outcome.retries or outcome.ooms)
+def _met_no_limit(result: ReplayResult) -> bool:
+    return not (result.retries or result.ooms)

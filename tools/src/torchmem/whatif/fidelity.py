@@ -1,259 +1,194 @@
-"""How well a recording can be repeated: under which rule, on which card, and whether that is enough for a verdict.
-
-What a replay cannot know, said in words beside its numbers.
-
-What all replays of one recording have in common.
-"""
+"""How faithfully a replay reproduces a recording, and the limitations of its numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from torchmem.allocator.sizes import LARGE_BUFFER, format_size
-from torchmem.recording.recording import Event, Recording
-from torchmem.whatif.rebuild import Before, Case, rebuild
-from torchmem.whatif.repetition import Repetition, repeat
-from torchmem.whatif.result import CardSource, Fidelity
-from torchmem.whatif.settings import Candidate, recorded_settings
-from torchmem.whatif.verdict import MARGIN
+from torchmem.allocator.sizes import format_size
+from torchmem.whatif.recommendation import PEAK_MARGIN
+from torchmem.whatif.recorded_run import RecordedRun, met_limit
+from torchmem.whatif.reproduction import Reproduction, reproduce
+from torchmem.whatif.result import Fidelity
 
-LEAST_SHARE = 0.95
-"""Each wrong place leads to more of them: a true replay has none or few, a wrong one soon has little else.
+MIN_SHARE = 0.95
+"""The smallest share of allocations on their recorded address that is trusted.
 
-Of 17 public traces that were tried all 52,829 allocations landed; an 18th was lost at its event 179.
+Each wrong address leads to more of them: a faithful replay has none or few, a wrong one soon has
+little else. In 17 public traces, all 52,829 allocations landed; an 18th trace failed from its event
+179 on.
 """
-FEWEST_ALLOCATIONS = 1
+MIN_ALLOCATIONS = 1
+
+Progress = Callable[[int, int], None]
+"""Called with the number of events replayed so far, and of all replays together."""
+
+ALWAYS = (
+    (
+        "The program is assumed to request the same sizes in the same order, and to free them at "
+        "the same points, under every setting. A program that reacts to its free memory would not."
+    ),
+    (
+        "The driver is assumed to return exactly the memory that it is asked for. Time is not "
+        "replayed: the cost of mapping pages and of waiting for the GPU shows only in the number "
+        "of driver calls."
+    ),
+    (
+        "A call of torch.cuda.empty_cache() that had nothing to release leaves no trace and is not "
+        "repeated."
+    ),
+)
 
 
-def reserved_over_time(recording: Recording, before: Before) -> Iterator[int]:
-    """Bytes reserved before each event, and after the last, by the recording's own segments."""
-    reserved = sum(segment["total_size"] for segment in before.segments)
-    yield reserved
-    for event in recording.events:
-        if event.action in {"segment_alloc", "segment_map"}:
-            reserved += event.size
-        elif event.action in {"segment_free", "segment_unmap"}:
-            reserved -= event.size
-        yield reserved
+@dataclass(slots=True)
+class ReplayProgress:
+    """Progress over several replays of the same trace."""
+
+    report: Progress
+    events: int
+    replays: int
+    done: int = 0
+
+    def on_sample(self, number: int) -> None:
+        """Report the number of events of the current replay."""
+        self.report(self.done * self.events + number, self.replays * self.events)
+
+    def finish_replay(self) -> None:
+        """End the current replay."""
+        self.done += 1
 
 
-def find_card(
-    recording: Recording, before: Before, given: int | None
-) -> tuple[int | None, CardSource | None]:
-    """What PyTorch could get at most: at the last OOM of the trace, else as given.
+def reproduce_best(
+    run: RecordedRun, progress: ReplayProgress
+) -> tuple[Reproduction, Fidelity, bool]:
+    """Reproduce a recording under both rules for free blocks of equal size.
 
-    A request that failed although the driver had room for it met a limit of the process's own. It is between the most
-    that was ever reserved and what the request would have made of it: what is given if it lies there, else the former.
+    Return the better reproduction, its fidelity, and whether its rule is that of PyTorch 2.13.
     """
-    found, most, highest = None, 0, 0
-    for event, reserved in zip(
-        recording.events, reserved_over_time(recording, before), strict=False
-    ):
-        most = max(most, reserved)
-        if event.action == "oom" and event.device_free is not None:
-            found, highest = reserved + event.device_free, 0
-            if met_limit(event):
-                found, highest = most, reserved + max(event.size, LARGE_BUFFER)
-    if found is not None and not (given is not None and most <= given < highest):
-        return found, "oom"
-    return given, None if given is None else "given"
+    newer = _reproduce(run, progress, oldest_segment_first=True, max_misses=run.events)
+    older = _reproduce(run, progress, oldest_segment_first=False, max_misses=newer.misses)
+    is_newer = newer.landed >= older.landed
+    best, other = (newer, older) if is_newer else (older, newer)
+    return best, judge(run, best, other, is_newer=is_newer), is_newer
 
 
-def met_limit(event: Event) -> bool:
-    """Whether a request failed for which the driver had room."""
-    return event.device_free is not None and event.device_free >= max(event.size, LARGE_BUFFER)
+def _reproduce(
+    run: RecordedRun, progress: ReplayProgress, *, oldest_segment_first: bool, max_misses: int
+) -> Reproduction:
+    reproduction = reproduce(
+        run,
+        oldest_segment_first=oldest_segment_first,
+        max_misses=max_misses,
+        on_sample=progress.on_sample,
+    )
+    progress.finish_replay()
+    return reproduction
 
 
 def judge(
-    recording: Recording, before: Before, repetition: Repetition, other: Repetition, *, newer: bool
+    run: RecordedRun, reproduction: Reproduction, other: Reproduction, *, is_newer: bool
 ) -> Fidelity:
-    """The fidelity of a repetition, with the rule that it used unless the `other` rule did as well."""
-    recorded = max(reserved_over_time(recording, before))
-    replayed = repetition.player.peak_reserved
-    both = repetition.landed == other.landed and repetition.allocations == other.allocations
-    fidelity = Fidelity(
-        allocations=repetition.allocations,
-        landed=repetition.landed,
-        first_miss=repetition.first_miss,
-        oldest_segment_first=None if both else newer,
-        recorded_peak_reserved=recorded,
-        replayed_peak_reserved=replayed,
+    """Return the fidelity of a reproduction.
+
+    Its rule for free blocks of equal size is part of it, unless the `other` rule does as well.
+    """
+    both_match = (reproduction.landed, reproduction.allocations) == (
+        other.landed,
+        other.allocations,
     )
-    return replace(fidelity, reason=_reason(fidelity))
+    fidelity = Fidelity(
+        allocations=reproduction.allocations,
+        landed=reproduction.landed,
+        first_miss=reproduction.first_miss,
+        oldest_segment_first=None if both_match else is_newer,
+        recorded_peak_reserved=run.peak_reserved,
+        replayed_peak_reserved=reproduction.executor.peak_reserved,
+    )
+    return replace(fidelity, reason=_distrust(fidelity))
 
 
-def _reason(fidelity: Fidelity) -> str | None:
-    if fidelity.allocations < FEWEST_ALLOCATIONS:
+def _distrust(fidelity: Fidelity) -> str | None:
+    if fidelity.allocations < MIN_ALLOCATIONS:
         return (
-            "the trace holds no allocation. Record with torch.cuda.memory._record_memory_history()."
+            "the trace has no allocation. Record with torch.cuda.memory._record_memory_history()."
         )
-    if fidelity.share < LEAST_SHARE:
+    if fidelity.share < MIN_SHARE:
         return (
-            f"the replay under your own settings puts only {fidelity.share:.1%} of the allocations where PyTorch put "
-            f"them, and lost its way at event {fidelity.first_miss:,}. Record from the start of the program, without "
-            "skipping kinds of entries."
+            f"the replay under your own settings puts only {fidelity.share:.1%} of the allocations "
+            f"where PyTorch put them, and first differs at event {fidelity.first_miss:,}. Record "
+            "from the start of the program, without skipping kinds of entries."
         )
-    off = abs(fidelity.replayed_peak_reserved - fidelity.recorded_peak_reserved)
-    if off > MARGIN * fidelity.recorded_peak_reserved:
+    recorded, replayed = fidelity.recorded_peak_reserved, fidelity.replayed_peak_reserved
+    if abs(replayed - recorded) > PEAK_MARGIN * recorded:
         return (
-            f"the replay under your own settings reserves {format_size(fidelity.replayed_peak_reserved)} at its peak, "
-            f"but the recording {format_size(fidelity.recorded_peak_reserved)}. Record from the start of the program."
+            f"the replay under your own settings reserves {format_size(replayed)} at its peak, but "
+            f"the recording {format_size(recorded)}. Record from the start of the program."
         )
     return None
 
 
-ALWAYS = (
-    (
-        "The program is taken to ask for the same sizes in the same order, and to free them at the same moments, "
-        "whatever the setting; a program that looks at its free memory would not."
-    ),
-    (
-        "The driver is taken to give exactly what it is asked for. Time is not replayed: what mapping pages or waiting "
-        "for the GPU costs shows only in the number of driver calls."
-    ),
-    "A call of torch.cuda.empty_cache() that found nothing to give back left no trace, and is not repeated.",
-)
-
-
-def caveats(
-    case: Case,
-    repetition: Repetition,
-    fidelity: Fidelity,
-    card_bytes: int | None,
-    source: CardSource | None,
-) -> tuple[str, ...]:
-    """Sentences, the gravest first; `card_bytes` is the card that was replayed on."""
-    recording, before = case.recording, case.before
+def caveats(run: RecordedRun, reproduction: Reproduction, fidelity: Fidelity) -> tuple[str, ...]:
+    """Return the limitations of the answer as sentences, the most serious first."""
     return (
-        *_card(recording, before, repetition, card_bytes, source),
-        *_start(recording, before),
-        *_misses(fidelity),
+        *_card_caveats(run, reproduction),
+        *_start_caveats(run),
+        *_miss_caveats(fidelity),
         *ALWAYS,
     )
 
 
-def _card(
-    recording: Recording,
-    before: Before,
-    repetition: Repetition,
-    card_bytes: int | None,
-    source: CardSource | None,
-) -> Iterator[str]:
-    if card_bytes is None:
+def _card_caveats(run: RecordedRun, reproduction: Reproduction) -> Iterator[str]:
+    card, peak = run.card_bytes, run.peak_reserved
+    if card is None:
         yield (
-            "How much memory PyTorch could get is not known, so nothing can run out of it: peak reserved is what each "
-            "setting needs to run without a retry."
+            "The memory that PyTorch could get is not known, so no setting can run out of it: peak "
+            "reserved is what each setting needs to run without a retry."
         )
-    elif source == "oom" and (most := max(reserved_over_time(recording, before))) > card_bytes:
+    elif run.card_source == "oom" and peak > card:
         yield (
-            f"When the request failed PyTorch could get {format_size(card_bytes)}, but it had had {format_size(most)} "
-            "before: somebody else took memory meanwhile. All settings are replayed with the smaller figure throughout."
+            f"PyTorch could get {format_size(card)} when the request failed, but had reserved "
+            f"{format_size(peak)} before: another process took memory in between. All settings are "
+            "replayed with the smaller amount throughout."
         )
-    elif source == "oom" and _was_limited(recording):
+    elif run.card_source == "oom" and _was_limited(run):
         yield (
-            "A request failed although the driver had room: the process has a limit of its own (a memory fraction). "
-            f"It is taken to be {format_size(card_bytes)}, the most that was ever reserved; it may be a little higher."
+            "A request failed although the driver had room, so the process has a limit of its own "
+            f"(a memory fraction). It is assumed to be {format_size(card)}, the peak of reserved "
+            "memory; it may be slightly higher."
         )
-    if repetition.doubtful:
+    if reproduction.doubtful:
         yield (
-            f"Cache was given back {repetition.doubtful:,} times right before a request that needed new memory. This "
-            "is taken for torch.cuda.empty_cache(); it may have been the allocator's retry on a full card. The memory "
-            "of the card would tell."
+            f"Cache was released {reproduction.doubtful:,} times right before a request that "
+            "needed new memory. This counts as torch.cuda.empty_cache(), but may have been the "
+            "allocator's retry on a full card. Pass --card to distinguish the two."
         )
 
 
-def _was_limited(recording: Recording) -> bool:
-    return any(event.action == "oom" and met_limit(event) for event in recording.events)
+def _was_limited(run: RecordedRun) -> bool:
+    return any(event.action == "oom" and met_limit(event) for event in run.recording.events)
 
 
-def _start(recording: Recording, before: Before) -> Iterator[str]:
-    if before.segments:
-        active = sum(segment["active_size"] for segment in before.segments)
-        reserved = sum(segment["total_size"] for segment in before.segments)
+def _start_caveats(run: RecordedRun) -> Iterator[str]:
+    segments = run.before.segments
+    if segments:
+        active = format_size(sum(segment["active_size"] for segment in segments))
+        reserved = format_size(sum(segment["total_size"] for segment in segments))
         yield (
-            f"The trace does not begin with the program: {format_size(active)} were in use, {format_size(reserved)} "
-            "reserved. Nobody knows where these tensors would lie under other settings, so all are replayed from an "
-            "empty allocator that gets them in the order of their addresses, which may be kinder than what really "
-            "came before. Your settings are replayed from there as well (recorded, packed), and the others are held "
-            "against that."
+            f"The trace does not begin with the program: {active} were in use and {reserved} "
+            "reserved. Where these tensors would lie under other settings is not known. All "
+            "settings therefore start from an empty allocator that allocates them in the order of "
+            "their addresses, which may be more favorable than what really happened. Your settings "
+            "are replayed from there as well (recorded, packed), and the others are compared with "
+            "that row."
         )
-    if recording.truncated:
+    if run.recording.truncated:
         yield "The oldest entries of the trace were overwritten; record with a larger max_entries."
 
 
-def _misses(fidelity: Fidelity) -> Iterator[str]:
+def _miss_caveats(fidelity: Fidelity) -> Iterator[str]:
     missed = fidelity.allocations - fidelity.landed
     if fidelity.trusted and missed:
         yield (
-            f"{missed:,} of {fidelity.allocations:,} allocations came to lie elsewhere than in the recording, the "
-            f"first at event {fidelity.first_miss:,}."
+            f"{missed:,} of {fidelity.allocations:,} allocations got another address than in the "
+            f"recording, the first at event {fidelity.first_miss:,}."
         )
-
-
-Progress = Callable[[int, int], None]
-"""Called with the events that were replayed so far, and those of all replays together."""
-
-
-@dataclass(slots=True)
-class Work:
-    """Progress over replays of the same trace."""
-
-    report: Progress
-    events: int
-    replays: int = 2
-    done: int = 0
-
-    def on_sample(self, number: int) -> None:
-        """So many events of the replay at hand are done."""
-        self.report(self.done * self.events + number, self.replays * self.events)
-
-    def next(self) -> None:
-        """The replay at hand is over."""
-        self.done += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """The settings of a recording, its case, and the card (bytes PyTorch can get) that replays are made on.
-
-    `is_own`: whether that may be the card of the recording; one smaller than what was reserved is only one to try.
-    """
-
-    recorded: Candidate
-    case: Case
-    card: int | None
-    source: CardSource | None
-    is_own: bool
-
-
-def survey(recording: Recording, card_bytes: int | None, total_bytes: int | None) -> Ground:
-    """The ground of a recording for a card as `what_if` takes it; raises UsageError as it does."""
-    recorded = recorded_settings(recording)
-    before = rebuild(recording, recorded.config)
-    card, source = find_card(recording, before, card_bytes)
-    if source == "oom":  # what a memory fraction left is what the allocator could get
-        recorded = replace(
-            recorded, config=replace(recorded.config, per_process_memory_fraction=1.0)
-        )
-    is_own = card is not None and (
-        source == "oom" or card >= max(reserved_over_time(recording, before))
-    )
-    case = Case(
-        recording, recorded.config, before, *((card, total_bytes) if is_own else (None, None))
-    )
-    return Ground(recorded, case, card, source, is_own)
-
-
-def repeat_best(case: Case, work: Work) -> tuple[Repetition, Fidelity, bool]:
-    """The better repetition of the two rules for free blocks of equal size; whether it is that of PyTorch 2.13."""
-    found: list[Repetition] = []
-    for newer in (True, False):
-        misses = found[0].allocations - found[0].landed if found else len(case.recording.events)
-        found.append(
-            repeat(case, oldest_segment_first=newer, most_misses=misses, on_sample=work.on_sample)
-        )
-        work.next()
-    newer = found[0].landed >= found[1].landed
-    best, other = found if newer else found[::-1]
-    return best, judge(case.recording, case.before, best, other, newer=newer), newer

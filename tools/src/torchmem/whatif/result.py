@@ -1,32 +1,40 @@
-"""What replaying a recording under other settings says: plain values, nothing to compute. All sizes are bytes."""
+"""The result of replaying a recording under other settings, as values and as JSON.
+
+All sizes are bytes. docs/whatif.md describes the JSON, whose keys are the names of the fields.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from torchmem.sample.sample import OomCause, OomDetail
 
-Start = Literal["recorded", "empty", "packed"]
-"""What a replay began with: the memory as it was when the trace began, nothing at all, or what was alive then, packed.
+SCHEMA = 1
 
-Packed: the live blocks of that moment were requested one after the other, in the order of their addresses, from an
-empty allocator. Nobody can know where they would lie under other settings; this is the kindest guess.
+Start = Literal["recorded", "empty", "packed"]
+"""What a replay started from: the recorded memory, nothing, or its live blocks, packed.
+
+Packed means that the live blocks were requested in the order of their addresses from an empty
+allocator. Where they would lie under other settings is unknown; this is the most favorable guess.
 """
 CardSource = Literal["oom", "given"]
 """How the memory of the card is known: from an OOM in the trace, or from the caller."""
 Decision = Literal["change", "keep", "none"]
-"""Set the recommended settings, keep the recorded ones, or no verdict: the replay does not repeat the recording."""
+"""Change the settings, keep them, or no recommendation: the replay does not match the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How well the replay under the recorded settings repeats the recording.
+    """How well the replay under the recorded settings reproduces the recording.
 
-    `landed`: of `allocations`, those that got the recorded address. `first_miss`: number of the event of the first
-    that did not. `oldest_segment_first`: the rule for free blocks of equal size that fits: True that of PyTorch 2.13,
-    False that up to 2.11, None when both fit. `recorded_peak_reserved` is counted from the recording's own segments,
-    `replayed_peak_reserved` comes from the replay. `reason`: why no verdict follows, None when one does.
+    Of all `allocations`, `landed` got their recorded address; `first_miss` is the event number of
+    the first one that did not. `oldest_segment_first` is the matching rule for free blocks of equal
+    size:
+    True for that of PyTorch 2.13, False for that up to 2.11, None if both match.
+    `recorded_peak_reserved` is counted from the recorded segments, `replayed_peak_reserved` comes
+    from the replay. `reason` is why no recommendation follows, or None.
     """
 
     allocations: int
@@ -39,20 +47,21 @@ class Fidelity:
 
     @property
     def share(self) -> float:
-        """Share of the allocations that landed on the recorded address, 0 to 1; 1 without any allocation."""
+        """The share of allocations on their recorded address, 0 to 1; 1 without allocations."""
         return self.landed / self.allocations if self.allocations else 1.0
 
     @property
     def trusted(self) -> bool:
-        """Whether the replay repeats the recording well enough for a verdict."""
+        """Whether the replay is faithful enough for a recommendation."""
         return self.reason is None
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """The first request that failed: number of its event in the trace, its size, and how the memory stood after it.
+    """The first request that failed, and the state of the memory after it.
 
-    `requested`: rounded to a block. `cause` and `detail` as in `torchmem oom`; None when unknown.
+    `event` is its number in the trace; `requested` is rounded up to a block. `cause` and `detail`
+    are those of `torchmem oom`, or None if unknown.
     """
 
     event: int
@@ -66,10 +75,10 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePoint:
-    """One point of the timeline, at the event with this number.
+    """One point of a timeline, at the event with this number.
 
-    `reserved` and `allocated`: the most since the moment before. `stranded`: free bytes of the default pools that
-    could not go back to the driver, at this moment.
+    `reserved` and `allocated` are the peaks since the previous point. `stranded` are the free bytes
+    of the default pools that cannot go back to the driver at this point.
     """
 
     event: int
@@ -80,17 +89,24 @@ class TimelinePoint:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What one setting would have done. Of a refused one only `name`, `conf` and `refused` mean anything.
+    """The replay under one setting; of a refused one, only `name`, `conf` and `refused` are set.
 
-    `name`: for people, unique within a result ("recorded", "default", "expandable segments" ...). `conf`: the text for
-    PYTORCH_CUDA_ALLOC_CONF, "" for the defaults. `refused`: one sentence why it was not replayed.
+    Attributes:
+        name: for people, unique within a result ("recorded", "default", "expandable segments" ...).
+        conf: the text for PYTORCH_CUDA_ALLOC_CONF, "" for the defaults.
+        refused: why the setting was not replayed, in one sentence.
+        peak_allocated: the peak of blocks in use.
+        worst_stranded: the peak of stranded memory over `timeline`, reached at `worst_event`.
+        retries: how often all cached memory was released to serve a request, including OOMs.
+        ooms: requests that failed; `oom` is the first.
+        replayed_events: events before the end of the replay: all of them, unless a request failed
+            that succeeded in the recording.
+        device_allocs: driver calls that allocate memory: cudaMalloc and mappings.
+        device_frees: driver calls that free memory, each of which waits for the GPU: cudaFree and
+            unmappings.
+        syncs: how often the allocator waited for all streams.
 
-    `peak_allocated` counts blocks in use. `worst_stranded` is the most of all moments in `timeline`, `worst_event` the
-    event where it was. `retries`: times that all cached memory was given back to serve a request, OOMs included.
-    `ooms`: requests that failed; `oom` is the first. `replayed_events`: events before the replay ended, all of them
-    unless a request failed that succeeds in the recording. `device_allocs`, `device_frees`: calls to the driver
-    (cudaMalloc and mappings; cudaFree and unmappings, each of which waits for the GPU). `syncs`: times that all
-    streams were waited for. All these count from the beginning of the trace, not what `start` needed.
+    All counts start at the beginning of the trace and exclude what `start` needed.
     """
 
     name: str
@@ -112,15 +128,17 @@ class ReplayResult:
 
     @property
     def sufficient(self) -> int | None:
-        """Bytes for PyTorch on which this setting needs no retry: its peak; None if it needed one, or was refused."""
+        """Bytes for PyTorch on which this setting needs no retry; None if it retried or failed."""
         return None if self.refused or self.retries or self.ooms else self.peak_reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to do. `recommended`: name of the outcome to switch to; `line`: what to type for it. Both None otherwise.
+    """What to do.
 
-    `sentence`: the verdict in one sentence; `reasons`: what speaks for it, with numbers.
+    `recommended` is the name of the replay to switch to and `line` the shell command for it; both
+    are None unless the decision is "change". `sentence` is the recommendation in one sentence,
+    `reasons` are the numbers that support it.
     """
 
     decision: Decision
@@ -134,11 +152,12 @@ class Recommendation:
 class WhatIf:
     """The answer for one device of one snapshot.
 
-    `card_bytes`: what PyTorch could reserve at most, without the CUDA context and what others hold; None when unknown,
-    and then no setting can run out of memory. `events`: number of events in the trace. `outcomes`: the recording
-    itself first (`start` "recorded"); if that did not begin empty, then the recorded settings from the same packed
-    start as all the others ("recorded, packed"), and if it ran on a larger card, on this one ("recorded, this card");
-    the others are judged against that. `caveats`: sentences that hold for the whole answer, the gravest first.
+    `card_bytes` is what PyTorch can reserve at most, without the CUDA context and other processes;
+    if it is None, no setting can run out of memory. `events` is the length of the trace. `outcomes`
+    starts with the recording itself (`start` "recorded"). If that did not start empty, the recorded
+    settings from the packed start follow ("recorded, packed"); if it ran on a larger card, those on
+    this card ("recorded, this card"). The other outcomes are compared with that row. `caveats` are
+    sentences about the whole answer, the most serious first.
     """
 
     name: str
@@ -150,3 +169,29 @@ class WhatIf:
     outcomes: tuple[ReplayResult, ...]
     verdict: Recommendation
     caveats: tuple[str, ...] = ()
+
+
+def document(result: WhatIf) -> str:
+    """Return the answer as one line of JSON."""
+    return json.dumps({"schema": SCHEMA} | whatif_values(result), ensure_ascii=True) + "\n"
+
+
+def whatif_values(result: WhatIf) -> dict[str, Any]:
+    """Return the fields of the answer and the values that follow from them, ready for JSON.
+
+    A timeline becomes one list for each of its columns.
+    """
+    values: dict[str, Any] = asdict(result)
+    values["fidelity"] |= {"share": result.fidelity.share, "trusted": result.fidelity.trusted}
+    values["outcomes"] = [_replay_values(replay) for replay in result.outcomes]
+    return values
+
+
+def _replay_values(replay: ReplayResult) -> dict[str, Any]:
+    if replay.refused is not None:
+        return {"name": replay.name, "conf": replay.conf, "refused": replay.refused}
+    columns = {
+        column.name: [getattr(point, column.name) for point in replay.timeline]
+        for column in fields(TimelinePoint)
+    }
+    return asdict(replay) | {"sufficient": replay.sufficient, "timeline": columns}

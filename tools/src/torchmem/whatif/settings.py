@@ -1,4 +1,4 @@
-"""Allocator settings to try, as text and as the simulator takes them."""
+"""The allocator settings of a recording, and the ones to try in their place."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torchmem.allocator.sizes import MIB
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 
-LIMITED_TO = 0.95
-"""The garbage collection works only below a memory fraction."""
+GC_MEMORY_FRACTION = 0.95
+"""The garbage collection runs only with a memory fraction below 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One setting to try: its name for people, its text, what it means, or why it is not tried."""
+    """One setting to try: its name for people, its text, its meaning, or why it is not tried."""
 
     name: str
     conf: str
@@ -39,19 +39,19 @@ class Candidate:
 
 
 def recorded_settings(recording: Recording) -> Candidate:
-    """The settings that a recording was made under; PyTorch before 2.3 does not tell, its segments do in part.
+    """Return the settings that a recording was made under.
+
+    Snapshots of PyTorch before 2.3 do not contain them; whether expandable segments were on follows
+    from the segments.
 
     Raises:
         UsageError: the snapshot has a value that no PyTorch writes.
     """
     settings = recording.settings
-    last = str(settings.get(LAST_PARSED.upper()) or "")
-    parsed = {
-        key: value for key, value in parse_alloc_conf(last).items() if key in REQUEST_SETTINGS
-    }
+    parsed = last_parsed(recording)
+    simulated = {key: value for key, value in parsed.items() if key in REQUEST_SETTINGS}
     try:
-        config = AllocatorConfig.parse(format_alloc_conf(parsed))
-        config = _effective(config, settings)
+        config = _effective(AllocatorConfig.parse(format_alloc_conf(simulated)), settings)
     except (ValueError, TypeError, OverflowError):
         raise UsageError(
             f"{recording.name}: allocator_settings has a value that PyTorch does not write."
@@ -61,82 +61,87 @@ def recorded_settings(recording: Recording) -> Candidate:
     return Candidate("recorded", conf_text(config), config)
 
 
+def last_parsed(recording: Recording) -> dict[str, str]:
+    """Return the settings that the recorded process set, by their names."""
+    return parse_alloc_conf(str(recording.settings.get(LAST_PARSED.upper()) or ""))
+
+
 def conf_text(config: AllocatorConfig) -> str:
-    """Settings as PYTORCH_CUDA_ALLOC_CONF takes them, without those at their default."""
+    """Return settings as in PYTORCH_CUDA_ALLOC_CONF, without those at their default."""
     default = DEFAULT_CONFIG
+    fraction = config.per_process_memory_fraction
     parts = {
         "expandable_segments": config.expandable_segments or None,
         "max_split_size_mb": config.max_split_size and config.max_split_size // MIB,
-        "max_non_split_rounding_mb": _other(
-            config.max_non_split_rounding_size, default.max_non_split_rounding_size
+        "max_non_split_rounding_mb": _megabytes_unless(
+            default.max_non_split_rounding_size, config.max_non_split_rounding_size
         ),
-        "large_segment_size_mb": _other(config.large_segment_size, default.large_segment_size),
+        "large_segment_size_mb": _megabytes_unless(
+            default.large_segment_size, config.large_segment_size
+        ),
         "roundup_power2_divisions": _divisions_text(config.roundup_power2_divisions),
         "garbage_collection_threshold": config.garbage_collection_threshold or None,
-        "per_process_memory_fraction": _fraction(config.per_process_memory_fraction),
+        "per_process_memory_fraction": None if fraction == 1 else fraction,
         "throw_on_cudamalloc_oom": config.throw_on_cudamalloc_oom or None,
     }
     return format_alloc_conf({key: str(value) for key, value in parts.items() if value is not None})
 
 
 def candidate(name: str, conf: str, *, card_known: bool = True) -> Candidate:
-    """A setting by its text, refused if PyTorch would refuse it, or if it means nothing here."""
+    """Return a setting, refused if PyTorch would refuse it or if it has no effect here."""
     reason = rejection_reason(conf)
     if reason is not None:
         return Candidate(name, conf, refused=reason)
     config = AllocatorConfig.parse(conf)
     if config.garbage_collection_threshold and not card_known:
-        reason = "It counts in shares of the card's memory, which is not known."
+        reason = "It is a share of the card's memory, which is unknown."
     elif config.garbage_collection_threshold and config.per_process_memory_fraction == 1:
-        reason = "It does nothing without a memory fraction below 1."
+        reason = "It has no effect without a memory fraction below 1."
     elif config.per_process_memory_fraction < 1 and not card_known:
-        reason = "It is a share of the card's memory, which is not known."
+        reason = "It is a share of the card's memory, which is unknown."
     return Candidate(name, conf, config, reason)
 
 
 def grid(recording: Recording, recorded: Candidate, *, card_known: bool) -> list[Candidate]:
-    """What is worth a try, the simplest first: never the recorded settings, never the same twice."""
-    largest = max(
-        (event.size for event in recording.events if event.action in {"alloc", "oom"}), default=0
-    )
-    seen, found = {recorded.config}, []
+    """Return the settings worth trying, the simplest first, without duplicates.
+
+    The recorded settings are not among them.
+    """
+    requests = (event.size for event in recording.events if event.action in {"alloc", "oom"})
+    largest = max(requests, default=0)
+    seen, candidates = {recorded.config}, []
     for name, conf in _texts(largest, recorded.config):
-        one = candidate(name, conf, card_known=card_known)
-        if one.refused is not None or one.config not in seen:
-            seen.add(one.config)
-            found.append(one)
-    return found
+        setting = candidate(name, conf, card_known=card_known)
+        if setting.refused is not None or setting.config not in seen:
+            seen.add(setting.config)
+            candidates.append(setting)
+    return candidates
 
 
 def _texts(largest: int, recorded: AllocatorConfig) -> Iterator[tuple[str, str]]:
-    expandable, rounded = (
-        "expandable_segments:True",
-        f"roundup_power2_divisions:{ROUNDUP_DIVISIONS}",
-    )
+    expandable = "expandable_segments:True"
+    rounded = f"roundup_power2_divisions:{ROUNDUP_DIVISIONS}"
     yield "default", ""
     yield "expandable segments", expandable
     for size in SPLIT_SIZES_MB:
-        if size * MIB <= largest:  # otherwise nothing is that large, and the default is the same
+        if size * MIB <= largest:  # otherwise no block is that large, and the setting has no effect
             yield f"split up to {size} MiB", f"max_split_size_mb:{size}"
     yield "rounded sizes", rounded
-    collected = f"garbage_collection_threshold:{GARBAGE_COLLECTION_THRESHOLD},per_process_memory_fraction:{LIMITED_TO}"
-    yield "garbage collection", collected
+    collection = f"garbage_collection_threshold:{GARBAGE_COLLECTION_THRESHOLD}"
+    limit = f"per_process_memory_fraction:{GC_MEMORY_FRACTION}"
+    yield "garbage collection", f"{collection},{limit}"
     yield "expandable segments, rounded sizes", f"{expandable},{rounded}"
     if not recorded.expandable_segments:
-        yield (
-            "recorded with expandable segments",
-            conf_text(replace(recorded, expandable_segments=True)),
-        )
+        config = replace(recorded, expandable_segments=True)
+        yield "recorded with expandable segments", conf_text(config)
     if not any(recorded.roundup_power2_divisions):
         divisions = parse_divisions(str(ROUNDUP_DIVISIONS))
-        yield (
-            "recorded with rounded sizes",
-            conf_text(replace(recorded, roundup_power2_divisions=divisions)),
-        )
+        config = replace(recorded, roundup_power2_divisions=divisions)
+        yield "recorded with rounded sizes", conf_text(config)
 
 
 def _effective(config: AllocatorConfig, settings: Mapping[str, object]) -> AllocatorConfig:
-    """What the allocator says it uses goes before what was last parsed."""
+    """Override what was last parsed with what the allocator reports that it uses."""
     if "expandable_segments" in settings:
         config = replace(config, expandable_segments=settings["expandable_segments"] is True)
     split = settings.get("max_split_size")
@@ -147,20 +152,15 @@ def _effective(config: AllocatorConfig, settings: Mapping[str, object]) -> Alloc
         config = replace(config, garbage_collection_threshold=float(threshold))
     divisions = settings.get("roundup_power2_divisions")
     if isinstance(divisions, Mapping):
-        named = {int(size): int(count) for size, count in divisions.items()}
-        entries = tuple(
-            named.get(1 << entry, 0) for entry in range(len(config.roundup_power2_divisions))
-        )
-        config = replace(config, roundup_power2_divisions=entries)
+        by_size = {int(size): int(count) for size, count in divisions.items()}
+        entries = range(len(config.roundup_power2_divisions))
+        counts = tuple(by_size.get(1 << entry, 0) for entry in entries)
+        config = replace(config, roundup_power2_divisions=counts)
     return config
 
 
-def _other(size: int, default: int) -> int | None:
+def _megabytes_unless(default: int, size: int) -> int | None:
     return None if size == default else size // MIB
-
-
-def _fraction(fraction: float) -> float | None:
-    return None if fraction == 1 else fraction
 
 
 def _divisions_text(divisions: tuple[int, ...]) -> str | None:
@@ -168,5 +168,5 @@ def _divisions_text(divisions: tuple[int, ...]) -> str | None:
         return None
     if len(set(divisions)) == 1:
         return str(divisions[0])
-    named = ",".join(f"{1 << entry}:{count or 1}" for entry, count in enumerate(divisions))
-    return f"[{named}]"
+    entries = ",".join(f"{1 << entry}:{count or 1}" for entry, count in enumerate(divisions))
+    return f"[{entries}]"

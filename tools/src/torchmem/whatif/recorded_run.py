@@ -1,0 +1,95 @@
+"""What is known of a recorded run: its settings, its memory before the trace, and its card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torchmem.allocator.sizes import LARGE_BUFFER
+from torchmem.recording.recording import Event, Recording
+from torchmem.whatif.initial_memory import InitialMemory, rebuild
+from torchmem.whatif.result import CardSource
+from torchmem.whatif.settings import Candidate, recorded_settings
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A recording with its settings, the memory before its first event, and the card to replay on.
+
+    `card_bytes` is what PyTorch can get of the card, and `total_bytes` all of its memory; None if
+    unknown. `fits_card` is False if the recording reserved more than the card has, so that the card
+    cannot be the recorded one.
+    """
+
+    recording: Recording
+    settings: Candidate
+    before: InitialMemory
+    card_bytes: int | None
+    total_bytes: int | None
+    card_source: CardSource | None
+    fits_card: bool
+
+    @property
+    def events(self) -> int:
+        """The length of the trace."""
+        return len(self.recording.events)
+
+    @property
+    def peak_reserved(self) -> int:
+        """The peak of reserved bytes, counted from the recorded segments."""
+        return max(reserved_over_time(self.recording, self.before))
+
+
+def recorded_run(
+    recording: Recording, card_bytes: int | None, total_bytes: int | None
+) -> RecordedRun:
+    """Return what is known of a recording. Arguments and errors are those of `what_if`."""
+    settings = recorded_settings(recording)
+    before = rebuild(recording, settings.config)
+    card, source = find_card(recording, before, card_bytes)
+    if source == "oom":  # the card found by an OOM is what the memory fraction left of the real one
+        config = replace(settings.config, per_process_memory_fraction=1.0)
+        settings = replace(settings, config=config)
+    peak = max(reserved_over_time(recording, before))
+    fits_card = card is not None and (source == "oom" or card >= peak)
+    return RecordedRun(recording, settings, before, card, total_bytes, source, fits_card)
+
+
+def reserved_over_time(recording: Recording, before: InitialMemory) -> Iterator[int]:
+    """Yield the reserved bytes before each event and after the last, from the recorded segments."""
+    reserved = sum(segment["total_size"] for segment in before.segments)
+    yield reserved
+    for event in recording.events:
+        if event.action in {"segment_alloc", "segment_map"}:
+            reserved += event.size
+        elif event.action in {"segment_free", "segment_unmap"}:
+            reserved -= event.size
+        yield reserved
+
+
+def find_card(
+    recording: Recording, before: InitialMemory, given: int | None
+) -> tuple[int | None, CardSource | None]:
+    """Return what PyTorch could get at most: from the last OOM of the trace, otherwise `given`.
+
+    If a request failed although the driver had room, the process had a limit of its own. That limit
+    is between the peak of reserved memory and what the request would have made of it: `given` if it
+    is in that range, otherwise the peak.
+    """
+    card, peak, limit_below = None, 0, 0
+    reserved_before = reserved_over_time(recording, before)
+    for event, reserved in zip(recording.events, reserved_before, strict=False):
+        peak = max(peak, reserved)
+        if event.action != "oom" or event.device_free is None:
+            continue
+        card, limit_below = reserved + event.device_free, 0
+        if met_limit(event):
+            card, limit_below = peak, reserved + max(event.size, LARGE_BUFFER)
+    if card is not None and not (given is not None and peak <= given < limit_below):
+        return card, "oom"
+    return given, None if given is None else "given"
+
+
+def met_limit(event: Event) -> bool:
+    """Return whether a request failed although the driver had room for it."""
+    return event.device_free is not None and event.device_free >= max(event.size, LARGE_BUFFER)

@@ -1,0 +1,122 @@
+"""The answer as plain text for a terminal of 100 columns, and the progress of a replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from torchmem.allocator.sizes import format_size
+from torchmem.cli.terminal import StatusLine, aligned, bar, wrapped
+from torchmem.sample.untrusted import sanitize_text
+from torchmem.whatif.result import Fidelity, ReplayResult, WhatIf
+
+HEADINGS = (
+    ("", "peak", "peak", "stranded", "", "", "device"),
+    ("  settings", "reserved", "allocated", "at worst", "retries", "OOM", "allocs"),
+)
+MAX_CAVEATS = 3
+MAX_LABEL_LENGTH = 30
+CARD_SOURCES = {"oom": " (from the OOM in the trace)", "given": " (--card, less the CUDA context)"}
+
+
+class Progress(StatusLine):
+    """A progress bar on stderr; it shows nothing if stderr is not a terminal."""
+
+    def __init__(
+        self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream, clock)
+        self._label = label[:MAX_LABEL_LENGTH]
+
+    def __call__(self, done: int, total: int) -> None:
+        """Draw the bar if it is due."""
+        self.show(lambda: bar(self._label, done, total))
+
+
+def page(result: WhatIf) -> str:
+    """Return the whole answer for one device of one snapshot."""
+    sections = [
+        wrapped(_headline(result)),
+        wrapped(trust(result.fidelity)),
+        [] if result.verdict.decision == "none" else list(table(result)),
+        list(recommendation(result)),
+        list(_caveats(result)),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def trust(fidelity: Fidelity) -> str:
+    """Return how far the replay can be trusted, in words."""
+    landed = f"{fidelity.landed:,} of {fidelity.allocations:,} allocations"
+    recorded = format_size(fidelity.recorded_peak_reserved)
+    replayed = format_size(fidelity.replayed_peak_reserved)
+    matches = "as recorded" if replayed == recorded else f"instead of {recorded}"
+    sentence = (
+        f"Replayed under the recorded settings, {landed} ({_percent(fidelity.share)}) get their "
+        f"recorded address, and peak reserved memory is {replayed}, {matches}"
+    )
+    if fidelity.trusted:
+        return f"{sentence}: the replay reproduces the recording."
+    return f"{sentence}."
+
+
+def table(result: WhatIf) -> Iterator[str]:
+    """Return what each setting would have done, with a mark at the recommended one."""
+    replayed = [replay for replay in result.outcomes if replay.refused is None]
+    yield from aligned([*HEADINGS, *(_row(result, replay) for replay in replayed)])
+    for replay in result.outcomes:
+        if replay.refused is not None:
+            yield from wrapped(f"{replay.name}: not replayed. {replay.refused}", "  ")
+
+
+def recommendation(result: WhatIf) -> Iterator[str]:
+    """Return what to do, the command for it, and the numbers that support it."""
+    yield from wrapped(result.verdict.sentence)
+    if result.verdict.line:
+        yield f"    {result.verdict.line}"
+    for reason in result.verdict.reasons:
+        yield from wrapped(reason, "  - ")
+
+
+def _headline(result: WhatIf) -> str:
+    card = "memory of the card unknown (pass --card to see retries and OOMs)"
+    if result.card_bytes is not None:
+        source = "" if result.card_source is None else CARD_SOURCES[result.card_source]
+        card = f"{format_size(result.card_bytes)} for PyTorch{source}"
+    return f"{sanitize_text(result.name)}, GPU {result.device}: {result.events:,} events, {card}"
+
+
+def _percent(share: float) -> str:
+    """Return a percentage that is 100% only if `share` is exactly 1."""
+    return "100%" if share == 1 else f"{min(share, 0.9999):.2%}"
+
+
+def _row(result: WhatIf, replay: ReplayResult) -> tuple[str, ...]:
+    is_known = result.card_bytes is not None or replay.ooms or replay.retries
+    mark = "* " if replay.name == result.verdict.recommended else "  "
+    return (
+        mark + replay.name,
+        format_size(replay.peak_reserved),
+        format_size(replay.peak_allocated),
+        format_size(replay.worst_stranded),
+        f"{replay.retries:,}" if is_known else "?",
+        _oom(result, replay) if is_known else "?",
+        f"{replay.device_allocs:,}",
+    )
+
+
+def _oom(result: WhatIf, replay: ReplayResult) -> str:
+    if replay.oom is None:
+        return "no"
+    share = replay.oom.event / result.events if result.events else 1.0
+    return f"at {share:.0%}"
+
+
+def _caveats(result: WhatIf) -> Iterator[str]:
+    if result.caveats:
+        yield "Limitations"
+    for caveat in result.caveats[:MAX_CAVEATS]:
+        yield from wrapped(caveat, "  - ")
+    if len(result.caveats) > MAX_CAVEATS:
+        yield f"  ({len(result.caveats) - MAX_CAVEATS} more with --json)"
