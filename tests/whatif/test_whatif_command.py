@@ -154,8 +154,7 @@ def test_no_verdict_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
 
     assert 1 == done.returncode
     assert (
-        "torchmem: no plot is drawn: the replay does not reproduce the recording.\n"
-        == done.stderr
+        "torchmem: no plot is drawn: the replay does not reproduce the recording.\n" == done.stderr
     )
     assert not picture.exists()
     assert "No recommendation" in done.stdout
