@@ -103,19 +103,15 @@ def test_the_largest_free_blocks_are_found(
     """The largest free block is found, and `own` is of the request's stream and default pool."""
     largest = largest_free_blocks(snapshot, 0, requested, stream)
     pool = "small" if requested == 2 * MIB else "large"
-    free = [
-        (s, b["size"]) for s in snapshot for b in s["blocks"] if b["state"] != "active_allocated"
-    ]
-    own = [
-        size
-        for s, size in free
-        if (s["stream"], s["segment_type"], s["segment_pool_id"]) == (stream, pool, (0, 0))
-    ]
+    own_place = (stream, pool, (0, 0))
+    own, other = [0], [0]
+    for info in snapshot:
+        place = (info["stream"], info["segment_type"], info["segment_pool_id"])
+        blocks = own if place == own_place else other
+        blocks += [b["size"] for b in info["blocks"] if b["state"] != "active_allocated"]
 
-    assert max((size for _, size in free), default=0) == max(
-        largest.own, largest.other_stream, largest.other_pool
-    )
-    assert max(own, default=0) == largest.own
+    assert max(own) == largest.own
+    assert max(other) == max(largest.other_stream, largest.other_pool)
 
 
 def test_blocks_of_other_devices_are_ignored() -> None:
