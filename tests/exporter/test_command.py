@@ -1,4 +1,4 @@
-"""The exporter as a process: its output, its mistakes in one sentence, and its quick end."""
+"""The exporter as a process: its output, its settings and their errors, and how it stops."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.exporter import command, config, main
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ALL_INTERFACES, Settings
 from torchmem.sample.errors import UsageError
 
-ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what `:PORT` asks for
 EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the exporter to its end."""
+    """Run the exporter until it exits."""
     return subprocess.run(
         [*EXPORTER, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
 
 
-def test_once_prints_one_exposition(run_dir: Path) -> None:
-    """`--once` prints what a scrape would give, on a machine without a driver too, and ends with 0."""
+def test_once_prints_the_metrics(run_dir: Path) -> None:
+    """`--once` prints the metrics of one scrape and exits with 0, even without a driver."""
     publish(run_dir, own_sample())
     ended = run("--once", "--run-dir", str(run_dir))
-    shown = Exposition.of_text(ended.stdout)
+    metrics = Exposition.of_text(ended.stdout)
 
     assert 0 == ended.returncode
-    assert 1.0 == shown.value("torchmem_process_state", state="running")
-    assert 1 == len(shown.matching("nvml_up"))
+    assert 1.0 == metrics.value("torchmem_process_state", state="running")
+    assert 1 == len(metrics.matching("nvml_up"))
     assert "Traceback" not in ended.stderr
 
 
@@ -50,7 +49,7 @@ import sys, time
 from pathlib import Path
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ALL_INTERFACES, Settings
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeNvml
 
@@ -63,8 +62,8 @@ main.serve_until_signal(exporter, Settings(listen="127.0.0.1:0"))
 """
 
 
-def test_hung_driver_does_not_hold_up_the_end() -> None:
-    """SIGTERM ends the exporter while a driver call never returns and a scrape waits for it."""
+def test_hung_driver_does_not_delay_the_exit() -> None:
+    """SIGTERM stops the exporter while a scrape waits for a driver call that never returns."""
     with subprocess.Popen([sys.executable, "-c", HUNG], stderr=subprocess.PIPE, text=True) as popen:
         assert popen.stderr is not None
         next(line for line in popen.stderr if "asked" in line)
@@ -75,7 +74,7 @@ def test_hung_driver_does_not_hold_up_the_end() -> None:
 
 
 def test_reader_that_closes_early_is_no_error(run_dir: Path) -> None:
-    """`torchmem exporter --once | head` ends without a traceback."""
+    """`torchmem exporter --once | head` exits without a traceback."""
     for rank in range(40):
         publish(run_dir, own_sample(process=own_process(rank=rank)), f"{rank}.sample.json")
     command = [*EXPORTER, "--once", "--run-dir", str(run_dir)]
@@ -92,8 +91,8 @@ def test_reader_that_closes_early_is_no_error(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_it_cleanly(run_dir: Path, number: signal.Signals) -> None:
-    """SIGTERM and Ctrl-C end the exporter with 0 and without a traceback."""
+def test_signal_stops_it_cleanly(run_dir: Path, number: signal.Signals) -> None:
+    """The exporter exits with 0 and without a traceback on SIGTERM and Ctrl-C."""
     command = [*EXPORTER, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
         assert popen.stderr is not None
@@ -106,8 +105,8 @@ def test_signal_ends_it_cleanly(run_dir: Path, number: signal.Signals) -> None:
     assert "Traceback" not in rest
 
 
-def test_every_further_signal_is_too_late(run_dir: Path) -> None:
-    """Signals that come while the exporter ends, as from an impatient Ctrl-C, bring no traceback."""
+def test_further_signals_have_no_effect(run_dir: Path) -> None:
+    """Signals that arrive while the exporter stops cause no traceback."""
     command = [*EXPORTER, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
         assert popen.stderr is not None
@@ -128,14 +127,15 @@ from pathlib import Path
 from torchmem.sample.errors import TorchmemError
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ALL_INTERFACES, Settings
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeNvml
 
 exporter = Exporter(FakeNvml.of(), RunDirectory(Path("none")))
 free = os.dup(0)
 os.close(free)
-resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))  # enough to listen, too few for an event loop
+# One descriptor is enough to listen, and too few for an event loop.
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))
 try:
     main.serve_until_signal(exporter, Settings(listen="127.0.0.1:0"))
 except TorchmemError as error:
@@ -143,8 +143,8 @@ except TorchmemError as error:
 """
 
 
-def test_server_that_ends_by_itself_is_a_failure() -> None:
-    """When the server cannot go on, the exporter ends with a failure, so that whoever supervises it starts it again."""
+def test_server_that_stops_by_itself_is_a_failure() -> None:
+    """If the server stops, the exporter exits with 1, so that its supervisor restarts it."""
     command = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -153,7 +153,7 @@ def test_server_that_ends_by_itself_is_a_failure() -> None:
 
 
 def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
-    """The second exporter on a port says what to do."""
+    """The second exporter on a port exits with one sentence that says what to do."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         ended = run("--listen", address, "--run-dir", str(run_dir))
@@ -192,10 +192,8 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
         ("a: [", "{file} is not valid YAML at line 1"),
     ],
 )
-def test_mistake_in_the_configuration_file_is_named(
-    tmp_path: Path, content: str, expected: str
-) -> None:
-    """A wrong configuration says which key, where, and what was probably meant."""
+def test_error_in_the_configuration_file(tmp_path: Path, content: str, expected: str) -> None:
+    """The error names the key, the file and the line, and suggests a correction."""
     file = tmp_path / "exporter.yml"
     file.write_text(content)
 
@@ -203,8 +201,8 @@ def test_mistake_in_the_configuration_file_is_named(
         config.load(file, {})
 
 
-def test_printed_configuration_is_one(tmp_path: Path) -> None:
-    """`--print-config` prints what holds, flags first, as a file that gives the same settings; nothing is started."""
+def test_print_config_prints_a_configuration_file(tmp_path: Path) -> None:
+    """`--print-config` prints the effective settings as a file that gives the same settings."""
     file = tmp_path / "exporter.yml"
     file.write_text(
         "listen: host:1\nttl_seconds: 5\npcie_throughput: true\nrun_dir: 'on: tape #1'\n"
@@ -231,7 +229,7 @@ def test_printed_configuration_is_one(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_flag() -> None:
-    """Whatever the file can say a flag can override, and a flag that is not given says nothing."""
+    """Every setting of the file has a flag, whose default is None."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     given = vars(parser.parse_args([]))
@@ -242,15 +240,15 @@ def test_every_setting_has_a_flag() -> None:
 @pytest.mark.parametrize(
     "flag", ["--ttl-seconds=0", "--scrape-deadline-seconds=nan", "--processes-per-gpu=-1"]
 )
-def test_wrong_number_in_a_flag_is_code_2(flag: str) -> None:
-    """A flag's value is checked as strictly as the file's."""
+def test_invalid_number_in_a_flag_is_code_2(flag: str) -> None:
+    """Numbers in flags are checked as in the file."""
     ended = run(flag, "--once")
 
     assert (2, False) == (ended.returncode, "Traceback" in ended.stderr)
 
 
-def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_path: Path) -> None:
-    """Under Type=notify with a watchdog the exporter tells its state, on a socket that systemd passed to it."""
+def test_systemd_is_notified_over_a_socket_it_passed(run_dir: Path, tmp_path: Path) -> None:
+    """The exporter serves on systemd's socket and reports READY, WATCHDOG and STOPPING."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
         socket.create_server(("127.0.0.1", 0)) as passed,
@@ -292,19 +290,19 @@ def test_systemd_hears_that_it_is_ready_alive_and_stopping(run_dir: Path, tmp_pa
     "environment", [{}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_FDS": "2"}]
 )
 def test_missing_systemd_socket_is_one_sentence(environment: dict[str, str]) -> None:
-    """Without exactly one socket for this process the sentence says where it should come from."""
+    """Without exactly one socket for this process, the error names the .socket unit."""
     with pytest.raises(UsageError, match=r"\.socket unit"):
         main.systemd_listener({"LISTEN_PID": str(os.getpid()), **environment})
 
 
 def test_missing_configuration_file_is_named(tmp_path: Path) -> None:
-    """The path is in the sentence."""
+    """The error contains the path."""
     with pytest.raises(UsageError, match=re.escape(str(tmp_path / "none.yml"))):
         config.load(tmp_path / "none.yml", {})
 
 
 def test_flag_wins_over_file_over_default(tmp_path: Path) -> None:
-    """Settings come from the nearest place that gives them."""
+    """A flag overrides the file, and the file overrides the default."""
     file = tmp_path / "exporter.yml"
     file.write_text("listen: 0.0.0.0:1\nttl_seconds: 5\n")
 
@@ -318,8 +316,8 @@ def test_flag_wins_over_file_over_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listen", ["", "localhost", "host:", "host:http", "host:99999"])
-def test_wrong_address_is_named(listen: str) -> None:
-    """An address that cannot be meant shows a right one."""
+def test_invalid_address(listen: str) -> None:
+    """The error shows the format of a listen address."""
     with pytest.raises(UsageError, match=r"HOST:PORT"):
         _ = config.load(None, {"listen": listen}).address
 
@@ -329,5 +327,5 @@ def test_wrong_address_is_named(listen: str) -> None:
     [("[::1]:9847", ("::1", 9847)), ("localhost:0", ("localhost", 0)), (":1", (ALL_INTERFACES, 1))],
 )
 def test_address_forms(listen: str, expected: tuple[str, int]) -> None:
-    """IPv6 in brackets, names, and all interfaces."""
+    """Addresses can be IPv6 in brackets, host names, or a port on all interfaces."""
     assert expected == config.load(None, {"listen": listen}).address

@@ -1,4 +1,4 @@
-"""`/sd`: ranks that serve their own endpoint are found by Prometheus, and no sample can point it elsewhere."""
+"""`/sd` lists ranks with their own endpoint, and no sample can add another host."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ REMOTE = "10.0.0.9"
 
 
 def groups(
-    url: str | None, asked_host: str = "node5:9847", asked_from: str = REMOTE, **changes: Any
+    url: str | None, host: str = "node5:9847", client: str = REMOTE, **changes: Any
 ) -> list[Any]:
-    """What one process with this endpoint gives."""
+    """Return the target groups of one process with this endpoint."""
     item = Published(
         replace(own_sample(), metrics_url=url), pid=77, state="running", attributed=True
     )
-    return target_groups([replace(item, **changes)], asked_host, asked_from, NODE)
+    return target_groups([replace(item, **changes)], host, client, NODE)
 
 
 @pytest.mark.parametrize(
-    ("url", "asked_from", "target"),
+    ("url", "client", "target"),
     [
         ("http://0.0.0.0:9000/metrics", REMOTE, "node5:9000"),
         ("http://[::]:9000/metrics", REMOTE, "node5:9000"),
@@ -64,17 +64,15 @@ def groups(
         (None, REMOTE, None),
     ],
 )
-def test_target_as_the_asker_reaches_it(
-    url: str | None, asked_from: str, target: str | None
-) -> None:
-    """Only a port of this node is given out, under an address that leads the asker here; anything else is left out."""
+def test_target_as_the_client_reaches_it(url: str | None, client: str, target: str | None) -> None:
+    """The target is a port of this node, at an address that the client can reach, or absent."""
     assert ([[target]] if target else []) == [
-        group["targets"] for group in groups(url, asked_from=asked_from)
+        group["targets"] for group in groups(url, client=client)
     ]
 
 
-def test_labels_say_whose_endpoint_it_is() -> None:
-    """Rank, run and pid come as labels for relabelling; all values are text, as Prometheus wants them."""
+def test_labels_identify_the_process() -> None:
+    """Ranks, run and pid are labels for relabeling, and all values are strings."""
     (group,) = groups("http://0.0.0.0:9000/metrics")
 
     assert {
@@ -87,35 +85,33 @@ def test_labels_say_whose_endpoint_it_is() -> None:
 
 @pytest.mark.parametrize("state", ["exited", "oom", "killed"])
 def test_ended_process_is_no_target(state: str) -> None:
-    """Who has ended is not scraped, although its final values are still shown."""
+    """A process that ended is not scraped, although its final values are still exported."""
     assert [] == groups("http://0.0.0.0:9000/metrics", state=state)
 
 
 @given(
     url=st.none() | st.text() | st.from_regex(r"http://[^/]{0,30}:\d{0,6}/.{0,5}"),
     host=st.text(),
-    asked=st.text(),
+    client=st.text(),
 )
-def test_whatever_stands_in_a_sample_only_this_node_is_given_out(
-    url: str | None, host: str, asked: str
-) -> None:
-    """For any endpoint, Host header and asker, targets are only this node, by its addresses or as it was called."""
-    found = json.loads(json.dumps(groups(url, host, asked)))
+def test_targets_are_only_this_node(url: str | None, host: str, client: str) -> None:
+    """For any endpoint, Host header and client, the targets are only addresses of this node."""
+    answer = json.loads(json.dumps(groups(url, host, client)))
 
-    for group in found:
+    for group in answer:
         name = group["targets"][0].rpartition(":")[0]
         assert name.strip("[]") in NODE | {host, host.rpartition(":")[0], os.uname().nodename}
 
 
 @pytest.fixture
 def url(open_exporter: Callable[..., Exporter]) -> Iterator[str]:
-    """A served exporter."""
+    """Serve an exporter and yield its URL."""
     with closing(serve(open_exporter())) as server:
         yield server.url
 
 
-def test_nothing_to_discover_is_an_empty_list(url: str) -> None:
-    """Without a run directory, and without endpoints in it, the list is there and empty."""
+def test_no_endpoint_is_an_empty_list(url: str) -> None:
+    """Without a run directory the answer is an empty list."""
     answer = httpx.get(f"{url}/sd", trust_env=False)
 
     assert (200, "application/json", []) == (
@@ -125,8 +121,8 @@ def test_nothing_to_discover_is_an_empty_list(url: str) -> None:
     )
 
 
-def test_unreadable_directory_is_an_error_not_a_shorter_list(url: str, run_dir: Path) -> None:
-    """Prometheus keeps the targets it has when the list cannot be made."""
+def test_unreadable_directory_is_an_error(url: str, run_dir: Path) -> None:
+    """The answer is an error, so that Prometheus keeps its targets."""
     run_dir.write_text("a file in its place")
 
     assert 500 == httpx.get(f"{url}/sd", trust_env=False).status_code
@@ -147,14 +143,19 @@ scrape_configs:
     not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus"
 )
 def test_prometheus_discovers_a_rank(url: str, run_dir: Path, tmp_path: Path) -> None:
-    """The real Prometheus finds a rank's own endpoint over http_sd_configs, scrapes it, and forgets it when it ends."""
+    """Prometheus finds a rank's endpoint, scrapes it, and drops it when the rank ends."""
     sample = own_sample(process=own_process(rank=3))
     endpoint = Endpoint.open(Settings(port=0), 0, lambda: sample)
     file = publish(run_dir, replace(sample, metrics_url=endpoint.url))
     configuration, address = tmp_path / "prometheus.yml", f"127.0.0.1:{free_port()}"
     configuration.write_text(PROMETHEUS.format(url=url))
-    command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path / 'data'}",
-               f"--web.listen-address={address}", "--log.level=warn"]  # fmt: skip
+    command = [
+        "prometheus",
+        f"--config.file={configuration}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address={address}",
+        "--log.level=warn",
+    ]
     with running(command, tmp_path / "prometheus.log"):
         until(lambda: answers(f"http://{address}/-/ready"))
         prometheus = Prometheus(f"http://{address}")

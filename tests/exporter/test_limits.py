@@ -1,4 +1,4 @@
-"""Strangers on the port: slow, greedy, many or malformed, they cost little and keep nobody else from being served."""
+"""Slow, greedy, numerous or malformed clients cost little and do not block others."""
 
 from __future__ import annotations
 
@@ -23,58 +23,58 @@ Open = Callable[..., ExporterServer]
 
 
 class Families:
-    """A collector of one family with `series` series."""
+    """A collector of one family with a number of series."""
 
     def __init__(self, series: int = 1) -> None:
         self._series = series
 
     def collect(self) -> list[Metric]:
-        """The family."""
+        """Return the family."""
         family = GaugeMetricFamily("something", "Numbers.", labels=["number"])
         for number in range(self._series):
             family.add_metric([str(number)], number)
         return [family]
 
     def known(self) -> list[Metric]:
-        """The same."""
+        """Return the same family."""
         return self.collect()
 
     def published(self) -> list[Published]:
-        """No process."""
+        """Return no process."""
         return []
 
 
 @pytest.fixture
 def open_server() -> Iterator[Open]:
-    """Serves a small collector within given limits."""
+    """Return a function that serves a small collector with the given limits."""
     with ExitStack() as stack:
 
-        def open_one(series: int = 1, **limits: float) -> ExporterServer:
+        def open_server(series: int = 1, **limits: float) -> ExporterServer:
             server = serve(Families(series), limits=Limits(**({"sweep_seconds": 0.05} | limits)))  # type: ignore[arg-type]
             stack.callback(server.close)
             return server
 
-        yield open_one
+        yield open_server
 
 
 def is_served(server: ExporterServer) -> bool:
-    """Whether somebody else is served now."""
+    """Return whether another client is served."""
     return status(ask(server.url, GET)) == 200
 
 
 @pytest.mark.parametrize(
-    "begun", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "]
+    "start", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "]
 )
-def test_slow_head_is_ended(open_server: Open, begun: bytes) -> None:
-    """Who does not finish asking is cut off without an answer, however far the question came."""
+def test_slow_head_is_cut_off(open_server: Open, start: bytes) -> None:
+    """A client that does not finish its request head is disconnected without an answer."""
     with connect(open_server(head_seconds=0.2).url) as client:
-        client.sendall(begun)
+        client.sendall(start)
 
         assert b"" == everything(client)
 
 
-def test_head_that_trickles_on_a_used_connection_is_ended(open_server: Open) -> None:
-    """A first good request buys no more time for the second one, and single bytes do not restart the clock."""
+def test_slow_head_on_a_used_connection_is_cut_off(open_server: Open) -> None:
+    """The time limit also applies to the second request, and single bytes do not restart it."""
     with connect(open_server(head_seconds=2.0).url) as client:
         client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
         client.sendall(b"G")
@@ -82,8 +82,8 @@ def test_head_that_trickles_on_a_used_connection_is_ended(open_server: Open) -> 
         assert 1 == everything(client).count(b"HTTP/1.1 ")
 
 
-def test_idle_connection_is_ended(open_server: Open) -> None:
-    """A connection that asks nothing more does not stay for ever."""
+def test_idle_connection_is_closed(open_server: Open) -> None:
+    """A connection without a further request is closed after a while."""
     with connect(open_server(idle_seconds=0.2).url) as client:
         client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
 
@@ -98,8 +98,8 @@ def test_idle_connection_is_ended(open_server: Open) -> None:
         b"a" * (1 << 20),
     ],
 )
-def test_huge_head_is_refused(open_server: Open, head: bytes) -> None:
-    """Headers beyond the bound are refused or cut off, and others go on."""
+def test_huge_head_is_rejected(open_server: Open, head: bytes) -> None:
+    """A head above the limit is rejected or cut off, and other clients are served."""
     server = open_server()
 
     assert status(ask(server.url, b"GET / HTTP/1.1\r\nHost: x\r\n" + head)) in {0, 400, 431}
@@ -126,10 +126,10 @@ def test_huge_head_is_refused(open_server: Open, head: bytes) -> None:
         (b"GET /%00%ff", b"\r\n", 404),
     ],
 )
-def test_only_plain_questions(
+def test_only_get_and_head_without_a_body(
     open_server: Open, request_line: bytes, headers: bytes, expected: int
 ) -> None:
-    """GET and HEAD without a body on a known path are answered; the rest is refused without waiting for a body."""
+    """Other requests are rejected without waiting for their body."""
     server = open_server()
     answer = ask(
         server.url, request_line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers
@@ -140,7 +140,7 @@ def test_only_plain_questions(
 
 
 def test_head_has_no_body(open_server: Open) -> None:
-    """HEAD tells the length that GET would have and sends nothing."""
+    """HEAD answers with the length of the body and no body."""
     head, _, body = ask(
         open_server().url, GET_METRICS.replace(b"GET", b"HEAD").replace(b"\r\n\r\n", CLOSE)
     ).partition(b"\r\n\r\n")
@@ -149,19 +149,19 @@ def test_head_has_no_body(open_server: Open) -> None:
     assert b"" == body
 
 
-def test_flood_of_idle_connections_lets_others_in(open_server: Open) -> None:
-    """However many connections are held open, the next client is served, and their number stays bounded."""
+def test_many_idle_connections_do_not_block_others(open_server: Open) -> None:
+    """The number of open connections is limited, and a new client is still served."""
     server = open_server(connections=8, head_seconds=LONG)
     with ExitStack() as stack:
         held = [stack.enter_context(connect(server.url)) for _ in range(40)]
         served = is_served(server)
-        ended = [client for client in held if _is_ended(client)]
+        closed = [client for client in held if _is_closed(client)]
 
         assert served
-        assert len(held) - len(ended) <= 8
+        assert len(held) - len(closed) <= 8
 
 
-def _is_ended(client: socket.socket) -> bool:
+def _is_closed(client: socket.socket) -> bool:
     client.settimeout(0.01)
     try:
         return client.recv(1) == b""
@@ -171,8 +171,8 @@ def _is_ended(client: socket.socket) -> bool:
         return True
 
 
-def test_client_that_does_not_read_is_ended(open_server: Open) -> None:
-    """An answer that nobody takes is thrown away after a while, not kept for ever."""
+def test_client_that_does_not_read_is_disconnected(open_server: Open) -> None:
+    """An answer that the client does not read is dropped after a while."""
     server = open_server(series=300_000, unsent_seconds=0.2, idle_seconds=LONG)
     with connect(server.url) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -183,7 +183,7 @@ def test_client_that_does_not_read_is_ended(open_server: Open) -> None:
 
 
 def _has_been_reset(client: socket.socket) -> bool:
-    """Whether the server gave up; asking again on a connection that is gone fails."""
+    """Return whether the server has reset the connection."""
     try:
         client.send(b"\r\n")
     except OSError:
@@ -191,8 +191,8 @@ def _has_been_reset(client: socket.socket) -> bool:
     return False
 
 
-def test_answers_that_nobody_reads_have_bounded_memory(open_server: Open) -> None:
-    """Of many clients that do not read, the oldest go when their answers together are too large."""
+def test_memory_of_unread_answers_is_limited(open_server: Open) -> None:
+    """When unread answers exceed the limit together, the oldest clients are disconnected."""
     server = open_server(
         series=300_000, unsent_bytes=8 << 20, unsent_seconds=LONG, idle_seconds=LONG
     )
@@ -207,14 +207,14 @@ def test_answers_that_nobody_reads_have_bounded_memory(open_server: Open) -> Non
 
 
 def test_many_requests_at_once_on_one_connection(open_server: Open) -> None:
-    """Pipelined requests are answered one after the other."""
+    """Pipelined requests are answered in order."""
     answer = ask(open_server().url, GET_METRICS * 50 + GET)
 
     assert 51 == answer.count(b"HTTP/1.1 200 OK")
 
 
-def test_one_client_cannot_take_all_places(open_server: Open) -> None:
-    """A client that scrapes without pause on many connections leaves places to one with another address."""
+def test_one_client_cannot_take_all_concurrent_scrapes(open_server: Open) -> None:
+    """A client that scrapes on many connections does not block a client at another address."""
     server = open_server(series=20_000)
     port = int(server.url.rsplit(":", 1)[1])
     with ExitStack() as stack:
@@ -229,8 +229,8 @@ def test_one_client_cannot_take_all_places(open_server: Open) -> None:
         assert 200 == status(everything(other))
 
 
-def test_limits_do_not_end_what_is_being_answered(open_server: Open) -> None:
-    """Twenty scrapes one after the other on one connection pass within the tightest head limit."""
+def test_limits_do_not_disconnect_a_busy_client(open_server: Open) -> None:
+    """Twenty consecutive requests on one connection are answered."""
     server = open_server(head_seconds=5.0)
     with connect(server.url) as client:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""The exporter over HTTP: what Prometheus, a probe and a person get."""
+"""The exporter over HTTP: metrics, probes and the landing page."""
 
 from __future__ import annotations
 
@@ -48,38 +48,38 @@ Open = Callable[[Collector], httpx.Client]
 
 
 class Gate:
-    """A collector that counts its runs and lets each end only when the gate is open."""
+    """A collector that counts its runs, each of which waits until the gate is open."""
 
     def __init__(self) -> None:
         self.runs = 0
         self.gate = threading.Event()
 
     def collect(self) -> list[Metric]:
-        """Wait, then give nothing."""
+        """Wait, then return nothing."""
         self.runs += 1
         assert self.gate.wait(120)
         return []
 
     def known(self) -> list[Metric]:
-        """One family, whose name tells that the collection was not waited for."""
+        """Return one family, which shows that the scrape did not wait."""
         return [Metric("known_so_far", "", "gauge")]
 
     def published(self) -> list[Published]:
-        """No process."""
+        """Return no process."""
         return []
 
 
 @pytest.fixture
 def open_client() -> Iterator[Open]:
-    """Serves a collector on a free port and gives a client for it."""
+    """Return a function that serves a collector and returns a client."""
     opened: list[tuple[ExporterServer, httpx.Client]] = []
 
-    def open_one(collector: Collector) -> httpx.Client:
+    def open_client(collector: Collector) -> httpx.Client:
         server = serve(collector)
         opened.append((server, httpx.Client(base_url=server.url, trust_env=False, timeout=120)))
         return opened[-1][1]
 
-    yield open_one
+    yield open_client
     for server, client in opened:
         client.close()
         server.close()
@@ -89,30 +89,36 @@ def open_client() -> Iterator[Open]:
 def client(
     open_exporter: Callable[..., Exporter], open_client: Open, run_dir: Path
 ) -> httpx.Client:
-    """A client of an exporter with one rank and one GPU."""
+    """Return a client of an exporter with one rank and one GPU."""
     publish(run_dir, own_sample())
     gpu = FakeGpu(GpuIdentity(0, own_sample().devices[0].uuid or ""), MemoryInfo(80, 60, 19, 1))
     return open_client(open_exporter(FakeNvml.of(gpu)))
 
 
-def test_both_formats_say_the_same(client: httpx.Client) -> None:
-    """Text and OpenMetrics carry the same series; each parses strictly as what its content type says."""
+def test_both_formats_have_the_same_series(client: httpx.Client) -> None:
+    """Text and OpenMetrics have the same series, and each matches its content type."""
     text = client.get("/metrics")
     openmetrics = client.get("/metrics", headers={"Accept": OPENMETRICS_ACCEPT})
-    shown, strict = Exposition.of_text(text.text), Exposition.of_openmetrics(openmetrics.text)
+    text_metrics, openmetrics_metrics = (
+        Exposition.of_text(text.text),
+        Exposition.of_openmetrics(openmetrics.text),
+    )
 
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert openmetrics.headers["content-type"].startswith(
         "application/openmetrics-text; version=1.0.0"
     )
-    assert set(shown.series) == set(strict.series)
-    assert shown.series["torchmem_reserved_bytes"] == strict.series["torchmem_reserved_bytes"]
-    assert 1.0 == shown.value("torchmem_process_state", state="running")
+    assert set(text_metrics.series) == set(openmetrics_metrics.series)
+    assert (
+        text_metrics.series["torchmem_reserved_bytes"]
+        == openmetrics_metrics.series["torchmem_reserved_bytes"]
+    )
+    assert 1.0 == text_metrics.value("torchmem_process_state", state="running")
 
 
 @pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("identity", None)])
 def test_compressed_on_request(client: httpx.Client, accepted: str, encoding: str | None) -> None:
-    """Prometheus asks for gzip and gets it; who does not ask gets plain text."""
+    """A client that accepts gzip gets it, and any other gets an uncompressed answer."""
     answer = client.get("/metrics", headers={"Accept-Encoding": accepted})
 
     assert encoding == answer.headers.get("content-encoding")
@@ -122,13 +128,21 @@ def test_compressed_on_request(client: httpx.Client, accepted: str, encoding: st
 @pytest.mark.parametrize(
     ("accepted", "compressed"),
     [
-        ("gzip;q=0", False), ("gzip;q=0.001", True), ("*", True), ("*;q=0", False), ("deflate, GZIP ;q=1.0", True),
-        ("identity;q=1, *;q=0", False), ("gzip;q=0, *", False), ("gzip;q=x", False), ("br", False), ("", False),
+        ("gzip;q=0", False),
+        ("gzip;q=0.001", True),
+        ("*", True),
+        ("*;q=0", False),
+        ("deflate, GZIP ;q=1.0", True),
+        ("identity;q=1, *;q=0", False),
+        ("gzip;q=0, *", False),
+        ("gzip;q=x", False),
+        ("br", False),
+        ("", False),
         (",".join(["br"] * 500), False),
     ],
-)  # fmt: skip
+)
 def test_weight_of_gzip(accepted: str, compressed: bool) -> None:
-    """`q=0` forbids, `*` stands for what is not named, rubbish asks for nothing."""
+    """`q=0` forbids gzip, `*` covers unnamed codings, and invalid items are ignored."""
     assert compressed is accepts_gzip(accepted)
 
 
@@ -141,22 +155,28 @@ PROMETHEUS_2 = (
 @pytest.mark.parametrize(
     ("accepted", "chosen"),
     [
-        ("", TEXT), ("*/*", TEXT), ("text/html, */*;q=0.8", TEXT), ("application/openmetrics-text", OPENMETRICS),
-        (PROMETHEUS_2, OPENMETRICS), (OPENMETRICS_ACCEPT + ";q=0", TEXT), ("application/json", TEXT),
+        ("", TEXT),
+        ("*/*", TEXT),
+        ("text/html, */*;q=0.8", TEXT),
+        ("application/openmetrics-text", OPENMETRICS),
+        (PROMETHEUS_2, OPENMETRICS),
+        (OPENMETRICS_ACCEPT + ";q=0", TEXT),
+        ("application/json", TEXT),
         ('application/openmetrics-text; version="1.0.0"; charset=utf-8', OPENMETRICS),
         ("application/openmetrics-text;version=2.0.0, text/plain;q=0.1", TEXT),
         ("application/openmetrics-text;version=0.0.1", TEXT),
-        (OPENMETRICS_ACCEPT + ";q=0.3,text/plain;version=0.0.4;q=0.9", TEXT), ("a;;==,;q=,,", TEXT),
+        (OPENMETRICS_ACCEPT + ";q=0.3,text/plain;version=0.0.4;q=0.9", TEXT),
+        ("a;;==,;q=,,", TEXT),
     ],
-)  # fmt: skip
+)
 def test_format_that_the_client_prefers(accepted: str, chosen: Format) -> None:
-    """OpenMetrics 1.0.0 for who prefers it, text for everyone else, whatever the header says."""
+    """A client gets OpenMetrics 1.0.0 if it prefers that format, and text otherwise."""
     assert chosen is choose_format(accepted)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
-def test_openmetrics_ends_with_its_mark(client: httpx.Client, encoding: str) -> None:
-    """A cut exposition would lack `# EOF`; the whole one ends with it, and caches are told what it depends on."""
+def test_openmetrics_ends_with_eof(client: httpx.Client, encoding: str) -> None:
+    """The exposition ends with `# EOF`, and Vary names the headers it depends on."""
     answer = client.get(
         "/metrics", headers={"Accept": OPENMETRICS_ACCEPT, "Accept-Encoding": encoding}
     )
@@ -170,8 +190,8 @@ def test_openmetrics_ends_with_its_mark(client: httpx.Client, encoding: str) -> 
 @pytest.mark.skipif(
     not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus"
 )
-def test_promtool_finds_nothing(client: httpx.Client) -> None:
-    """Names, units and help texts follow Prometheus' rules."""
+def test_promtool_accepts_the_metrics(client: httpx.Client) -> None:
+    """Names, units and help texts follow Prometheus' conventions."""
     lint = subprocess.run(
         ["promtool", "check", "metrics"],
         input=client.get("/metrics").text,
@@ -183,8 +203,8 @@ def test_promtool_finds_nothing(client: httpx.Client) -> None:
     assert (0, "", "") == (lint.returncode, lint.stdout, lint.stderr)
 
 
-def test_page_for_people(client: httpx.Client) -> None:
-    """The landing page links to everything and loads nothing from elsewhere."""
+def test_landing_page(client: httpx.Client) -> None:
+    """The landing page links to every path and loads nothing from other hosts."""
     answer = client.get("/")
 
     assert answer.headers["content-type"].startswith("text/html")
@@ -195,8 +215,8 @@ def test_page_for_people(client: httpx.Client) -> None:
     assert "://" not in answer.text
 
 
-def test_page_shows_a_scrape_configuration_for_this_address(client: httpx.Client) -> None:
-    """What is to be copied names the node as the visitor called it, and nothing that a stranger made up."""
+def test_landing_page_shows_a_scrape_configuration(client: httpx.Client) -> None:
+    """The configuration has the address of the Host header, unless that is not an address."""
     usual = client.get("/", headers={"Host": "node7:9847"}).text
     strange = client.get("/", headers={"Host": "<script>alert(1)</script>"}).text
 
@@ -205,7 +225,7 @@ def test_page_shows_a_scrape_configuration_for_this_address(client: httpx.Client
 
 
 def test_unknown_path_is_plain_text(client: httpx.Client) -> None:
-    """A wrong path says so without a page."""
+    """An unknown path is 404 in plain text."""
     answer = client.get("/metric")
 
     assert (404, "text/plain; charset=utf-8") == (
@@ -215,7 +235,7 @@ def test_unknown_path_is_plain_text(client: httpx.Client) -> None:
 
 
 def test_ready_after_the_first_collection(open_client: Open) -> None:
-    """Readiness needs no scrape, liveness no collection."""
+    """Readiness needs a collection but no scrape; liveness needs neither."""
     collector = Gate()
     client = open_client(collector)
     before = client.get("/-/ready").status_code
@@ -227,7 +247,7 @@ def test_ready_after_the_first_collection(open_client: Open) -> None:
 
 
 def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
-    """Two Prometheus servers cost one collection; beyond the bound scrapes are turned away at once."""
+    """Concurrent scrapes cost one collection; scrapes beyond the limit get 503 at once."""
     collector = Gate()
     client = open_client(collector)
     statuses: list[int] = []
@@ -249,24 +269,33 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("10", 9.5), ("1", 0.5), ("0.5", 0.25), ("", None), (None, None), ("x", None), ("-1", None), ("nan", None),
-     ("inf", None), ("1e300", None), ("0", None)],
-)  # fmt: skip
-def test_answer_seconds_of_a_scraper(header: str | None, seconds: float | None) -> None:
-    """Its timeout less a margin; what is no timeout is none."""
+    [
+        ("10", 9.5),
+        ("1", 0.5),
+        ("0.5", 0.25),
+        ("", None),
+        (None, None),
+        ("x", None),
+        ("-1", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e300", None),
+        ("0", None),
+    ],
+)
+def test_time_to_answer_a_scraper(header: str | None, seconds: float | None) -> None:
+    """The time is the scraper's timeout less a margin; an invalid timeout is ignored."""
     assert seconds == answer_seconds(header)
 
 
-def test_impatient_scrape_gets_what_is_known_and_spoils_nothing(open_client: Open) -> None:
-    """A scraper with a short timeout is answered in time; the patient one beside it gets the whole collection."""
+def test_scrape_with_a_short_timeout_gets_known_metrics(open_client: Open) -> None:
+    """It is answered in time, while a concurrent scrape gets the whole collection."""
     collector = Gate()
     client = open_client(collector)
     with closing(HTTPConnection(client.base_url.netloc.decode(), timeout=120)) as patient:
         patient.request("GET", "/metrics")
         for _ in range(3):
-            client.get(
-                "/-/healthy"
-            )  # asked later: when it is answered, the patient scrape was taken up
+            client.get("/-/healthy")  # once it is answered, the first scrape has started
         hurried = client.get(
             "/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "0.2"}
         ).text
@@ -278,10 +307,10 @@ def test_impatient_scrape_gets_what_is_known_and_spoils_nothing(open_client: Ope
     assert 1 == collector.runs
 
 
-def test_impatient_scrape_of_a_slow_driver_shows_the_rest(
+def test_scrape_with_a_short_timeout_and_a_slow_driver(
     open_exporter: Callable[..., Exporter], open_client: Open, run_dir: Path
 ) -> None:
-    """While the driver takes its time, allocator series are there and NVML is said not to have answered yet."""
+    """Until the driver responds, allocator metrics are exported and nvml_up is 0."""
     gate = threading.Event()
 
     def answer_late() -> list[FakeGpu]:
@@ -292,11 +321,11 @@ def test_impatient_scrape_of_a_slow_driver_shows_the_rest(
     client = open_client(open_exporter(FakeNvml(answer_late), deadline_seconds=60))
     hurried = client.get("/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "0.2"}).text
     gate.set()
-    shown, whole = Exposition.of_text(hurried), Exposition.of_text(client.get("/metrics").text)
+    early, whole = Exposition.of_text(hurried), Exposition.of_text(client.get("/metrics").text)
 
     assert (0.0, 1.0) == (
-        shown.value("nvml_up", reason="timeout"),
-        shown.value("torchmem_process_state", state="running"),
+        early.value("nvml_up", reason="timeout"),
+        early.value("torchmem_process_state", state="running"),
     )
     assert 1.0 == whole.value("nvml_up")
 
@@ -304,7 +333,7 @@ def test_impatient_scrape_of_a_slow_driver_shows_the_rest(
 def test_taken_port_is_one_sentence(
     client: httpx.Client, open_exporter: Callable[..., Exporter]
 ) -> None:
-    """The error names the address and the flag that changes it."""
+    """The error names the address and the flag to change it."""
     port = client.base_url.port or 0
 
     with pytest.raises(UsageError, match=rf"127\.0\.0\.1:{port} .*--listen"):
@@ -312,7 +341,7 @@ def test_taken_port_is_one_sentence(
 
 
 def test_close_does_not_wait_for_a_stuck_scrape(open_client: Open) -> None:
-    """A server whose collection hangs is closed all the same, and its port is free again."""
+    """A server whose collection hangs is closed, and its port is free again."""
     collector = Gate()
     server = serve(collector)
     with httpx.Client(base_url=server.url, trust_env=False) as client:

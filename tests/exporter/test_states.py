@@ -1,4 +1,4 @@
-"""What is said about a process: from its own last word and from the kernel's, never from hope."""
+"""The state of a process, from its sample and from /proc."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTAINER = 4026532999
 
 @contextmanager
 def child() -> Iterator[tuple[subprocess.Popen[bytes], Process]]:
-    """A process of its own, and how it would name itself."""
+    """Start a process and yield it with the identity that it would publish."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as popen:
         try:
             ticks = until(lambda: start_ticks(popen.pid))
@@ -40,7 +40,7 @@ def child() -> Iterator[tuple[subprocess.Popen[bytes], Process]]:
 
 
 def states(directory: RunDirectory, now: float | None = None) -> list[State]:
-    """The states of everything that is shown."""
+    """Return the states of everything that is exported."""
     return [item.state for item in directory.read(time.time() if now is None else now)]
 
 
@@ -61,17 +61,17 @@ def states(directory: RunDirectory, now: float | None = None) -> list[State]:
         (None, "exited", False, 1, "exited"),
     ],
 )
-def test_state_follows_the_evidence(
+def test_state_of_a_process(
     alive: bool | None, ended: Ending | None, oom_pending: bool, age: float, expected: State
 ) -> None:
-    """Own last word, then liveness, then a pending OOM; a hidden process is judged by the age of its file."""
+    """Its own ending counts first, then liveness or its file's age if hidden, then an OOM."""
     sample = own_sample(ended=ended, oom_pending=oom_pending)
 
     assert expected == process_state(sample, ProcessStatus(alive, 1), sample.timestamp + age, age)
 
 
 @pytest.mark.parametrize(
-    ("last_step", "patience", "expected"),
+    ("last_step", "stall_after", "expected"),
     [
         (100.0, 300.0, "running"),
         (301.0, 300.0, "stalled"),
@@ -79,14 +79,14 @@ def test_state_follows_the_evidence(
         (None, 300.0, "running"),
     ],
 )
-def test_a_living_process_without_steps_has_stalled(
-    last_step: float | None, patience: float | None, expected: State
+def test_live_process_without_steps_has_stalled(
+    last_step: float | None, stall_after: float | None, expected: State
 ) -> None:
-    """No step for longer than the process allowed itself, after there were some: stalled, also when it is silent."""
+    """A process has stalled if it finished steps, but none for longer than it allows."""
     sample = own_sample()
     then = None if last_step is None else sample.timestamp - last_step
     stepped = replace(
-        sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=patience
+        sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=stall_after
     )
 
     assert expected == process_state(stepped, ProcessStatus(alive=True, pid=1), sample.timestamp, 0)
@@ -99,7 +99,7 @@ def test_a_living_process_without_steps_has_stalled(
 def test_sigkilled_process_keeps_its_last_values(
     open_exporter: OpenExporter, run_dir: Path, oom_pending: bool, expected: State
 ) -> None:
-    """After SIGKILL the numbers of the rank's last moment stay, with the state that explains its end."""
+    """After SIGKILL the last values of the rank stay, with the state that explains its end."""
     exporter = open_exporter()
     with child() as (popen, process):
         publish(run_dir, own_sample(process=process, oom_pending=oom_pending))
@@ -114,8 +114,8 @@ def test_sigkilled_process_keeps_its_last_values(
     assert before.series["torchmem_reserved_bytes"] == after.series["torchmem_reserved_bytes"]
 
 
-def test_unreaped_process_counts_as_dead(run_dir: Path) -> None:
-    """A zombie that its launcher has not collected yet has ended."""
+def test_zombie_has_ended(run_dir: Path) -> None:
+    """A zombie, which its launcher has not waited for yet, has ended."""
     with child() as (popen, process):
         publish(run_dir, own_sample(process=process))
         popen.send_signal(signal.SIGKILL)
@@ -126,14 +126,14 @@ def test_unreaped_process_counts_as_dead(run_dir: Path) -> None:
 
 
 def test_reused_pid_is_another_process(run_dir: Path) -> None:
-    """The same pid with another start time does not keep a dead rank alive."""
+    """A process with the same pid and another start time is not the rank."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1)))
 
     assert ["killed"] == states(RunDirectory(run_dir))
 
 
 def test_exporter_before_and_after_training(open_exporter: OpenExporter, run_dir: Path) -> None:
-    """A missing directory is no error, a rank appears when it writes, and a new exporter shows the same at once."""
+    """A missing directory is no error, and a rank appears when it has written its file."""
     early = open_exporter()
     empty = scrape(early)
     publish(run_dir, own_sample())
@@ -150,17 +150,17 @@ def test_exporter_before_and_after_training(open_exporter: OpenExporter, run_dir
 def test_unreadable_directory_fails_only_its_collector(
     open_exporter: OpenExporter, run_dir: Path
 ) -> None:
-    """What is wrong with the run directory is a metric, not a failed scrape."""
+    """A run directory that cannot be read fails one collector, not the scrape."""
     run_dir.write_text("not a directory")
 
-    shown = scrape(open_exporter())
+    metrics = scrape(open_exporter())
 
-    assert 0.0 == shown.value("torchmem_exporter_collector_success", collector="samples")
-    assert 1.0 == shown.value("nvml_up")
+    assert 0.0 == metrics.value("torchmem_exporter_collector_success", collector="samples")
+    assert 1.0 == metrics.value("nvml_up")
 
 
-def test_final_values_go_after_their_time(run_dir: Path) -> None:
-    """An ended process is shown for the time to live after its last write, then its file is removed."""
+def test_final_values_expire(run_dir: Path) -> None:
+    """A process that ended is exported for the time to live, then its file is removed."""
     path = publish(run_dir, own_sample(ended="exited"))
     directory, written = RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime
 
@@ -169,8 +169,8 @@ def test_final_values_go_after_their_time(run_dir: Path) -> None:
     assert not path.exists()
 
 
-def test_time_to_live_counts_from_the_death_of_a_silent_process(run_dir: Path) -> None:
-    """A rank that hung without a word for an hour and is killed then is still shown as killed."""
+def test_time_to_live_of_a_silent_process_starts_when_it_is_killed(run_dir: Path) -> None:
+    """A rank that was silent for an hour before it was killed is still exported as killed."""
     with child() as (popen, process):
         path = publish(run_dir, own_sample(process=process))
         directory, written = RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime
@@ -182,8 +182,8 @@ def test_time_to_live_counts_from_the_death_of_a_silent_process(run_dir: Path) -
         assert [] == states(directory, written + 3600 + 901)
 
 
-def test_living_process_is_never_dropped(run_dir: Path) -> None:
-    """Silence is no death: the sample's timestamp tells how old the values are."""
+def test_live_process_never_expires(run_dir: Path) -> None:
+    """A silent process stays; the sample's timestamp shows the age of its values."""
     path = publish(run_dir, own_sample())
 
     assert ["running"] == states(
@@ -192,7 +192,10 @@ def test_living_process_is_never_dropped(run_dir: Path) -> None:
 
 
 def fake_proc(root: Path, own: int, processes: Mapping[int, tuple[int, int, int]]) -> Path:
-    """A /proc of an exporter in namespace `own`: host pid → (namespace, pid in it, start ticks)."""
+    """Create a /proc for an exporter in the namespace `own`.
+
+    `processes` maps host pids to namespace, pid in it and start ticks.
+    """
     for pid, (namespace, inner, ticks) in [("self", (own, 1, 1)), *processes.items()]:
         entry = root / str(pid)
         (entry / "ns").mkdir(parents=True)
@@ -213,7 +216,7 @@ time.sleep(600)
 
 
 def may_unshare() -> bool:
-    """Whether this user may make a pid namespace here."""
+    """Return whether this user may create a pid namespace."""
     return (
         subprocess.run(
             ["unshare", "--pid", "--fork", "true"], capture_output=True, check=False
@@ -223,10 +226,10 @@ def may_unshare() -> bool:
 
 
 @pytest.mark.skipif(
-    not shutil.which("unshare") or not may_unshare(), reason="making a pid namespace needs root"
+    not shutil.which("unshare") or not may_unshare(), reason="creating a pid namespace needs root"
 )
 def test_real_pid_namespace(root: Path, run_dir: Path) -> None:
-    """A rank that is pid 1 in its own namespace is shown under its host pid, alive and after it was killed."""
+    """A rank with pid 1 in its namespace is exported with its host pid, alive and killed."""
     script = [sys.executable, "-c", CONTAINER_SCRIPT, str(run_dir)]
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *script]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root / "tests")}) as popen:
@@ -247,7 +250,7 @@ CONTAINED = own_process(pid=7, pid_namespace=CONTAINER, start_ticks=555)
 
 
 def test_process_in_a_container_is_found_by_its_host_pid(tmp_path: Path) -> None:
-    """From the host, a rank that calls itself pid 7 in its container is shown with the pid that NVML knows."""
+    """On the host, a rank with pid 7 in its container is exported with its host pid."""
     everyone = {
         31000: (CONTAINER, 7, 555),
         32000: (CONTAINER + 1, 7, 555),
@@ -260,8 +263,8 @@ def test_process_in_a_container_is_found_by_its_host_pid(tmp_path: Path) -> None
     assert ProcessStatus(alive=True, pid=31000, certain=True) == processes.locate(CONTAINED)
 
 
-def test_process_in_a_container_keeps_its_host_pid_when_it_dies(tmp_path: Path) -> None:
-    """The labels of a series do not change at the moment of death."""
+def test_process_in_a_container_keeps_its_host_pid_when_it_ends(tmp_path: Path) -> None:
+    """The labels of a series do not change when the process ends."""
     proc = fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {31000: (CONTAINER, 7, 555)})
     processes = ProcessTable(proc, hidden=lambda pid: False)
     processes.locate(CONTAINED)
@@ -273,17 +276,15 @@ def test_process_in_a_container_keeps_its_host_pid_when_it_dies(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("own", "expected"), [(INITIAL_PID_NAMESPACE, False), (CONTAINER + 5, None)]
 )
-def test_process_that_is_not_found_is_dead_only_for_who_sees_all(
-    tmp_path: Path, own: int, expected: bool | None
-) -> None:
-    """An exporter in a container of its own cannot know about its neighbours."""
+def test_process_that_is_not_found(tmp_path: Path, own: int, expected: bool | None) -> None:
+    """It has ended only if the exporter sees all processes of the node."""
     processes = ProcessTable(fake_proc(tmp_path, own, {}), hidden=lambda pid: False)
 
     assert ProcessStatus(expected, 7) == processes.locate(CONTAINED)
 
 
 def test_ambiguous_process_is_not_attributed(tmp_path: Path) -> None:
-    """Two candidates that the kernel does not let us tell apart are nobody's."""
+    """Of two processes that match equally, neither is taken."""
     proc = fake_proc(
         tmp_path, INITIAL_PID_NAMESPACE, {1000: (CONTAINER, 7, 555), 2000: (CONTAINER, 7, 555)}
     )
@@ -291,8 +292,8 @@ def test_ambiguous_process_is_not_attributed(tmp_path: Path) -> None:
     assert not ProcessTable(proc, hidden=lambda pid: False).locate(CONTAINED).certain
 
 
-def test_hidden_process_is_not_dead(tmp_path: Path) -> None:
-    """With hidepid, another user's process is unseen, not gone."""
+def test_hidden_process_may_be_alive(tmp_path: Path) -> None:
+    """With hidepid, /proc does not show whether another user's process is alive."""
     processes = ProcessTable(
         fake_proc(tmp_path, INITIAL_PID_NAMESPACE, {}), hidden=lambda pid: True
     )
@@ -302,15 +303,15 @@ def test_hidden_process_is_not_dead(tmp_path: Path) -> None:
     )
 
 
-def test_newer_identity_wins_over_a_dead_one_with_the_same_labels(
+def test_live_process_replaces_an_ended_one_with_the_same_labels(
     open_exporter: OpenExporter, run_dir: Path
 ) -> None:
-    """When the kernel gives a restarted rank the pid of its predecessor, the living one is shown."""
+    """If a restarted rank gets the pid of its predecessor, the live process is exported."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1), timestamp=time.time() + 10))
     living = own_sample()
     publish(run_dir, replace(living, steps=replace(living.steps, count=3)))
 
-    shown = scrape(open_exporter())
+    metrics = scrape(open_exporter())
 
-    assert 3.0 == shown.value("torchmem_steps_total")
-    assert 1.0 == shown.value("torchmem_process_state", state="running")
+    assert 3.0 == metrics.value("torchmem_steps_total")
+    assert 1.0 == metrics.value("torchmem_process_state", state="running")

@@ -1,4 +1,4 @@
-"""The web configuration file: what exporter-toolkit takes is taken, what cannot be done is refused in one sentence."""
+"""The web configuration file: exporter-toolkit's format, its errors, and reloading."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import bcrypt
 import pytest
@@ -22,7 +23,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a server's certificate and its authority's."""
+    """Return a directory with a server certificate and its authority."""
     folder = tmp_path_factory.mktemp("web")
     Authority(folder).issue("server")
     return folder
@@ -30,18 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write(folder: Path) -> Write:
-    """Writes the configuration file into that folder."""
+    """Return a function that writes the configuration file into that directory."""
 
-    def write_one(content: str) -> Path:
+    def write(content: str) -> Path:
         file = folder / "web.yml"
         file.write_text(content)
         return file
 
-    return write_one
+    return write
 
 
 def test_everything_at_once(write: Write) -> None:
-    """Every key of the toolkit that Python's TLS can do has its effect; relative paths start at the file."""
+    """Every key that Python's TLS supports has its effect; paths start at the file."""
     config = load(
         write(f"""
 tls_server_config:
@@ -90,8 +91,8 @@ basic_auth_users:
 @pytest.mark.parametrize(
     "content", ["", "{}", "tls_server_config:", "basic_auth_users: {}", "rate_limit: {interval: 0}"]
 )
-def test_nothing_asked_for_is_plain_http(write: Write, content: str) -> None:
-    """An empty file, or one with empty parts, is valid and changes nothing."""
+def test_empty_file_is_plain_http(write: Write, content: str) -> None:
+    """An empty file, or one with empty sections, is valid and has no effect."""
     config = load(write(content))
 
     assert (None, (), (), None) == (config.tls, config.users, config.headers, config.rate_limit)
@@ -104,16 +105,16 @@ def test_certificate_and_key_in_the_file_itself(write: Write, folder: Path) -> N
         "key": folder / "server.key",
         "client_ca": folder / "ca.pem",
     }
-    text = "".join(f"  {key}: |\n" + "".join(f"    {line}\n" for line in file.read_text().splitlines())
-                   for key, file in parts.items())  # fmt: skip
+    lines = [f"  {key}: |\n{indent(file.read_text(), '    ')}" for key, file in parts.items()]
+    text = "\n".join(lines)
     config = load(write(f"tls_server_config:\n  client_auth_type: VerifyClientCertIfGiven\n{text}"))
 
     assert config.tls is not None
     assert (ssl.CERT_OPTIONAL, ()) == (config.tls.context.verify_mode, config.tls.files)
 
 
-def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
-    """Without a suite for TLS 1.2 that version is not served, as with Go."""
+def test_only_tls_13_suites_require_tls_13(write: Write) -> None:
+    """Without a suite for TLS 1.2, clients need TLS 1.3, as in Go."""
     tls = load(write(TLS + "  cipher_suites: [TLS_AES_128_GCM_SHA256]")).tls
 
     assert tls is not None
@@ -224,8 +225,8 @@ def test_only_tls_13_suites_ask_for_tls_13(write: Write) -> None:
         ("[" * 5000, "is not valid YAML"),
     ],
 )
-def test_mistake_is_one_sentence(write: Write, folder: Path, content: str, expected: str) -> None:
-    """Each mistake names the key, the file, the line and what to do; secrets are not repeated."""
+def test_error_is_one_sentence(write: Write, folder: Path, content: str, expected: str) -> None:
+    """The error names the key, the file, the line and what to do, without secrets."""
     file = write(content)
 
     with pytest.raises(UsageError) as raised:
@@ -236,8 +237,8 @@ def test_mistake_is_one_sentence(write: Write, folder: Path, content: str, expec
     assert "secret" not in str(raised.value)
 
 
-def test_key_with_a_password_does_not_ask_on_the_terminal(folder: Path, write: Write) -> None:
-    """An encrypted key is refused instead of waiting for somebody to type."""
+def test_key_with_a_password_is_rejected(folder: Path, write: Write) -> None:
+    """An encrypted key is an error; OpenSSL does not ask for the password."""
     locked = folder / "locked.key"
     locked.write_text(
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
@@ -248,33 +249,33 @@ def test_key_with_a_password_does_not_ask_on_the_terminal(folder: Path, write: W
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    """The path is in the sentence."""
+    """The error contains the path."""
     with pytest.raises(UsageError, match=re.escape(str(tmp_path / "none.yml"))):
         load(tmp_path / "none.yml")
 
 
-def test_live_config_follows_the_file_and_survives_a_broken_one(
+def test_live_config_follows_the_file_and_survives_an_invalid_one(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A new version holds at once; a broken one is logged once and the last good one stays until it is repaired."""
+    """A new version applies at once; an invalid one is logged once and the last one stays."""
     now = [0.0]
     live = LiveConfig(write(f"basic_auth_users: {{a: {HASH}}}"), clock=lambda: now[0])
     write(f"basic_auth_users: {{a: {HASH}, b: {HASH}}}")
     followed = live.current().users
     write("basic_auth_users: [")
-    broken = [live.current().users for _ in range(3)]
+    invalid = [live.current().users for _ in range(3)]
     now[0] += 60
-    broken.append(live.current().users)
+    invalid.append(live.current().users)
     write(f"basic_auth_users: {{c: {HASH}}}")
 
     assert ["a", "b"] == [name for name, _ in followed]
-    assert [followed] * 4 == broken
+    assert [followed] * 4 == invalid
     assert 1 == sum(record.levelname == "ERROR" for record in caplog.records)
     assert ["c"] == [name for name, _ in live.current().users]
 
 
-def test_live_config_retries_what_no_watched_file_tells(tmp_path: Path) -> None:
-    """A certificate that comes after the configuration that names it is found without another change."""
+def test_live_config_retries_without_a_change_of_its_files(tmp_path: Path) -> None:
+    """A key that is written after the configuration that names it is loaded."""
     now = [0.0]
     first, second = (Authority(tmp_path / name).issue("server") for name in ("first", "second"))
     file = tmp_path / "web.yml"
@@ -297,7 +298,7 @@ def test_live_config_retries_what_no_watched_file_tells(tmp_path: Path) -> None:
 def test_tls_cannot_be_switched_while_running(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Losing the TLS section never turns a running server to plain HTTP."""
+    """Removing the TLS section does not switch a running server to plain HTTP."""
     live = LiveConfig(write(TLS))
     write("http_server_config: {http2: false}")
 
@@ -305,8 +306,8 @@ def test_tls_cannot_be_switched_while_running(
     assert "restart the exporter" in caplog.text
 
 
-def test_bucket_gives_a_burst_then_the_rate() -> None:
-    """Three at once, then one for each interval; a new limit starts afresh."""
+def test_token_bucket() -> None:
+    """The bucket admits a burst, then one request per interval; a new limit refills it."""
     now = [0.0]
     bucket, limit = TokenBucket(lambda: now[0]), RateLimit(10.0, 3)
     at_once = [bucket.take(limit) for _ in range(4)]
@@ -318,9 +319,51 @@ def test_bucket_gives_a_burst_then_the_rate() -> None:
     assert bucket.take(None)
 
 
-def test_folder_in_place_of_a_key_is_named(folder: Path, write: Write) -> None:
-    """A key that is a folder says so, with its path."""
+def test_directory_in_place_of_a_key(folder: Path, write: Write) -> None:
+    """The error contains the path and the reason."""
     (folder / "dir.key").mkdir()
 
     with pytest.raises(UsageError, match=r"dir\.key: Is a directory"):
         load(write("tls_server_config: {cert_file: server.pem, key_file: dir.key}"))
+
+
+class Edited(type(Path())):  # type: ignore[misc]  # what Path() gives depends on the system
+    """A file that changes right after each of the first reads."""
+
+    edits: list[str]
+
+    def read_bytes(self) -> bytes:
+        """Return the content, after writing the next one."""
+        content = bytes(super().read_bytes())
+        if self.edits:
+            self.write_text(self.edits.pop(0))
+        return content
+
+
+def allowed(burst: int) -> str:
+    """Return a configuration that is identified by its number."""
+    return f"rate_limit: {{interval: 1s, burst: {10**burst}}}\n"
+
+
+@pytest.mark.parametrize("changes", [1, 2, 3])
+@pytest.mark.parametrize("at_start", [True, False])
+def test_change_during_reading_is_noticed(tmp_path: Path, changes: int, *, at_start: bool) -> None:
+    """If the file changes right after it was read, its last version is used in the end."""
+    file = Edited(tmp_path / "web.yml")
+    file.edits = []
+    file.write_text(allowed(0))
+    edits = [allowed(number) for number in range(1, changes + 1)]
+    if at_start:
+        file.edits = edits
+        live = LiveConfig(file)
+    else:
+        live = LiveConfig(file)
+        file.write_text(allowed(5))
+        file.edits = edits
+    for _ in range(changes + 1):
+        live.current()
+    limit = live.current().rate_limit
+
+    assert [] == edits
+    assert limit is not None
+    assert 10**changes == limit.burst

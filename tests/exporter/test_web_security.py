@@ -1,8 +1,9 @@
-"""TLS and passwords on a running exporter, as browsers, strangers and the real Prometheus meet them."""
+"""TLS and passwords of a running exporter, with an HTTP client and with Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import shutil
 import ssl
@@ -32,13 +33,17 @@ PASSWORD = "correct horse"  # noqa: S105 - of this test
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
 USERS = f"basic_auth_users:\n  prometheus: {HASH}\n"
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
-CLIENT_CERTIFICATE = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  client_allowed_sans: [prometheus]\n"
+CLIENT_CERTIFICATE = (
+    "  client_auth_type: RequireAndVerifyClientCert\n"
+    "  client_ca_file: ca.pem\n"
+    "  client_allowed_sans: [prometheus]\n"
+)
 Open = Callable[..., ExporterServer]
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """Signs the server's certificate, which is there, and others."""
+    """Return an authority that has issued the server's certificate."""
     authority = Authority(tmp_path / "web")
     authority.issue("server")
     return authority
@@ -48,22 +53,22 @@ def authority(tmp_path: Path) -> Authority:
 def open_server(
     open_exporter: Callable[..., Exporter], run_dir: Path, authority: Authority, tmp_path: Path
 ) -> Iterator[Open]:
-    """Serves an exporter with one rank under a web configuration file, which lies in `web`."""
+    """Return a function that serves an exporter with one rank and a file `web/web.yml`."""
     publish(run_dir, own_sample())
     with ExitStack() as stack:
 
-        def open_one(content: str, limits: Limits | None = None) -> ExporterServer:
+        def open_server(content: str, limits: Limits | None = None) -> ExporterServer:
             file = tmp_path / "web" / "web.yml"
             file.write_text(content)
             server = serve(open_exporter(), web=LiveConfig(file), limits=limits or Limits())
             stack.callback(server.close)
             return server
 
-        yield open_one
+        yield open_server
 
 
 def trusting(authority: Authority, own: Pair | None = None) -> ssl.SSLContext:
-    """A client's context that trusts `authority` and shows `own`."""
+    """Return a client's context that trusts `authority` and has the certificate `own`."""
     context = ssl.create_default_context(cafile=str(authority.file))
     if own:
         context.load_cert_chain(own.certificate, own.key)
@@ -76,7 +81,7 @@ def get(
     path: str = "/-/healthy",
     **options: Any,
 ) -> int:
-    """Status code of one request on a connection of its own, 0 when there is no answer."""
+    """Return the status of one request on a new connection, 0 without an answer."""
     try:
         with httpx.Client(
             base_url=server.url, verify=context or False, trust_env=False, timeout=30
@@ -86,10 +91,10 @@ def get(
         return 0
 
 
-def test_client_certificate_decides(
+def test_client_certificate_is_required(
     open_server: Open, authority: Authority, tmp_path: Path
 ) -> None:
-    """Only a certificate of the right authority with an allowed name is served; without TLS nothing is."""
+    """Only a certificate of the authority with an allowed name is accepted, and only TLS."""
     server = open_server(TLS + CLIENT_CERTIFICATE)
     stranger = Authority(tmp_path / "stranger", "other").issue("prometheus", "prometheus")
 
@@ -102,8 +107,8 @@ def test_client_certificate_decides(
         assert b"torchmem_" not in everything(plain)
 
 
-def test_versions_are_limited(open_server: Open, authority: Authority) -> None:
-    """With TLS 1.3 as the lowest version, a client that can do 1.2 only is refused."""
+def test_tls_versions_are_limited(open_server: Open, authority: Authority) -> None:
+    """With TLS 1.3 as the minimum, a client that supports only TLS 1.2 is refused."""
     server = open_server(TLS + "  min_version: TLS13\n")
     old = trusting(authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -111,10 +116,10 @@ def test_versions_are_limited(open_server: Open, authority: Authority) -> None:
     assert (200, 0) == (get(server, trusting(authority)), get(server, old))
 
 
-def test_renewed_certificate_and_authority_are_served_without_a_restart(
+def test_renewed_certificates_are_used_without_a_restart(
     open_server: Open, authority: Authority, tmp_path: Path
 ) -> None:
-    """New connections see the new certificate, key and client authority; a half-done renewal harms nothing."""
+    """New connections use the new files; a half-finished renewal has no effect."""
     server = open_server(
         TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n"
     )
@@ -137,7 +142,7 @@ def test_renewed_certificate_and_authority_are_served_without_a_restart(
     [
         ({}, 401),
         ({"auth": ("prometheus", "wrong")}, 401),
-        ({"auth": ("nobody", PASSWORD)}, 401),
+        ({"auth": ("unknown", PASSWORD)}, 401),
         ({"auth": ("prometheus", PASSWORD)}, 200),
         ({"auth": ("prometheus", "x" * 5000)}, 401),
         ({"auth": ("prometheus", "a\0b")}, 401),
@@ -147,17 +152,17 @@ def test_renewed_certificate_and_authority_are_served_without_a_restart(
     ],
 )
 @pytest.mark.parametrize("path", ["/metrics", "/sd", "/", "/-/healthy", "/nothing"])
-def test_password_is_asked_for_everywhere(
+def test_password_is_required_on_every_path(
     open_server: Open, path: str, options: dict[str, Any], expected: int
 ) -> None:
-    """No path tells anything without the right name and password, not even whether it is there."""
+    """Without the right password, every path answers 401, even one that does not exist."""
     answered = get(open_server(USERS), path=path, **options)
 
     assert (404 if (path, expected) == ("/nothing", 200) else expected) == answered
 
 
 def test_users_change_without_a_restart(open_server: Open, tmp_path: Path) -> None:
-    """A removed user is out at the next request, also one whose password is remembered."""
+    """A removed user is rejected at the next request, even with a remembered password."""
     server = open_server(USERS)
     before = get(server, auth=("prometheus", PASSWORD))
     (tmp_path / "web" / "web.yml").write_text(f"basic_auth_users: {{other: {HASH}}}")
@@ -170,12 +175,12 @@ def test_users_change_without_a_restart(open_server: Open, tmp_path: Path) -> No
 
 
 def header(name: str, password: str) -> str:
-    """An Authorization header."""
-    return httpx.BasicAuth(name, password)._auth_header
+    """Return an Authorization header."""
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
 
 
-def test_right_password_costs_bcrypt_once_and_wrong_names_as_much() -> None:
-    """Scrapes do not pay for bcrypt again; an unknown name is compared with a hash of the same cost."""
+def test_bcrypt_is_skipped_only_for_verified_passwords() -> None:
+    """A verified password is remembered; an unknown name costs as much as a known one."""
     checked: list[str] = []
 
     def check(password: bytes, hashed: str) -> bool:
@@ -184,15 +189,18 @@ def test_right_password_costs_bcrypt_once_and_wrong_names_as_much() -> None:
 
     async def ask() -> list[bool]:
         auth, users = BasicAuth(check), {"prometheus": HASH}
-        asked = [("prometheus", PASSWORD)] * 5 + [("nobody", PASSWORD), ("prometheus", "wrong")] * 2
+        asked = [("prometheus", PASSWORD)] * 5 + [
+            ("unknown", PASSWORD),
+            ("prometheus", "wrong"),
+        ] * 2
         return [await auth.admits(header(*who), users) for who in asked]
 
     assert [True] * 5 + [False] * 4 == asyncio.run(ask())
     assert [HASH[:7]] * 5 == checked
 
 
-def test_guessing_is_bounded() -> None:
-    """However many passwords come at once, a few wait for one core and the rest are turned away."""
+def test_concurrent_password_checks_are_limited() -> None:
+    """Of many concurrent passwords, a few wait for their check and the rest get BusyError."""
 
     async def guess() -> list[bool | BaseException]:
         auth, users = BasicAuth(), {"prometheus": HASH}
@@ -211,9 +219,9 @@ def test_guessing_is_bounded() -> None:
 
 
 def test_headers_and_rate_limit(open_server: Open) -> None:
-    """Configured headers are on every answer, refusals too; beyond the burst requests are turned away."""
-    content = "http_server_config: {headers: {X-Frame-Options: deny}}\nrate_limit: {interval: 1h, burst: 2}\n"
-    server = open_server(content)
+    """Every answer has the configured headers; requests beyond the burst get 429."""
+    headers = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
+    server = open_server(headers + "rate_limit: {interval: 1h, burst: 2}\n")
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         answered = [client.get("/-/healthy") for _ in range(3)]
 
@@ -221,8 +229,8 @@ def test_headers_and_rate_limit(open_server: Open) -> None:
     assert ["deny"] * 3 == [answer.headers["x-frame-options"] for answer in answered]
 
 
-def test_silent_handshakes_keep_nobody_out(open_server: Open, authority: Authority) -> None:
-    """Connections that never begin TLS make room for one that does, and are ended after a while."""
+def test_silent_connections_do_not_block_others(open_server: Open, authority: Authority) -> None:
+    """Connections without a TLS handshake make room for others and are closed."""
     limits = Limits(connections=4, head_seconds=2.0, sweep_seconds=0.05)
     server = open_server(TLS, limits)
     with ExitStack() as stack:
@@ -232,22 +240,13 @@ def test_silent_handshakes_keep_nobody_out(open_server: Open, authority: Authori
         assert [b""] * 20 == [everything(client) for client in silent]
 
 
-def test_broken_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_path: Path) -> None:
-    """The exporter does not start unprotected when its web configuration is wrong."""
+def test_invalid_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_path: Path) -> None:
+    """The exporter does not start when its web configuration is invalid."""
     (tmp_path / "web.yml").write_text("basic_auth_user: {}")
-    command = [
-        sys.executable,
-        "-m",
-        "torchmem.exporter",
-        "--listen",
-        "127.0.0.1:0",
-        "--run-dir",
-        str(run_dir),
-    ]
-    ended = subprocess.run(
-        [*command, "--web.config.file", str(tmp_path / "web.yml")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    flags = ["--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    flags += ["--web.config.file", str(tmp_path / "web.yml")]
+    command = [sys.executable, "-m", "torchmem.exporter", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert (2, 1) == (ended.returncode, ended.stderr.count("\n"))
     assert re.search(
@@ -262,7 +261,10 @@ scrape_configs:
     scheme: https
     scrape_interval: 1s
     basic_auth: {{username: prometheus, password: {password}}}
-    tls_config: {{ca_file: {folder}/ca.pem, cert_file: {folder}/prometheus.pem, key_file: {folder}/prometheus.key}}
+    tls_config:
+      ca_file: {folder}/ca.pem
+      cert_file: {folder}/prometheus.pem
+      key_file: {folder}/prometheus.key
     static_configs:
       - targets: ['{address}']
 """
@@ -275,7 +277,7 @@ scrape_configs:
 def test_prometheus_scrapes_with_certificate_and_password(
     open_server: Open, authority: Authority, tmp_path: Path
 ) -> None:
-    """The real Prometheus gets in with TLS, a client certificate and basic auth together."""
+    """Prometheus scrapes with TLS, a client certificate and a password together."""
     server = open_server(TLS + CLIENT_CERTIFICATE + USERS)
     authority.issue("prometheus", "prometheus")
     file = tmp_path / "prometheus.yml"
@@ -285,8 +287,13 @@ def test_prometheus_scrapes_with_certificate_and_password(
         )
     )
     url = f"127.0.0.1:{free_port()}"
-    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
-               f"--web.listen-address={url}", "--log.level=warn"]  # fmt: skip
+    command = [
+        "prometheus",
+        f"--config.file={file}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address={url}",
+        "--log.level=warn",
+    ]
     with running(command, tmp_path / "prometheus.log"):
         until(lambda: answers(f"http://{url}/-/ready"))
         prometheus = Prometheus(f"http://{url}")

@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of one door with Google's atheris, which is no dependency of the tests.
+"""Coverage-guided fuzzing of one parser with Google's atheris, which the tests do not need.
 
     pip install atheris
     python tests/fuzz/fuzz.py sample_file -max_total_time=120
 
-The doors are the functions of tests/support/fuzz.py; everything after the name goes to libFuzzer.
+The names are the functions of tests/support/fuzz.py; further arguments go to libFuzzer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Fuzz until libFuzzer ends; a crash writes its input to the current folder."""
+    """Run libFuzzer, which writes the input of a crash to the current directory."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["torchmem", "yaml", "support"]):

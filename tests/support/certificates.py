@@ -1,4 +1,4 @@
-"""Certificates made for one test run: an authority, a server's and clients'."""
+"""Certificates for tests: an authority, and certificates for servers and clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates and writes them below `folder`."""
+    """An authority that writes the certificates it issues to `folder`."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(str(self.file))
 
     def issue(self, name: str, *identities: str, days: int = 1) -> Pair:
-        """A certificate for these names or addresses, in `<name>.pem` and `<name>.key`."""
+        """Issue a certificate for these names or addresses, in `<name>.pem` and `<name>.key`."""
         until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=days)
         issued = self._authority.issue_cert(
             *(identities or ("localhost", "127.0.0.1")), not_after=until

@@ -1,4 +1,4 @@
-"""The exporter as a process of its own that serves on loopback, on a node that the fake NVML plays."""
+"""The exporter as a process that serves on loopback, on a node of the fake NVML."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class ExporterProcess:
         self._log = log
 
     def get(self, path: str = "/metrics") -> str:
-        """The body that it answers."""
+        """Return the body of an answer."""
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:  # noqa: S310 - loopback
             return str(answer.read().decode())
 
     def scrape(self) -> Exposition:
-        """One scrape, parsed."""
+        """Scrape and parse the metrics."""
         return Exposition.of_text(self.get())
 
     @property
     def messages(self) -> str:
-        """What it logged."""
+        """Its log."""
         return self._log.read_text()
 
 
@@ -42,13 +42,16 @@ class ExporterProcess:
 def exporter_process(
     node: FakeNode, run_dir: Path, environment: Mapping[str, str] | None = None, **settings: float
 ) -> Iterator[ExporterProcess]:
-    """Start it on a free port, and end it by SIGTERM. A scrape waits 30 s for the driver unless `settings` say else."""
+    """Start an exporter on a free port, and stop it with SIGTERM.
+
+    A scrape waits 30 s for the driver by default.
+    """
     settings = {"scrape_deadline_seconds": 30, **settings}
     folder = node.file.parent
     config, log = folder / "exporter.yml", folder / "exporter.log"
     config.write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
-    command = [sys.executable, "-m", "torchmem.exporter", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir),
-               "--config", str(config)]  # fmt: skip
+    flags = ["--listen", "127.0.0.1:0", "--run-dir", str(run_dir), "--config", str(config)]
+    command = [sys.executable, "-m", "torchmem.exporter", *flags]
     variables = {**node.environment(), **(environment or {})}
     with log.open("wb") as output, subprocess.Popen(command, stderr=output, env=variables) as popen:
         try:
@@ -60,5 +63,5 @@ def exporter_process(
 
 def _address(popen: subprocess.Popen[bytes], log: Path) -> str | None:
     assert popen.poll() is None, log.read_text()
-    found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-    return found[0] if found else None
+    match = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+    return match[0] if match else None

@@ -1,4 +1,4 @@
-"""What must hold for any bytes at all, one function for each door that strangers' or people's text comes in by."""
+"""Checks that hold for any bytes, one function for each input that the exporter parses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Families:
 
 
 def _with_file(content: bytes, load: Callable[[Path], object]) -> None:
-    """Load it, or get one sentence."""
+    """Check that loading succeeds or raises UsageError with one sentence."""
     with tempfile.NamedTemporaryFile(suffix=".yml") as file:
         file.write(content)
         file.flush()
@@ -41,7 +41,7 @@ def _with_file(content: bytes, load: Callable[[Path], object]) -> None:
 
 
 def settings_file(content: bytes) -> None:
-    """`--config`: settings that print as a file which gives the same ones, or one sentence."""
+    """Check `--config`: the settings, printed as YAML, give the same settings."""
 
     def load(file: Path) -> None:
         settings = config.load(file, {})
@@ -52,12 +52,12 @@ def settings_file(content: bytes) -> None:
 
 
 def web_config_file(content: bytes) -> None:
-    """`--web.config.file`: a checked configuration or one sentence."""
+    """Check `--web.config.file`."""
     _with_file(content, web_config.load)
 
 
 def yaml_file(content: bytes) -> None:
-    """The strict reader agrees with PyYAML on what plain mappings of plain keys hold."""
+    """Check that the strict reader has all keys that PyYAML reads."""
 
     def load(file: Path) -> None:
         section = strict_yaml.read(file, None)
@@ -70,7 +70,7 @@ def yaml_file(content: bytes) -> None:
 
 
 def sample_file(content: bytes) -> None:
-    """A sample file: refused, or its exposition is valid and its endpoint is this node's."""
+    """Check a sample file: it is rejected, or gives valid metrics and targets of this node."""
     try:
         sample = decode(content)
     except RejectedSampleError:
@@ -82,7 +82,7 @@ def sample_file(content: bytes) -> None:
 
 
 def headers(content: bytes) -> None:
-    """Request headers, as a server decodes them: every one of them is understood as something."""
+    """Check that any text is accepted as a request header."""
     text = content.decode("latin-1")
     choose_format(text)
     accepts_gzip(text)

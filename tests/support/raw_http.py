@@ -1,4 +1,4 @@
-"""HTTP over a bare socket, for what a well-behaved client never sends."""
+"""HTTP over a plain socket, for requests that HTTP clients do not send."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 
 def connect(url: str, seconds: float = 30.0) -> socket.socket:
-    """A TCP connection to the server at `url`."""
+    """Open a TCP connection to the server at `url`."""
     parts = urlsplit(url)
     return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=seconds)
 
 
 def everything(client: socket.socket) -> bytes:
-    """All bytes until the server ends the connection, one way or the other."""
+    """Return all bytes until the server closes or resets the connection."""
     received = bytearray()
     with contextlib.suppress(ConnectionError):
         while chunk := client.recv(1 << 16):
@@ -23,7 +23,7 @@ def everything(client: socket.socket) -> bytes:
 
 
 def ask(url: str, request: bytes) -> bytes:
-    """What the server answers to these bytes until it ends the connection."""
+    """Send these bytes and return everything that the server answers."""
     with connect(url) as client:
         with contextlib.suppress(OSError):
             client.sendall(request)
@@ -31,5 +31,5 @@ def ask(url: str, request: bytes) -> bytes:
 
 
 def status(answer: bytes) -> int:
-    """The status code of an answer; 0 when there is none."""
+    """Return the status code of an answer, 0 without one."""
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0

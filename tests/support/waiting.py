@@ -1,4 +1,4 @@
-"""Waiting for something to happen, with an end."""
+"""Waiting for a condition, with a timeout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T | None], seconds: float = 120.0, pause: float = 0.01) -> T:
-    """The first true answer of `condition`; AssertionError when none comes in time."""
+    """Return the first true result of `condition`.
+
+    Raises AssertionError if there is none within `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = condition()
         if answer:
             return answer
         time.sleep(pause)
-    raise AssertionError(f"nothing happened within {seconds} s")
+    raise AssertionError(f"the condition did not become true within {seconds} s")
