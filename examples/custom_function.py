@@ -1,15 +1,17 @@
-"""Train with a custom autograd Function that never keeps the scores of a large vocabulary, watched by torchmem.
+"""Train with a custom autograd Function that does not store the logits of a large vocabulary.
 
-A language model's last layer scores 128,256 tokens at every position: at 8,192 positions 2 GiB in bf16, and
-cross-entropy makes more of them in fp32. `--fused` takes projection and loss together, some positions at a time, and
-computes their gradients on the way: what is kept for the backward is as small as the layer's input and its weight. How
-much less is that, and does the larger batch then fit? The phantom GPU answers without a card. The two lines marked
-`torchmem` are all that the monitoring needs.
+The last layer of this language model computes logits for 128,256 tokens at every position. For
+8,192 positions these are 2 GiB in bf16, and cross-entropy needs more in fp32. With `--fused`,
+projection and loss are computed together, some positions at a time, with their gradients, so that
+only tensors of the size of the layer's input and weight are saved for the backward pass. The
+phantom GPU shows without a GPU how much memory that saves and whether a larger batch fits. The two
+lines marked `torchmem` are all that monitoring requires.
 
     python examples/custom_function.py --fused
     python -m torchmem.phantom --memory 24GB -- python examples/custom_function.py
     python -m torchmem.phantom --memory 24GB -- python examples/custom_function.py --fused
-    torchmem preflight --card 24GB --steps 5 -- python examples/custom_function.py --fused --positions 65536
+    torchmem preflight --card 24GB --steps 5 -- \
+        python examples/custom_function.py --fused --positions 65536
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        """The loss; hidden (positions, width), weight (vocabulary, width), targets (positions)."""
+        """Return the loss of hidden (positions, width), weight (vocabulary, width), targets."""
         loss = torch.zeros((), device=hidden.device)
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         for start in range(0, len(targets), chunk):
-            part, wanted = hidden[start : start + chunk], targets[start : start + chunk]
+            part, labels = hidden[start : start + chunk], targets[start : start + chunk]
             scores = F.linear(part, weight).float()
-            loss += F.cross_entropy(scores, wanted, reduction="sum") / len(targets)
+            loss += F.cross_entropy(scores, labels, reduction="sum") / len(targets)
             grad = scores.softmax(dim=1)
-            grad[torch.arange(len(wanted), device=grad.device), wanted] -= 1
+            grad[torch.arange(len(labels), device=grad.device), labels] -= 1
             grad = (grad / len(targets)).to(part.dtype)
             grad_hidden[start : start + chunk] = grad @ weight.to(part.dtype)
             grad_weight += grad.t() @ part
@@ -52,13 +54,13 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradients, which are ready already."""
+        """Return the gradients that `forward` has computed."""
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
 
 
 class Model(nn.Module):
-    """Embedding, one feed-forward network, and the head: small but for its vocabulary."""
+    """An embedding, one feed-forward network and the head, with a large vocabulary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def loss(self, tokens: Tensor, targets: Tensor, chunk: int | None) -> Tensor:
-        """Mean cross-entropy of the targets; with a chunk through the custom Function."""
+        """Return the mean cross-entropy of the targets; with `chunk`, use the custom Function."""
         with torch.autocast("cuda", dtype=torch.bfloat16):
             hidden = self.mlp(self.tokens(tokens))
             if chunk:
@@ -90,7 +92,7 @@ def train(steps: int, positions: int, chunk: int | None) -> None:
 
 
 def main() -> None:
-    """Read the flags, train, and print what was needed."""
+    """Parse the flags, train, and print the peak memory."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -109,7 +111,7 @@ def main() -> None:
     flags = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md)",
+            "No CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md).",
             file=sys.stderr,
         )
         raise SystemExit(2)

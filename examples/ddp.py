@@ -1,9 +1,9 @@
-"""Train a transformer with DistributedDataParallel, watched by torchmem.
+"""Train a transformer with DistributedDataParallel.
 
-The two lines marked `torchmem` are all that the monitoring needs.
+The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 8 examples/ddp.py
-    torchmem preflight --card h100-80gb --world-size 8 -- python examples/ddp.py      # on a machine without a GPU
+    torchmem preflight --card h100-80gb --world-size 8 -- python examples/ddp.py    # without a GPU
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sdk.instrument()  # torchmem
 
 
 def main() -> None:
-    """Every rank holds the whole model; gradients are averaged in buckets."""
+    """Train the whole model on every rank and average the gradients in buckets."""
     arguments = flags(__doc__).parse_args()
     device = own_device()
     dist.init_process_group("nccl", device_id=device)

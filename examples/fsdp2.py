@@ -1,10 +1,10 @@
-"""Train a transformer with FSDP2 (`fully_shard`) in bf16, watched by torchmem.
+"""Train a transformer with FSDP2 (`fully_shard`) in bf16.
 
-The two lines marked `torchmem` are all that the monitoring needs.
+The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 8 examples/fsdp2.py
 
-On a machine without a GPU, rank 0 of 1,024 of a model of 7.5 B parameters:
+Without a GPU, rank 0 of 1,024 of a model with 7.5 B parameters:
 
     torchmem preflight --card h100-80gb --world-size 1024 -- \
         python examples/fsdp2.py --width 4096 --layers 36 --sequence 4096 --batch 1
@@ -22,15 +22,15 @@ from torchmem import sdk  # torchmem
 sdk.instrument()  # torchmem
 
 
-def sharded(model: Transformer) -> None:
-    """Shard every block by itself, and then what is left; compute in bf16, reduce gradients in fp32."""
+def shard(model: Transformer) -> None:
+    """Shard every block and then the rest; compute in bf16 and reduce gradients in fp32."""
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in [*model.blocks, model]:
         fully_shard(module, mp_policy=precision)
 
 
 def materialize(model: Transformer, device: torch.device) -> None:
-    """Give a model of the meta device this rank's part of its memory, and first values."""
+    """Allocate this rank's shards of a model on the meta device, and initialize them."""
     model.to_empty(device=device)
     for module in model.modules():
         if hasattr(module, "reset_parameters"):
@@ -38,14 +38,14 @@ def materialize(model: Transformer, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Every rank holds its part of parameters, gradients and optimizer state."""
+    """Train with parameters, gradients and optimizer state sharded over all ranks."""
     arguments = flags(__doc__).parse_args()
     device = own_device()
     torch.manual_seed(0)
     dist.init_process_group("nccl", device_id=device)
     with torch.device("meta"):
         model = Transformer(arguments.width, arguments.layers, arguments.sequence)
-    sharded(model)
+    shard(model)
     materialize(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for step in range(1, arguments.steps + 1):

@@ -1,10 +1,11 @@
-"""Train a small GPT on random text of varying length, watched by torchmem.
+"""Train a small GPT on random text of varying length.
 
-An ordinary training script: 135 M parameters, bf16 autocast, AdamW. Sequence lengths vary from batch to batch, which is
-what fragments the memory of a GPU. The two lines marked `torchmem` are all that the monitoring needs.
+An ordinary training script with 135 M parameters, bf16 autocast and AdamW. Sequence lengths vary
+between batches, which fragments the memory of a GPU. The two lines marked `torchmem` are all that
+monitoring requires.
 
     python examples/gpt.py --steps 200
-    python -m torchmem.phantom --memory 9GB -- python examples/gpt.py --steps 200      # on a machine without a GPU
+    python -m torchmem.phantom --memory 9GB -- python examples/gpt.py --steps 200    # without a GPU
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torchmem import sdk  # torchmem
 sdk.instrument()  # torchmem
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 32_000, 768, 12, 12
-SHORTEST, LONGEST, MULTIPLE = 256, 1016, 8
+MIN_LENGTH, MAX_LENGTH, MULTIPLE = 256, 1016, 8
 GIB = 2**30
 
 
@@ -55,32 +56,32 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(LONGEST, WIDTH)
+        self.positions = nn.Embedding(MAX_LENGTH, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Score the next token at every position: (batch, length) to (batch, length, vocabulary)."""
+        """Return the logits of tokens (batch, length) as (batch, length, vocabulary)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(positions))))
 
 
 def sequence_lengths(steps: int, seed: int) -> list[int]:
-    """Length of every step's sequences, drawn evenly and reproducibly."""
+    """Return the sequence length of every step, uniformly distributed and reproducible."""
     lengths = random.Random(seed)  # noqa: S311  (training data, not cryptography)
-    return [lengths.randrange(SHORTEST, LONGEST + 1, MULTIPLE) for _ in range(steps)]
+    return [lengths.randrange(MIN_LENGTH, MAX_LENGTH + 1, MULTIPLE) for _ in range(steps)]
 
 
 def loss(model: GPT, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token."""
+    """Return the mean cross-entropy of the next token."""
     with torch.autocast("cuda", dtype=torch.bfloat16):
         scores = model(tokens[:, :-1])
         return F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def train(steps: int, batch: int, seed: int) -> None:
-    """Train for `steps` optimizer steps and print the memory every ten."""
+    """Train for `steps` optimizer steps and print the memory every ten steps."""
     torch.manual_seed(seed)
     model = GPT().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -101,7 +102,7 @@ def train(steps: int, batch: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Read the flags and train."""
+    """Parse the flags and train."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -117,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md)",
+            "No CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md).",
             file=sys.stderr,
         )
         raise SystemExit(2)

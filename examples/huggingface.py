@@ -1,12 +1,13 @@
-"""Train a Llama of your own size with Hugging Face's Trainer, watched by torchmem.
+"""Train a Llama of any size with Hugging Face's Trainer.
 
-An ordinary script: the model comes from a config, so nothing is downloaded; random text, bf16 autocast, AdamW. The two
-lines marked `torchmem` are all that the monitoring needs. Which batch fits the card, and what does recomputing the
-activations save? Ask before there is a card:
+An ordinary script with random text, bf16 autocast and AdamW. The model is created from a config, so
+nothing is downloaded. The two lines marked `torchmem` are all that monitoring requires. The last
+two commands show without a GPU which batch fits and what activation checkpointing saves.
 
     pip install transformers accelerate
     python examples/huggingface.py --steps 200
-    python -m torchmem.phantom --memory 24GB -- python examples/huggingface.py --batch 16 --gradient-checkpointing
+    python -m torchmem.phantom --memory 24GB -- \
+        python examples/huggingface.py --batch 16 --gradient-checkpointing
     torchmem preflight --card 24GB --find-batch batch=1..64 -- python examples/huggingface.py
 """
 
@@ -29,7 +30,7 @@ GIB = 2**30
 
 
 class RandomText(Dataset[dict[str, torch.Tensor]]):
-    """Sequences of random tokens, the same for the same index."""
+    """Sequences of random tokens. The same index gives the same sequence."""
 
     def __init__(self, sequences: int, length: int) -> None:
         self.sequences, self.length = sequences, length
@@ -45,7 +46,7 @@ class RandomText(Dataset[dict[str, torch.Tensor]]):
 
 
 def llama(width: int, layers: int, length: int) -> LlamaForCausalLM:
-    """A Llama with heads of 64 and a feed-forward network of 8/3 of the width, as the originals have."""
+    """Return a Llama with heads of size 64 and a feed-forward size of 8/3 of the width."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
@@ -76,7 +77,7 @@ def train(model: LlamaForCausalLM, data: RandomText, flags: argparse.Namespace) 
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the parser of the flags."""
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -107,11 +108,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Read the flags, train, and print what was needed."""
+    """Parse the flags, train, and print the peak memory."""
     flags = parser().parse_args()
     if not torch.cuda.is_available():
         print(
-            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md)",
+            "No CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md).",
             file=sys.stderr,
         )
         raise SystemExit(2)

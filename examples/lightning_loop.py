@@ -1,11 +1,12 @@
-"""Train a vision transformer with Lightning's Trainer, watched by torchmem.
+"""Train a vision transformer with Lightning's Trainer.
 
-An ordinary LightningModule: random images cut into patches, bf16 mixed precision, clipped gradients, AdamW. The two
-lines marked `torchmem` are all that the monitoring needs.
+An ordinary LightningModule with random images, bf16 mixed precision, gradient clipping and AdamW.
+The two lines marked `torchmem` are all that monitoring requires.
 
     pip install lightning
     python examples/lightning_loop.py --steps 200
-    python -m torchmem.phantom --memory 9GB -- python examples/lightning_loop.py --steps 20 --accumulate 4
+    python -m torchmem.phantom --memory 9GB -- \
+        python examples/lightning_loop.py --steps 20 --accumulate 4
     torchmem preflight --card 9GB --steps 10 -- python examples/lightning_loop.py --batch 128
 """
 
@@ -29,7 +30,7 @@ GIB = 2**30
 
 
 class RandomImages(Dataset[tuple[Tensor, int]]):
-    """Images of 224 by 224 pixels, cut into patches of 16 by 16, each with its class; the same for the same index."""
+    """Images of 224×224 pixels in patches of 16×16, with their class, reproducible by index."""
 
     def __init__(self, images: int) -> None:
         self.images = images
@@ -44,7 +45,7 @@ class RandomImages(Dataset[tuple[Tensor, int]]):
 
 
 class VisionTransformer(lightning.LightningModule):
-    """An encoder over patches and a linear classifier on their mean."""
+    """An encoder of patches, and a linear classifier of their mean."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -57,24 +58,24 @@ class VisionTransformer(lightning.LightningModule):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Score the classes of images of shape (batch, patches, pixels)."""
+        """Return the logits of images of shape (batch, patches, pixels)."""
         hidden: Tensor = self.encoder(self.patches(patches) + self.positions)
         return self.head(hidden.mean(dim=1))
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """Mean cross-entropy of one batch."""
+        """Return the mean cross-entropy of one batch."""
         patches, classes = batch
         loss = F.cross_entropy(self(patches), classes)
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW for everything."""
+        """Return AdamW for all parameters."""
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 def trainer(steps: int, accumulate: int) -> lightning.Trainer:
-    """One GPU, nothing written to disk."""
+    """Return a Trainer for one GPU that writes nothing to disk."""
     return lightning.Trainer(
         max_epochs=1,
         max_steps=steps,
@@ -90,7 +91,7 @@ def trainer(steps: int, accumulate: int) -> lightning.Trainer:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the parser of the flags."""
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -119,11 +120,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Read the flags, train, and print what was needed."""
+    """Parse the flags, train, and print the peak memory."""
     flags = parser().parse_args()
     if not torch.cuda.is_available():
         print(
-            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md)",
+            "No CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md).",
             file=sys.stderr,
         )
         raise SystemExit(2)

@@ -1,9 +1,10 @@
-"""Train a transformer as a pipeline, one stage a rank, watched by torchmem.
+"""Train a transformer with pipeline parallelism, one stage per rank.
 
-The two lines marked `torchmem` are all that the monitoring needs.
+The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 4 examples/pipeline.py
-    torchmem preflight --card h100-80gb --world-size 4 --rank 3 -- python examples/pipeline.py     # without a GPU
+    torchmem preflight --card h100-80gb --world-size 4 --rank 3 -- \
+        python examples/pipeline.py                                         # without a GPU
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ sdk.instrument()  # torchmem
 
 
 class Stage(nn.Module):
-    """What one rank has of a transformer: its blocks; the first one the embeddings, the last one the head."""
+    """One rank's blocks, with the embeddings on the first rank and the head on the last."""
 
     def __init__(self, model: Transformer, stage: int, stages: int) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Stage(nn.Module):
         self.norm, self.head = (model.norm, model.head) if last else (nn.Identity(), nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (batch, length) or hidden states (batch, length, width) to hidden states or scores."""
+        """Transform tokens or hidden states to hidden states or, in the last stage, to logits."""
         with torch.autocast("cuda", dtype=torch.bfloat16):
             if self.tokens is not None and self.positions is not None:
                 x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
@@ -44,19 +45,20 @@ class Stage(nn.Module):
 def pipeline_stage(
     module: Stage, arguments: argparse.Namespace, device: torch.device
 ) -> PipelineStage:
-    """The stage with the shapes that it receives and sends, so that ranks need not ask each other for them."""
+    """Return the stage with the shapes of its inputs and outputs, which saves a shape exchange."""
     rank, stages, length = dist.get_rank(), dist.get_world_size(), arguments.sequence
     tokens = torch.empty(1, length, dtype=torch.long, device="meta")
     hidden = torch.empty(1, length, arguments.width, device="meta", requires_grad=True)
     scores = torch.empty(
         1, length, VOCABULARY, dtype=torch.bfloat16, device="meta", requires_grad=True
     )
-    takes, gives = tokens if rank == 0 else hidden, scores if rank == stages - 1 else hidden
-    return PipelineStage(module, rank, stages, device, input_args=(takes,), output_args=(gives,))
+    inputs = tokens if rank == 0 else hidden
+    outputs = scores if rank == stages - 1 else hidden
+    return PipelineStage(module, rank, stages, device, input_args=(inputs,), output_args=(outputs,))
 
 
 def main() -> None:
-    """Every sequence of the batch is one microbatch."""
+    """Train with one microbatch per sequence."""
     arguments = flags(__doc__).parse_args()
     device = own_device()
     dist.init_process_group("nccl", device_id=device)

@@ -1,12 +1,13 @@
-"""Train a ResNet-50 on random images, watched by torchmem.
+"""Train a ResNet-50 on random images.
 
-An ordinary training script: the network of torchvision (25.6 M parameters, stride in the 3×3 convolution), images of
-224×224, SGD with momentum. The two lines marked `torchmem` are all that the monitoring needs.
+An ordinary training script with torchvision's network (25.6 M parameters, stride in the 3×3
+convolution), images of 224×224, and SGD with momentum. The two lines marked `torchmem` are all that
+monitoring requires.
 
-    python examples/resnet50.py                                            # single precision
-    python examples/resnet50.py --amp                                      # mixed precision
-    python examples/resnet50.py --amp --checkpoint                         # ... and activations computed again
-    python -m torchmem.phantom --memory 80GB -- python examples/resnet50.py     # on a machine without a GPU
+    python examples/resnet50.py                         # single precision
+    python examples/resnet50.py --amp                   # mixed precision
+    python examples/resnet50.py --amp --checkpoint      # and activation checkpointing
+    python -m torchmem.phantom --memory 80GB -- python examples/resnet50.py    # without a GPU
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ GIB = 2**30
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution that keeps the image's size (divided by the stride), and its batch normalisation."""
+    """Return a convolution, padded to keep the image size, and its batch normalization."""
     layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return [layer, nn.BatchNorm2d(outputs)]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut: 1×1 down to `width` channels, 3×3, 1×1 up to four times the width."""
+    """A residual block: 1×1 to `width` channels, 3×3, and 1×1 to four times the width."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *convolution(inputs, width, 1), nn.ReLU(inplace=True),
-            *convolution(width, width, 3, stride), nn.ReLU(inplace=True),
+            *convolution(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
             *convolution(width, 4 * width, 1),
-        )  # fmt: skip
+        )
         changes = stride > 1 or inputs != 4 * width
         self.shortcut = (
             nn.Sequential(*convolution(inputs, 4 * width, 1, stride)) if changes else nn.Identity()
@@ -54,11 +57,11 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """A stem, 16 bottlenecks in four stages, a classifier; `again`: the backward pass recomputes every bottleneck."""
+    """A stem, 16 bottlenecks in four stages, a classifier; optionally with checkpointing."""
 
-    def __init__(self, *, again: bool) -> None:
+    def __init__(self, *, checkpointing: bool) -> None:
         super().__init__()
-        self.again = again
+        self.checkpointing = checkpointing
         self.stem = nn.Sequential(
             *convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)
         )
@@ -71,27 +74,28 @@ class ResNet50(nn.Module):
         self.head = nn.Linear(inputs, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Score every class: (batch, 3, height, width) to (batch, 1000)."""
+        """Return the logits of images (batch, 3, height, width) as (batch, 1000)."""
         x = self.stem(images)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         return self.head(x.mean((2, 3)))
 
 
 def show(step: int) -> None:
-    """Print the memory of the process's tensors, its highest, and what PyTorch took from the driver."""
+    """Print allocated, peak and reserved memory."""
     allocated, peak = torch.cuda.memory_allocated() / GIB, torch.cuda.max_memory_allocated() / GIB
     reserved = torch.cuda.memory_reserved() / GIB
     print(
-        f"step {step:5}  allocated {allocated:6.2f} GiB  peak {peak:6.2f}  reserved {reserved:6.2f}",
+        f"step {step:5}  allocated {allocated:6.2f} GiB  peak {peak:6.2f}"
+        f"  reserved {reserved:6.2f}",
         flush=True,
     )
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train for `steps` optimizer steps and print the memory every five."""
+    """Train for `steps` optimizer steps and print the memory every five steps."""
     layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
-    model = ResNet50(again=arguments.checkpoint).cuda().to(memory_format=layout)
+    model = ResNet50(checkpointing=arguments.checkpoint).cuda().to(memory_format=layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cuda", enabled=arguments.amp)
     for step in range(1, arguments.steps + 1):
@@ -108,7 +112,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the flags and train."""
+    """Parse the flags and train."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -130,7 +134,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            "no CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md)",
+            "No CUDA: run this on a GPU, or with python -m torchmem.phantom (docs/phantom.md).",
             file=sys.stderr,
         )
         raise SystemExit(2)

@@ -1,9 +1,10 @@
-"""Train a transformer with tensor parallelism (DTensor), watched by torchmem.
+"""Train a transformer with tensor parallelism (DTensor).
 
-The two lines marked `torchmem` are all that the monitoring needs.
+The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 4 examples/tensor_parallel.py
-    torchmem preflight --card h100-80gb --world-size 4 -- python examples/tensor_parallel.py     # without a GPU
+    torchmem preflight --card h100-80gb --world-size 4 -- \
+        python examples/tensor_parallel.py                                  # without a GPU
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ sdk.instrument()  # torchmem
 
 
 def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
-    """Split attention by heads, the feed-forward network by columns and then rows, the vocabulary by tokens."""
+    """Split attention by heads, the feed-forward network by columns and rows, the vocabulary."""
     columns, rows = ColwiseParallel(), RowwiseParallel()
     plan = {
         "query": columns,
@@ -41,7 +42,7 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
 
 
 def main() -> None:
-    """Every rank holds a part of every matrix, and computes on the same batch."""
+    """Train with every matrix split over all ranks, which compute on the same batch."""
     arguments = flags(__doc__).parse_args()
     device = own_device()
     torch.manual_seed(0)  # the same batch on every rank
@@ -49,7 +50,7 @@ def main() -> None:
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = Transformer(arguments.width, arguments.layers, arguments.sequence).to(device)
     parallelize(model, mesh)
-    # One parameter at a time: a fused step cannot mix split matrices with the norms, which every rank holds whole.
+    # foreach=False, because a foreach step cannot mix DTensors with the norms, which are not split.
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)
     for step in range(1, arguments.steps + 1):
         tokens = torch.randint(VOCABULARY, (arguments.batch, arguments.sequence + 1)).to(device)

@@ -1,4 +1,4 @@
-"""A decoder-only transformer of any size, which the examples of distributed training share."""
+"""A decoder-only transformer for the examples of distributed training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform hidden states of shape (batch, length, width); heads may be only some of them."""
+        """Transform hidden states (batch, length, width), with all or some of the heads."""
         batch, length, _ = x.shape
         normed = self.attention_norm(x)
         query, key, value = (
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token and position embeddings, `layers` blocks, and the scores of the next token."""
+    """Token and position embeddings, `layers` blocks, and a head."""
 
     def __init__(self, width: int, layers: int, sequence: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Score the next token at every position: (batch, length) to (batch, length, vocabulary)."""
+        """Return the logits of tokens (batch, length) as (batch, length, vocabulary)."""
         x = self.tokens(tokens) + self.positions(
             torch.arange(tokens.shape[1], device=tokens.device)
         )
@@ -63,12 +63,12 @@ class Transformer(nn.Module):
 
 
 def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of scores (batch, length, vocabulary) against tokens (batch, length)."""
+    """Return the mean cross-entropy of scores (batch, length, vocabulary) and token targets."""
     return F.cross_entropy(scores.flatten(0, 1).float(), targets.flatten())
 
 
 def flags(description: str | None) -> argparse.ArgumentParser:
-    """The flags that all of these examples have."""
+    """Return the parser of the flags that the examples share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,17 +91,18 @@ def flags(description: str | None) -> argparse.ArgumentParser:
 
 
 def own_device() -> torch.device:
-    """This rank's GPU, made the current one; ends the program where torchrun has not started it or there is none."""
+    """Select and return this rank's GPU. Exit without torchrun or without a GPU."""
     if "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
-        message = "start this with torchrun on a machine with GPUs, or with torchmem preflight --world-size on any"
-        raise SystemExit(message)
+        raise SystemExit(
+            "Start this with torchrun on GPUs, or with torchmem preflight --world-size."
+        )
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
 
 
 def print_memory(step: int, rank: int) -> None:
-    """Say what the step left on this rank's GPU, and the most that there was."""
+    """Print the allocated and the peak memory of this rank."""
     allocated, peak = torch.cuda.memory_allocated() / GIB, torch.cuda.max_memory_allocated() / GIB
     print(
         f"rank {rank}  step {step:4}  allocated {allocated:7.2f} GiB  peak {peak:7.2f} GiB",

@@ -1,4 +1,4 @@
-"""The real Prometheus and Alertmanager on loopback, with the shipped configuration."""
+"""Prometheus and Alertmanager on loopback, with the shipped configuration."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHIPPED_INTERVAL, TEST_INTERVAL = "interval: 10s", "interval: 1s"
 
 
 def free_port() -> int:
-    """A port that is given to nobody but who asks for this very number, for a minute.
+    """Return a port that the kernel assigns to no other process for a minute.
 
-    A connection that the port's own side has ended stays there in TIME_WAIT: the kernel then passes the port over when
-    somebody asks for any, and servers, which set SO_REUSEADDR, may listen on it.
+    After this side has closed a connection, the port is in TIME_WAIT. The kernel then does not
+    choose it for a bind to port 0, but servers, which set SO_REUSEADDR, can listen on it.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = probe.getsockname()
@@ -36,13 +36,13 @@ def free_port() -> int:
 
 
 def get(url: str) -> bytes:
-    """The body that `url` answers."""
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
-        return bytes(answer.read())
+    """Return the body of the response."""
+    with urllib.request.urlopen(url, timeout=60) as response:  # noqa: S310 - loopback
+        return bytes(response.read())
 
 
 def answers(url: str) -> bool:
-    """Whether somebody answers there."""
+    """Return whether a server responds."""
     try:
         get(url)
     except OSError:
@@ -54,7 +54,7 @@ def answers(url: str) -> bool:
 def running(
     command: list[str], log: Path, environment: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended, by its own id, on the way out; its output goes to `log`."""
+    """Run a process until the end of the block, with its output in `log`."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -71,48 +71,49 @@ def running(
 
 
 class Prometheus:
-    """A running Prometheus, asked over its HTTP API for what it knows now, or knew at a `moment` (Unix seconds)."""
+    """A running Prometheus, queried over HTTP for now, or for a time in Unix seconds."""
 
-    def __init__(self, url: str, moment: float | None = None) -> None:
+    def __init__(self, url: str, timestamp: float | None = None) -> None:
         self.url = url
-        self._time = {} if moment is None else {"time": moment}
+        self._time = {} if timestamp is None else {"time": timestamp}
 
     def when(self, condition: Callable[[Prometheus], object], pause: float = 0.1) -> Prometheus:
-        """Itself at the first moment at which `condition` is true: a scrape that fails later changes no answer."""
+        """Return a Prometheus for the first time at which `condition` holds."""
 
         def then() -> Prometheus | None:
-            # A scrape that has begun is written within its timeout of 1 s, under the time of its beginning.
+            # A scrape is stored within its timeout of 1 s, with the time at which it started.
             past = Prometheus(self.url, time.time() - 1.1)
             return past if condition(past) else None
 
         return until(then, pause=pause)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Result vector of an instant query: a list of {metric, value}."""
+        """Return the result vector of an instant query: a list of {metric, value}."""
         text = urllib.parse.urlencode({"query": expression, **self._time})
-        answer = json.loads(get(f"{self.url}/api/v1/query?{text}"))
-        result: list[dict[str, Any]] = answer["data"]["result"]
+        response = json.loads(get(f"{self.url}/api/v1/query?{text}"))
+        result: list[dict[str, Any]] = response["data"]["result"]
         return result
 
     def value(self, expression: str) -> float | None:
-        """The single value of an expression, None when it has none."""
+        """Return the only value of an expression, or None if it has none."""
         result = self.query(expression)
         assert len(result) <= 1, f"{expression} has {len(result)} values"
         return float(result[0]["value"][1]) if result else None
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Pending and firing alerts."""
-        found: list[dict[str, Any]] = json.loads(get(f"{self.url}/api/v1/alerts"))["data"]["alerts"]
-        return found
+        """Return the pending and firing alerts."""
+        response = json.loads(get(f"{self.url}/api/v1/alerts"))
+        alerts: list[dict[str, Any]] = response["data"]["alerts"]
+        return alerts
 
 
 @contextmanager
 def prometheus(
     folder: Path, exporter: str, alertmanager: str | None = None, remote_write: str | None = None
 ) -> Iterator[Prometheus]:
-    """Prometheus with the shipped configuration; only its targets and the interval of 10 s, now 1 s, differ.
+    """Run Prometheus with the shipped configuration, except for targets and an interval of 1 s.
 
-    `remote_write`: the URL of a store that is sent everything.
+    `remote_write` is the URL of a store that receives all samples.
     """
     configuration = folder / "prometheus"
     shutil.copytree(ROOT / "prometheus", configuration)
@@ -129,8 +130,13 @@ def prometheus(
     _targets(configuration, "exporters", exporter)
     _targets(configuration, "alertmanagers", alertmanager)
     address = f"127.0.0.1:{free_port()}"
-    command = ["prometheus", f"--config.file={main}", f"--storage.tsdb.path={folder / 'data'}",
-               f"--web.listen-address={address}", "--log.level=warn"]  # fmt: skip
+    command = [
+        "prometheus",
+        f"--config.file={main}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        "--log.level=warn",
+    ]
     with running(command, folder / "prometheus.log"):
         until(lambda: answers(f"http://{address}/-/ready"))
         yield Prometheus(f"http://{address}")
@@ -142,7 +148,7 @@ def _targets(configuration: Path, kind: str, address: str | None) -> None:
 
 
 class Receiver:
-    """A webhook receiver that remembers the alerts it was sent."""
+    """A webhook receiver and the alerts that it has received."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -151,7 +157,7 @@ class Receiver:
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    """A webhook receiver on loopback."""
+    """Run a webhook receiver on loopback."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -161,7 +167,7 @@ def receiver() -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     received = Receiver(f"http://127.0.0.1:{server.server_port}/")
@@ -176,7 +182,7 @@ def receiver() -> Iterator[Receiver]:
 
 @contextmanager
 def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
-    """Alertmanager with the shipped routing and inhibitions, its receiver pointed at `webhook`; yields host:port."""
+    """Run Alertmanager with the shipped configuration and a webhook; yield HOST:PORT."""
     shipped = (ROOT / "alertmanager" / "alertmanager.yml").read_text()
     assert "  - name: default\n" in shipped
     hook = f"  - name: default\n    webhook_configs:\n      - url: {webhook}\n"
@@ -185,8 +191,13 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
         shipped.replace("  - name: default\n", hook).replace("group_wait: 10s", "group_wait: 1s")
     )
     address = f"127.0.0.1:{free_port()}"
-    command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}",
-               f"--web.listen-address={address}", "--cluster.listen-address="]  # fmt: skip
+    command = [
+        "prometheus-alertmanager",
+        f"--config.file={configuration}",
+        f"--storage.path={folder / 'alerts'}",
+        f"--web.listen-address={address}",
+        "--cluster.listen-address=",
+    ]
     with running(command, folder / "alertmanager.log"):
         until(lambda: answers(f"http://{address}/-/ready"))
         yield address
@@ -194,7 +205,7 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
 
 @contextmanager
 def full_stack(folder: Path, exporter: str) -> Iterator[tuple[Prometheus, Receiver]]:
-    """Prometheus, Alertmanager and a webhook receiver, joined as they ship."""
+    """Run Prometheus, Alertmanager and a webhook receiver together."""
     with ExitStack() as stack:
         received = stack.enter_context(receiver())
         address = stack.enter_context(alertmanager(folder, received.url))
