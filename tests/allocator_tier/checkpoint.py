@@ -1,9 +1,9 @@
-"""Run a training script unchanged and hold it still at chosen steps, so that its numbers can be compared.
+"""Run a training script unchanged and pause it at chosen steps to compare its numbers.
 
     python checkpoint.py FOLDER EVERY SCRIPT [ARGUMENT…]
 
-After every EVERY-th optimizer step it writes FOLDER/truth-STEP.json, what PyTorch itself says at that moment, and waits
-until FOLDER/go-STEP exists. Whoever compares creates that file.
+After every EVERY-th optimizer step it writes PyTorch's own numbers to FOLDER/truth-STEP.json and
+waits until FOLDER/go-STEP exists. The test creates that file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Truth = dict[str, Any]
 
 
 def count(segments: list[dict[str, Any]]) -> Truth:
-    """Free memory of a snapshot, counted the plain way."""
+    """Count the free memory of a snapshot in a simple way."""
     blocks = [(segment, block) for segment in segments for block in segment["blocks"]]
     free = [
         (b["size"], b["size"] == s["total_size"]) for s, b in blocks if b["state"] == "inactive"
@@ -43,7 +43,7 @@ def count(segments: list[dict[str, Any]]) -> Truth:
 
 
 def truth() -> Truth:
-    """What PyTorch says now."""
+    """Return PyTorch's own numbers now."""
     free, total = torch.cuda.mem_get_info()
     return {
         "time": time.time(),
@@ -55,19 +55,19 @@ def truth() -> Truth:
 
 
 def hold(folder: Path, step: int) -> None:
-    """Write the truth and stand still until told to go on."""
+    """Write the truth and wait until the test lets training continue."""
     partial = folder / "truth.partial"
     partial.write_text(json.dumps(truth()))
     partial.rename(folder / f"truth-{step}.json")
     deadline = time.monotonic() + 600
     while not (folder / f"go-{step}").exists():
         if time.monotonic() > deadline:
-            raise SystemExit(f"nobody compared step {step}")
+            raise SystemExit(f"step {step} was not compared within 600 s")
         time.sleep(0.02)
 
 
 def main() -> None:
-    """Hook in behind everybody else, then run the script as if it had been called itself."""
+    """Add the hook after all others, then run the script as a main program."""
     folder, every, script = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     steps = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""Training on PyTorch's real CUDA allocator, on a phantom card, watched by the real exporter and Prometheus."""
+"""Training on PyTorch's real CUDA allocator, with a phantom card and the real exporter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from support.waiting import until
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PRELUDE = "import os, sys, time, torch\nfrom torchmem import sdk\n"
+PRELUDE = """
+import glob, json, os, sys, time, torch
+from torchmem import sdk
+
+def published():
+    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*.sample.json")
+    return [json.load(open(path)) for path in paths]
+"""
 PHANTOM = [sys.executable, "-m", "torchmem.phantom"]
 
 
@@ -36,7 +43,7 @@ def _missing() -> str | None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cuda_build() -> None:
-    """Skip the tier where PyTorch has no CUDA allocator."""
+    """Skip the tier if PyTorch has no CUDA allocator."""
     reason = _missing()
     if reason:
         pytest.skip(reason)
@@ -44,15 +51,18 @@ def _cuda_build() -> None:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    """Starts exporter, Prometheus and a script on a card of the given memory; all end with the test."""
+    """Starts exporter, Prometheus, and a script on a card of the given memory."""
     with ExitStack() as stack:
 
         def start(memory: str, every: int, *script: str, alloc_conf: str = "") -> Training:
             settings = {
-                "TORCHMEM_RUN_DIR": str(tmp_path / "run"), "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
-                "TORCHMEM_INTERVAL": "0.005", "TORCHMEM_SNAPSHOT_INTERVAL": "0.01", "TORCHMEM_SNAPSHOT_BUDGET": "1",
+                "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
+                "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
+                "TORCHMEM_INTERVAL": "0.005",
+                "TORCHMEM_SNAPSHOT_INTERVAL": "0.01",
+                "TORCHMEM_SNAPSHOT_BUDGET": "1",
                 "TORCHMEM_IDLE_AFTER": "0.05",
-            }  # fmt: skip
+            }
             environment = os.environ | settings
             phantom = [*PHANTOM, "--memory", memory, "--"]
             address = f"127.0.0.1:{free_port()}"
@@ -80,7 +90,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A machine of its own: cards and run directory belong to this test."""
+    """Cards and a run directory that belong to this test."""
     own = {
         "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
         "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
@@ -96,15 +106,19 @@ def run(environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProc
         phantom = [*PHANTOM, "--memory", "4GiB", "--devices", "2", "--"]
         return subprocess.run(
             [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
-            env=environment, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
 
     return run_one
 
 
 @pytest.fixture
 def series(environment: dict[str, str]) -> Callable[[str], list[tuple[dict[str, str], float]]]:
-    """Labels and values of one metric, as the exporter shows it after the script has ended."""
+    """Returns labels and values of one metric, from the exporter after the script has ended."""
 
     def read(name: str) -> list[tuple[dict[str, str], float]]:
         exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]

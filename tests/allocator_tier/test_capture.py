@@ -1,4 +1,4 @@
-"""Capture and release on PyTorch's real allocator, against a training script that knows nothing of them."""
+"""Capture and release on PyTorch's real allocator, with an unchanged training script."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Train = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A machine of its own."""
+    """Cards and a run directory that belong to this test."""
     own = {
         "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
         "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
@@ -56,7 +56,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> Iterator[Train]:
-    """Starts the training script on a phantom card, until a file `stop` appears."""
+    """Starts the training script on a phantom card; it runs until a file `stop` appears."""
     started: list[subprocess.Popen[str]] = []
 
     def start_one(before: str = "", after: str = "None") -> subprocess.Popen[str]:
@@ -79,7 +79,7 @@ def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> It
 
 @pytest.fixture
 def phantom() -> list[str]:
-    """The command that puts another on a card of 4 GiB."""
+    """The prefix that runs a command on a card of 4 GiB."""
     return [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 
 
@@ -87,7 +87,7 @@ def phantom() -> list[str]:
 def capture(
     environment: dict[str, str], tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command."""
+    """Runs `torchmem capture`."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torchmem.cli", "capture", *arguments]
@@ -105,18 +105,18 @@ def capture(
 
 
 def stop(process: subprocess.Popen[str], folder: Path) -> str:
-    """End the training and return what it printed."""
+    """End the training and return its output."""
     (folder / "stop").touch()
     return process.communicate(timeout=600)[0]
 
 
 def frames(entry: dict[str, Any]) -> list[str]:
-    """Names of the functions on an entry's stack."""
+    """Return the names of the functions on an entry's stack."""
     return [frame["name"] for frame in entry["frames"]]
 
 
-def test_a_snapshot_from_a_running_training(start: Train, capture: Any, tmp_path: Path) -> None:
-    """The file holds builtins only, begins with a step, names the script's own lines, and recording is off again."""
+def test_a_snapshot_of_a_running_training(start: Train, capture: Any, tmp_path: Path) -> None:
+    """The file has builtins only, starts with a step, and names the script's own lines."""
     process = start()
     done = capture("--rank", "0", "--seconds", "2", "--out", "taken.pickle")
 
@@ -136,7 +136,7 @@ def test_a_snapshot_from_a_running_training(start: Train, capture: Any, tmp_path
 def test_a_script_that_records_keeps_its_recording(
     start: Train, capture: Any, tmp_path: Path
 ) -> None:
-    """The request is refused with the reason, and the script's own trace has its first entries to the end."""
+    """The request is refused with the reason, and the script's own trace stays complete."""
     mine = "torch.cuda.memory._record_memory_history(); marked = torch.zeros(12345, device='cuda')"
     entries = "any(e['size'] == 49380 for e in torch.cuda.memory._snapshot()['device_traces'][0])"
     process = start(before=mine, after=entries)
@@ -150,7 +150,7 @@ def test_a_script_that_records_keeps_its_recording(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
-    """A request that is neither the process's user's nor root's is refused, and nothing was ever recorded."""
+    """A request by neither the process's user nor root is refused, and nothing is recorded."""
     process = start()
     (sample,) = (tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")
     request = tmp_path / "request"
@@ -167,7 +167,7 @@ def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
 def test_a_snapshot_at_an_oom(
     phantom: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """With `capture_on_oom` the state at the OOM is a file that memory_viz reads; the OOM stays what it is."""
+    """With `capture_on_oom` the state at the OOM is a memory_viz file; the error is unchanged."""
     script = f"""{PRELUDE}
 session = sdk.instrument(capture_on_oom=True)
 held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
@@ -178,8 +178,12 @@ except torch.OutOfMemoryError:
 """
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", "-c", script],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
     assert (0, "caught 0\n") == (done.returncode, done.stdout), done.stderr
     (path,) = (tmp_path / "run").glob("*.oom.snapshot.pickle")
@@ -193,13 +197,16 @@ emptied = []
 original = torch.cuda.empty_cache
 def empty_cache():
     import traceback
-    emptied.append("at_step" in [frame.name for frame in traceback.extract_stack()]); original()
+    emptied.append("at_step" in [frame.name for frame in traceback.extract_stack()])
+    original()
 torch.cuda.empty_cache = empty_cache
 session = sdk.instrument(interval=1e-6, release={{release}}, release_interval=1e-6)
 weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 for mib in [3200] + [10] * 6:
-    torch.empty(mib << 20, dtype=torch.uint8, device="cuda"); weight.grad = torch.ones_like(weight); optimizer.step()
+    torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
 print(emptied, torch.cuda.memory_reserved() >> 20, torch.cuda.max_memory_allocated() >> 20)
 """
 
@@ -207,22 +214,26 @@ print(emptied, torch.cuda.memory_reserved() >> 20, torch.cuda.max_memory_allocat
 @pytest.mark.parametrize(
     ("release", "printed"), [("0.5", "[True] 12 3200"), ("None", "[] 3202 3200")], ids=["on", "off"]
 )
-def test_the_cache_is_released_at_a_steps_end_or_never(
+def test_the_cache_is_released_only_if_enabled(
     phantom: list[str], environment: dict[str, str], release: str, printed: str
 ) -> None:
-    """After a large phase the cache goes back once, in the step hook; by default never. The user's peak stays."""
+    """After a large phase the cache is released once, in the step hook; by default never."""
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", "-c", RELEASE.format(release=release)],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
     assert (0, printed + "\n") == (done.returncode, done.stdout), done.stderr
 
 
-def test_a_release_never_spoils_a_graph_capture(
+def test_a_release_never_breaks_a_graph_capture(
     phantom: list[str], environment: dict[str, str]
 ) -> None:
-    """While a CUDA graph is captured nothing goes back to the driver; afterwards it does."""
+    """During the capture of a CUDA graph nothing is released; afterwards it is."""
     script = f"""{PRELUDE}
 session = sdk.instrument(interval=1e-6, release=0.5, release_interval=1e-6)
 weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
@@ -240,7 +251,11 @@ print(torch.cuda.memory_reserved() >> 30, sum(session.errors.counts.values()))
 """
     done = subprocess.run(
         [*phantom, sys.executable, "-W", "ignore", "-c", script],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
     assert (0, "3\n0 0\n") == (done.returncode, done.stdout), done.stderr

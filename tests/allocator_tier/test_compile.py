@@ -1,4 +1,4 @@
-"""torch.compile, Triton, run-time compilation and CUDA graphs on a phantom card."""
+"""torch.compile, Triton, run-time compilation, and CUDA graphs on a phantom card."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.allocator,
     pytest.mark.skipif(
         not Path(sysconfig.get_path("include"), "Python.h").exists(),
-        reason="Triton builds its launcher with Python's C headers, which are not installed (apt install python3-dev)",
+        reason="Triton needs Python's C headers, which are not installed (apt install python3-dev)",
     ),
 ]
 
@@ -28,26 +28,27 @@ def held_after(mode, model):
         optimizer.zero_grad()
         yield torch.cuda.memory_allocated()
 def new():
-    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 10)).cuda()
+    layers = torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 10)
+    return torch.nn.Sequential(*layers).cuda()
 plain = list(held_after("default", new()))
 kernels = metrics.generated_kernel_count
 graphs = list(held_after("reduce-overhead", new()))
 private = [s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
 weights = sum(weight.nbytes for weight in new().parameters())
-print(json.dumps({"kernels": kernels, "plain": plain, "graphs": graphs, "private": sum(private), "weights": weights}))
+print(json.dumps({"kernels": kernels, "plain": plain, "graphs": graphs, "private": sum(private),
+    "weights": weights}))
 """
 
 
 def test_a_compiled_model_trains(tmp_path: Path) -> None:
-    """Forward and backward run as generated kernels, also from CUDA graphs in their own pool, and memory is steady."""
+    """Forward and backward run as generated kernels and CUDA graphs, and memory is steady."""
     answer = answer_of(TRAINING, tmp_path)
 
     assert answer["kernels"] >= 2
     assert answer["private"]
     for held in (answer["plain"], answer["graphs"]):
-        assert (
-            held[-1] == held[-2] >= 3 * answer["weights"]
-        )  # the weights and what AdamW keeps for them
+        # The weights, and two values for each that AdamW keeps.
+        assert held[-1] == held[-2] >= 3 * answer["weights"]
 
 
 TRITON = """
@@ -67,20 +68,21 @@ def copy(x, n, B: tl.constexpr):
 x = torch.randn(10000, device="cuda")
 add[lambda meta: (triton.cdiv(10000, meta["B"]),)](x, torch.empty_like(x), 10000)
 before = torch.cuda.memory_stats()["allocation.all.allocated"]
-asked = []
+scratch_sizes = []
 def scratch(size, alignment, stream):
-    asked.append(size)
+    scratch_sizes.append(size)
     return torch.empty(size, dtype=torch.int8, device="cuda")
 triton.set_allocator(scratch)
 copy[(4,)](torch.zeros(128, 128, device="cuda", dtype=torch.float16), 128, B=64)
 taken = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-print(json.dumps({"tuned": len(add.configs_timings), "scratch": asked, "taken": taken,
-    "times": [triton.testing.do_bench(lambda: x + 1), triton.testing.do_bench_cudagraph(lambda: x + 1)]}))
+print(json.dumps({"tuned": len(add.configs_timings), "scratch": scratch_sizes, "taken": taken,
+    "times": [bench(lambda: x + 1)
+        for bench in (triton.testing.do_bench, triton.testing.do_bench_cudagraph)]}))
 """
 
 
-def test_triton_kernels_of_ones_own_run(tmp_path: Path) -> None:
-    """They are compiled, tuned and launched; their scratch memory is the allocator's; timing them ends in a number."""
+def test_custom_triton_kernels_run(tmp_path: Path) -> None:
+    """They are compiled, tuned, launched, and timed, with scratch memory of the allocator."""
     answer = answer_of(TRITON, tmp_path)
 
     assert 2 == answer["tuned"]
@@ -93,7 +95,8 @@ RUN_TIME = """
 from torch.cuda import _compile_kernel
 x = torch.randn(64, 64, device="cuda")
 fused = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x + 1; }")
-_compile_kernel('extern "C" __global__ void f(float *x, int n) { x[0] = n; }', "f")((1, 1, 1), (32, 1, 1), (x, 3))
+kernel = _compile_kernel('extern "C" __global__ void f(float *x, int n) { x[0] = n; }', "f")
+kernel((1, 1, 1), (32, 1, 1), (x, 3))
 scripted = torch.jit.trace(lambda a: (a + 1).relu(), x)
 results = fused(x), torch.special.zeta(x, x), [scripted(x) for _ in range(3)][2]
 print(json.dumps([list(result.shape) for result in results]))
@@ -101,7 +104,7 @@ print(json.dumps([list(result.shape) for result in results]))
 
 
 def test_code_compiled_by_nvrtc_runs(tmp_path: Path) -> None:
-    """Jiterator, special functions, TorchScript's fuser and kernels in CUDA C++ compile and launch."""
+    """Jiterator, special functions, TorchScript's fuser, and CUDA C++ compile and launch."""
     assert [[64, 64]] * 3 == answer_of(RUN_TIME, tmp_path)
 
 
@@ -121,21 +124,22 @@ graphed(x).sum().backward()
 try:
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.sum().item()
-    said = ""
+    message = ""
 except RuntimeError as error:
-    said = str(error)
+    message = str(error)
 after = (x + 1).sum().item()
 private = [s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
-print(json.dumps({"said": said, "after": after, "held": sum(s["allocated_size"] for s in private),
-    "outputs": first.nbytes + second.nbytes, "capturing": torch.cuda.is_current_stream_capturing()}))
+held, outputs = sum(s["allocated_size"] for s in private), first.nbytes + second.nbytes
+print(json.dumps({"message": message, "after": after, "held": held, "outputs": outputs,
+    "capturing": torch.cuda.is_current_stream_capturing()}))
 """
 
 
-def test_graphs_hold_their_outputs_and_refuse_to_wait(tmp_path: Path) -> None:
-    """A captured graph keeps its tensors in its pool; reading a value in a capture fails, as CUDA makes it fail."""
+def test_graphs_keep_their_outputs_and_refuse_to_wait(tmp_path: Path) -> None:
+    """A graph keeps its tensors in its pool; reading a value during capture fails as on CUDA."""
     answer = answer_of(GRAPHS, tmp_path)
 
     assert answer["held"] >= answer["outputs"]
-    assert "previous error during capture" in answer["said"]
+    assert "previous error during capture" in answer["message"]
     assert not answer["capturing"]
     assert 0 == answer["after"]

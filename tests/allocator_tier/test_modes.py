@@ -1,4 +1,4 @@
-"""Every mode of PyTorch's allocator: what torchmem shows is true, and what the mode does not keep is not shown."""
+"""Every mode of PyTorch's allocator: what is shown is right, and what it lacks is absent."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Run = Callable[[str], subprocess.CompletedProcess[str]]
 Rows = list[tuple[dict[str, str], float]]
 Series = Callable[[str], Rows]
 
-# A program that leaves blocks of both pools used and free, reads everything once, and prints what PyTorch says.
+# Leaves used and free blocks in both pools, reads everything, and prints PyTorch's own numbers.
 PROGRAM = f"""
 import json
 sys.path.insert(0, {str(HERE)!r})
 from checkpoint import count
-session = sdk.instrument(interval=1e-6, snapshot_interval=3600)
+session = sdk.instrument(interval=1e-6, snapshot_interval=0.01, snapshot_budget=1.0)
 def new(mib, device=0):
     return torch.empty(int(mib * 2**20), dtype=torch.uint8, device=f"cuda:{{device}}")
 def churn(device=0):
@@ -39,15 +39,24 @@ def show(device=0):
     free = sum(b["size"] for b in private if b["state"] == "inactive")
     used = sum(b["size"] for b in private) - free
     stats = torch.cuda.memory_stats(device)
-    print(json.dumps({{"stats": stats, "snapshot": count(default), "private": {{"used": used, "free": free}}}}))
+    private = {{"used": used, "free": free}}
+    print(json.dumps({{"stats": stats, "snapshot": count(default), "private": private}}))
+def layouts():
+    return [device["layout"] for sample in published() for device in sample["devices"]]
 def read():
-    session.step(); own = session._monitor.recorder; own.take_snapshot(); own.measure_snapshot(); session.step()
+    session.step(); started = time.time()
+    while not all(layout and layout["timestamp"] > started for layout in layouts() or [None]):
+        time.sleep(0.001)
+    session.step()
+def read_without_layout():
+    session.step(); time.sleep(0.3); session.step()
+    assert layouts() == [None]
 """
 
 
 @pytest.fixture
 def series(environment: dict[str, str]) -> Series:
-    """Labels and values of one metric, as the exporter shows it after the script has ended; asked once."""
+    """Returns labels and values of one metric, from one run of the exporter after the script."""
     rows: dict[str, Rows] = {}
 
     def read(name: str) -> Rows:
@@ -64,12 +73,12 @@ def series(environment: dict[str, str]) -> Series:
     return read
 
 
-def told(series: Series, name: str, *labels: str, **only: str) -> dict[str, float]:
+def values(series: Series, name: str, *labels: str, **only: str) -> dict[str, float]:
     """Values of one metric by one label, or by several joined with a space."""
-    found = [(row, value) for row, value in series(name) if only.items() <= row.items()]
+    rows = [(row, value) for row, value in series(name) if only.items() <= row.items()]
     return {
         " ".join(row.get(label, "") for label in labels): value
-        for row, value in found
+        for row, value in rows
         if value or not labels
     }
 
@@ -77,7 +86,7 @@ def told(series: Series, name: str, *labels: str, **only: str) -> dict[str, floa
 def check(
     series: Series, truth: dict[str, Any], *, expandable: bool = False, **device: str
 ) -> None:
-    """Statistics and layout are those of `torch.cuda.memory_stats()` and of a plain count over the snapshot."""
+    """Compare with `torch.cuda.memory_stats()` and with a simple count over the snapshot."""
     stats, counted = truth["stats"], truth["snapshot"]
     absent = {"inactive_split_bytes"} if expandable else set()
     for name in (
@@ -89,16 +98,16 @@ def check(
     ):
         now = {pool: stats[f"{name}.{pool}_pool.current"] for pool in ("small", "large")}
         expected = {} if name in absent else {pool: value for pool, value in now.items() if value}
-        assert expected == told(series, f"torchmem_{name}", "pool", **device)
-    free = told(series, "torchmem_free_bytes", "state", **device)
+        assert expected == values(series, f"torchmem_{name}", "pool", **device)
+    free = values(series, "torchmem_free_bytes", "state", **device)
     assert counted["free"] == sum(free.values())
-    assert {"": counted["largest"]} == told(
+    assert {"": counted["largest"]} == values(
         series, "torchmem_largest_free_block_bytes", "", **device
     )
-    assert counted["segments"] == told(series, "torchmem_segments", "pool", **device)
-    assert counted["blocks"] == told(series, "torchmem_blocks", "pool", "state", **device)
+    assert counted["segments"] == values(series, "torchmem_segments", "pool", **device)
+    assert counted["blocks"] == values(series, "torchmem_blocks", "pool", "state", **device)
     private = {state: size for state, size in truth["private"].items() if size}
-    assert private == told(series, "torchmem_private_pool_bytes", "state", **device)
+    assert private == values(series, "torchmem_private_pool_bytes", "state", **device)
     if not expandable:
         assert {"releasable": counted["whole"]}.items() <= ({"releasable": 0} | free).items()
 
@@ -112,10 +121,10 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("conf", NATIVE)
-def test_native_modes_show_what_pytorch_says(
+def test_native_modes_agree_with_pytorch(
     conf: str, run: Run, series: Series, environment: dict[str, str]
 ) -> None:
-    """Under each setting all values equal PyTorch's own, and the settings shown are those in effect."""
+    """Under each setting the values are PyTorch's own, and the settings those in effect."""
     environment["PYTORCH_CUDA_ALLOC_CONF"] = conf
 
     done = run(
@@ -145,19 +154,23 @@ def test_native_modes_show_what_pytorch_says(
 def test_headroom_is_never_too_much(
     conf: str, fraction: str, claim: str, environment: dict[str, str]
 ) -> None:
-    """In random states under each setting what is called headroom can be had, without and with the flush."""
+    """In random states under each setting headroom can be allocated, without and with a flush."""
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": conf, "FRACTION": fraction}
     trying = [sys.executable, "-W", "ignore", str(HERE / "headroom_by_trying.py"), "25", "1", claim]
     done = subprocess.run(
         [sys.executable, "-m", "torchmem.phantom", "--memory", "1200MB", "--", *trying],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
     assert "25 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]
 
 
-def test_graphs_and_memory_pools_stand_apart(run: Run, series: Series) -> None:
-    """What CUDA graphs and MemPools hold is shown used and free, and is in no number of the default pools."""
+def test_graphs_and_memory_pools_are_separate(run: Run, series: Series) -> None:
+    """Memory of CUDA graphs and MemPools has its own numbers, apart from the default pools."""
     done = run(
         PROGRAM
         + """
@@ -179,10 +192,15 @@ read(); show()
     assert truth["private"]["free"] >= 40 * MIB
 
 
-def test_several_devices_are_told_apart(run: Run, series: Series) -> None:
+def test_several_devices_are_distinguished(run: Run, series: Series) -> None:
     """One process on two cards: each card's numbers are its own."""
-    done = run(PROGRAM + "held = churn(0), new(200, 1), churn(1); read(); show(0); show(1); "
-                         "print(*torch.cuda._raw_device_uuid_nvml())")  # fmt: skip
+    done = run(
+        PROGRAM
+        + """
+held = churn(0), new(200, 1), churn(1)
+read(); show(0); show(1); print(*torch.cuda._raw_device_uuid_nvml())
+"""
+    )
 
     assert 0 == done.returncode, done.stderr
     first, second, uuids = done.stdout.splitlines()
@@ -190,10 +208,10 @@ def test_several_devices_are_told_apart(run: Run, series: Series) -> None:
         check(series, json.loads(truth), uuid=uuid)
 
 
-def test_cuda_malloc_async_shows_its_three_totals(
+def test_cuda_malloc_async_has_three_totals(
     run: Run, series: Series, environment: dict[str, str]
 ) -> None:
-    """The driver's pool tells allocated, active, reserved and their peaks, not by pool; nothing else is shown."""
+    """It has allocated, active, reserved, and their peaks, without pools, and nothing else."""
     environment["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync,max_split_size_mb:32"
 
     done = run(
@@ -203,29 +221,52 @@ def test_cuda_malloc_async_shows_its_three_totals(
     assert 0 == done.returncode, done.stderr
     stats = json.loads(done.stdout)
     for name in ("allocated", "active", "reserved"):
-        assert {"": stats[f"{name}_bytes.all.current"]} == told(
+        assert {"": stats[f"{name}_bytes.all.current"]} == values(
             series, f"torchmem_{name}_bytes", "pool"
         )
-        assert {"": stats[f"{name}_bytes.all.peak"]} == told(
+        assert {"": stats[f"{name}_bytes.all.peak"]} == values(
             series, f"torchmem_{name}_peak_bytes", ""
         )
     assert {name for name in KEPT if series(f"torchmem_{name}")} == {
-        "allocated_bytes", "active_bytes", "reserved_bytes", "allocated_peak_bytes", "active_peak_bytes",
-        "reserved_peak_bytes", "device_total_bytes",
-    }  # fmt: skip
+        "allocated_bytes",
+        "active_bytes",
+        "reserved_bytes",
+        "allocated_peak_bytes",
+        "active_peak_bytes",
+        "reserved_peak_bytes",
+        "device_total_bytes",
+    }
     assert {"backend": 0.0} == {
         row["setting"]: v for row, v in series("torchmem_allocator_setting_ignored")
     }
 
 
-# Everything that a device may show of the allocator.
+# Every metric of the allocator that a device may have.
 KEPT = (
-    "allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes",
-    "allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "device_total_bytes", "segments", "blocks",
-    "free_bytes", "largest_free_block_bytes", "fragmentation_ratio", "headroom_bytes", "private_pool_bytes",
-    "alloc_retries_total", "ooms_total", "oom_rejections_total", "device_allocs_total", "device_frees_total",
-    "stream_syncs_total", "snapshot_timestamp_seconds",
-)  # fmt: skip
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "requested_bytes",
+    "inactive_split_bytes",
+    "allocated_peak_bytes",
+    "active_peak_bytes",
+    "reserved_peak_bytes",
+    "device_total_bytes",
+    "segments",
+    "blocks",
+    "free_bytes",
+    "largest_free_block_bytes",
+    "fragmentation_ratio",
+    "headroom_bytes",
+    "private_pool_bytes",
+    "alloc_retries_total",
+    "ooms_total",
+    "oom_rejections_total",
+    "device_allocs_total",
+    "device_frees_total",
+    "stream_syncs_total",
+    "snapshot_timestamp_seconds",
+)
 PLUGGABLE = """
 int cudaMalloc(void **, unsigned long);
 int cudaFree(void *);
@@ -234,7 +275,9 @@ void give(void *p, long size, int device, void *stream) { cudaFree(p); }
 """
 
 
-def test_a_pluggable_allocator_is_a_closed_book(run: Run, series: Series, tmp_path: Path) -> None:
+def test_a_pluggable_allocator_shows_only_the_total(
+    run: Run, series: Series, tmp_path: Path
+) -> None:
     """Only the device's total is known, nothing crashes, and nothing counts as an error."""
     library = tmp_path / "pluggable.so"
     (tmp_path / "pluggable.c").write_text(PLUGGABLE)
@@ -243,9 +286,9 @@ def test_a_pluggable_allocator_is_a_closed_book(run: Run, series: Series, tmp_pa
     done = run(f"""
 own = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "take", "give")
 torch.cuda.memory.change_current_allocator(own)
-session = sdk.instrument(interval=1e-6)
+session = sdk.instrument(interval=1e-6, snapshot_interval=0.01, snapshot_budget=1.0)
 held = torch.empty(1 << 24, device="cuda"); session.step()
-recorder = session._monitor.recorder; recorder.take_snapshot(); recorder.measure_snapshot(); session.step()
+time.sleep(0.3); session.step()
 print(sum(session.errors.counts.values()))
 session.close(); sys.stdout.flush(); os._exit(0)
 """)
@@ -258,12 +301,15 @@ session.close(); sys.stdout.flush(); os._exit(0)
 def test_without_caching_the_zeros_are_not_shown(
     run: Run, series: Series, environment: dict[str, str]
 ) -> None:
-    """PYTORCH_NO_CUDA_MEMORY_CACHING=1 leaves every statistic at zero while memory is in use: none is shown."""
+    """PYTORCH_NO_CUDA_MEMORY_CACHING=1 keeps every statistic at zero, so none is shown."""
     environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
     done = run(
         PROGRAM
-        + "held = churn(); read(); print(torch.cuda.memory_reserved(), sum(session.errors.counts.values()))"
+        + """
+held = churn(); read_without_layout()
+print(torch.cuda.memory_reserved(), sum(session.errors.counts.values()))
+"""
     )
 
     assert (0, "0 0\n") == (done.returncode, done.stdout), done.stderr
@@ -271,8 +317,8 @@ def test_without_caching_the_zeros_are_not_shown(
     assert "False" == series("torchmem_allocator_info")[0][0]["caching"]
 
 
-def test_a_setting_that_came_too_late_is_called_ignored(run: Run, series: Series) -> None:
-    """Set in the script after CUDA has started, it has no effect, and the metric says so."""
+def test_a_setting_that_was_set_too_late_is_ignored(run: Run, series: Series) -> None:
+    """A setting made after CUDA has started has no effect, and the metric is 1."""
     done = run(
         PROGRAM
         + """
@@ -291,9 +337,9 @@ read()
 def test_settings_changed_at_run_time_are_shown(
     run: Run, series: Series, environment: dict[str, str]
 ) -> None:
-    """The next snapshot brings the new settings; what the environment asked for can then no longer be judged.
+    """The next snapshot has the new settings, and the environment's are no longer judged.
 
-    Once expandable, the statistics of split segments stay unknown.
+    Statistics of split segments stay unknown once segments were expandable.
     """
     environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     done = run(
@@ -317,7 +363,7 @@ torch.cuda.memory._set_allocator_settings("expandable_segments:False,max_split_s
 def test_each_device_has_its_own_cards_uuid(
     visible: str, cards: list[int], run: Run, series: Series, environment: dict[str, str]
 ) -> None:
-    """Whatever CUDA_VISIBLE_DEVICES says, a device carries the UUID of the card that its memory is on."""
+    """Under any CUDA_VISIBLE_DEVICES a device has the UUID of the card its memory is on."""
     environment |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     done = run(
         PROGRAM
@@ -330,7 +376,7 @@ read(); print(*torch.cuda._raw_device_uuid_nvml())
     assert 0 == done.returncode, done.stderr
     uuids = done.stdout.split()
     expected = {uuids[card]: 32.0 * MIB * (index + 1) for index, card in enumerate(cards)}
-    assert expected == told(series, "torchmem_allocated_bytes", "uuid", pool="large")
+    assert expected == values(series, "torchmem_allocated_bytes", "uuid", pool="large")
 
 
 def test_no_visible_device_means_no_series(

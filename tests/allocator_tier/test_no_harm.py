@@ -14,8 +14,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 Series = Callable[[str], list[tuple[dict[str, str], float]]]
 
 
-def test_no_context_appears_on_a_card_the_script_does_not_use(run: Run, series: Series) -> None:
-    """With two cards and a script on the first, the second stays empty and is not shown."""
+def test_no_context_is_created_on_an_unused_card(run: Run, series: Series) -> None:
+    """If a script uses the first of two cards, the second stays empty and is not shown."""
     done = run("""
 sdk.instrument(snapshot_interval=0.02, snapshot_budget=1.0)
 tensor = torch.zeros(1 << 20, device="cuda:0")
@@ -31,7 +31,7 @@ print([torch._C._cuda_hasPrimaryContext(index) for index in range(2)])
 def test_instrument_works_before_and_after_cuda_starts(
     run: Run, series: Series, before: bool
 ) -> None:
-    """The one line may stand anywhere: peak and end are known either way, and CUDA is not started by it."""
+    """`instrument()` may stand anywhere and does not start CUDA; peak and end are known."""
     line = "sdk.instrument(); assert not torch.cuda.is_initialized()\n"
     rest = "torch.zeros(64 << 20, dtype=torch.uint8, device='cuda')\n"
     done = run(line + rest if before else rest + line.split(";", maxsplit=1)[0] + "\n")
@@ -44,7 +44,7 @@ def test_instrument_works_before_and_after_cuda_starts(
 
 
 def test_the_first_allocation_may_already_fail(run: Run, series: Series) -> None:
-    """An OOM before any step is counted with its cause, stays an OutOfMemoryError, and ends the rank as `oom`."""
+    """An OOM before any step is raised unchanged, counted by cause, and ends the rank as `oom`."""
     done = run("""
 sdk.instrument()
 torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
@@ -60,12 +60,12 @@ torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
 
 
 def test_a_failing_observer_never_replaces_the_error(run: Run) -> None:
-    """Even when everything in our observer raises, the script catches OutOfMemoryError and can go on."""
+    """If the observer raises, the script still catches OutOfMemoryError and can go on."""
     done = run("""
-session = sdk.instrument()
+from torchmem.sdk.torch_backend import TorchBackend
 torch.zeros(1, device="cuda")
 def fail(*_): raise ValueError
-session._monitor.recorder.record_oom = fail
+TorchBackend().on_oom(fail)
 try:
     torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError:
@@ -76,19 +76,27 @@ print(torch.zeros(1 << 20, device="cuda").numel())
     assert (0, "caught\n1048576\n") == (done.returncode, done.stdout), done.stderr
 
 
-def test_ctrl_c_in_the_observer_is_still_the_scripts(run: Run) -> None:
-    """What a signal handler raises while our observer works comes after the OutOfMemoryError, and is not lost."""
+def test_ctrl_c_in_the_observer_reaches_the_script(run: Run) -> None:
+    """What a signal handler raises in the observer is raised after the OutOfMemoryError."""
     done = run("""
 import signal
-session = sdk.instrument()
+from torchmem.sdk.torch_backend import TorchBackend
+class Interrupted(TorchBackend):
+    fails = False
+    def memory_stats(self, device):
+        if self.fails: os.kill(os.getpid(), signal.SIGINT)
+        return super().memory_stats(device)
+backend = Interrupted()
+sdk.instrument(backend=backend, interval=3600)
 torch.zeros(1, device="cuda")
-session._monitor.recorder.record_oom = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+backend.fails = True
 try:
     try:
         torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError:
         print("caught")
-        signal.alarm(20)  # ends a script that waits in vain
+        backend.fails = False
+        signal.alarm(20)  # ends a script that is not interrupted
         while True: pass
 except KeyboardInterrupt:
     print("interrupted")
@@ -98,7 +106,7 @@ except KeyboardInterrupt:
 
 
 def test_data_loader_workers_may_be_forked(run: Run, series: Series) -> None:
-    """Forked workers after instrument() neither hang nor publish; the parent's numbers stay right."""
+    """Forked workers neither hang nor publish, and the parent's numbers stay right."""
     done = run("""
 sdk.instrument(port=0)
 held = torch.zeros(32 << 20, dtype=torch.uint8, device="cuda")
@@ -112,7 +120,7 @@ print(sum(len(batch) for _ in range(2) for batch in loader))
 
 
 def test_counters_survive_the_users_resets(run: Run, series: Series) -> None:
-    """`reset_accumulated_memory_stats` and `reset_peak_memory_stats` move nothing of ours back."""
+    """Neither of PyTorch's resets lowers a counter or a peak of the SDK."""
     done = run("""
 session = sdk.instrument(interval=1e-6)
 def make(mib):
@@ -127,8 +135,8 @@ torch.cuda.empty_cache(); make(50)
     assert [4.0] == [value for _, value in series("torchmem_device_allocs_total")]
 
 
-def test_the_process_ends_as_fast_as_without_us(run: Run) -> None:
-    """Leaving with the sampler in the middle of its work is clean: no abort, no message, the script's exit code."""
+def test_the_process_ends_cleanly(run: Run) -> None:
+    """An exit while the sampler works has no abort, no message, and the script's exit code."""
     for _ in range(5):
         done = run("""
 sdk.instrument(interval=0.001, snapshot_interval=0.001, snapshot_budget=1.0)
@@ -142,18 +150,24 @@ sys.exit(7)
 def test_a_driver_that_hangs_stalls_no_other_python_thread(
     run: Run, environment: dict[str, str]
 ) -> None:
-    """While the main thread is stuck in cudaMalloc other Python threads go on, although the sampler wants to read."""
+    """While the main thread hangs in cudaMalloc and a read is pending, other threads go on."""
     environment["PHANTOM_HOLD"] = environment["TORCHMEM_RUN_DIR"] + ".held"
     done = run("""
 import pathlib, threading
-held = pathlib.Path(os.environ["PHANTOM_HOLD"])
-session = sdk.instrument(interval=0.01, idle_after=0.01, snapshot_interval=0.01, snapshot_budget=1.0)
+from torchmem.sdk.torch_backend import TorchBackend
+held, pending = pathlib.Path(os.environ["PHANTOM_HOLD"]), []
+class Noting(TorchBackend):
+    def call_soon(self, call):
+        pending.append(call)
+        super().call_soon(lambda: (call(), pending.clear()))
+often = dict(interval=0.01, idle_after=0.01, snapshot_interval=0.01, snapshot_budget=1.0)
+session = sdk.instrument(backend=Noting(), **often)
 kept = [torch.zeros(1 << 20, device="cuda")]
 session.step()
 held.touch()
 
-def other():  # the only one who can end the hang
-    while session._monitor._moments._errand is None or session._monitor._moments._errand.done(): time.sleep(0.001)
+def other():  # the only thread that can end the hang
+    while not pending: time.sleep(0.001)
     for _ in range(50): time.sleep(0.01)
     held.unlink()
 
@@ -166,26 +180,34 @@ print("went on")
 
 
 def test_compiled_code_is_left_alone(run: Run) -> None:
-    """Neither the sampler's reads nor the OOM observer are compiled when they interrupt a torch.compile region."""
+    """Reads and the OOM observer are not compiled when they interrupt a torch.compile region."""
     done = run("""
 from torch._dynamo.utils import counters
-session = sdk.instrument(interval=0.001, idle_after=0.001, snapshot_interval=0.001, snapshot_budget=1.0)
+from torchmem.sdk.torch_backend import TorchBackend
+class Counting(TorchBackend):
+    snapshots = 0
+    def memory_snapshot(self):
+        self.snapshots += 1
+        return super().memory_snapshot()
+backend = Counting()
+often = dict(interval=0.001, idle_after=0.001, snapshot_interval=0.001, snapshot_budget=1.0)
+sdk.instrument(backend=backend, **often)
 @torch.compile(backend="eager")
 def region(size):
-    for _ in range(100):  # a break in a loop: Python runs this frame, and Dynamo looks at whatever is called from it
+    # After a break in a loop Python runs this frame, and Dynamo examines what is called from it.
+    for _ in range(100):
         torch._dynamo.graph_break()
         tensor = torch.empty(size, device="cuda")
         for _ in range(10000): pass
 
 region(1)
-frames, snapshots = counters["frames"]["total"], set()
-while len(snapshots) < 20:
-    region(1)
-    snapshots.add(session._monitor.recorder.snapshot_seconds)
+frames = counters["frames"]["total"]
+enough = backend.snapshots + 20
+while backend.snapshots < enough: region(1)
 try:
     region(5 << 30)
 except torch.OutOfMemoryError:
-    print(counters["frames"]["total"] - frames, session._monitor.oom_pending)
+    print(counters["frames"]["total"] - frames, published()[0]["oom_pending"])
 """)
 
     assert (0, "0 True\n") == (done.returncode, done.stdout), done.stderr

@@ -1,4 +1,4 @@
-"""Each cause of an OutOfMemoryError, made on PyTorch's real allocator, and what the report says of it."""
+"""Each cause of an OutOfMemoryError on PyTorch's real allocator, and the report of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ held = take(800)
 fail(600)
 """
 NEIGHBOUR = """
-code = "import torch; x = torch.empty(2500 << 20, dtype=torch.uint8, device='cuda'); print(flush=True); input()"
+code = (
+    "import torch; x = torch.empty(2500 << 20, dtype=torch.uint8, device='cuda');"
+    "print(flush=True); input()"
+)
 with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdin=-1, stdout=-1) as other:
     other.stdout.read(1)
     fail(1000)
@@ -96,7 +99,7 @@ Failing = Callable[[str, str], tuple[str, OomReport]]
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Failing:
-    """Runs a script on a phantom card of 4 GiB until it has printed PyTorch's error; returns that and the report."""
+    """Runs a script on a card of 4 GiB; returns PyTorch's error, as printed, and the report."""
 
     def run(body: str, conf: str) -> tuple[str, OomReport]:
         own = {
@@ -106,8 +109,11 @@ def failing(tmp_path: Path) -> Failing:
         done = subprocess.run(
             [*PHANTOM, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
             env=os.environ | own | {"PYTORCH_CUDA_ALLOC_CONF": conf},
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         assert 0 == done.returncode, done.stderr
         (path,) = (tmp_path / "run").glob(f"*{REPORT_SUFFIX}")
         return done.stdout, decode(path.read_bytes())
@@ -116,8 +122,8 @@ def failing(tmp_path: Path) -> Failing:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_cause_is_told_and_agrees_with_pytorchs_own_text(failing: Failing, case: str) -> None:
-    """Cause and kind are those that were made, and each number of PyTorch's error text is in the report."""
+def test_every_cause_agrees_with_pytorchs_own_text(failing: Failing, case: str) -> None:
+    """The report has the right cause and kind, and each number of PyTorch's error text."""
     body, cause, detail = CASES[case]
     error, report = failing(body, "expandable_segments:True" if case == "expandable" else "")
     allocator = report.device.allocator
@@ -139,5 +145,5 @@ def test_every_cause_is_told_and_agrees_with_pytorchs_own_text(failing: Failing,
 
 
 def _sizes(text: str, phrase: str) -> list[str]:
-    """The sizes that stand at the mark in each occurrence of the phrase."""
+    """Return the sizes in all occurrences of the phrase."""
     return re.findall(phrase.format(r"([\d.]+ (?:bytes|KiB|MiB|GiB))"), text)

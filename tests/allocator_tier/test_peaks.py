@@ -1,4 +1,4 @@
-"""Steps, phases and peaks of a real PyTorch loop."""
+"""Steps, phases, and peaks of a real PyTorch loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 def test_reset_peaks_is_invisible_to_the_user(
     run: Callable[..., Any], series: Callable[..., Any]
 ) -> None:
-    """Phases are exact, and every way of PyTorch's to ask for a peak answers as if nobody had reset it."""
+    """Phases are exact, and PyTorch's functions return peaks as if they were not reset."""
     done = run("""
 session = sdk.instrument(interval=1e-6, reset_peaks=True)
 def use(mib): torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
@@ -38,7 +38,7 @@ print([peak >> 20 for peak in (*peaks, torch.cuda.max_memory_allocated(0))])
 def test_steps_of_ordinary_loops_count_themselves(
     run: Callable[..., Any], series: Callable[..., Any]
 ) -> None:
-    """Two optimizers in turn, a step that GradScaler skips, and LBFGS with its closures: one step an iteration."""
+    """Two optimizers in turn, and LBFGS with its closures, count one step per iteration."""
     done = run("""
 sdk.instrument(interval=1e-6)
 def model(): return torch.nn.Linear(8, 8).cuda()

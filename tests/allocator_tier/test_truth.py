@@ -1,4 +1,4 @@
-"""What Prometheus shows of a real training run is what PyTorch's real allocator says."""
+"""Prometheus shows what PyTorch's real allocator reports during a real training run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENTS = {
 
 
 def shown_at(watching: Prometheus, step: int, moment: float) -> Prometheus:
-    """Prometheus when it had scraped a snapshot and, since training stands still, statistics later than `moment`."""
+    """Prometheus once it has scraped a snapshot later than `moment`, with training paused."""
 
     def is_shown(then: Prometheus) -> bool:
         taken = then.value("torchmem_snapshot_timestamp_seconds") or 0
@@ -36,12 +36,12 @@ def shown_at(watching: Prometheus, step: int, moment: float) -> Prometheus:
 
 
 def shown(watching: Prometheus, expression: str, label: str) -> dict[str, float]:
-    """Values by one label."""
+    """Return values by one label."""
     return {row["metric"][label]: float(row["value"][1]) for row in watching.query(expression)}
 
 
 def check_statistics(watching: Prometheus, truth: dict[str, Any]) -> None:
-    """Every statistic in Prometheus equals `torch.cuda.memory_stats()`."""
+    """Compare every statistic in Prometheus with `torch.cuda.memory_stats()`."""
     stats = truth["stats"]
     for name in CURRENT:
         expected = {pool: stats[f"{name}.{pool}_pool.current"] for pool in ("small", "large")}
@@ -53,7 +53,7 @@ def check_statistics(watching: Prometheus, truth: dict[str, Any]) -> None:
 
 
 def check_layout(watching: Prometheus, truth: dict[str, Any]) -> None:
-    """Everything measured on the snapshot equals an independent count over `torch.cuda.memory_snapshot()`."""
+    """Compare the layout with an independent count over `torch.cuda.memory_snapshot()`."""
     counted = truth["snapshot"]
     free = shown(watching, "torchmem_free_bytes", "state")
     assert counted["free"] == sum(free.values())
@@ -81,7 +81,7 @@ def check_layout(watching: Prometheus, truth: dict[str, Any]) -> None:
 
 
 def follow(training: Training, steps: range) -> tuple[dict[str, Any], Prometheus]:
-    """Compare at every chosen step; returns the last truth, and Prometheus at that moment."""
+    """Compare at every chosen step; return the last truth, and Prometheus at that time."""
     truth, then = {}, training.prometheus
     for step in steps:
         truth = training.truth(step)
@@ -93,8 +93,8 @@ def follow(training: Training, steps: range) -> tuple[dict[str, Any], Prometheus
 
 
 @pytest.mark.parametrize("memory", ["80GB", "9GB"])
-def test_prometheus_shows_what_pytorch_says(train: Train, memory: str) -> None:
-    """On a roomy and on a tight card, every number equals PyTorch's own, and fragmentation rises by default."""
+def test_prometheus_agrees_with_pytorch(train: Train, memory: str) -> None:
+    """On a large and on a small card every number is PyTorch's own, and fragmentation rises."""
     training = train(memory, 30, GPT, "--steps", "120")
 
     truth, then = follow(training, range(30, 121, 30))
@@ -104,7 +104,7 @@ def test_prometheus_shows_what_pytorch_says(train: Train, memory: str) -> None:
 
 
 def test_expandable_segments_stay_whole(train: Train) -> None:
-    """With expandable segments the same run shows the same truths, little fragmentation and no inactive_split."""
+    """With expandable segments the numbers agree too, with little fragmentation."""
     training = train("80GB", 40, GPT, "--steps", "120", alloc_conf="expandable_segments:True")
 
     _, then = follow(training, range(40, 121, 40))
@@ -115,7 +115,7 @@ def test_expandable_segments_stay_whole(train: Train) -> None:
 
 
 def test_the_last_state_survives_an_oom(train: Train) -> None:
-    """On a card too small the script dies of OutOfMemoryError, and Prometheus still shows it with its cause."""
+    """On a small card the script dies of OutOfMemoryError, and Prometheus shows its cause."""
     training = train("7GB", 10**6, GPT, "--steps", "200")
     watching = training.prometheus
 
@@ -132,7 +132,7 @@ def test_the_last_state_survives_an_oom(train: Train) -> None:
 
 
 def test_the_exporter_joins_the_process_with_the_driver(train: Train) -> None:
-    """What the driver counts for the process minus what PyTorch reserved is the context, and it is shown."""
+    """The driver's bytes of the process minus PyTorch's reserved bytes are shown."""
     training = train("80GB", 20, GPT, "--steps", "20")
     truth = training.truth(20)
     shown_at(training.prometheus, 20, truth["time"])

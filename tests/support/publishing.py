@@ -16,18 +16,18 @@ from torchmem.sample.sample import Process, Sample, encode
 
 
 def own_process(**changes: Any) -> Process:
-    """The process that runs the tests, as rank 0."""
-    known = replace(
+    """Return the process that runs the tests, as rank 0."""
+    process = replace(
         full_sample().process,
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
         start_ticks=own_start_ticks(),
     )
-    return replace(known, **changes)
+    return replace(process, **changes)
 
 
 def own_sample(uuid: str = UUID, process: Process | None = None, **changes: Any) -> Sample:
-    """What the process that runs the tests would publish now."""
+    """Return the sample that the process running the tests would publish now."""
     sample = replace(
         full_sample(uuid=uuid), process=process or own_process(), timestamp=time.time()
     )
@@ -35,7 +35,7 @@ def own_sample(uuid: str = UUID, process: Process | None = None, **changes: Any)
 
 
 def publish(directory: Path, content: Sample | bytes, name: str | None = None) -> Path:
-    """Write one file by atomic replace and return its path."""
+    """Replace one file atomically and return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(content, Sample):
         process = content.process

@@ -1,4 +1,4 @@
-"""PyTorch's own allocator on the phantom GPU, driven by the operations of `support.allocator_programs`."""
+"""PyTorch's allocator on the phantom GPU, driven by `support.allocator_programs`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FIBONACCI = 11400714819323198485
 
 
 def hash_order(stream: Any) -> int:
-    """Where PyTorch's flat hash maps place a stream: its bits as ska::fibonacci_hash_policy spreads them."""
+    """Return a stream's place in PyTorch's flat hash maps (ska::fibonacci_hash_policy)."""
     bits = 1 << 56 | stream.stream_id
     return int(bits * FIBONACCI % 2**64)
 
 
 class Real:
-    """PyTorch's allocator on device 0. Streams are numbered in the order in which its hash maps hold them."""
+    """PyTorch's allocator on device 0, with streams numbered in the order of its hash maps."""
 
     def __init__(self, setting: Setting) -> None:
         torch.cuda.init()
@@ -36,29 +36,29 @@ class Real:
         PHANTOM.phantom_newest_range.restype = ctypes.c_uint64
 
     def run(self, operation: Operation) -> Outcome:
-        """Do it."""
+        """Run one operation."""
         name, *numbers = operation
         result: Outcome = getattr(self, f"_{name}")(*numbers)
         return result
 
     def stats(self) -> dict[str, Any]:
-        """All statistics."""
+        """Return all statistics."""
         nested: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(0)
         return nested
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """All segments, with streams by number and without stack frames."""
+        """Return all segments, with streams by number and without stack frames."""
         return [
             self._plain(segment) for segment in torch.cuda.memory_snapshot(include_traces=False)
         ]
 
     def driver(self) -> tuple[int, int]:
-        """Free and total bytes of the card."""
+        """Return the free and the total bytes of the card."""
         free, total = torch.cuda.mem_get_info(0)
         return free, total
 
     def newest_range(self) -> int:
-        """Address of the range that the driver gave out last."""
+        """Return the address of the range that the driver allocated last."""
         return int(PHANTOM.phantom_newest_range())
 
     def _plain(self, segment: dict[str, Any]) -> dict[str, Any]:

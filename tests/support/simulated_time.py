@@ -1,7 +1,7 @@
-"""Scenarios in simulated time: what Prometheus would have scraped in an hour, made in a second.
+"""Scenarios in simulated time: what Prometheus would scrape in an hour, made in a second.
 
-Everything but the clock is real: the simulated allocator under the SDK's own recorder, the sample that the SDK would
-write, and the function that makes metric families of it.
+Everything but the clock is real: the simulated allocator under the SDK's own recorder, the sample
+that the SDK would write, and the function that turns it into metric families.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ STEPS = 240
 """Of 15 seconds each."""
 TRAINED_SECONDS = 3600.0
 WATCHED_SECONDS = 4200.0
-"""Ten minutes more than the training: what dead ranks leave is seen too."""
+"""Ten minutes more than the training, to see what dead ranks leave."""
 SCRAPE_SECONDS = 15.0
 SNAPSHOT_SECONDS = 10.0
-MOMENTS_PER_STEP = 4
-"""As in the demo, where each moment of a scenario takes a quarter of a step."""
+EVENTS_PER_STEP = 4
+"""As in the demo, where each event of a scenario takes a quarter of a step."""
 
 Series = dict[str, dict[int, float]]
-"""Values by the number of the scrape, by the series as Prometheus writes it."""
+"""Values by series, as Prometheus writes it, and by the number of the scrape."""
 
 
 @dataclass
 class Rank:
-    """One rank on a card of its own, and what is scraped of both."""
+    """One rank on a card of its own, and the series that are scraped from both."""
 
     name: str
     rank: int
@@ -61,14 +61,14 @@ class Rank:
         self.oom_at: float | None = None
 
     def play(self) -> Series:
-        """Train for an hour or until memory runs out, and go on being scraped."""
+        """Train for an hour or until memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
         worker = Worker(self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0])
         state: State = "exited"
         try:
-            for moment in SCENARIOS[self.name].train(worker):
-                self._live(moment == "step")
+            for event in SCENARIOS[self.name].train(worker):
+                self._live(event == "step")
                 if self.now >= TRAINED_SECONDS:
                     break
         except OutOfMemoryError:
@@ -83,7 +83,7 @@ class Rank:
         self.recorder.record_oom(device, requested, limit, driver_free)
 
     def _live(self, step_ended: bool) -> None:
-        self.now += TRAINED_SECONDS / STEPS / MOMENTS_PER_STEP
+        self.now += TRAINED_SECONDS / STEPS / EVENTS_PER_STEP
         if self.now >= self.snapshot_at:
             self.recorder.take_snapshot()
             self.snapshot_at = self.now + SNAPSHOT_SECONDS * self.chance.uniform(0.75, 1.25)
@@ -96,21 +96,22 @@ class Rank:
         if self.now < self.scraped * SCRAPE_SECONDS:
             return
         self.recorder.measure_snapshot()
-        target = {"job": "torchmem", "instance": instance(self.name)}
-        for metric in [*families([View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})]),
-                       *self._nvml(state)]:  # fmt: skip
+        view = View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
+        for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
-                labels = {
-                    **target,
-                    **{name: value for name, value in sample.labels.items() if value},
-                }
-                written = ",".join(f'{name}="{value}"' for name, value in labels.items())
-                self.series[f"{sample.name}{{{written}}}"][self.scraped] = sample.value
+                series = self._series_name(sample.name, sample.labels)
+                self.series[series][self.scraped] = sample.value
         self.scraped += 1
+
+    def _series_name(self, name: str, labels: dict[str, str]) -> str:
+        target = {"job": "torchmem", "instance": instance(self.name)}
+        known = {label: value for label, value in labels.items() if value}
+        written = ",".join(f'{label}="{value}"' for label, value in {**target, **known}.items())
+        return f"{name}{{{written}}}"
 
     @property
     def uuid(self) -> str:
-        """One card for each rank of each scenario."""
+        """The card of this rank and scenario."""
         return f"GPU-{self.name}-{self.rank}"
 
     @property
@@ -129,7 +130,7 @@ class Rank:
         )
 
     def _dated(self, device: DeviceSample) -> DeviceSample:
-        """The recorder takes the time from the clock; here it is simulated."""
+        """Replace the recorder's timestamps by simulated ones."""
         layout = device.layout and replace(device.layout, timestamp=self.now)
         oom = device.last_oom and replace(device.last_oom, timestamp=self.oom_at or self.now)
         return replace(device, layout=layout, last_oom=oom)
@@ -151,27 +152,30 @@ class Rank:
 
 
 def scrapes(name: str) -> Series:
-    """Every series of a scenario's ranks, their cards and their exporter; buckets are left out, no rule reads them."""
-    found: Series = {}
+    """Return every series of a scenario's ranks, cards, and exporter.
+
+    Buckets are left out because no rule reads them.
+    """
+    series: Series = {}
     for rank in (0, RANKS - 1):
-        found |= {
+        series |= {
             name: values
             for name, values in Rank(name, rank).play().items()
             if "_bucket{" not in name
         }
     up = f'up{{job="torchmem",instance="{instance(name)}"}}'
-    return found | {
-        up: dict.fromkeys(range(max(max(values) for values in found.values()) + 1), 1.0)
+    return series | {
+        up: dict.fromkeys(range(max(max(values) for values in series.values()) + 1), 1.0)
     }
 
 
 def instance(name: str) -> str:
-    """The node on which a scenario plays."""
+    """Return the instance label of a scenario's node."""
     return f"{name}:9847"
 
 
 def promtool_values(values: dict[int, float]) -> str:
-    """One value for each scrape until the last, in promtool's notation."""
+    """Return one value per scrape until the last, in promtool's notation."""
     return " ".join(
         f"{values[number]:.17g}" if number in values else "_" for number in range(max(values) + 1)
     )
