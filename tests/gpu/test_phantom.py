@@ -1,4 +1,4 @@
-"""The phantom GPU beside a real one: the same scripts, the same peaks, the same OutOfMemoryError."""
+"""The phantom GPU compared with a real one: same scripts, same peaks, same OutOfMemoryError."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTS = {
     "resnet50 --amp --checkpoint": ("resnet50.py", "--steps", "3", "--amp", "--checkpoint"),
     "custom_function --fused": ("custom_function.py", "--fused"),
 }
-# Runs a script to its end, or to the error, under a limit; prints what PyTorch saw.
+# Runs a script with a memory fraction; prints whether it ran to its end, and the peaks.
 REAL = """
 import json, runpy, sys, torch
 torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]))
@@ -44,20 +44,20 @@ print(json.dumps([fits, stats["allocated_bytes.all.peak"], stats["reserved_bytes
 
 @pytest.fixture(scope="module")
 def card() -> Card:
-    """The card of this machine, as a phantom."""
+    """Return a phantom card with the properties of this machine's GPU."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed; run make test-gpu")
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU that PyTorch can use")
-    shown = torch.cuda.get_device_properties(0)
-    capability = (shown.major, shown.minor)
-    return Card("this", shown.name, shown.total_memory, shown.multi_processor_count, capability)
+    gpu = torch.cuda.get_device_properties(0)
+    capability = (gpu.major, gpu.minor)
+    return Card("this", gpu.name, gpu.total_memory, gpu.multi_processor_count, capability)
 
 
 def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, int]:
-    """Whether the script fits into the fraction of the real card, and its peaks: allocated and reserved bytes."""
+    """Return whether a script fits into a fraction of the GPU, and its peaks in bytes."""
     command = [
         sys.executable,
         "-W",
@@ -77,7 +77,7 @@ def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, 
 
 
 def phantom(card: Card, folder: Path, *script: str) -> DeviceMemory:
-    """What the script needs on the phantom of that card."""
+    """Return the memory of a script on the phantom card."""
     command = (sys.executable, "-W", "ignore", str(EXAMPLES / script[0]), *script[1:])
     (device,) = run(RunPlan(command, card, steps=1_000_000), folder, lambda _: None).devices
     return device
@@ -85,15 +85,15 @@ def phantom(card: Card, folder: Path, *script: str) -> DeviceMemory:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_peaks_are_those_of_the_real_card(name: str, card: Card, tmp_path: Path) -> None:
-    """Peak allocated agrees within 1 %, peak reserved within 5 %."""
+    """The peaks on both cards agree: allocated within 1 %, reserved within 5 %."""
     _, allocated, reserved = real(tmp_path, *SCRIPTS[name])
     device = phantom(card, tmp_path, *SCRIPTS[name])
     assert device.peak_allocated == pytest.approx(allocated, rel=0.01)
     assert device.peak_reserved == pytest.approx(reserved, rel=0.05)
 
 
-def test_the_same_memory_is_too_little(card: Card, tmp_path: Path) -> None:
-    """What the phantom says is enough is enough on the real card, and 5 % less than all tensors need is not."""
+def test_the_same_memory_is_enough(card: Card, tmp_path: Path) -> None:
+    """The phantom's reserved peak + 5 % is enough on the GPU; its allocated peak − 5 % is not."""
     device = phantom(card, tmp_path, *SCRIPTS["gpt"])
     enough, too_little = device.peak_reserved * 1.05, device.peak_allocated * 0.95
     decisions = [

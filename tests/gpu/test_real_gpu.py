@@ -1,4 +1,4 @@
-"""A short real training on a real card: what the exporter shows is what PyTorch and the driver say."""
+"""A short training on a GPU: the exporter agrees with PyTorch and the driver."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ for batch in (64, 512, 128, 1024):
 torch.cuda.synchronize()
 session.close()
 exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
-shown = subprocess.run(exporter, capture_output=True, text=True, check=True)
+exported = subprocess.run(exporter, capture_output=True, text=True, check=True)
 stats, (free, total) = torch.cuda.memory_stats(), torch.cuda.mem_get_info()
-print(json.dumps({"shown": shown.stdout, "stats": stats, "total": total}))
+print(json.dumps({"exposition": exported.stdout, "stats": stats, "total": total}))
 """
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What the script printed: the exporter's view and PyTorch's own, at the same moment."""
+def output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Run the script and return its output: the exposition, and PyTorch's statistics."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed; run make test-gpu")
     import torch
@@ -52,37 +52,38 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         check=True,
         cwd=Path(__file__).parent,
     )
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+    printed: dict[str, object] = json.loads(done.stdout)
+    return printed
 
 
-def shown(truth: dict[str, object], name: str) -> list[float]:
-    """Values of one metric in the exporter's view."""
-    families = text_string_to_metric_families(str(truth["shown"]))
+def values(output: dict[str, object], name: str) -> list[float]:
+    """Return the values of a metric in the exposition."""
+    families = text_string_to_metric_families(str(output["exposition"]))
     return [sample.value for family in families for sample in family.samples if sample.name == name]
 
 
-def test_the_exporter_shows_pytorchs_numbers(truth: dict[str, object]) -> None:
+def test_the_exporter_agrees_with_pytorch(output: dict[str, object]) -> None:
     """Allocated, reserved and their peaks equal `torch.cuda.memory_stats()`."""
-    stats = truth["stats"]
+    stats = output["stats"]
     assert isinstance(stats, dict)
     for name in ("allocated", "active", "reserved"):
-        assert stats[f"{name}_bytes.all.current"] == sum(shown(truth, f"torchmem_{name}_bytes"))
-        assert [stats[f"{name}_bytes.all.peak"]] == shown(truth, f"torchmem_{name}_peak_bytes")
-    assert [4.0] == shown(truth, "torchmem_steps_total")
+        assert stats[f"{name}_bytes.all.current"] == sum(values(output, f"torchmem_{name}_bytes"))
+        assert [stats[f"{name}_bytes.all.peak"]] == values(output, f"torchmem_{name}_peak_bytes")
+    assert [4.0] == values(output, "torchmem_steps_total")
 
 
-def test_the_driver_answers_and_adds_up(truth: dict[str, object]) -> None:
-    """NVML is up, and on every card used + free + reserved = total."""
-    assert [1.0] == shown(truth, "nvml_up")
-    parts = [shown(truth, f"nvml_memory_{part}_bytes") for part in ("used", "free", "reserved")]
-    assert shown(truth, "nvml_memory_total_bytes") == [
+def test_nvml_memory_adds_up(output: dict[str, object]) -> None:
+    """NVML is up, and on every GPU used + free + reserved = total."""
+    assert [1.0] == values(output, "nvml_up")
+    parts = [values(output, f"nvml_memory_{part}_bytes") for part in ("used", "free", "reserved")]
+    assert values(output, "nvml_memory_total_bytes") == [
         sum(card) for card in zip(*parts, strict=True)
     ]
 
 
-def test_the_context_is_seen_outside_the_allocator(truth: dict[str, object]) -> None:
-    """The driver's bytes of this process exceed PyTorch's, and its GPU has an index: the join found it."""
+def test_the_process_is_joined_with_its_gpu(output: dict[str, object]) -> None:
+    """The series of the process have the index of its GPU, which only the join knows."""
     assert any(
-        "torchmem_allocated_peak_bytes{gpu=" in line for line in str(truth["shown"]).splitlines()
+        "torchmem_allocated_peak_bytes{gpu=" in line
+        for line in str(output["exposition"]).splitlines()
     )

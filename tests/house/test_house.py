@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = [ROOT / "sdk/src", ROOT / "exporter/src", ROOT / "tools/src", ROOT]
+MAX_FUNCTION_LINES = 40
 PACKAGES = [path for root in SOURCE_ROOTS[:3] for path in (root / "torchmem").iterdir()]
 
 
@@ -50,6 +51,25 @@ def test_no_imports_form_a_circle(modules: dict[str, ast.Module]) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_functions_are_short(modules: dict[str, ast.Module]) -> None:
+    """No function is longer than 40 lines without its docstring."""
+    assert [
+        f"{name}.{node.name}"
+        for name, module in modules.items()
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and body_lines(node) > MAX_FUNCTION_LINES
+    ] == []
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of lines of a function without its docstring."""
+    last = function.end_lineno or function.lineno
+    first = function.body[0]
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(function) else 0
+    return last - function.lineno + 1 - docstring
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

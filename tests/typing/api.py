@@ -1,4 +1,4 @@
-"""A user's training script under mypy --strict: what is public is typed."""
+"""The public API is typed: a training script as mypy --strict sees it."""
 
 from __future__ import annotations
 
