@@ -46,7 +46,7 @@ format: $(VENV)/.dev  ## Format the Python code and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## Write the generated files: rules, dashboards, manifests, docs/metrics.md, docs/dashboards.md.
+generate: $(VENV)/.dev  ## Write the generated files: rules, dashboards, Kubernetes manifests, pages under docs/.
 	$(BIN)/python generate.py
 
 check-grafana:  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
