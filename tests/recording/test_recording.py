@@ -1,4 +1,4 @@
-"""Reading snapshot files: all that PyTorch writes comes through, and nothing that anybody else writes does harm."""
+"""Reading snapshot files: everything that PyTorch writes is read, and no other file does harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from support.recordings import RecordedJob, varying_lengths, write
 
 from torchmem.allocator.sizes import MIB
 from torchmem.recording import read, reading
-from torchmem.recording.unpickle import InvalidSnapshotError, check, load
+from torchmem.recording.content import InvalidSnapshotError, check
+from torchmem.recording.worker import load
 from torchmem.sample.errors import UsageError
 
 Snapshot = dict[str, Any]
@@ -42,10 +43,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_everything_that_a_replay_needs_comes_through(
+def test_everything_that_a_replay_needs_is_read(
     job: RecordedJob, path: Path, protocol: int
 ) -> None:
-    """Segments, blocks, events and settings are those of the snapshot, under every pickle protocol."""
+    """Segments, blocks, events and settings are read, under every pickle protocol."""
     snapshot = job.snapshot()
     (recording,) = read(write(snapshot, path, protocol))
 
@@ -70,21 +71,19 @@ def test_everything_that_a_replay_needs_comes_through(
         ]
 
 
-def test_an_oom_tells_what_the_driver_had_left(path: Path) -> None:
-    """The event of an OOM carries device_free and no address."""
+def test_an_oom_has_the_free_bytes_of_the_driver(path: Path) -> None:
+    """The event of an OOM has device_free and no address."""
     job = RecordedJob(card_bytes=600 * MIB)
     assert job.alloc(MIB)
     assert job.alloc(200 * MIB) is None
     (recording,) = read(write(job.snapshot(), path))
 
-    assert ("oom", 0, 200 * MIB, 86 * MIB) == (
-        recording.events[-1].action, recording.events[-1].address, recording.events[-1].size,
-        recording.events[-1].device_free,
-    )  # fmt: skip
+    oom = recording.events[-1]
+    assert ("oom", 0, 200 * MIB, 86 * MIB) == (oom.action, oom.address, oom.size, oom.device_free)
 
 
 def test_each_device_with_a_trace_is_a_recording(path: Path) -> None:
-    """Devices keep their index; one with segments but no trace is left out."""
+    """Devices keep their index; a device with segments but without a trace is left out."""
     jobs = [RecordedJob(device=device) for device in range(3)]
     for number, job in enumerate(jobs):
         job.alloc((number + 1) * MIB)
@@ -94,20 +93,21 @@ def test_each_device_with_a_trace_is_a_recording(path: Path) -> None:
     recordings = read(write(snapshot, path))
 
     assert [(0, 1, MIB), (2, 1, 3 * MIB)] == [
-        (found.device, len(found.segments), found.events[-1].size) for found in recordings
+        (recording.device, len(recording.segments), recording.events[-1].size)
+        for recording in recordings
     ]
 
 
 def as_21(snapshot: Snapshot) -> None:
-    """PyTorch 2.1 writes neither settings nor times nor pools of events."""
+    """Remove what PyTorch 2.1 does not write: settings, and times and pools of events."""
     del snapshot["allocator_settings"], snapshot["external_annotations"]
     for entry in snapshot["device_traces"][0]:
         for key in ("time_us", "pool_id", "compile_context", "user_metadata"):
             del entry[key]
 
 
-def test_what_21_writes_is_enough(job: RecordedJob, path: Path) -> None:
-    """Without the keys that came later the recording is the same, but for the settings."""
+def test_snapshots_of_pytorch_2_1_are_read(job: RecordedJob, path: Path) -> None:
+    """Without the keys that were added later, the recording is equal except for the settings."""
     snapshot = copy.deepcopy(job.snapshot())
     (new,) = read(write(snapshot, path))
     as_21(snapshot)
@@ -116,8 +116,8 @@ def test_what_21_writes_is_enough(job: RecordedJob, path: Path) -> None:
     assert (new.events, new.segments, {}) == (old.events, old.segments, old.settings)
 
 
-def test_before_212_an_event_is_in_the_pool_of_its_segment(job: RecordedJob, path: Path) -> None:
-    """Where events do not name their pool it is that of the final segment at their address."""
+def test_without_pools_an_event_is_in_the_pool_of_its_segment(job: RecordedJob, path: Path) -> None:
+    """Before PyTorch 2.12 the pool of an event is that of the final segment at its address."""
     snapshot = copy.deepcopy(job.snapshot())
     as_21(snapshot)
     private = snapshot["segments"][0]
@@ -130,8 +130,8 @@ def test_before_212_an_event_is_in_the_pool_of_its_segment(job: RecordedJob, pat
         assert (private["address"] <= event.address < end) == (event.pool == (0, 7))
 
 
-def test_expandable_segments_and_other_streams(job: RecordedJob, path: Path) -> None:
-    """Mapping events, expandable segments and stream handles come through."""
+def test_expandable_segments_and_streams_are_read(job: RecordedJob, path: Path) -> None:
+    """Mapping events, expandable segments and stream handles are read."""
     snapshot = copy.deepcopy(job.snapshot())
     for entry in snapshot["device_traces"][0]:
         entry["action"] = (
@@ -150,7 +150,7 @@ def test_expandable_segments_and_other_streams(job: RecordedJob, path: Path) -> 
 
 
 def lose_allocs(snapshot: Snapshot) -> None:
-    """A ring buffer that was full: the entries of the first blocks are gone."""
+    """Remove the entries of the first blocks, as a full ring buffer does."""
     del snapshot["device_traces"][0][:4]
 
 
@@ -169,10 +169,10 @@ def strip_stacks(snapshot: Snapshot) -> None:
         ((strip_stacks,), False),
     ],
 )
-def test_a_full_ring_buffer_is_told_where_it_can_be(
+def test_a_full_ring_buffer_is_detected_where_possible(
     job: RecordedJob, path: Path, changes: tuple[Change, ...], truncated: bool | None
 ) -> None:
-    """A live block with a stack but without its allocation proves it; a trace that lacks nothing disproves it."""
+    """A live block with a stack but no allocation proves it; a complete trace disproves it."""
     snapshot = copy.deepcopy(job.snapshot())
     for change in changes:
         change(snapshot)
@@ -181,8 +181,8 @@ def test_a_full_ring_buffer_is_told_where_it_can_be(
     assert recording.truncated is truncated
 
 
-def test_entries_that_touch_no_memory_are_counted(job: RecordedJob, path: Path) -> None:
-    """Notes among the events, as PyTorch 2.14 writes them, are passed over."""
+def test_entries_that_do_not_affect_memory_are_counted(job: RecordedJob, path: Path) -> None:
+    """Annotations among the events, as PyTorch 2.14 writes them, are skipped."""
     snapshot = copy.deepcopy(job.snapshot())
     snapshot["device_traces"][0].insert(
         3, {"action": "annotate", "addr": 0, "size": 0, "stream": 0, "frames": []}
@@ -221,56 +221,56 @@ NOT_AS_WRITTEN = "is not a snapshot as PyTorch 2.1 and newer write it"
     [
         (
             lambda s: s.update(device_traces=[]),
-            "holds no allocation trace, only the memory at its end: to record one",
+            "has segments but no trace of allocations. To record one",
         ),
         (lambda s: s.update(device_traces=[[]]), "or run `torchmem capture --rank N`."),
         (
             lambda s: s.update(device_traces=[[]], segments=[]),
-            "holds no GPU memory at all, as in a run on the CPU",
+            "has no GPU memory, as in a run on the CPU",
         ),
         (lambda s: s.pop("segments"), f"{NOT_AS_WRITTEN} (it has no segments and device_traces)"),
-        (lambda s: s.update(device_traces=[[]] * 129), "more devices than PyTorch knows"),
-        (lambda s: s.update(allocator_settings=5), "allocator_settings is no dict"),
-        (lambda s: s["device_traces"].append(7), "the trace of device 1 is no list"),
-        (lambda s: s["device_traces"][0].append(7), "is no dict"),
+        (lambda s: s.update(device_traces=[[]] * 129), "more devices than PyTorch supports"),
+        (lambda s: s.update(allocator_settings=5), "allocator_settings is not a dict"),
+        (lambda s: s["device_traces"].append(7), "the trace of device 1 is not a list"),
+        (lambda s: s["device_traces"][0].append(7), "is not a dict"),
         (lambda s: s["segments"].append(s["segments"][0]), "segments overlap"),
         (
             only("free_requested", "free_completed"),
-            "holds a trace without a single allocation: record while the job works",
+            "has a trace without allocations: record while the job is training",
         ),
-        (only("alloc", "free_requested"), "holds no free_completed events"),
+        (only("alloc", "free_requested"), "has no free_completed events"),
         (
             first_event(action="teleport"),
-            "holds an action that this torchmem does not know ('teleport', event 0",
+            "has an action that this version of torchmem does not know ('teleport', event 0",
         ),
-        (first_event(action=["alloc"]), "pip install --upgrade torchmem."),
-        (first_event(size=0), "event 0 of device 0 has a wrong size, address or stream"),
-        (first_event(size=-5), "has a wrong size, address or stream"),
-        (first_event(size=True), "has a wrong size, address or stream"),
-        (first_event(size=1 << 64), "has a wrong size, address or stream"),
-        (first_event(addr=1.5), "has a wrong size, address or stream"),
-        (first_event(addr=(1 << 63) - 1), "has a wrong size, address or stream"),
-        (first_event(stream=None), "has a wrong size, address or stream"),
-        (first_event(pool_id=(0, "x")), "event 0 has a wrong pool"),
-        (first_event(action="oom"), "event 0 of device 0 has a wrong device_free"),
-        (first_segment(device=128), "segment 0 has a wrong device"),
+        (first_event(action=["alloc"]), "Run pip install --upgrade torchmem."),
+        (first_event(size=0), "event 0 of device 0 has an invalid size, address or stream"),
+        (first_event(size=-5), "has an invalid size, address or stream"),
+        (first_event(size=True), "has an invalid size, address or stream"),
+        (first_event(size=1 << 64), "has an invalid size, address or stream"),
+        (first_event(addr=1.5), "has an invalid size, address or stream"),
+        (first_event(addr=(1 << 63) - 1), "has an invalid size, address or stream"),
+        (first_event(stream=None), "has an invalid size, address or stream"),
+        (first_event(pool_id=(0, "x")), "event 0 has an invalid pool"),
+        (first_event(action="oom"), "event 0 of device 0 has an invalid device_free"),
+        (first_segment(device=128), "segment 0 has an invalid device"),
         (first_segment(total_size=1 << 40), "the blocks of segment 0 do not fill it"),
         (first_segment(segment_type="huge"), "segment 0 is neither small nor large"),
-        (first_segment(segment_pool_id=[0, 0]), "segment 0 has a wrong pool"),
-        (first_segment(blocks={}), "the blocks of segment 0 is no list"),
+        (first_segment(segment_pool_id=[0, 0]), "segment 0 has an invalid pool"),
+        (first_segment(blocks={}), "the block list of segment 0 is not a list"),
         (first_block(state="lost"), "block 0 of segment 0 has an unknown state"),
         (first_block(address=5), "does not follow the one before it"),
-        (first_block(requested_size="9"), "block 0 of segment 0 has a wrong requested_size"),
+        (first_block(requested_size="9"), "block 0 of segment 0 has an invalid requested_size"),
         (
             lambda s: s["segments"][0]["blocks"][0].pop("address"),
             "was written by a PyTorch older than 2.1",
         ),
     ],
 )
-def test_what_cannot_be_replayed_is_one_sentence(
+def test_a_snapshot_that_cannot_be_replayed_is_one_sentence(
     job: RecordedJob, path: Path, change: Change, sentence: str
 ) -> None:
-    """The sentence names the file, says what is missing or wrong, and what to do."""
+    """The sentence names the file, what is missing or invalid, and what to do."""
     snapshot = copy.deepcopy(job.snapshot())
     change(snapshot)
 
@@ -292,14 +292,14 @@ def zipped() -> bytes:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is empty; to record a snapshot, call torch.cuda.memory._record_memory_history"),
+        (b"", "is empty. To record a snapshot, call torch.cuda.memory._record_memory_history"),
         (b"\x80", "ends too early"),
-        (pickle.dumps([{"total_size": 5}]), "holds segments without the trace of allocations"),
+        (pickle.dumps([{"total_size": 5}]), "has segments but no trace of allocations"),
         (pickle.dumps("a note"), NOT_AS_WRITTEN),
-        (b"<html>memory_viz</html>", "is not a memory snapshot of PyTorch; to record one"),
+        (b"<html>memory_viz</html>", "is not a memory snapshot of PyTorch. To record one"),
         (b"\x80\x04\xff.", "is not a memory snapshot of PyTorch"),
-        (gzip.compress(b"snapshot", mtime=0), "is compressed: unpack it first with gunzip."),
-        (zipped(), "is a zip archive, as torch.save writes it"),
+        (gzip.compress(b"snapshot", mtime=0), "is compressed: decompress it with gunzip first."),
+        (zipped(), "is a zip archive of torch.save"),
         (
             pickle.dumps(random.Random),
             "refers to code (random.Random), which no memory snapshot does",
@@ -307,7 +307,7 @@ def zipped() -> bytes:
     ],
 )
 def test_a_foreign_file_is_one_sentence(path: Path, content: bytes, sentence: str) -> None:
-    """What was never a snapshot is told apart from a damaged one where it can be."""
+    """The error distinguishes other formats from damaged snapshots, where possible."""
     path.write_bytes(content)
 
     with pytest.raises(UsageError) as refused:
@@ -329,16 +329,16 @@ def make_large(path: Path) -> None:
     ("make", "sentence"),
     [
         (lambda path: None, "does not exist"),
-        (Path.mkdir, "is a directory"),
+        (Path.mkdir, "is not a regular file"),
         (make_fifo, "is not a regular file"),
         (make_large, "is larger than 1 GiB"),
-        (lambda path: path.symlink_to(path), "cannot be read"),
+        (lambda path: path.symlink_to(path), "is not a regular file"),
     ],
 )
-def test_what_is_no_readable_file_is_one_sentence(
+def test_a_path_that_cannot_be_read_is_one_sentence(
     path: Path, make: Callable[[Path], object], sentence: str
 ) -> None:
-    """Nothing is waited for and nothing large is read."""
+    """The command does not block and reads nothing large."""
     make(path)
 
     with pytest.raises(UsageError, match=sentence):
@@ -346,8 +346,8 @@ def test_what_is_no_readable_file_is_one_sentence(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_of_somebody_else_is_one_sentence(job: RecordedJob, path: Path) -> None:
-    """Without permission the sentence says so."""
+def test_a_file_without_permission_is_one_sentence(job: RecordedJob, path: Path) -> None:
+    """The sentence gives the reason."""
     write(job.snapshot(), path).chmod(0)
 
     with pytest.raises(UsageError, match="Permission denied"):
@@ -355,7 +355,7 @@ def test_a_file_of_somebody_else_is_one_sentence(job: RecordedJob, path: Path) -
 
 
 def test_a_link_is_followed(job: RecordedJob, path: Path, tmp_path: Path) -> None:
-    """A link to a snapshot is as good as the snapshot."""
+    """A link to a snapshot is read like the snapshot."""
     link = tmp_path / "latest.pickle"
     link.symlink_to(write(job.snapshot(), path))
 
@@ -363,7 +363,7 @@ def test_a_link_is_followed(job: RecordedJob, path: Path, tmp_path: Path) -> Non
 
 
 class Calls:
-    """Pickles into a call."""
+    """An object whose pickle is a call."""
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self._call = function, arguments
@@ -377,7 +377,7 @@ def frame(body: bytes) -> bytes:
 
 
 DEEP = 2_000_000
-HOSTILE = {
+MALICIOUS = {
     "memo index of 4 billion": frame(b"Nr\xff\xff\xff\xff"),
     "a string of 8 EiB": frame(b"\x8d" + struct.pack("<Q", (1 << 63) - 1)),
     "bytes of 900 GB": frame(b"\x8e" + struct.pack("<Q", 900 << 30) + b"x"),
@@ -414,13 +414,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_is_refused(
+@pytest.mark.parametrize("name", MALICIOUS)
+def test_a_malicious_pickle_is_rejected(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """However it tries to run code, or to take memory, time or the stack, it is one sentence."""
+    """Attempts to run code or to exhaust memory, time or the stack end in one sentence."""
     monkeypatch.chdir(path.parent)
-    path.write_bytes(HOSTILE[name])
+    path.write_bytes(MALICIOUS[name])
 
     with pytest.raises(UsageError, match=r"^.*[.]$"):
         read(path)
@@ -429,7 +429,7 @@ def test_a_hostile_pickle_is_refused(
 
 
 def test_code_in_a_snapshot_never_runs(job: RecordedJob, path: Path) -> None:
-    """A sound snapshot with one call hidden among its frames is refused, and the call is not made."""
+    """A snapshot with a call among its frames is rejected, and the call is not made."""
     marker = path.parent / "pwned"
     snapshot = copy.deepcopy(job.snapshot())
     snapshot["device_traces"][0][5]["frames"] = [Calls(os.mkdir, str(marker))]
@@ -442,7 +442,7 @@ def test_code_in_a_snapshot_never_runs(job: RecordedJob, path: Path) -> None:
 
 @pytest.fixture
 def bounded_memory() -> Iterator[None]:
-    """The bound that the worker sets for itself, for tests that call its parts in this process."""
+    """Bound the memory as the worker does, for tests that call its parts in this process."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
@@ -450,16 +450,16 @@ def bounded_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-SOUND = pickle.dumps(varying_lengths(steps=2).snapshot())
+VALID = pickle.dumps(varying_lengths(steps=2).snapshot())
 DAMAGE = st.lists(
-    st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 2), st.binary(min_size=1, max_size=4)),
+    st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 2), st.binary(min_size=1, max_size=4)),
     max_size=6,
 )
 
 
 def damaged(damage: list[tuple[int, int, bytes]], end: int) -> bytes:
-    """SOUND with bytes overwritten, taken out or put in, and cut at `end`."""
-    data = bytearray(SOUND)
+    """Return VALID with bytes overwritten, removed or inserted, and cut at `end`."""
+    data = bytearray(VALID)
     for place, kind, new in damage:
         data[place : place + (len(new) if kind < 2 else 0)] = b"" if kind == 1 else new
     return bytes(data[:end])
@@ -467,9 +467,11 @@ def damaged(damage: list[tuple[int, int, bytes]], end: int) -> bytes:
 
 @pytest.mark.usefixtures("bounded_memory")
 @settings(max_examples=2000)
-@given(DAMAGE, st.integers(0, len(SOUND) + 24) | st.just(len(SOUND) + 24))
-def test_damage_is_refused_or_harmless(damage: list[tuple[int, int, bytes]], end: int) -> None:
-    """2,000 snapshots with damaged bytes: each is refused or gives a recording; no other error comes out."""
+@given(DAMAGE, st.integers(0, len(VALID) + 24) | st.just(len(VALID) + 24))
+def test_a_damaged_snapshot_is_rejected_or_read(
+    damage: list[tuple[int, int, bytes]], end: int
+) -> None:
+    """Each of 2,000 damaged snapshots is rejected or read; no other error is raised."""
     try:
         data = damaged(damage, end)
         check(load(io.BytesIO(data)), len(data))
@@ -483,11 +485,11 @@ def test_damage_is_refused_or_harmless(damage: list[tuple[int, int, bytes]], end
 
 
 @settings(max_examples=60)
-@given(damage=DAMAGE, end=st.integers(0, len(SOUND) + 24) | st.just(len(SOUND) + 24))
-def test_a_damaged_file_is_refused_or_read(
+@given(damage=DAMAGE, end=st.integers(0, len(VALID) + 24) | st.just(len(VALID) + 24))
+def test_a_damaged_file_is_rejected_or_read(
     tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int, bytes]], end: int
 ) -> None:
-    """60 damaged files: each is one sentence or a recording."""
+    """Each of 60 damaged files is one sentence or a recording."""
     path = tmp_path_factory.mktemp("damaged") / "snapshot.pickle"
     path.write_bytes(damaged(damage, end))
     with suppress(UsageError):
@@ -496,7 +498,7 @@ def test_a_damaged_file_is_refused_or_read(
 
 @pytest.mark.parametrize("name", ["training_256", "forward_bf16_128", "forward_fp32_128", "small"])
 def test_snapshots_of_real_gpus_are_read(root: Path, name: str) -> None:
-    """Each entry of a recorded trace is an event, and the blocks fill their segments."""
+    """Each entry of a recorded trace is an event, and the segments are complete."""
     path = root.parent / "shared" / "snapshots" / f"{name}.pickle"
     if not path.exists():
         pytest.skip(f"no recorded snapshot at {path}")

@@ -1,4 +1,4 @@
-"""Reading what `torch.cuda.memory._dump_snapshot` wrote: untrusted files into plain values."""
+"""Reads snapshot files of `torch.cuda.memory._dump_snapshot`, which may come from strangers."""
 
 from __future__ import annotations
 

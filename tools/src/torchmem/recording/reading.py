@@ -1,23 +1,22 @@
-"""Snapshot files as recordings. The pickle is opened by a child process with bounded memory and time."""
+"""Reads a snapshot file as recordings; a bounded child process (`worker`) unpickles it."""
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import os
-import stat
 import subprocess
 import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
 import torchmem
+from torchmem.recording.content import ACTIONS, Columns
 from torchmem.recording.recording import (
     DEFAULT_POOL,
     Event,
@@ -26,63 +25,69 @@ from torchmem.recording.recording import (
     RecordedSegment,
     Recording,
 )
-from torchmem.recording.unpickle import ACTIONS, Columns
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.sample.untrusted import printable, sanitize_text
+from torchmem.sample.untrusted import (
+    FileProblem,
+    UntrustedFileError,
+    open_untrusted,
+    printable,
+    sanitize_text,
+)
 
 MAX_FILE_BYTES = 1 << 30
+_ADVICE: dict[FileProblem, str] = {
+    "not_regular": "name a snapshot file.",
+    "unreadable": "name a file that you may read.",
+    "too_large": "record fewer steps, or with _record_memory_history(max_entries=1_000_000).",
+}
 _ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
 _PROGRAM = (
-    "import sys; sys.path[:0] = sys.argv[1:]; from torchmem.recording.unpickle import main; main()"
+    "import sys; sys.path[:0] = sys.argv[1:]; from torchmem.recording.worker import main; main()"
 )
 
 
 def read(path: Path) -> tuple[Recording, ...]:
-    """The devices of a snapshot that have a trace with allocations, by index.
+    """Return a recording for each device of a snapshot that has a trace with allocations.
 
-    Reads what `torch.cuda.memory._dump_snapshot` of PyTorch 2.1 and newer writes; nothing in the file is executed. A
-    child process unpickles it, with at most 512 MiB and 12 bytes for each byte of the file, so neither a damaged nor a
-    hostile file can take more. Raises UsageError, one sentence that says what is wrong and what to do.
+    Reads the files of `torch.cuda.memory._dump_snapshot`, PyTorch 2.1 and newer. Nothing in the
+    file is executed: a child process unpickles it, with at most 512 MiB plus 12 bytes for each byte
+    of the file, so neither a damaged nor a malicious file can use more.
+
+    Raises:
+        UsageError: the file cannot be used; the text explains why and what to do.
     """
     name = sanitize_text(str(path))
-    with _open(path, name) as descriptor, _worker(descriptor) as answer, _without_collector():
+    with _open(path, name) as file, _worker(file) as answer, _without_collector():
         header = _header(answer, name)
         return tuple(_recordings(header, answer, path.name))
 
 
 @contextmanager
 def _open(path: Path, name: str) -> Iterator[int]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise UsageError(
-            f"{name} does not exist: name a file that torch.cuda.memory._dump_snapshot wrote."
-        ) from None
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) == errno.ENXIO:
-            raise UsageError(f"{name} is not a regular file: name a snapshot file.") from None
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"{name} cannot be read ({reason}): name a file that you may read."
-        ) from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise UsageError(f"{name} is {kind}: name a snapshot file.")
-        if status.st_size > MAX_FILE_BYTES:
+    """Open a snapshot, following links, and yield its file descriptor."""
+    with ExitStack() as stack:
+        try:
+            real_path = os.path.realpath(path)
+            file, _ = stack.enter_context(open_untrusted(real_path, MAX_FILE_BYTES))
+        except FileNotFoundError:
             raise UsageError(
-                f"{name} is larger than {MAX_FILE_BYTES >> 30} GiB: record fewer steps, or with "
-                "_record_memory_history(max_entries=1_000_000)."
-            )
-        yield descriptor
-    finally:
-        os.close(descriptor)
+                f"{name} does not exist: name a file of torch.cuda.memory._dump_snapshot."
+            ) from None
+        except UntrustedFileError as error:
+            too_large = f"is larger than {MAX_FILE_BYTES >> 30} GiB"
+            problem = too_large if error.problem == "too_large" else str(error)
+            raise UsageError(f"{name} {problem}: {_ADVICE[error.problem]}") from None
+        except ValueError as error:  # the path has a null byte
+            raise UsageError(f"{name} cannot be read ({error}): name a snapshot file.") from None
+        yield file.fileno()
 
 
 @contextmanager
 def _worker(descriptor: int) -> Iterator[IO[bytes]]:
-    """The answer of a worker that reads `descriptor`; it sees no site-packages and no environment."""
+    """Start a worker on an open file and yield its answer.
+
+    The worker has no access to site-packages and to the environment.
+    """
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *_ROOTS]
     try:
         process = subprocess.Popen(
@@ -104,12 +109,12 @@ def _header(answer: IO[bytes], name: str) -> dict[str, Any]:
     line = answer.readline()
     if not line.endswith(b"\n"):
         raise UsageError(
-            f"{name} needs more memory or time than any snapshot of its size: it is damaged or was made to do harm; "
-            "record one of your own."
+            f"{name} needs more memory or time than any snapshot of its size, so it is damaged or "
+            "malicious: record one of your own."
         )
     header: dict[str, Any] = json.loads(line)
-    if "refused" in header:
-        raise UsageError(f"{name} {printable(header['refused'])}")
+    if "error" in header:
+        raise UsageError(f"{name} {printable(header['error'])}")
     return header
 
 
@@ -119,25 +124,26 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
         columns = Columns()
         for column in columns.arrays():
             _fill(column, answer, trace["events"], name)
+        columns.device_free = dict(trace["device_free"])
         segments = tuple(map(_segment, rows.get(trace["device"], ())))
+        pools = [(pool[0], pool[1]) for pool in trace["pools"]]
         yield Recording(
             name=name,
             device=trace["device"],
             segments=segments,
-            events=_events(
-                columns, dict(trace["device_free"]), list(map(tuple, trace["pools"])), segments
-            ),
+            events=_events(columns, pools, segments),
             settings=header["settings"],
             truncated=trace["truncated"],
             ignored=trace["ignored"],
         )
 
 
-def _fill(column: array[int], answer: IO[bytes], number: int, name: str) -> None:
-    data = answer.read(number * column.itemsize)
-    if len(data) != number * column.itemsize:
+def _fill(column: array[int], answer: IO[bytes], count: int, name: str) -> None:
+    data = answer.read(count * column.itemsize)
+    if len(data) != count * column.itemsize:
         raise UsageError(
-            f"{sanitize_text(name)} was not read to its end: try again on a machine with more free memory."
+            f"{sanitize_text(name)} was not read completely: try again on a machine with more free "
+            "memory."
         )
     column.frombytes(data)
 
@@ -156,28 +162,28 @@ def _segment(row: list[Any]) -> RecordedSegment:
 
 
 def _events(
-    columns: Columns,
-    device_free: dict[int, int],
-    pool_ids: Sequence[PoolId],
-    segments: Sequence[RecordedSegment],
+    columns: Columns, pools: Sequence[PoolId], segments: Sequence[RecordedSegment]
 ) -> tuple[Event, ...]:
-    pools = [*pool_ids, DEFAULT_POOL]  # index -1 is the last
-    actions = map(ACTIONS.__getitem__, columns.codes)
-    if pool_ids:
-        of_events: Iterator[PoolId] = map(pools.__getitem__, columns.pools)
+    of_events: Iterator[PoolId]
+    if pools:
+        pool_by_index = [*pools, DEFAULT_POOL]  # the index -1 is the last element
+        of_events = map(pool_by_index.__getitem__, columns.pools)
     else:
         of_events = _pools_by_address(columns.addresses, segments)
-    numbers = range(len(columns.codes))
-    free = map(device_free.get, numbers) if device_free else repeat(None)
-    return tuple(
-        map(Event, actions, columns.addresses, columns.sizes, columns.streams, of_events, free)
-    )
+    actions = map(ACTIONS.__getitem__, columns.codes)
+    free = columns.device_free
+    device_free = map(free.get, range(len(columns.codes))) if free else repeat(None)
+    places = columns.addresses, columns.sizes, columns.streams
+    return tuple(map(Event, actions, *places, of_events, device_free))
 
 
 def _pools_by_address(
     addresses: array[int], segments: Sequence[RecordedSegment]
 ) -> Iterator[PoolId]:
-    """Before 2.12 events do not tell their pool: it is that of the final segment at the address, if there is one."""
+    """Yield the pool of each event of a trace without pools, which PyTorch before 2.12 writes.
+
+    It is the pool of the final segment at the event's address, if there is one.
+    """
     if all(segment.pool == DEFAULT_POOL for segment in segments):
         return repeat(DEFAULT_POOL)
     starts = [segment.address for segment in segments]
@@ -185,15 +191,15 @@ def _pools_by_address(
 
 
 def _pool_at(address: int, starts: Sequence[int], segments: Sequence[RecordedSegment]) -> PoolId:
-    found = bisect_right(starts, address) - 1
-    if found < 0 or address >= segments[found].address + segments[found].total_size:
+    index = bisect_right(starts, address) - 1
+    if index < 0 or address >= segments[index].address + segments[index].total_size:
         return DEFAULT_POOL
-    return segments[found].pool
+    return segments[index].pool
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Millions of small objects come into being at once: the garbage collector would walk them again and again."""
+    """Disable the garbage collector, which would traverse millions of new objects repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

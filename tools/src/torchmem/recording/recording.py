@@ -1,4 +1,4 @@
-"""What a recorded snapshot tells about one device: plain values, in PyTorch's own terms."""
+"""The content of a snapshot for one device, as plain values in PyTorch's own terms."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 PoolId = tuple[int, int]
-"""Identity of a private pool (CUDA graph or MemPool), as in `segment_pool_id`; (0, 0) is the default pool."""
+"""The id of a private pool (CUDA graph or MemPool), as in `segment_pool_id`."""
 
 DEFAULT_POOL: PoolId = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of `device_traces`, torch/csrc/cuda/memory_snapshot.cpp.
+    """One entry of `device_traces`; see torch/csrc/cuda/memory_snapshot.cpp.
 
-    `action`: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom,
-    snapshot. `size`: bytes, as requested for alloc and free (PyTorch records the unrounded size). `address`: 0 for oom.
-    `device_free`: free bytes on the device that the driver told, for oom only.
+    Attributes:
+        action: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map,
+            segment_unmap, oom or snapshot.
+        address: 0 for oom.
+        size: bytes; for alloc and free the requested size, which PyTorch records unrounded.
+        device_free: for oom, the free bytes that the driver reported.
     """
 
     action: str
@@ -30,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBlock:
-    """One block of a segment: `state` is active_allocated, active_pending_free or inactive."""
+    """One block of a segment; `state` is active_allocated, active_pending_free or inactive."""
 
     address: int
     size: int
@@ -40,7 +43,7 @@ class RecordedBlock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSegment:
-    """One segment at the moment of the snapshot, its blocks in the order of their addresses."""
+    """One segment of the snapshot, with its blocks by address."""
 
     address: int
     total_size: int
@@ -53,13 +56,16 @@ class RecordedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One device of one snapshot: the final segments, the trace before them (oldest first) and the settings in force.
+    """One device of one snapshot: its final segments, and the trace that led to them.
 
-    `settings`: `allocator_settings` of the snapshot as PyTorch wrote it, empty where the version did not.
-    `truncated`: whether the oldest entries were overwritten (`max_entries`) or cleared: True when a block in use
-    carries a stack of the recording but the trace does not hold its allocation, False when the trace holds the
-    allocation of everything it frees and leaves, None when nobody can tell. `ignored`: entries of kinds that touch no
-    memory.
+    Attributes:
+        events: the trace, oldest event first.
+        settings: `allocator_settings` as PyTorch wrote them; empty if the version did not.
+        truncated: whether the oldest entries were overwritten (`max_entries`) or cleared. True if a
+            block in use has a recorded stack, but no allocation in the trace. False if the trace
+            has the allocation of everything that it frees and of every block in use. None if
+            neither is certain.
+        ignored: the number of entries of kinds that do not affect memory.
     """
 
     name: str

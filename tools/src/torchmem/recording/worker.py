@@ -1,0 +1,134 @@
+"""The process that unpickles a snapshot: only builtins, bounded memory and time, no secrets.
+
+It reads the file on stdin. On stdout it writes one line of JSON, which is an error or everything
+but the events, and then the arrays of the events.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any, BinaryIO
+
+from torchmem.recording.content import (
+    HOW_TO_RECORD,
+    Columns,
+    Content,
+    InvalidSnapshotError,
+    check,
+)
+
+# One byte of a snapshot becomes about 4 bytes of Python objects with stacks, up to 9 without.
+BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 12
+# The worker reads about 30 MB per second; a slow or busy machine gets thirty times as long.
+BASE_SECONDS, BYTES_PER_SECOND = 20, 1 << 20
+
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "is compressed: decompress it with gunzip first.",
+    b"PK": "is a zip archive of torch.save, not a memory snapshot: write one with "
+    "torch.cuda.memory._dump_snapshot(FILE).",
+}
+
+
+def main() -> None:
+    """Read the snapshot from stdin and answer on stdout."""
+    size = os.fstat(0).st_size
+    _lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
+    _lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    gc.disable()  # it would traverse millions of dicts again and again
+    header: dict[str, Any]
+    traces: Mapping[int, Columns] = {}
+    try:
+        content = check(load(sys.stdin.buffer), size)
+        header, traces = _header(content), content.traces
+    except InvalidSnapshotError as error:
+        header = {"error": str(error)}
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
+    for columns in traces.values():
+        for column in columns.arrays():
+            column.tofile(sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    os._exit(0)  # without freeing millions of objects one by one
+
+
+def load(file: BinaryIO) -> object:
+    """Unpickle a value that consists of builtins.
+
+    Raises:
+        InvalidSnapshotError: the file is not such a pickle.
+        MemoryError: the value is too large.
+    """
+    _check_beginning(file)
+    try:
+        value: object = _BuiltinsUnpickler(file).load()
+    except (InvalidSnapshotError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - damaged bytes can raise any exception
+        if isinstance(error, EOFError) or "truncated" in str(error):
+            raise InvalidSnapshotError(
+                "ends too early, so it was not written or copied completely: copy it again or "
+                "record another one."
+            ) from None
+        raise _not_a_snapshot() from None
+    return value
+
+
+class _BuiltinsUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Reject every class and function, so that no code runs."""
+        raise InvalidSnapshotError(
+            f"refers to code ({module_name[:80]}.{global_name[:80]}), which no memory snapshot "
+            "does: do not open it with other tools, and record a snapshot of your own."
+        )
+
+
+def _check_beginning(file: BinaryIO) -> None:
+    beginning = file.read(2)
+    file.seek(0)
+    if not beginning:
+        raise InvalidSnapshotError(f"is empty. To record a snapshot, {HOW_TO_RECORD}.")
+    if beginning in _OTHER_FORMATS:
+        raise InvalidSnapshotError(_OTHER_FORMATS[beginning])
+    if beginning[:1] != b"\x80":  # every pickle since protocol 2 starts with this byte
+        raise _not_a_snapshot()
+
+
+def _not_a_snapshot() -> InvalidSnapshotError:
+    return InvalidSnapshotError(
+        f"is not a memory snapshot of PyTorch. To record one, {HOW_TO_RECORD}."
+    )
+
+
+def _lower_limit(kind: int, limit: int) -> None:
+    """Lower a resource limit of this process, unless it is lower already."""
+    _, hard = resource.getrlimit(kind)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
+
+
+def _header(content: Content) -> dict[str, Any]:
+    return {
+        "settings": content.settings,
+        "segments": [
+            [device, list(map(astuple, segments))] for device, segments in content.segments.items()
+        ],
+        "traces": [_trace_header(device, columns) for device, columns in content.traces.items()],
+    }
+
+
+def _trace_header(device: int, columns: Columns) -> dict[str, Any]:
+    return {
+        "device": device,
+        "events": len(columns.codes),
+        "device_free": list(columns.device_free.items()),
+        "pools": list(columns.pool_ids),
+        "ignored": columns.ignored,
+        "truncated": columns.truncated,
+    }
