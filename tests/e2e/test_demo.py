@@ -123,6 +123,15 @@ WITHOUT_DATA = (
 RANK_DASHBOARDS = {"fleet", "training-memory", "oom", "self"}
 
 
+def test_every_exception_names_a_query() -> None:
+    """Each alternative of WITHOUT_DATA matches a query of the dashboards."""
+    assert [
+        pattern
+        for pattern in WITHOUT_DATA.split("|")
+        if not any(re.search(f"{pattern}$", name) for name in QUERIES)
+    ] == []
+
+
 @pytest.mark.stack
 def test_every_query_of_the_dashboards_returns_data(monitored: tuple[Prometheus, Receiver]) -> None:
     """Each query of the dashboards of ranks has returned data, except for those listed above."""
