@@ -61,6 +61,7 @@ def yaml_file(content: bytes) -> None:
 
     def load(file: Path) -> None:
         section = strict_yaml.read(file, None)
+        assert set(strict_yaml.read_plain(file)) == set(section)
         with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
             plain = yaml.safe_load(content)
             if isinstance(plain, dict) and all(isinstance(key, str) for key in plain):

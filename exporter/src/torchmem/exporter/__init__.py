@@ -1,1 +1,1 @@
-"""The node exporter: reads the run directory and NVML, joins them and serves Prometheus metrics."""
+"""The exporter of a node: reads the run directory and NVML, and serves Prometheus metrics."""

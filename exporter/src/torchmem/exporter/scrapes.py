@@ -97,15 +97,16 @@ class Collection:
         self._families = _Families(families)
         self._bodies: dict[tuple[Format, bool], asyncio.Future[bytes]] = {}
 
-    async def body(self, format_: Format, *, compress: bool) -> tuple[bytes, bool]:
+    async def body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
         plain = await self._once(
-            (format_, False), lambda: asyncio.to_thread(format_.encode, self._families)
+            (exposition_format, False),
+            lambda: asyncio.to_thread(exposition_format.encode, self._families),
         )
         if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
         compressed = await self._once(
-            (format_, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
+            (exposition_format, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
         )
         return compressed, True
 
@@ -156,10 +157,13 @@ class Scrapes:
 
     async def _exposition(self, request: Request) -> Response:
         collection = await self.collection(answer_seconds(request.headers.get(TIMEOUT_HEADER)))
-        format_ = choose_format(request.headers.get("accept", ""))
+        exposition_format = choose_format(request.headers.get("accept", ""))
         gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
-        body, compressed = await collection.body(format_, compress=gzipped)
-        headers = {"Content-Type": format_.content_type, "Vary": "Accept, Accept-Encoding"}
+        body, compressed = await collection.body(exposition_format, compress=gzipped)
+        headers = {
+            "Content-Type": exposition_format.content_type,
+            "Vary": "Accept, Accept-Encoding",
+        }
         if compressed:
             headers["Content-Encoding"] = "gzip"
         return Response(body, headers=headers)
