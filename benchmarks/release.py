@@ -1,13 +1,15 @@
 """What the setting `release` does for two processes whose phases alternate on one card.
 
-Two processes train the same network, in turns: while one has large batches, the other has small ones, and after some
-steps they change places. The large phase of both does not fit at once, and neither does the large phase of one beside
-the cache that the other kept. A step that runs out of memory is given up and counted, and training goes on.
+Two processes train the same network in turns: one has large batches while the other has small ones,
+and after some steps they change places. The card cannot hold the large phases of both, nor the
+large phase of one beside the cache that the other kept. A step that runs out of memory is counted
+and skipped, and training goes on.
 
-    python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py    # counts only, nothing is computed
-    python benchmarks/release.py    # on a GPU: steps per second, too
+    # On the phantom GPU nothing is computed, so that only the counts matter.
+    python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py
+    python benchmarks/release.py    # on a GPU
 
-Three runs: `release` off, `release` on, and `torch.cuda.empty_cache()` by hand after every step.
+Three runs: `release` off, `release` on, and `torch.cuda.empty_cache()` after every step.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ from torchmem import sdk
 
 WIDTH, LAYERS, PROCESSES = 4096, 8, 2
 LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
-# Activations that training keeps for each sample: input and output of the linear layer and of the ReLU, fp32.
+# Activations kept for each sample: input and output of the linear layer and of the ReLU, in fp32.
 BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
 MODES = ("off", "release", "empty_cache")
 
 
 @dataclass
 class Result:
-    """What one process saw; `utilization`: share of the card that finished steps used at their peak, on average."""
+    """The result of one process.
+
+    `utilization` is the mean share of the card that finished steps used at their peak.
+    """
 
     steps: int = 0
     ooms: int = 0
@@ -50,7 +55,7 @@ class Result:
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
-    """One training step on random data."""
+    """Run one training step on random data."""
     model(torch.randn(batch, WIDTH, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -58,7 +63,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: int) -
 
 
 def batches(index: int, phases: int, length: int, total: int) -> list[int]:
-    """Batch size of every step: varied by a few percent, large in every second phase, by turns of the processes."""
+    """Return the batch size of every step: large in every second phase, varied by a few percent."""
     sizes = []
     for number in range(phases * length):
         large = (number // length + index) % PROCESSES == 0
@@ -70,7 +75,7 @@ def batches(index: int, phases: int, length: int, total: int) -> list[int]:
 def train(
     index: int, mode: str, arguments: argparse.Namespace, barrier: Barrier, results: Any
 ) -> None:
-    """One process; the barrier keeps both at the same step."""
+    """Train in one process; the barrier keeps both at the same step."""
     release = 0.5 if mode == "release" else None
     session = sdk.instrument(rank=index, interval=1e-6, release=release, release_interval=1e-6)
     model = torch.nn.Sequential(
@@ -99,7 +104,7 @@ def train(
 
 
 def count(result: Result) -> None:
-    """Fill in what PyTorch counted, and torchmem in its last sample."""
+    """Fill in PyTorch's counters, and torchmem's from its last sample."""
     stats = torch.cuda.memory_stats()
     result.retries = stats["num_alloc_retries"]
     result.device_allocs, result.device_frees = stats["num_device_alloc"], stats["num_device_free"]
@@ -112,7 +117,7 @@ def count(result: Result) -> None:
 
 
 def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Both processes to their end; sums over both, the longer one's seconds."""
+    """Run both processes; return sums over both, and the longer one's seconds."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES), context.SimpleQueue()
     children = [
@@ -124,14 +129,14 @@ def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
     for child in children:
         child.join()
         assert child.exitcode == 0, f"a process ended with {child.exitcode}"
-    found = [asdict(results.get()) for _ in children]
+    rows = [asdict(results.get()) for _ in children]
     return {
-        name: (max if name == "seconds" else sum)(one[name] for one in found) for name in found[0]
+        name: (max if name == "seconds" else sum)(row[name] for row in rows) for name in rows[0]
     }
 
 
 def main() -> None:
-    """Read the flags and print one line for each run."""
+    """Parse the flags and print one line per run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,12 +156,12 @@ def main() -> None:
     for mode in MODES:
         with tempfile.TemporaryDirectory() as directory:
             os.environ["TORCHMEM_RUN_DIR"] = directory
-            found = run(mode, arguments)
+            totals = run(mode, arguments)
         cells = "".join(
             f"{value:14.2f}" if isinstance(value, float) else f"{value:14}"
-            for value in found.values()
+            for value in totals.values()
         )
-        print(f"{mode:12}{cells}{found['steps'] / found['seconds']:14.1f}", flush=True)
+        print(f"{mode:12}{cells}{totals['steps'] / totals['seconds']:14.1f}", flush=True)
 
 
 if __name__ == "__main__":

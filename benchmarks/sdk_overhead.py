@@ -1,13 +1,15 @@
-"""What the SDK costs, beside Stormlog's tracker and a Lightning-style callback, all at their defaults.
+"""The cost of the SDK, of Stormlog's tracker, and of a Lightning-style callback, at defaults.
 
-    python -m benchmarks.sdk_overhead                            # on a GPU; without one, on the simulator
-    python -m torchmem.phantom -- python -m benchmarks.sdk_overhead   # PyTorch's real allocator, no GPU needed
+    python -m benchmarks.sdk_overhead                               # on a GPU, or on the simulator
+    python -m torchmem.phantom -- python -m benchmarks.sdk_overhead   # on the phantom GPU
 
-It takes about a quarter of an hour.
+The phantom GPU runs PyTorch's real allocator on a machine without a GPU. A run takes about 15
+minutes.
 
-Every figure comes from a process of its own. CPU time is what the kernel counts for threads or processes, so other
-load on the machine disturbs it little; what remains is that a cache gone cold makes the same work two to five times
-dearer, which is why the shares of a core are measured in a process that mostly sleeps, and not computed.
+Every figure comes from a process of its own. CPU time is what the kernel counts for threads or
+processes, so other load on the machine disturbs it little. With cold caches the same work takes two
+to five times as long; the shares of a core are therefore measured in a process that mostly sleeps,
+and not computed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Figures = dict[str, Any]
 
 
 def child(module: str, *arguments: object) -> Any:
-    """One measurement in a process of its own; the last line of its output is JSON."""
+    """Run one measurement in a process of its own; the last line of its output is JSON."""
     command = [
         sys.executable,
         "-W",
@@ -42,25 +44,27 @@ def child(module: str, *arguments: object) -> Any:
 
 
 def measure_shares(blocks: int, seconds: float, rate: float) -> Figures:
-    """One tool after the other, so that none evicts another's caches."""
+    """Measure one tool after the other, so that none evicts another's caches."""
     able = [name for name in tools.TOOLS if tools.missing(name) is None]
     return {name: child("share", name, blocks, seconds, rate) for name in able}
 
 
 def measure(arguments: argparse.Namespace) -> Figures:
-    """Everything, one part after the other."""
-    found: Figures = {"where": where(), "reads": [child("reads", blocks) for blocks in BLOCKS]}
-    found["shares"] = [
+    """Measure everything, one part after the other."""
+    figures: Figures = {"where": where(), "reads": [child("reads", blocks) for blocks in BLOCKS]}
+    figures["shares"] = [
         measure_shares(blocks, arguments.seconds, arguments.rate) for blocks in SHARE_BLOCKS
     ]
     if has_cuda():
-        found["steps"] = child("steps", arguments.turn, arguments.turns)
+        figures["steps"] = child("steps", arguments.turn, arguments.turns)
     modules = ["prometheus_client", *(["torch"] if has_cuda() else [])]
-    found["import"] = {module: startup.import_seconds(module, arguments.runs) for module in modules}
-    found["memory"] = {
+    figures["import"] = {
+        module: startup.import_seconds(module, arguments.runs) for module in modules
+    }
+    figures["memory"] = {
         blocks: startup.memory_bytes(blocks, 10.0, cuda=has_cuda()) for blocks in SHARE_BLOCKS
     }
-    return found
+    return figures
 
 
 def main() -> None:
@@ -69,10 +73,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="stretch for the shares (default: %(default)s)"
+        "--seconds", type=float, default=60.0, help="time for each share (default: %(default)s)"
     )
     parser.add_argument(
-        "--rate", type=float, default=1.0, help="steps per second in it (default: %(default)s)"
+        "--rate",
+        type=float,
+        default=1.0,
+        help="steps per second in that time (default: %(default)s)",
     )
     parser.add_argument(
         "--turn",
@@ -88,8 +95,8 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
-    found = measure(arguments)
-    print(json.dumps(found, indent=2) if arguments.json else show(found))
+    figures = measure(arguments)
+    print(json.dumps(figures, indent=2) if arguments.json else show(figures))
 
 
 if __name__ == "__main__":

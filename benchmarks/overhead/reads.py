@@ -1,6 +1,7 @@
-"""CPU time of one read of the statistics, one publication and one snapshot: `python -m benchmarks.overhead.reads 2000`.
+"""CPU time of one read, one publication, and one snapshot.
 
-A process of its own for each number of blocks; prints one line of JSON.
+Usage: `python -m benchmarks.overhead.reads 2000`. Measures one number of blocks per process; prints
+one line of JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SECONDS_PER_REPEAT = 0.1
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU seconds of this thread for one call: the median of several means."""
+    """Return the CPU seconds of this thread for one call: the median of several means."""
     call()
     started = time.thread_time()
     call()
@@ -44,13 +45,13 @@ def _mean(call: Callable[[], object], calls: int) -> float:
 
 
 def snapshot(recorder: Recorder) -> None:
-    """One snapshot, taken and measured."""
+    """Take and measure one snapshot."""
     recorder.take_snapshot()
     recorder.measure_snapshot()
 
 
 def measure(blocks: int) -> dict[str, object]:
-    """One row of the table."""
+    """Return one row of the table."""
     workload = make(blocks)
     recorder = Recorder(workload.backend)
     recorder.read_settings()

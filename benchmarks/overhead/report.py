@@ -1,4 +1,4 @@
-"""The figures as plain tables: a table for each question."""
+"""The figures as Markdown tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Figures = dict[str, Any]
 
 
 def show_reads(rows: list[Figures]) -> str:
-    """CPU time of the parts against the number of blocks."""
+    """Format the CPU time of each part by the number of blocks."""
     names = ("step", "stats", "no_news", "publication", "snapshot")
     head = ("blocks", "step", "read of statistics", "tick without news", "publication", "snapshot")
     return table(
@@ -22,14 +22,14 @@ def show_reads(rows: list[Figures]) -> str:
 
 
 def show_shares(shares: list[Figures], reads: list[Figures]) -> str:
-    """Share of one core of every tool, and how the SDK's own account agrees."""
+    """Format each tool's share of one core, and the SDK's own account of its share."""
     head = ("tool", *(f"{share['nothing']['blocks']:,} blocks" for share in shares))
     rows = [
         [name, *(share_of(name, share) for share in shares)]
         for name in tools.TOOLS
         if name != "nothing"
     ]
-    own = [
+    account = [
         "torchmem, by its own account",
         *(percent(_exported(share["torchmem"])) for share in shares),
     ]
@@ -38,11 +38,11 @@ def show_shares(shares: list[Figures], reads: list[Figures]) -> str:
         "torchmem, in the long run",
         *(percent(long_run(share["torchmem"], costs)) for share in shares),
     ]
-    return table(head, [*rows, own, usual])
+    return table(head, [*rows, account, usual])
 
 
 def share_of(name: str, share: Figures) -> str:
-    """CPU of the process with the tool, less that of the process without."""
+    """Format the CPU time of the process with the tool minus that without."""
     if name not in share:
         return tools.missing(name) or ""
     with_it, without = (share[key]["cpu"] / share[key]["wall"] for key in (name, "nothing"))
@@ -54,7 +54,7 @@ def _exported(row: Figures) -> float:
 
 
 def long_run(row: Figures, costs: dict[int, float]) -> float:
-    """The stretch's share with as many snapshots as the cadence allows on average, however many fell into it."""
+    """Return the share with the average number of snapshots, however many were measured."""
     cost, settings = costs[row["blocks"]], Settings()
     routine = row["exported"] - row["snapshots"] * cost
     pause = max(settings.snapshot_interval, row["snapshot_seconds"] / settings.snapshot_budget)
@@ -62,7 +62,7 @@ def long_run(row: Figures, costs: dict[int, float]) -> float:
 
 
 def show_steps(steps: Figures | None) -> str:
-    """Step time with a tool, as a multiple of that without."""
+    """Format the step time with a tool, as a multiple of that without."""
     if steps is None:
         return "Step time needs PyTorch with a GPU, real or phantom."
     head = ("tool", "step time", "CPU time of the process")
@@ -78,28 +78,30 @@ def show_steps(steps: Figures | None) -> str:
     )
 
 
-def show(found: Figures) -> str:
-    """The whole report."""
+def show(figures: Figures) -> str:
+    """Format the whole report."""
     imports = [
-        f"{seconds * 1e3:.1f} ms beyond {module}" for module, seconds in found["import"].items()
+        f"{seconds * 1e3:.1f} ms beyond {module}" for module, seconds in figures["import"].items()
     ]
     memory = [
         f"{mebibytes(lasting)} at {int(blocks):,} blocks, {mebibytes(highest)} at its highest"
-        for blocks, (lasting, highest) in found["memory"].items()
+        for blocks, (lasting, highest) in figures["memory"].items()
     ]
+    shares = show_shares(figures["shares"], figures["reads"])
+    steps = show_steps(figures.get("steps"))
     return "\n\n".join(
         [
-            f"Measured on {found['where']}.",
-            f"CPU time of one call, by the number of blocks:\n\n{show_reads(found['reads'])}",
-            f"Share of one core at default settings:\n\n{show_shares(found['shares'], found['reads'])}",
-            f"In turns with no tool, median ratio and 95 % interval:\n\n{show_steps(found.get('steps'))}",
+            f"Measured on {figures['where']}.",
+            f"CPU time of one call, by the number of blocks:\n\n{show_reads(figures['reads'])}",
+            f"Share of one core at default settings:\n\n{shares}",
+            f"In turns with no tool, median ratio and 95 % interval:\n\n{steps}",
             f"Import of torchmem.sdk: {', '.join(imports)}.\nMemory: {'; '.join(memory)}.",
         ]
     )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up."""
+    """Return a Markdown table with aligned columns."""
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     ruler = ["-" * width for width in widths]
@@ -110,22 +112,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def microseconds(seconds: float) -> str:
-    """For example 23.1 µs or 1,530 µs."""
+    """Format as 23.1 µs or 1,530 µs."""
     value = seconds * 1e6
     return f"{value:.1f} µs" if value < 100 else f"{value:,.0f} µs"
 
 
 def percent(share: float) -> str:
-    """A share of one core with three decimals."""
+    """Format a share of one core with three decimals."""
     return f"{share * 100:.3f} %"
 
 
 def mebibytes(size: float) -> str:
-    """MiB with one decimal."""
+    """Format MiB with one decimal."""
     return f"{size / (1 << 20):.1f} MiB"
 
 
 def ratio(interval: Sequence[float]) -> str:
-    """Median and the bounds of its interval."""
+    """Format a median and the bounds of its interval."""
     middle, low, high = interval
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"

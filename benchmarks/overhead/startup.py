@@ -1,4 +1,4 @@
-"""Import time and memory of the SDK, each in fresh processes."""
+"""Import time and memory of the SDK, each measured in new processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.overhead.workload import make
 workload = make({blocks})
 backend = workload.backend
 """
-# Writing 5 to clear_refs resets the high-water mark VmHWM (Linux, Documentation/filesystems/proc.rst).
+# Writing 5 to clear_refs resets the high-water mark VmHWM (Documentation/filesystems/proc.rst).
 MEMORY = """
 import pathlib, tempfile, time
 {prepare}
@@ -47,12 +47,12 @@ session.close()
 
 
 def import_seconds(before: str, runs: int) -> float:
-    """Median seconds that `import torchmem.sdk` takes once the module `before` is there."""
+    """Return the median seconds of `import torchmem.sdk` after the import of `before`."""
     return statistics.median(float(_run(IMPORT.format(before=before))) for _ in range(runs))
 
 
 def memory_bytes(blocks: int, seconds: float, *, cuda: bool) -> tuple[int, int]:
-    """Growth of resident memory after `seconds` of frequent reads and snapshots: at the end, and at its highest."""
+    """Return the growth of resident memory in `seconds` of frequent snapshots, final and peak."""
     prepare = (ON_PYTORCH if cuda else ON_THE_SIMULATOR).format(blocks=blocks)
     lasting, highest = _run(MEMORY.format(prepare=prepare, seconds=seconds)).split()
     return int(lasting) * 1024, int(highest) * 1024

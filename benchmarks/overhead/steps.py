@@ -1,7 +1,8 @@
-"""Step time with a tool and without, in turns: `python -m benchmarks.overhead.steps 4 8`.
+"""Step time with and without a tool, in turns.
 
-Arguments: seconds for each turn, number of turns. Every tool's turn follows one without any, in the same process; each
-pair gives one ratio. Needs PyTorch with a GPU or the phantom; prints one line of JSON.
+Usage: `python -m benchmarks.overhead.steps 4 8`. Arguments: seconds of each turn, number of turns.
+Every turn with a tool follows one without, in the same process; each pair gives one ratio. Needs
+PyTorch with a GPU or the phantom; prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RESAMPLES = 2000
 
 
 def training_step() -> Callable[[], None]:
-    """A small model's forward, backward and AdamW step; each waits for the GPU at its end."""
+    """Return the step of a small model with AdamW, which waits for the GPU at its end."""
     import torch
 
     layers = [
@@ -41,7 +42,7 @@ def training_step() -> Callable[[], None]:
 
 
 def turn(tool: tools.Tool, step: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """Wall and CPU seconds of one step: the mean of a turn, all threads of the process counted."""
+    """Return the mean wall and CPU seconds of a step in a turn, over all threads."""
     tool.start()
     count, wall, cpu = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - wall < seconds:
@@ -55,7 +56,7 @@ def turn(tool: tools.Tool, step: Callable[[], None], seconds: float) -> tuple[fl
 
 
 def compare(name: str, step: Callable[[], None], seconds: float, turns: int) -> dict[str, object]:
-    """Ratios of step time with the tool to step time without, and the step time without."""
+    """Return the ratios of step time with and without the tool, and the time without."""
     nothing, tool = tools.make("nothing"), tools.make(name)
     pairs = []
     for number in range(turns):
@@ -87,7 +88,7 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def main(seconds: str, turns: str) -> None:
-    """Every tool that can run here, "nothing" against itself first: what remains there is noise."""
+    """Measure every tool that can run here; "nothing" against itself shows the noise."""
     step = training_step()
     for _ in range(WARM_UP_STEPS):
         step()

@@ -1,4 +1,4 @@
-"""What is compared: nothing, torchmem, Stormlog's tracker, a Lightning-style callback; all at their defaults."""
+"""The compared tools, at their defaults: torchmem, Stormlog, a Lightning-style callback."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchmem.allocator.backend import Backend
 
 
 class Tool(Protocol):
-    """One way to watch memory: `begin` and `end` are called around every training step."""
+    """A memory monitor; `begin` and `end` are called around every training step."""
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start monitoring."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -25,27 +25,27 @@ class Tool(Protocol):
         """A step has ended."""
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop monitoring."""
 
 
 class Nothing:
-    """The process without any tool."""
+    """No tool."""
 
     def start(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def begin(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Torchmem(Nothing):
-    """`sdk.instrument()`; the step is marked by hand where no optimizer runs."""
+    """`sdk.instrument()`; `by_hand` marks steps where no optimizer runs."""
 
     def __init__(self, backend: Backend | None = None, *, by_hand: bool = False) -> None:
         self._backend = backend
@@ -53,11 +53,11 @@ class Torchmem(Nothing):
         self.run_dir = tempfile.mkdtemp(prefix="torchmem-benchmark-")
 
     def start(self) -> None:
-        """Instrument."""
+        """Call `instrument`."""
         self._session = sdk.instrument(backend=self._backend, run_dir=self.run_dir)
 
     def end(self) -> None:
-        """A step by hand, which costs what the optimizer's hook costs."""
+        """Mark a step by hand, which costs what the optimizer's hook costs."""
         if self._by_hand:
             self._session.step()
 
@@ -67,7 +67,7 @@ class Torchmem(Nothing):
 
 
 class Stormlog(Nothing):
-    """PyPI's `stormlog`: `MemoryTracker()` samples in a thread, every 0.1 s."""
+    """PyPI's `stormlog`: `MemoryTracker()` samples in a thread every 0.1 s."""
 
     def start(self) -> None:
         """Start its thread."""
@@ -81,7 +81,7 @@ class Stormlog(Nothing):
 
 
 class LightningStyle(Nothing):
-    """As Lightning's `DeviceStatsMonitor` does: the flattened `torch.cuda.memory_stats()` at batch start and end."""
+    """As Lightning's `DeviceStatsMonitor`: flattened `memory_stats()` at batch start and end."""
 
     def begin(self) -> None:
         """Read about 120 values."""
@@ -98,7 +98,7 @@ TOOLS = ("nothing", "torchmem", "stormlog", "lightning")
 
 
 def missing(name: str) -> str | None:
-    """Why a tool cannot run here, or None."""
+    """Return why a tool cannot run here, or None."""
     if name in {"stormlog", "lightning"} and not has_cuda():
         return "needs PyTorch with a GPU"
     if name == "stormlog" and importlib.util.find_spec("stormlog") is None:
@@ -107,7 +107,7 @@ def missing(name: str) -> str | None:
 
 
 def make(name: str, backend: Backend | None = None, *, by_hand: bool = False) -> Tool:
-    """The tool of that name."""
+    """Return the tool of that name."""
     if name == "torchmem":
         return Torchmem(backend, by_hand=by_hand)
     tools = {"nothing": Nothing, "stormlog": Stormlog, "lightning": LightningStyle}

@@ -1,4 +1,4 @@
-"""An allocator that holds a chosen number of blocks: PyTorch's on a GPU or the phantom, else the simulator's."""
+"""An allocator with a given number of blocks: PyTorch's on a GPU or the phantom, or simulated."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torchmem.simulator.card import SimulatedCard
 
 # Mostly small tensors, so that 100,000 of them fit on any card.
 SIZES = {512: 6, 4 << 10: 6, 64 << 10: 4, 256 << 10: 3, 2 * MIB: 1}
-# A third is freed again; of what remains, neighbours merge, so that there are fewer blocks than tensors were made.
+# A third is freed again, and free neighbors merge, so there are fewer blocks than tensors.
 MADE_PER_BLOCK = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`blocks` exist in the allocator behind `backend` as long as `held` lives."""
+    """An allocator with `blocks` blocks, which exist as long as `held` does."""
 
     where: str
     backend: Backend
@@ -33,7 +33,7 @@ class Workload:
 
 
 def has_cuda() -> bool:
-    """Whether PyTorch can use a GPU here, a real or a phantom one."""
+    """Return whether PyTorch can use a GPU here, real or phantom."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
@@ -42,7 +42,7 @@ def has_cuda() -> bool:
 
 
 def where() -> str:
-    """In words, what the figures were taken on."""
+    """Describe where the figures were measured."""
     if not has_cuda():
         return "the simulator's allocator (no PyTorch with a GPU here)"
     import torch
@@ -52,7 +52,7 @@ def where() -> str:
 
 
 def make(blocks: int) -> Workload:
-    """An allocator that holds about `blocks` blocks, a third of them free."""
+    """Return an allocator with about `blocks` blocks, a third of them free."""
     if has_cuda():
         import torch
 
