@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import Nvml
+from torchmem.exporter.gpus import Nvml
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.testing import FakeNvml
 

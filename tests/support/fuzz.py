@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from support.exposition import Exposition
 
 from torchmem.exporter import config, strict_yaml
-from torchmem.exporter.collectors import samples
+from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.run_directory import Published, RejectedSampleError, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
@@ -77,7 +77,7 @@ def sample_file(content: bytes) -> None:
     except RejectedSampleError:
         return
     published = [Published(sample, sample.process.pid, "running", attributed=True)]
-    Exposition.of_text(generate_latest(_Families(list(samples.collect(published, {})))).decode())
+    Exposition.of_text(generate_latest(_Families(list(sample_families(published, {})))).decode())
     for group in target_groups(published, "node5", "10.0.0.9", {"10.0.0.5"}):
         assert group["targets"][0].rpartition(":")[0] in {"node5", "10.0.0.5"}, group
 

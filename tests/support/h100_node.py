@@ -20,27 +20,20 @@ from prometheus_client import generate_latest
 from support.samples import full_sample
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.gpus import GpuIdentity, Versions
 from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.subjects.clocks import Clocks
+from torchmem.exporter.subjects.ecc import Ecc, Repairs
+from torchmem.exporter.subjects.gpm import Gpm
+from torchmem.exporter.subjects.memory import Bar1, MemoryInfo, UnifiedMemory
+from torchmem.exporter.subjects.mig import Mig
+from torchmem.exporter.subjects.nvlink import NvLink
+from torchmem.exporter.subjects.pcie import Pcie, Traffic
+from torchmem.exporter.subjects.power import Power
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
+from torchmem.exporter.subjects.temperature import Temperatures
+from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import (
-    Bar1,
-    Clocks,
-    Ecc,
-    Gpm,
-    MemoryInfo,
-    Mig,
-    NvLink,
-    Pcie,
-    Power,
-    ProcessMemory,
-    ProcessUtilization,
-    Repairs,
-    Temperatures,
-    Transfer,
-    Utilization,
-    Versions,
-)
 from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import sample_name
 from torchmem.sample.sample import ByPool, Sample, encode
@@ -48,12 +41,31 @@ from torchmem.sample.sample import ByPool, Sample, encode
 GIB = 1 << 30
 LINKS = 18
 DEAD_PIDS = 4_194_200  # with a start that no living process has
-EVENTS = ("xid", "single_bit_ecc_error", "double_bit_ecc_error", "non_fatal_poison_error", "fatal_poison_error",
-          "gpu_unavailable_error", "gpu_recovery_action")  # fmt: skip
+EVENTS = (
+    "xid",
+    "single_bit_ecc_error",
+    "double_bit_ecc_error",
+    "non_fatal_poison_error",
+    "fatal_poison_error",
+    "gpu_unavailable_error",
+    "gpu_recovery_action",
+)
+THRESHOLDS = {"shutdown": 92, "slowdown": 89, "memory_max": 95, "gpu_max": 87}
+CLOCKS = ("graphics", "sm", "memory", "video")
+REASONS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
 NVLINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
-REASONS = ("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
-           "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
-           "display_clock_setting")  # fmt: skip
+NO_NVLINK_ERRORS = dict.fromkeys(product(range(LINKS), NVLINK_ERRORS), 0)
+NO_ECC_ERRORS = dict.fromkeys(product(("corrected", "uncorrected"), ("volatile", "aggregate")), 0)
 
 
 class H100Node:
@@ -136,28 +148,41 @@ class H100Node:
     def _gpu(self, index: int) -> FakeGpu:
         chance, pid = self._chance.uniform, self.pids[index] if self.pids else None
         used, moved = 61 * GIB + self._bytes(1), int(self._moment * 1e9)
+        memory = MemoryInfo(80 * GIB, used, 79 * GIB - used, GIB)
+        utilization = Utilization(chance(0.5, 1), chance(0, 1), 0, 0, 0)
+        power = Power(chance(400, 700), 700, 700, self._moment * 600)
+        sensors = {"gpu": int(chance(50, 70)), "memory": int(chance(60, 80))}
+        clocks = self._clocks()
+        at_work = {pid: ProcessUtilization(chance(0.5, 1), chance(0, 1))} if pid else {}
+        listed = [ProcessMemory(pid, used)] if pid else []
+        ratios = (chance(0, 1), chance(0, 1), chance(0, 1), chance(0, 1))
         return FakeGpu(
-            GpuIdentity(index, self._uuids[index], "NVIDIA H100 80GB HBM3", f"00000000:{index:02X}:00.0", "580.95",
-                        "96.00", "default", "enabled"),
-            MemoryInfo(80 * GIB, used, 79 * GIB - used, GIB), False, Bar1(128 * GIB, GIB),
-            Utilization(chance(0.5, 1), chance(0, 1), 0, 0, 0),
-            Power(chance(400, 700), 700, 700, self._moment * 600),
-            Temperatures({"gpu": int(chance(50, 70)), "memory": int(chance(60, 80))},
-                         {"shutdown": 92, "slowdown": 89, "memory_max": 95, "gpu_max": 87}),
-            Clocks(dict.fromkeys(("graphics", "sm", "memory", "video"), int(chance(14, 19)) * 1e8),
-                   dict.fromkeys(("graphics", "sm", "memory", "video"), 1.98e9),
-                   dict.fromkeys(REASONS, False), 0),
-            pcie=Pcie(5, 5, 16, 16, 0),
-            nvlink=NvLink(dict.fromkeys(range(LINKS), True),
-                          dict.fromkeys(product(range(LINKS), NVLINK_ERRORS), 0), Transfer(moved, moved)),
-            ecc=Ecc(True, dict.fromkeys(product(("corrected", "uncorrected"), ("volatile", "aggregate")), 0)),
-            repairs=Repairs({"correctable": 0, "uncorrectable": 0}, False, False, recovery_action="none"),
-            mig=Mig(False),
-            processes=[ProcessMemory(pid, used)] if pid else [],
-            process_utilization={pid: ProcessUtilization(chance(0.5, 1), chance(0, 1))} if pid else {},
-            gpm=Gpm(chance(0, 1), chance(0, 1), chance(0, 1), chance(0, 1), Transfer(moved, 1e9), Transfer(1e9, 1e9)),
-            event_kinds=frozenset(EVENTS),
-        )  # fmt: skip
+            self._identity(index),
+            memory,
+            UnifiedMemory(False),
+            Bar1(128 * GIB, GIB),
+            utilization,
+            power,
+            Temperatures(sensors, THRESHOLDS),
+            clocks,
+            Pcie(5, 5, 16, 16, 0),
+            NvLink(dict.fromkeys(range(LINKS), True), NO_NVLINK_ERRORS, Traffic(moved, moved)),
+            Ecc(True, NO_ECC_ERRORS),
+            Repairs({"correctable": 0, "uncorrectable": 0}, False, False, recovery_action="none"),
+            Mig(False),
+            Processes(listed, at_work, memory),
+            Gpm(*ratios, Traffic(moved, 1e9), Traffic(1e9, 1e9)),
+            event_kinds=EVENTS,
+        )
+
+    def _identity(self, index: int) -> GpuIdentity:
+        bus = f"00000000:{index:02X}:00.0"
+        name, uuid = "NVIDIA H100 80GB HBM3", self._uuids[index]
+        return GpuIdentity(index, uuid, name, bus, "580.95", "96.00", "default", "enabled")
+
+    def _clocks(self) -> Clocks:
+        hertz = dict.fromkeys(CLOCKS, int(self._chance.uniform(14, 19)) * 1e8)
+        return Clocks(hertz, dict.fromkeys(CLOCKS, 1.98e9), dict.fromkeys(REASONS, False), 0)
 
 
 def _without_troubles(sample: Sample) -> Sample:

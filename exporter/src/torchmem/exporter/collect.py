@@ -1,42 +1,83 @@
-"""One scrape: read the driver and the run directory once, run every collector, survive each one's failure."""
+"""One scrape: read the GPUs and the run directory, run every collector, survive any failure."""
 
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter import collectors
-from torchmem.exporter.collectors import events, exporter, gpu, join, process_info, samples
-from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
-from torchmem.exporter.driver import Driver
-from torchmem.exporter.gpu import GpuIdentity, GpuLabels, Nvml, NvmlDownError
-from torchmem.exporter.journal import Journal
+from torchmem.exporter.driver import Driver, FailureLog
+from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
+from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.process_owners import ProcessOwners
-from torchmem.exporter.reading import AbandonedError, Outcome, Reading, attempt
-from torchmem.exporter.run_directory import Published, RunDirectory
-from torchmem.exporter.watch import Watch
+from torchmem.exporter.reading import (
+    DEFAULT_PROCESSES_PER_GPU,
+    AbandonedError,
+    CollectorResult,
+    Reading,
+    run_collector,
+)
+from torchmem.exporter.run_directory import Published, Reason, RunDirectory
+from torchmem.exporter.subjects import (
+    clocks,
+    ecc,
+    gpm,
+    identity,
+    memory,
+    mig,
+    nvlink,
+    pcie,
+    power,
+    processes,
+    temperature,
+    utilization,
+    xid_events,
+)
 from torchmem.exporter.worker import Worker, Workers
+from torchmem.sample import catalog
+from torchmem.sample.families import View, families, family, info
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_DEADLINE_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
 
+# In this order, the most important first: at the deadline the later ones are missing.
+COLLECTORS: Mapping[str, Callable[[Reading], Iterable[Metric]]] = {
+    "memory": memory.families,
+    "mig": mig.families,
+    "processes": processes.families,
+    "utilization": utilization.families,
+    "power": power.families,
+    "temperature": temperature.families,
+    "clocks": clocks.families,
+    "ecc": ecc.families,
+    "repairs": ecc.repair_families,
+    "fans": temperature.fan_families,
+    "pcie": pcie.families,
+    "nvlink": nvlink.families,
+    "gpm": gpm.families,
+    "pcie_throughput": pcie.throughput_families,
+}
+
 
 class Exporter:
-    """Gives all metric families on demand; safe to call from several threads.
+    """Collects all metric families on demand; safe to call from several threads.
 
-    `deadline_seconds` bounds the wait for the driver; past it the scrape answers from what is known, and a collector
-    that was not done has failed. A GPU whose call hangs is left alone in the scrapes after that, until the call
-    returns: `nvml_gpu_up` tells of it, and a collector is successful when every GPU answered that was asked.
-    `processes_per_gpu`: how many of a GPU's processes are shown by pid, the largest first; `pcie_throughput`: whether
-    PCIe throughput is measured, which costs 40 ms for each GPU and scrape.
+    `deadline_seconds` limits the wait for the driver. A scrape that reaches it is answered from
+    what has been read so far, and the collectors that did not finish have failed. A GPU whose call
+    hangs is skipped in later scrapes until the call returns: `nvml_gpu_up` is 0 for it, and a
+    collector succeeds if all other GPUs responded. `clock` returns Unix seconds.
+    `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
+    `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
+    `workers`: the threads that call the driver.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -48,109 +89,89 @@ class Exporter:
         *,
         processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU,
         pcie_throughput: bool = False,
+        workers: Workers[GpuLabels] | None = None,
     ) -> None:
         self._driver = Driver(nvml)
-        self._collectors = collectors.nvml_collectors(
-            processes_per_gpu, pcie_throughput=pcie_throughput
-        )
-        self._watch = Watch(clock)
+        self._collectors = dict(COLLECTORS)
+        if not pcie_throughput:
+            del self._collectors["pcie_throughput"]
+        self._processes_per_gpu = processes_per_gpu
+        self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
-        self._mig: Mapping[str, GpuIdentity] = {}
+        self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._deadline_seconds = deadline_seconds
         self._clock = clock
-        self._workers = Workers[GpuLabels]()
-        self._journal = Journal(deadline_seconds)
-        self._reading = Reading(nvml)
-        self._current = self._reading
+        self._workers = workers or Workers()
+        self._failure_log = FailureLog(deadline_seconds)
+        self._last_reading = self._current_reading = self._new_reading()
         self._is_closed = False
-        self._asking = threading.Lock()
+        self._collecting = threading.Lock()
         self._lock = threading.Lock()
 
     def collect(self) -> list[Metric]:
-        """All families of one scrape; never raises for what a GPU, the driver or a sample file does."""
-        with self._asking:
+        """Return all families; never raises because of a GPU, the driver or a sample file."""
+        with self._collecting:
             reading = self._read_driver()
             if not self._is_closed:
-                self._journal.note(reading)
-            families = self._families(reading)
-            self._current = Reading(self._driver.nvml)
-        return families
+                self._failure_log.note(reading)
+            result = self._families(reading)
+            self._current_reading = self._new_reading()
+        return result
 
     def known(self) -> list[Metric]:
-        """What the collection that runs now knows already, for a scrape that cannot wait for the driver."""
-        return self._families(self._current)
+        """Return what the collection in progress has so far, without waiting for the driver."""
+        return self._families(self._current_reading)
 
     def published(self) -> list[Published]:
-        """Every process of the run directory now; raises OSError when it cannot be read."""
+        """Return every process of the run directory; raises OSError if it cannot be read."""
         with self._lock:
             return self._run_directory.read(self._clock())
 
-    def _families(self, reading: Reading) -> list[Metric]:
-        with self._lock:
-            outcomes = [*self._complete(reading.outcomes), *self._join(reading)]
-            own = exporter.collect(outcomes, self._run_directory.rejections)
-        return [*(family for outcome in outcomes for family in outcome.families), *own]
-
     def close(self) -> None:
-        """Let NVML go, without waiting for a driver call that never returns."""
+        """Close NVML, without waiting for a driver call that never returns."""
         self._is_closed = True
         self._workers.current.close()
-        self._watch.close()
+        self._events.close()
         if not self._workers.is_busy:
             Worker().run(self._driver.close, _CLOSE_SECONDS)
 
-    def _read_driver(self) -> Reading:
-        """A finished reading, or what there is of it at the deadline.
+    def _new_reading(self, hung: frozenset[GpuLabels] = frozenset()) -> Reading:
+        return Reading(self._driver.nvml, hung, self._processes_per_gpu)
 
-        Nothing while the driver as a whole is stuck, and once the exporter is closed.
+    def _families(self, reading: Reading) -> list[Metric]:
+        with self._lock:
+            results = [*self._nvml_results(reading), *self._other_results(reading)]
+            own = own_families(results, self._run_directory.rejections)
+        return [*(metric for result in results for metric in result.families), *own]
+
+    def _read_driver(self) -> Reading:
+        """Return a finished reading, or an unfinished one at the deadline.
+
+        The reading is empty while the driver as a whole hangs and after the exporter was closed.
         """
         if not self._is_closed:
-            self._leave_hung()
-        reading = self._current = Reading(self._driver.nvml, self._workers.stuck())
-        if (
-            self._is_closed
-        ):  # asked again: the worker of now may have come after the one that was closed
+            self._leave_hung_gpu()
+        reading = self._current_reading = self._new_reading(self._workers.stuck())
+        # Checked again: the current worker may have been created after `close`.
+        if self._is_closed:
             return reading
         if self._workers.current.run(lambda: self._read(reading), self._deadline_seconds) != "busy":
-            self._reading = reading
+            self._last_reading = reading
         return reading
 
-    def _leave_hung(self) -> None:
-        """If the last reading still waits for a GPU, let it wait there alone."""
+    def _leave_hung_gpu(self) -> None:
+        """If the last reading still waits for a GPU, let it wait in a thread of its own."""
         if self._workers.current.is_busy:
-            self._journal.note(self._reading)
-            hung = self._reading.abandon()
+            self._failure_log.note(self._last_reading)
+            hung = self._last_reading.abandon()
             if hung is not None:
                 self._workers.leave(hung)
 
-    def _join(self, reading: Reading) -> list[Outcome]:
-        """What needs both sides, or neither."""
-        self._mig = {**self._mig, **reading.mig}
-        known, published = self._driver.known, list[Published]()
-        gpus = {**known, **self._mig}
-
-        def read_samples() -> Iterable[Metric]:
-            published.extend(self._run_directory.read(self._clock()))
-            return samples.collect(published, gpus)
-
-        same_pids = reading.nvml.pid_namespace() == self._run_directory.namespace
-        memory_of = reading.memory_of if same_pids else {}
-        shown = (reading.processes or {}) if same_pids else {}
-        return [
-            replace(
-                attempt("gpu", lambda: gpu.collect(reading, known)), success=not reading.reason
-            ),
-            attempt("events", lambda: events.collect(self._watch, known)),
-            attempt("samples", read_samples),
-            attempt("process_info", lambda: process_info.collect(shown, published, self._owners)),
-            attempt("join", lambda: join.collect(published, gpus, memory_of)),
-        ]
-
     def _read(self, reading: Reading) -> None:
-        """In the driver's thread: roll call, then every NVML collector."""
+        """In the driver's thread: list the GPUs, then run every NVML collector."""
         try:
-            self._read_all(reading)
+            self._read_gpus(reading)
         except AbandonedError:
             return
         except NvmlDownError as error:
@@ -160,25 +181,77 @@ class Exporter:
             self._fail(reading, NvmlDownError("unexpected_error"))
         else:
             self._driver.succeed()
-            reading.reason = ""
+            reading.down_reason = ""
 
-    def _read_all(self, reading: Reading) -> None:
-        roll = self._driver.roll_call(reading.hung, reading.asking)
-        reading.present, reading.lost = roll.present, roll.lost
+    def _read_gpus(self, reading: Reading) -> None:
+        gpus = self._driver.list_gpus(reading.hung, reading.calling)
+        reading.present, reading.lost = gpus.present, gpus.lost
         reading.versions = reading.nvml.versions()
-        self._watch.follow(reading.nvml, [gpu.uuid for gpu in roll.present])
+        self._events.watch(reading.nvml.subscribe, [gpu.uuid for gpu in gpus.present])
         for name, collect in self._collectors.items():
-            reading.collector, reading.faulty = name, False
-            outcome = attempt(name, partial(collect, reading))
-            outcome = replace(outcome, success=outcome.success and not reading.faulty)
-            reading.outcomes = (*reading.outcomes, outcome)
+            reading.collector, reading.call_failed = name, False
+            result = run_collector(name, partial(collect, reading))
+            result = replace(result, success=result.success and not reading.call_failed)
+            reading.results = (*reading.results, result)
 
     def _fail(self, reading: Reading, error: NvmlDownError) -> None:
-        reading.reason = error.reason
-        self._watch.stop()
+        reading.down_reason = error.reason
+        self._events.stop()
         self._driver.fail(error, in_use=bool(self._workers.stuck()))
 
-    def _complete(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """One outcome for each NVML collector; those that were not reached have failed."""
-        reached = {outcome.collector: outcome for outcome in outcomes}
-        return [reached.get(name, Outcome(name)) for name in self._collectors]
+    def _nvml_results(self, reading: Reading) -> list[CollectorResult]:
+        """Return one result for each NVML collector; those that were not reached have failed."""
+        finished = {result.collector: result for result in reading.results}
+        return [finished.get(name, CollectorResult(name)) for name in self._collectors]
+
+    def _other_results(self, reading: Reading) -> list[CollectorResult]:
+        """Run the collectors that need no driver call."""
+        self._mig_gpus = {**self._mig_gpus, **mig.gpus_by_mig_name(reading)}
+        known, published = self._driver.known, list[Published]()
+        gpus = {**known, **self._mig_gpus}
+
+        def samples() -> Iterable[Metric]:
+            published.extend(self._run_directory.read(self._clock()))
+            return sample_families(published, gpus)
+
+        gpu = run_collector("gpu", partial(identity.families, reading, known))
+        return [
+            replace(gpu, success=not reading.down_reason),
+            run_collector("events", partial(xid_events.families, self._events, known)),
+            run_collector("samples", samples),
+            *self._process_results(reading, published, gpus),
+        ]
+
+    def _process_results(
+        self, reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
+    ) -> Iterator[CollectorResult]:
+        """Run the collectors that need NVML's processes under the exporter's own pids."""
+        if reading.nvml.pid_namespace() != self._run_directory.namespace:
+            reading = self._new_reading()
+        facts = partial(processes.info_families, reading, published, self._owners)
+        yield run_collector("process_info", facts)
+        outside = partial(processes.outside_allocator_families, reading, published, gpus)
+        yield run_collector("join", outside)
+
+
+def sample_families(
+    published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
+) -> Iterator[Metric]:
+    """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
+    indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
+    return families([View(item.sample, item.pid, item.state, indices) for item in published])
+
+
+def own_families(
+    results: Sequence[CollectorResult], rejections: Mapping[Reason, int]
+) -> Iterator[Metric]:
+    """Yield the exporter's version, the result of each collector, and the rejected samples."""
+    facts = {"version": version("torchmem"), "python_version": platform.python_version()}
+    yield info(catalog.BUILD_INFO, [((), facts)])
+    success = [((result.collector,), float(result.success)) for result in results]
+    yield family(catalog.COLLECTOR_SUCCESS, success)
+    finished = [result for result in results if result.seconds is not None]
+    seconds = [((result.collector,), result.seconds or 0.0) for result in finished]
+    yield family(catalog.COLLECTOR_DURATION, seconds)
+    rejected = [((reason,), count) for reason, count in rejections.items()]
+    yield family(catalog.REJECTED_SAMPLES, rejected)

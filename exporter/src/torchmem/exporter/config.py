@@ -15,7 +15,7 @@ import yaml
 
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
-from torchmem.exporter.collectors.processes import DEFAULT_PROCESSES_PER_GPU
+from torchmem.exporter.reading import DEFAULT_PROCESSES_PER_GPU
 from torchmem.exporter.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.exporter.strict_yaml import Section
 from torchmem.sample.errors import UsageError

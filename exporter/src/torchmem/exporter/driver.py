@@ -1,93 +1,179 @@
-"""NVML across scrapes: opened on demand, again with growing pauses after a failure; every GPU is remembered."""
+"""NVML across scrapes: the real driver, reopening after a failure, and one log line per change.
+
+`PyNvml` is the driver's `Nvml`; `Driver` opens any `Nvml` and remembers every GPU.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
-from torchmem.exporter.gpu import GpuFault, GpuIdentity, GpuLabels, Nvml, NvmlDownError
+from torchmem.exporter.gpus import (
+    Events,
+    GpuFault,
+    GpuIdentity,
+    GpuLabels,
+    GpuValue,
+    Nvml,
+    Versions,
+)
+from torchmem.exporter.nvml import (
+    Device,
+    GpuLostError,
+    NvmlCallError,
+    NvmlDownError,
+    NvmlLibrary,
+)
+from torchmem.exporter.reading import Reading
+from torchmem.exporter.subjects import identity, xid_events
+from torchmem.sample.process_table import INITIAL_PID_NAMESPACE
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 60.0
+V = TypeVar("V", bound=GpuValue)
+
+MIN_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
+
+_ALL_OF_NVML: GpuLabels = ("", "")  # in place of a GPU
+
+Calling = Callable[[GpuLabels], AbstractContextManager[object]]
 
 
-Asking = Callable[[GpuLabels], AbstractContextManager[object]]
+class PyNvml:
+    """The `Nvml` of the NVIDIA driver."""
+
+    def __init__(self, library: NvmlLibrary | None = None) -> None:
+        self._library = library or NvmlLibrary()
+        self._devices: dict[str, Device] = {}
+
+    def open(self) -> None:
+        """Call nvmlInit; raise NvmlDownError if binding, library or driver are missing."""
+        self._library.require("nvmlInit")
+
+    def close(self) -> None:
+        """Shut NVML down; failures are ignored."""
+        with suppress(NvmlDownError):
+            for device in self._devices.values():
+                device.release()
+            self._library.try_call("nvmlShutdown")
+
+    def pid_namespace(self) -> int | None:
+        """Return the initial pid namespace: the driver reports its pids even inside a container."""
+        return INITIAL_PID_NAMESPACE
+
+    def versions(self) -> Versions:
+        """Read the versions of driver, NVML and CUDA."""
+        return identity.read_versions(self._library)
+
+    def count(self) -> int:
+        """Call nvmlDeviceGetCount."""
+        return int(self._library.require("nvmlDeviceGetCount"))
+
+    def gpu(self, index: int) -> GpuIdentity | GpuFault:
+        """Return the identity of a GPU, or a fault if the GPU does not respond."""
+        try:
+            gpu, handle = identity.read_identity(self._library, index)
+        except (GpuLostError, NvmlCallError) as error:
+            return GpuFault(index, error.code)
+        device = self._devices.setdefault(gpu.uuid, Device(self._library, handle))
+        device.handle = handle
+        return gpu
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Forget the handles and the state of all other GPUs."""
+        for uuid in [uuid for uuid in self._devices if uuid not in uuids]:
+            self._devices.pop(uuid).release()
+
+    def fault(self, uuid: str) -> int | None:
+        """Return the return code of nvmlDeviceGetHandleByUUID, None for success."""
+        _, code = self._library.try_call("nvmlDeviceGetHandleByUUID", uuid)
+        return code or None
+
+    def subscribe(self, uuids: Sequence[str]) -> Events | None:
+        """Create an event set that stays valid while this NVML is closed."""
+        gpus = {uuid: self._devices[uuid] for uuid in uuids}
+        return xid_events.subscribe(self._library, gpus)
+
+    def read(self, kind: type[V], uuid: str) -> V | None:
+        """Read one value of a GPU."""
+        return kind.read(self._devices[uuid])
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
-    """Who answered: the GPUs by index, and the labels of the lost ones with NVML's return code where there is one."""
+class GpuList:
+    """GPUs that respond, by index, and labels of the lost ones with NVML's code if there is one."""
 
     present: tuple[GpuIdentity, ...]
     lost: Mapping[GpuLabels, int | None]
 
 
 class Driver:
-    """Owns an `Nvml`. `known` keeps every GPU that was ever seen, so that a lost one stays a series."""
+    """Opens an `Nvml` when needed, and again with growing pauses after a failure.
+
+    `known` holds every GPU that was ever identified, so that a lost one keeps its series.
+    """
 
     def __init__(self, nvml: Nvml, clock: Callable[[], float] = time.monotonic) -> None:
         self.nvml = nvml
         self.known: Mapping[str, GpuIdentity] = {}
         self._clock = clock
         self._is_open = False
-        self._slots: dict[int, GpuIdentity] = {}
+        self._by_index: dict[int, GpuIdentity] = {}
         self._failure: NvmlDownError | None = None
-        self._pause = FIRST_PAUSE_SECONDS
+        self._retry_seconds = MIN_RETRY_SECONDS
         self._retry_at = 0.0
 
-    def roll_call(self, hung: Collection[GpuLabels] = (), asking: Asking = nullcontext) -> Roll:
-        """Ask every GPU for its identity but those that are `hung`, each call within `asking` of its labels.
+    def list_gpus(
+        self, hung: Collection[GpuLabels] = (), calling: Calling = nullcontext
+    ) -> GpuList:
+        """Identify every GPU but those that are `hung`, each within `calling` of its labels.
 
-        Raises NvmlDownError, also while it waits before the next attempt.
+        Raises NvmlDownError, also before the next attempt is due.
         """
         self._open()
-        answers = self._answers({index for index, _ in hung}, asking)
+        answers = self._identify({index for index, _ in hung}, calling)
         present = {answer.uuid: answer for answer in answers if isinstance(answer, GpuIdentity)}
         faults = [answer for answer in answers if isinstance(answer, GpuFault)]
         lost: dict[GpuLabels, int | None] = {
-            self._place(fault.index, present): fault.code for fault in faults
+            self._labels(fault.index, present): fault.code for fault in faults
         }
-        placed = {uuid for _, uuid in [*lost, *hung]}
+        listed = {uuid for _, uuid in [*lost, *hung]}
         self.nvml.keep({*present, *(uuid for _, uuid in hung)})
         for uuid, gpu in self.known.items():
-            if uuid not in present and uuid not in placed:
+            if uuid not in present and uuid not in listed:
                 lost[gpu.labels] = self.nvml.fault(uuid)
-        self._slots |= {gpu.index: gpu for gpu in present.values()}
+        self._by_index |= {gpu.index: gpu for gpu in present.values()}
         self.known = {**self.known, **present}
-        return Roll(tuple(present.values()), lost)
-
-    def _answers(self, left_out: Collection[str], asking: Asking) -> list[GpuIdentity | GpuFault]:
-        answers = []
-        for index in range(self.nvml.count()):
-            if str(index) not in left_out:
-                with asking(self._place(index, {})):
-                    answers.append(self.nvml.gpu(index))
-        return answers
+        return GpuList(tuple(present.values()), lost)
 
     def fail(self, error: NvmlDownError, *, in_use: bool = False) -> None:
-        """NVML as a whole stopped answering: let it go and try again later; while waiting, nothing is new.
+        """Close NVML after it stopped responding, and schedule the next attempt.
 
-        `in_use`: a call in another thread has not returned, and NVML must not be shut down under it.
+        `in_use`: a call in another thread has not returned, so NVML must not be shut down.
         """
         if error is self._failure:
             return
         if self._failure is None or self._failure.reason != error.reason:
-            _log.warning(
-                "%s; trying again with pauses of up to %.0f s", error, LONGEST_PAUSE_SECONDS
-            )
+            _log.warning("%s; retrying with pauses of up to %.0f s", error, MAX_RETRY_SECONDS)
         if not in_use:
             self.close()
         self._failure = error
-        self._retry_at = self._clock() + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        self._retry_at = self._clock() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
+
+    def succeed(self) -> None:
+        """Note that NVML responds: the next failure starts with a short pause again."""
+        if self._failure is not None:
+            _log.info("NVML responds again")
+        self._failure, self._retry_seconds = None, MIN_RETRY_SECONDS
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Close NVML if it is open."""
         if self._is_open:
             self._is_open = False
             self.nvml.close()
@@ -98,16 +184,57 @@ class Driver:
         if self._is_open:
             return
         self.nvml.open()
-        self._is_open, self._slots = True, {}
+        self._is_open, self._by_index = True, {}
 
-    def succeed(self) -> None:
-        """Everything answered: the next failure starts with a short pause again."""
-        if self._failure is not None:
-            _log.info("NVML answers again")
-        self._failure, self._pause = None, FIRST_PAUSE_SECONDS
+    def _identify(self, skipped: Collection[str], calling: Calling) -> list[GpuIdentity | GpuFault]:
+        answers = []
+        for index in range(self.nvml.count()):
+            if str(index) not in skipped:
+                with calling(self._labels(index, {})):
+                    answers.append(self.nvml.gpu(index))
+        return answers
 
-    def _place(self, index: int, present: Mapping[str, GpuIdentity]) -> GpuLabels:
-        """Name the GPU of a faulty index by what answered there before, unless that one answers elsewhere."""
-        before = self._slots.get(index)
+    def _labels(self, index: int, present: Mapping[str, GpuIdentity]) -> GpuLabels:
+        """Use the UUID that had this index before, unless that GPU has another index now."""
+        before = self._by_index.get(index)
         uuid = before.uuid if before is not None and before.uuid not in present else ""
         return str(index), uuid
+
+
+class FailureLog:
+    """Logs once when a GPU, or NVML as a whole, stops responding, and once when it is back."""
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self._late = f"within the deadline of {deadline_seconds:g} s; skipping it until it does"
+        self._failed: frozenset[GpuLabels] = frozenset()
+
+    def note(self, reading: Reading) -> None:
+        """Log the changes of this reading. Only a finished one shows that a GPU is back."""
+        failures = self._failures(reading)
+        for labels in failures.keys() - self._failed:
+            _log.warning("%s %s", _name(labels), failures[labels])
+        has_finished = not reading.down_reason
+        for labels in self._failed - failures.keys() if has_finished else ():
+            _log.info("%s responds again", _name(labels))
+        self._failed = frozenset(failures) if has_finished else self._failed | failures.keys()
+
+    def _failures(self, reading: Reading) -> Mapping[GpuLabels, str]:
+        current = reading.current_gpu
+        failures: dict[GpuLabels, str] = {}
+        if reading.down_reason == "timeout" and current is None:
+            failures[_ALL_OF_NVML] = f"did not respond {self._late}"
+        failures |= {labels: _lost(code) for labels, code in reading.lost.items()}
+        failures |= dict.fromkeys(reading.hung, f"did not respond {self._late}")
+        if current is not None:
+            collector = reading.collector
+            failures[current] = f"did not respond to the collector {collector} {self._late}"
+        return failures
+
+
+def _lost(code: int | None) -> str:
+    return "is lost" if code is None else f"is lost: NVML return code {code}"
+
+
+def _name(labels: GpuLabels) -> str:
+    index, uuid = labels
+    return "NVML" if labels == _ALL_OF_NVML else f"GPU {index} ({uuid or 'UUID unknown'})"

@@ -22,7 +22,7 @@ from prometheus_client import generate_latest
 from torchmem.exporter import config
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
-from torchmem.exporter.nvml import PyNvml
+from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig

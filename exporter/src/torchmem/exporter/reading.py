@@ -1,4 +1,4 @@
-"""One reading of all GPUs: the collectors ask through it, and it keeps what one GPU's failure must not take away."""
+"""One reading of all GPUs: a GPU that fails costs only its own values."""
 
 from __future__ import annotations
 
@@ -8,32 +8,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.gpu import (
-    GpuDownError,
-    GpuIdentity,
-    GpuLabels,
-    Nvml,
-    NvmlCallError,
-    NvmlDownError,
-)
-from torchmem.exporter.values import ProcessMemory, Versions
+from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue, Nvml, Versions
+from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
+from torchmem.sample.families import Labels, Row
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+V = TypeVar("V", bound=GpuValue)
+
+DEFAULT_PROCESSES_PER_GPU = 32
 
 
 class AbandonedError(Exception):
-    """The call that was waited for has returned at last, but another reading has taken this one's place."""
+    """A late call returned after its reading was replaced by another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one collector gave: its families, and its duration in seconds, None when it did not come to an end."""
+class CollectorResult:
+    """The families of one collector; `seconds` is None if it did not finish."""
 
     collector: str
     families: tuple[Metric, ...] = ()
@@ -41,10 +37,10 @@ class Outcome:
     seconds: float | None = None
 
 
-def attempt(collector: str, collect: Callable[[], Iterable[Metric]]) -> Outcome:
-    """Run one collector; its failure is logged and becomes `success=False`.
+def run_collector(name: str, collect: Callable[[], Iterable[Metric]]) -> CollectorResult:
+    """Run one collector; a failure is logged and becomes `success=False`.
 
-    NvmlDownError and AbandonedError go through.
+    Raises only NvmlDownError and AbandonedError.
     """
     start = time.perf_counter()
     try:
@@ -52,81 +48,103 @@ def attempt(collector: str, collect: Callable[[], Iterable[Metric]]) -> Outcome:
     except (NvmlDownError, AbandonedError):
         raise
     except Exception:  # noqa: BLE001 - one collector never fails the scrape; it is logged
-        _log.exception("collector %s failed", collector)
-        return Outcome(collector, seconds=time.perf_counter() - start)
-    return Outcome(collector, families, success=True, seconds=time.perf_counter() - start)
+        _log.exception("collector %s failed", name)
+        return CollectorResult(name, seconds=time.perf_counter() - start)
+    return CollectorResult(name, families, success=True, seconds=time.perf_counter() - start)
 
 
 @dataclass(slots=True)
 class Reading:
-    """The state of one reading, written by the driver's thread and read by the scrape when the deadline is over.
+    """The state of one reading: the driver's thread writes it, the scrape reads it at the deadline.
 
-    `hung`: GPUs that are left alone, because a call on them in an earlier reading has not returned;
-    `reason`: why NVML does not answer, empty when it does; `asked`: the GPU whose answer is being waited for;
-    `collector`: the one that asks;
-    `faulty`: whether a GPU gave an answer that nobody foresaw since this was last set to False;
-    `processes`: those that are shown, by GPU, None when the lists were not read;
-    `memory_of`: bytes by UUID of GPU or MIG device and pid; `mig`: the GPU of each MIG device by every
-    name of the device; `mig_names`: those names by the device's UUID.
+    `hung`: GPUs with a call of an earlier reading that has not returned; they are skipped.
+    `processes_per_gpu`: how many processes of a GPU have series of their own.
+    `down_reason`: why NVML does not respond, empty if it does. `present`: GPUs that were
+    identified; `lost`: labels and return code of those that do not respond. `current_gpu` and
+    `collector`: what the call in progress is for. `call_failed`: whether a call failed in an
+    unexpected way since this was last set to False. `results`: collectors that have finished.
     """
 
     nvml: Nvml
     hung: frozenset[GpuLabels] = frozenset()
-    reason: str = "timeout"
+    processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
+    down_reason: str = "timeout"
     present: tuple[GpuIdentity, ...] = ()
     lost: Mapping[GpuLabels, int | None] = field(default_factory=dict)
-    asked: GpuLabels | None = None
+    current_gpu: GpuLabels | None = None
     collector: str = "gpu"
-    faulty: bool = False
+    call_failed: bool = False
     versions: Versions = field(default_factory=Versions)
-    processes: Mapping[GpuLabels, tuple[int, ...]] | None = None
-    memory_of: Mapping[tuple[str, int], ProcessMemory] = field(default_factory=dict)
-    mig: Mapping[str, GpuIdentity] = field(default_factory=dict)
-    mig_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    outcomes: tuple[Outcome, ...] = ()
+    results: tuple[CollectorResult, ...] = ()
+    _values: dict[type[GpuValue], list[tuple[GpuIdentity, Any]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_abandoned: bool = False
 
     @property
-    def silent(self) -> frozenset[GpuLabels]:
-        """GPUs that do not answer: lost, hung, or waited for just now."""
-        asked = self.asked
-        return frozenset({*self.lost, *self.hung, *([] if asked is None else [asked])})
+    def unresponsive(self) -> frozenset[GpuLabels]:
+        """GPUs that are lost, hung, or late with the call in progress."""
+        current = self.current_gpu
+        return frozenset({*self.lost, *self.hung, *([] if current is None else [current])})
 
     @contextmanager
-    def asking(self, labels: GpuLabels) -> Iterator[None]:
-        """Around every call on one GPU; raises AbandonedError when it took so long that nobody reads the answer."""
-        self.asked = labels
+    def calling(self, labels: GpuLabels) -> Iterator[None]:
+        """Surround every call on one GPU; raise AbandonedError if the call returned too late."""
+        self.current_gpu = labels
         try:
             yield
         finally:
             with self._lock:
-                self.asked = None
+                self.current_gpu = None
                 if self._is_abandoned:
                     raise AbandonedError
 
     def abandon(self) -> GpuLabels | None:
-        """End this reading when the call that it waits for returns: the GPU of that call, None if it waits for none."""
+        """Make the reading end when the call in progress returns.
+
+        Returns the GPU of that call, None if the call is on NVML as a whole.
+        """
         with self._lock:
-            self._is_abandoned = self.asked is not None
-            return self.asked
+            self._is_abandoned = self.current_gpu is not None
+            return self.current_gpu
 
-    def each(self, ask: Callable[[str], T | None]) -> list[tuple[GpuIdentity, T]]:
-        """Ask every GPU that still answers; unknown values are left out, a GPU that fails is lost from here on."""
-        asked = ((gpu, self._ask(gpu, ask)) for gpu in self.present if gpu.labels not in self.lost)
-        return [(gpu, answer) for gpu, answer in asked if answer is not None]
+    def read(self, kind: type[V]) -> list[tuple[GpuLabels, V]]:
+        """Read a value of every GPU that responds, with the GPU's labels; leave out unknown ones.
 
-    def _ask(self, gpu: GpuIdentity, ask: Callable[[str], T | None]) -> T | None:
+        A GPU that does not respond is lost for the rest of the reading.
+        """
+        values = self._values[kind] = []
+        for gpu in self.present:
+            value = None if gpu.labels in self.lost else self._read(kind, gpu)
+            if value is not None:
+                values.append((gpu, value))
+        return [(gpu.labels, value) for gpu, value in values]
+
+    def values(self, kind: type[V]) -> list[tuple[GpuIdentity, V]]:
+        """Return the values of this type that have been read so far."""
+        return list(self._values.get(kind, ()))
+
+    def has_families(self, collector: str) -> bool:
+        """Whether a collector has finished without an error."""
+        return any(result.collector == collector and result.families for result in self.results)
+
+    def _read(self, kind: type[V], gpu: GpuIdentity) -> V | None:
         try:
-            with self.asking(gpu.labels):
-                return ask(gpu.uuid)
+            with self.calling(gpu.labels):
+                return self.nvml.read(kind, gpu.uuid)
         except (NvmlDownError, AbandonedError):
             raise
-        except GpuDownError as error:
+        except GpuLostError as error:
             self.lost = {**self.lost, gpu.labels: error.code}
         except NvmlCallError:
-            self.faulty = True
-        except Exception:  # noqa: BLE001 - one GPU never takes another's values away; it is logged
-            _log.exception("GPU %d gave an answer that could not be read", gpu.index)
-            self.faulty = True
+            self.call_failed = True
+        except Exception:  # noqa: BLE001 - one GPU's failure costs only that GPU; it is logged
+            _log.exception("GPU %d returned a value that could not be read", gpu.index)
+            self.call_failed = True
         return None
+
+
+def by_key(rows: Iterable[tuple[Labels, Mapping[Any, float]]]) -> Iterator[Row]:
+    """Return a row for each key of each mapping, with the key as last label value or values."""
+    for labels, values in rows:
+        for key, value in values.items():
+            yield (*labels, *(key if isinstance(key, tuple) else (str(key),))), value

@@ -1,70 +1,51 @@
-"""A fake NVML made of plain values, for demos and tests: it answers what it is told, and fails when it is told."""
+"""A fake NVML made of plain values, for the demo and for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
-from torchmem.exporter.gpu import Events, GpuDownError, GpuFault, GpuIdentity, NvmlDownError
-from torchmem.exporter.values import (
-    Bar1,
-    Clocks,
-    Ecc,
-    Gpm,
-    GpuEvent,
-    MemoryInfo,
-    Mig,
-    NvLink,
-    Pcie,
-    Power,
-    ProcessMemory,
-    ProcessUtilization,
-    Repairs,
-    Temperatures,
-    Transfer,
-    Utilization,
-    Versions,
-)
+from torchmem.exporter.gpus import Events, GpuEvent, GpuFault, GpuIdentity, GpuValue, Versions
+from torchmem.exporter.nvml import GpuLostError, NvmlDownError
 from torchmem.sample.procfs import pid_namespace
 
+V = TypeVar("V", bound=GpuValue)
 
-@dataclass(frozen=True, slots=True)
+_NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND
+
+
 class FakeGpu:
-    """One GPU and its values; with `error_code` every call on it fails, as on a GPU that was lost."""
+    """A GPU with at most one value of each type of `torchmem.exporter.subjects`.
 
-    identity: GpuIdentity
-    memory: MemoryInfo | None = None
-    unified_memory: bool | None = None
-    bar1: Bar1 | None = None
-    utilization: Utilization | None = None
-    power: Power | None = None
-    temperatures: Temperatures | None = None
-    clocks: Clocks | None = None
-    fans: Sequence[float | None] | None = None
-    pcie: Pcie | None = None
-    pcie_throughput: Transfer | None = None
-    nvlink: NvLink | None = None
-    ecc: Ecc | None = None
-    repairs: Repairs | None = None
-    mig: Mig | None = None
-    processes: Sequence[ProcessMemory] | None = ()
-    process_utilization: Mapping[int, ProcessUtilization] | None = None
-    gpm: Gpm | None = None
-    event_kinds: frozenset[str] = frozenset()
-    error_code: int | None = None
+    `event_kinds`: names of the events that it reports. With `error_code` every call on it fails
+    with that NVML return code, as on a GPU that is lost.
+    """
+
+    def __init__(
+        self,
+        identity: GpuIdentity,
+        *values: GpuValue | None,
+        event_kinds: Collection[str] = (),
+        error_code: int | None = None,
+    ) -> None:
+        self.identity = identity
+        self.values = {type(value): value for value in values if value is not None}
+        self.event_kinds = frozenset(event_kinds)
+        self.error_code = error_code
 
 
 @dataclass(slots=True)
 class FakeEvents:
-    """Events that a test puts into a queue; an exception in it is raised."""
+    """Events that a test puts into the queue `coming`; an exception in it is raised."""
 
     kinds: Mapping[str, frozenset[str]]
     coming: SimpleQueue[GpuEvent | Exception] = field(default_factory=SimpleQueue)
     is_closed: bool = False
 
     def wait(self, seconds: float) -> GpuEvent | None:
-        """The next of the queue."""
+        """Return the next event of the queue."""
         try:
             event = self.coming.get(timeout=seconds)
         except Empty:
@@ -74,34 +55,43 @@ class FakeEvents:
         return event
 
     def close(self) -> None:
-        """Remember it."""
+        """Set `is_closed`."""
         self.is_closed = True
 
 
 class FakeNvml:
-    """An `Nvml` whose GPUs come from `gpus`, called anew for each reading.
+    """An `Nvml` whose GPUs come from `gpus`, which is called in each reading.
 
-    A function that raises NvmlDownError plays a driver that does not answer. Its pids count as this process's do.
-    `subscriptions` holds every event subscription that was made.
+    If `gpus` raises NvmlDownError, NVML does not respond. Process ids belong to the pid namespace
+    `namespace`, by default this process's. `on_call` is called at the start of every call, with the
+    name of the method, for `read` the type of the value, and with the index or the UUID of the GPU:
+    it can count, block or raise. `subscriptions` holds every event subscription.
     """
 
     def __init__(
-        self, gpus: Callable[[], Sequence[FakeGpu | GpuFault]], versions: Versions | None = None
+        self,
+        gpus: Callable[[], Sequence[FakeGpu | GpuFault]],
+        versions: Versions | None = None,
+        *,
+        namespace: int | None = None,
+        on_call: Callable[[object, object], None] = lambda _call, _gpu: None,
     ) -> None:
-        self._ask = gpus
+        self._list_gpus = gpus
         self._versions = versions or Versions()
-        self._answers: Sequence[FakeGpu | GpuFault] = ()
+        self._namespace = namespace or pid_namespace()
+        self._on_call = on_call
+        self._listed: Sequence[FakeGpu | GpuFault] = ()
         self._gpus: dict[str, FakeGpu] = {}
         self.subscriptions: list[FakeEvents] = []
 
     @classmethod
     def of(cls, *gpus: FakeGpu | GpuFault) -> FakeNvml:
-        """A fake with fixed values."""
+        """Create a fake with fixed GPUs."""
         return cls(lambda: gpus)
 
     @classmethod
     def down(cls, reason: str) -> FakeNvml:
-        """A fake that never comes up."""
+        """Create a fake that never responds."""
 
         def fail() -> Sequence[FakeGpu]:
             raise NvmlDownError(reason)
@@ -109,117 +99,56 @@ class FakeNvml:
         return cls(fail)
 
     def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing."""
+        self._on_call("open", None)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing."""
+        self._on_call("close", None)
 
     def pid_namespace(self) -> int | None:
-        """The pid namespace of this process."""
-        return pid_namespace()
+        """Return the pid namespace of the listed processes."""
+        return self._namespace
 
     def versions(self) -> Versions:
-        """The versions given."""
+        """Return the given versions."""
         return self._versions
 
     def count(self) -> int:
-        """Asks `gpus` anew."""
-        self._answers = self._ask()
-        self._gpus = {gpu.identity.uuid: gpu for gpu in self._answers if isinstance(gpu, FakeGpu)}
-        return len(self._answers)
+        """Call `gpus` and return their number."""
+        self._on_call("count", None)
+        self._listed = self._list_gpus()
+        self._gpus = {gpu.identity.uuid: gpu for gpu in self._listed if isinstance(gpu, FakeGpu)}
+        return len(self._listed)
 
     def gpu(self, index: int) -> GpuIdentity | GpuFault:
-        """Identity or fault of what `gpus` gave."""
-        gpu = self._answers[index]
+        """Return the identity or the fault of a listed GPU."""
+        self._on_call("gpu", index)
+        gpu = self._listed[index]
         return gpu.identity if isinstance(gpu, FakeGpu) else gpu
 
     def keep(self, uuids: Collection[str]) -> None:
-        """Nothing to let go."""
+        """Do nothing."""
 
     def fault(self, uuid: str) -> int | None:
-        """NVML_ERROR_NOT_FOUND for a GPU that is not listed."""
-        return None if uuid in self._gpus else 6
+        """Return NVML_ERROR_NOT_FOUND for a GPU that is not listed."""
+        return None if uuid in self._gpus else _NOT_FOUND
 
     def subscribe(self, uuids: Sequence[str]) -> Events | None:
-        """The event kinds given; None when no GPU has any."""
-        kinds = {
-            uuid: self._gpus[uuid].event_kinds for uuid in uuids if self._gpus[uuid].event_kinds
-        }
+        """Subscribe to the event kinds of the GPUs; None if they have none."""
+        self._on_call("subscribe", None)
+        kinds = {uuid: self._gpus[uuid].event_kinds for uuid in uuids}
+        kinds = {uuid: names for uuid, names in kinds.items() if names}
         if not kinds:
             return None
         self.subscriptions.append(FakeEvents(kinds))
         return self.subscriptions[-1]
 
-    def memory(self, uuid: str) -> MemoryInfo | None:
-        """The memory given."""
-        return self._gpu(uuid).memory
-
-    def unified_memory(self, uuid: str) -> bool | None:
-        """The unified memory given."""
-        return self._gpu(uuid).unified_memory
-
-    def bar1(self, uuid: str) -> Bar1 | None:
-        """The bar1 given."""
-        return self._gpu(uuid).bar1
-
-    def utilization(self, uuid: str) -> Utilization | None:
-        """The utilization given."""
-        return self._gpu(uuid).utilization
-
-    def power(self, uuid: str) -> Power | None:
-        """The power given."""
-        return self._gpu(uuid).power
-
-    def temperatures(self, uuid: str) -> Temperatures | None:
-        """The temperatures given."""
-        return self._gpu(uuid).temperatures
-
-    def clocks(self, uuid: str) -> Clocks | None:
-        """The clocks given."""
-        return self._gpu(uuid).clocks
-
-    def fans(self, uuid: str) -> Sequence[float | None] | None:
-        """The fans given."""
-        return self._gpu(uuid).fans
-
-    def pcie(self, uuid: str) -> Pcie | None:
-        """The pcie given."""
-        return self._gpu(uuid).pcie
-
-    def pcie_throughput(self, uuid: str) -> Transfer | None:
-        """The pcie throughput given."""
-        return self._gpu(uuid).pcie_throughput
-
-    def nvlink(self, uuid: str) -> NvLink | None:
-        """The nvlink given."""
-        return self._gpu(uuid).nvlink
-
-    def ecc(self, uuid: str) -> Ecc | None:
-        """The ecc given."""
-        return self._gpu(uuid).ecc
-
-    def repairs(self, uuid: str) -> Repairs | None:
-        """The repairs given."""
-        return self._gpu(uuid).repairs
-
-    def mig(self, uuid: str) -> Mig | None:
-        """The mig given."""
-        return self._gpu(uuid).mig
-
-    def processes(self, uuid: str) -> Sequence[ProcessMemory] | None:
-        """The processes given."""
-        return self._gpu(uuid).processes
-
-    def process_utilization(self, uuid: str) -> Mapping[int, ProcessUtilization] | None:
-        """The process utilization given."""
-        return self._gpu(uuid).process_utilization
-
-    def gpm(self, uuid: str) -> Gpm | None:
-        """The gpm given."""
-        return self._gpu(uuid).gpm
-
-    def _gpu(self, uuid: str) -> FakeGpu:
+    def read(self, kind: type[V], uuid: str) -> V | None:
+        """Return the GPU's value of this type."""
+        self._on_call(kind, uuid)
         gpu = self._gpus[uuid]
         if gpu.error_code is not None:
-            raise GpuDownError(gpu.error_code)
-        return gpu
+            raise GpuLostError(gpu.error_code)
+        value = gpu.values.get(kind)
+        return value if isinstance(value, kind) else None

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from ctypes import c_uint64
 from multiprocessing.context import SpawnContext
 
-from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import MemoryInfo, ProcessMemory
 from torchmem.simulator.card import CardUse
 from torchmem.simulator.scenarios import Scenario
 
@@ -68,20 +69,15 @@ class Cards:
         total, capacity, used = self._scenario.card_bytes, cuda_bytes(self._scenario), sum(cells)
         neighbors = (FIRST_NEIGHBOR_PID + slot for slot in range(1, len(cells)))
         pids = [self.pids.get(rank), *neighbors]
-        return FakeGpu(
-            GpuIdentity(
-                index=rank,
-                uuid=uuid(rank),
-                name=card_name(self._scenario),
-                pci_bus_id=f"00000000:{rank + 1:02X}:00.0",
-                driver_version=DRIVER_VERSION,
-            ),
-            memory=MemoryInfo(
-                total=total, used=used, free=capacity - used, reserved=total - capacity
-            ),
-            processes=[
-                ProcessMemory(pid, size)
-                for pid, size in zip(pids, cells, strict=True)
-                if pid and size
-            ],
+        identity = GpuIdentity(
+            index=rank,
+            uuid=uuid(rank),
+            name=card_name(self._scenario),
+            pci_bus_id=f"00000000:{rank + 1:02X}:00.0",
+            driver_version=DRIVER_VERSION,
         )
+        memory = MemoryInfo(total, used, free=capacity - used, reserved=total - capacity)
+        listed = [
+            ProcessMemory(pid, size) for pid, size in zip(pids, cells, strict=True) if pid and size
+        ]
+        return FakeGpu(identity, memory, Processes(listed, memory=memory))

@@ -20,7 +20,7 @@ from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks, simulated_rank
 from torchmem.demo.screen import Exposition, Heading, plain, screen
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
-from torchmem.exporter.nvml import PyNvml
+from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.sample.errors import UsageError, did_you_mean

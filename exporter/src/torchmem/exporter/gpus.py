@@ -1,0 +1,135 @@
+"""The GPUs of a node: their identity, the values read from them, and the protocol `Nvml`.
+
+The driver, the fake of `testing` and the demo implement `Nvml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from torchmem.exporter.nvml import Device
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+V = TypeVar("V", bound="GpuValue")
+
+GpuLabels = tuple[str, str]
+"""Values of the labels gpu (NVML index) and uuid."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """A GPU that responds: NVML index, UUID, and the facts of `nvml_gpu_info`."""
+
+    index: int
+    uuid: str
+    name: str | None = None
+    pci_bus_id: str | None = None
+    driver_version: str | None = None
+    vbios_version: str | None = None
+    compute_mode: str | None = None
+    persistence_mode: str | None = None
+
+    @property
+    def labels(self) -> GpuLabels:
+        """Values of the labels gpu and uuid."""
+        return str(self.index), self.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """An NVML index whose GPU cannot be identified, with the NVML return code."""
+
+    index: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of the driver, of NVML, and the newest CUDA that the driver supports (as 13.0)."""
+
+    driver: str | None = None
+    nvml: str | None = None
+    cuda: str | None = None
+
+
+class GpuValue:
+    """Base class of what is read from a GPU: frozen dataclasses in base units, None if unknown.
+
+    Each class of `torchmem.exporter.subjects` is read as a whole: a call that fails costs this
+    value of this GPU and nothing else.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, gpu: Device) -> Self | None:
+        """Read the value; return None where this GPU, driver or permission does not provide it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """An event of a GPU; `xid` is the code if the event is an XID error."""
+
+    uuid: str
+    name: str
+    xid: int | None = None
+
+
+class Events(Protocol):
+    """A subscription to GPU events. One thread uses it; it may outlive the `Nvml` it came from."""
+
+    @property
+    def kinds(self) -> Mapping[str, frozenset[str]]:
+        """Names of the events that are reported, by GPU UUID."""
+
+    def wait(self, seconds: float) -> GpuEvent | None:
+        """Return the next event, None if there is none in time.
+
+        Raises NvmlDownError or GpuLostError.
+        """
+
+    def close(self) -> None:
+        """End the subscription; never raises."""
+
+
+class Nvml(Protocol):
+    """A source of GPU values.
+
+    Every call may raise NvmlDownError; those with a UUID may also raise GpuLostError and
+    NvmlCallError.
+    """
+
+    def open(self) -> None:
+        """Initialize NVML; called again after a failure."""
+
+    def close(self) -> None:
+        """Shut NVML down; never raises."""
+
+    def pid_namespace(self) -> int | None:
+        """Return the inode of the pid namespace that process ids belong to, None if unknown."""
+
+    def versions(self) -> Versions:
+        """Return the versions of the driver and its libraries."""
+
+    def count(self) -> int:
+        """Return the number of GPUs."""
+
+    def gpu(self, index: int) -> GpuIdentity | GpuFault:
+        """Identify the GPU at an NVML index. Calls with its UUID are allowed only after this."""
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Release everything that belongs to other GPUs than these."""
+
+    def fault(self, uuid: str) -> int | None:
+        """Return NVML's return code for a GPU that lost its index; None if it is without error."""
+
+    def subscribe(self, uuids: Sequence[str]) -> Events | None:
+        """Subscribe to the events of these GPUs; None where events are not supported."""
+
+    def read(self, kind: type[V], uuid: str) -> V | None:
+        """Read one value of a GPU; None where it is not available."""

@@ -1,0 +1,246 @@
+"""NVML: the only file that imports `pynvml`. Calls functions by name and maps NVML's return codes.
+
+An unavailable value is None; a failure of NVML, of one GPU or of one call is an exception. The
+return codes are nvmlReturn_t of nvml.h, driver 580.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+_log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound="DeviceState")
+
+NOT_SUPPORTED, TIMEOUT, FUNCTION_NOT_FOUND = 3, 10, 13
+_INVALID_ARGUMENT, _INSUFFICIENT_SIZE, _ARGUMENT_VERSION_MISMATCH = 2, 7, 25
+# An older driver's answer to a newer function or structure.
+OTHER_VERSION = {_INVALID_ARGUMENT, FUNCTION_NOT_FOUND, _ARGUMENT_VERSION_MISMATCH}
+# Not supported, not permitted, no data: the value is left out. pynvml raises 0 for an empty list.
+_UNAVAILABLE = {0, 2, 3, 4, 6, _INSUFFICIENT_SIZE, 13, 14, 19, 20, 21, 22, 23, 24, 25, 26, 27, 29}
+# Timeout, interrupt, lost, reset required, operating system, GPU not found: the GPU is gone.
+_GPU_LOST = {TIMEOUT, 11, 15, 16, 17, 28}
+_NVML_DOWN = {
+    1: "uninitialized",
+    9: "driver_not_loaded",
+    12: "library_not_found",
+    18: "driver_library_version_mismatch",
+}
+_OPEN_FAILED = {
+    4: "no_permission",
+    13: "function_not_found",
+    15: "gpu_is_lost",
+    17: "operating_system",
+    999: "unknown_error",
+}
+_NOT_AVAILABLE = {(1 << 32) - 1, (1 << 64) - 1}  # NVML_VALUE_NOT_AVAILABLE of nvml.h
+# Member of the nvmlValue_t union by nvmlValueType_t; floating point (0) does not occur here.
+_FIELD_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+
+class NvmlDownError(Exception):
+    """NVML as a whole does not respond; `reason` is a value of the label of `nvml_up`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"NVML does not respond: {reason}")
+        self.reason = reason
+
+
+class GpuLostError(Exception):
+    """One GPU does not respond; `code` is NVML's return code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the GPU does not respond: NVML return code {code}")
+        self.code = code
+
+
+class NvmlCallError(Exception):
+    """One call failed although its GPU responds; only the value that it would return is missing."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} failed: NVML return code {code}")
+        self.code = code
+
+
+class NvmlLibrary:
+    """NVML's functions by name; logs each function that is not available once.
+
+    `module` is pynvml by default, or an object with the same functions and `NVMLError`. `clock`
+    returns Unix seconds, `monotonic` seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        module: Any = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._module = module
+        self.clock = clock
+        self.monotonic = monotonic
+        self._logged: set[tuple[str, int]] = set()
+
+    @property
+    def module(self) -> Any:
+        """The binding itself; raises NvmlDownError where pynvml is not installed."""
+        if self._module is None:
+            self._module = _import_pynvml()
+        return self._module
+
+    def require(self, name: str, *arguments: Any) -> Any:
+        """Call a function without which nothing can be read; raise NvmlDownError if it fails."""
+        try:
+            return getattr(self.module, name)(*arguments)
+        except self.module.NVMLError as error:
+            raise NvmlDownError(_open_failure(int(error.value))) from error
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Return a function's value, or None where this driver, GPU or permission lacks it.
+
+        Raises what `check` raises.
+        """
+        value, code = self.try_call(name, *arguments)
+        self.check(name, code)
+        return value
+
+    def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
+        """Like `call`, for the first function that driver and binding know. Newest first."""
+        value, code = None, FUNCTION_NOT_FOUND
+        for name in names:
+            value, code = self.try_call(name, *arguments)
+            if code not in OTHER_VERSION:
+                break
+        self.check(name, code)
+        return value
+
+    def try_call(self, name: str, *arguments: Any, **keywords: Any) -> tuple[Any, int]:
+        """Return a function's value and return code, whatever the code is."""
+        function = getattr(self.module, name, None)
+        if function is None:
+            return None, FUNCTION_NOT_FOUND
+        code = _INSUFFICIENT_SIZE
+        for _ in range(2):  # a list can grow between pynvml's call for its length and the next
+            try:
+                return function(*arguments, **keywords), 0
+            except self.module.NVMLError as error:
+                code = int(error.value)
+            if code != _INSUFFICIENT_SIZE:
+                break
+        return None, code
+
+    def check(self, name: str, code: int) -> None:
+        """Return if the code means success or an unavailable value.
+
+        Raises NvmlDownError or GpuLostError when the driver or the GPU does not respond, and
+        NvmlCallError for any other failure.
+        """
+        if code == 0:
+            return
+        if code in _NVML_DOWN:
+            raise NvmlDownError(_NVML_DOWN[code])
+        if code in _GPU_LOST:
+            raise GpuLostError(code)
+        unavailable = code in _UNAVAILABLE
+        if (name, code) not in self._logged:
+            self._logged.add((name, code))
+            level = logging.INFO if unavailable else logging.WARNING
+            _log.log(level, "%s returns no value: NVML return code %d", name, code)
+        if not unavailable:
+            raise NvmlCallError(name, code)
+
+
+class DeviceState:
+    """What a subject keeps for one GPU between two readings."""
+
+    def release(self, nvml: NvmlLibrary) -> None:
+        """Free what NVML allocated for it, before NVML is shut down or when the GPU is gone."""
+
+
+class Device:
+    """A GPU or MIG device: calls NVML functions with its handle as the first argument."""
+
+    def __init__(self, nvml: NvmlLibrary, handle: Any) -> None:
+        self.nvml = nvml
+        self.handle = handle
+        self._states: dict[type, Any] = {}
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call `NvmlLibrary.call` with the handle."""
+        return self.nvml.call(name, self.handle, *arguments)
+
+    def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
+        """Call `NvmlLibrary.call_first` with the handle."""
+        return self.nvml.call_first(names, self.handle, *arguments)
+
+    def field_values(self, *fields: int | tuple[int, int]) -> list[int | None]:
+        """Return the values of nvmlDeviceGetFieldValues, each by its id or by (id, scope)."""
+        values = self.call("nvmlDeviceGetFieldValues", list(fields))
+        return [_field_value(value) for value in values] if values else [None] * len(fields)
+
+    def state(self, kind: type[S]) -> S:
+        """Return the object of this type that is kept for the GPU; create it at the first call."""
+        if kind not in self._states:
+            self._states[kind] = kind()
+        state: S = self._states[kind]
+        return state
+
+    def release(self) -> None:
+        """Forget all state of the GPU."""
+        states, self._states = self._states, {}
+        for state in states.values():
+            state.release(self.nvml)
+
+
+def available(value: int | None) -> int | None:
+    """Return the value, or None for NVML's all-ones marks that mean "not available"."""
+    return None if value in _NOT_AVAILABLE else value
+
+
+def ratio(percent: int | None) -> float | None:
+    """Convert a percentage to a ratio."""
+    return divided(percent, 100)
+
+
+def thousandths(value: int | None) -> float | None:
+    """Convert milliwatts to watts, millijoules to joules."""
+    return divided(value, 1000)
+
+
+def divided(value: int | None, divisor: int) -> float | None:
+    """Divide an available value. Unlike multiplying by 0.001, it rounds only once."""
+    known = available(value)
+    return None if known is None else known / divisor
+
+
+def multiplied(value: int | None, factor: float) -> float | None:
+    """Multiply an available value."""
+    known = available(value)
+    return None if known is None else known * factor
+
+
+def text(value: Any) -> str | None:
+    """Return text as str; older bindings return bytes."""
+    if value is None:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _field_value(field: Any) -> int | None:
+    member = _FIELD_MEMBERS.get(field.valueType) if field.nvmlReturn == 0 else None
+    return None if member is None else available(int(getattr(field.value, member)))
+
+
+def _open_failure(code: int) -> str:
+    return _NVML_DOWN.get(code) or _OPEN_FAILED.get(code, f"nvml_error_{code}")
+
+
+def _import_pynvml() -> Any:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise NvmlDownError("pynvml_not_installed") from error
+    return pynvml

@@ -1,0 +1,84 @@
+"""Clocks, the reasons that hold them down, and the performance state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.nvml import Device, available, multiplied
+from torchmem.exporter.reading import Reading, by_key
+from torchmem.sample import catalog
+from torchmem.sample.families import family, known
+
+_MEGAHERTZ = 1e6
+_DOMAINS = ("graphics", "sm", "memory", "video")  # nvmlClockType_t 0 to 3
+_EVENT_REASONS = (
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",  # its name in older drivers
+)
+_REASONS = {  # nvmlClocksEventReasons of nvml.h
+    "gpu_idle": 0x001,
+    "applications_clocks_setting": 0x002,
+    "sw_power_cap": 0x004,
+    "hw_slowdown": 0x008,
+    "sync_boost": 0x010,
+    "sw_thermal_slowdown": 0x020,
+    "hw_thermal_slowdown": 0x040,
+    "hw_power_brake_slowdown": 0x080,
+    "display_clock_setting": 0x100,
+}
+_PERFORMANCE_STATES = range(16)  # nvmlPstates_t; 32 is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks(GpuValue):
+    """Hertz by domain (graphics, sm, memory, video), current and maximum.
+
+    `throttle`: each reason for a lower clock, and whether it is active; `performance_state`: from
+    0 (fastest) to 15.
+    """
+
+    hertz: Mapping[str, float] = field(default_factory=dict)
+    max_hertz: Mapping[str, float] = field(default_factory=dict)
+    throttle: Mapping[str, bool] = field(default_factory=dict)
+    performance_state: int | None = None
+
+    @classmethod
+    def read(cls, gpu: Device) -> Clocks:
+        """Read clocks (MHz), clocks event reasons (a bit mask) and the performance state."""
+        reasons = gpu.call_first(_EVENT_REASONS)
+        state = gpu.call("nvmlDeviceGetPerformanceState")
+        return cls(
+            hertz=_hertz(gpu, "nvmlDeviceGetClockInfo"),
+            max_hertz=_hertz(gpu, "nvmlDeviceGetMaxClockInfo"),
+            throttle={} if reasons is None else _throttle(reasons),
+            performance_state=state if available(state) in _PERFORMANCE_STATES else None,
+        )
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield clocks by domain, 1 or 0 by throttle reason, and the performance state."""
+    rows = reading.read(Clocks)
+    hertz = by_key((labels, clocks.hertz) for labels, clocks in rows)
+    yield family(catalog.NVML_CLOCK, hertz)
+    max_hertz = by_key((labels, clocks.max_hertz) for labels, clocks in rows)
+    yield family(catalog.NVML_CLOCK_MAX, max_hertz)
+    throttle = by_key((labels, clocks.throttle) for labels, clocks in rows)
+    yield family(catalog.NVML_THROTTLE, throttle)
+    states = known((labels, clocks.performance_state) for labels, clocks in rows)
+    yield family(catalog.NVML_PERFORMANCE_STATE, states)
+
+
+def _throttle(reasons: int) -> dict[str, bool]:
+    return {reason: bool(reasons & bit) for reason, bit in _REASONS.items()}
+
+
+def _hertz(gpu: Device, name: str) -> dict[str, float]:
+    clocks = {
+        domain: multiplied(gpu.call(name, number), _MEGAHERTZ)
+        for number, domain in enumerate(_DOMAINS)
+    }
+    return {domain: hertz for domain, hertz in clocks.items() if hertz is not None}

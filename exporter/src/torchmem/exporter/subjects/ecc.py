@@ -1,0 +1,114 @@
+"""ECC errors, and the rows and pages of device memory that were retired because of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.nvml import Device, available
+from torchmem.exporter.reading import Reading, by_key
+from torchmem.sample import catalog
+from torchmem.sample.families import family, known
+
+_KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
+# nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the card
+_SCOPES = ("volatile", "aggregate")
+_RETIRED_FIELDS = (29, 30, 31)  # NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING
+_RECOVERY_ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+# nvmlDeviceGpuRecoveryAction_t of nvml.h (driver 580), by number
+_RECOVERY_ACTIONS = (
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
+_ACTION_BY_NUMBER: dict[int | None, str] = dict(enumerate(_RECOVERY_ACTIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Ecc(GpuValue):
+    """Whether ECC is enabled, and errors by kind (corrected, uncorrected) and scope."""
+
+    enabled: bool | None = None
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, gpu: Device) -> Ecc:
+        """Call nvmlDeviceGetEccMode and nvmlDeviceGetTotalEccErrors."""
+        mode = gpu.call("nvmlDeviceGetEccMode")
+        errors = {}
+        for kind, scope in product(range(len(_KINDS)), range(len(_SCOPES))):
+            count = available(gpu.call("nvmlDeviceGetTotalEccErrors", kind, scope))
+            if count is not None:
+                errors[_KINDS[kind], _SCOPES[scope]] = count
+        return cls(None if mode is None else bool(mode[0]), errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs(GpuValue):
+    """Device memory taken out of use: remapped rows (Ampere and newer), retired pages (older).
+
+    `recovery_action`: what the driver asks the operator to do.
+    """
+
+    remapped_rows: Mapping[str, int] = field(default_factory=dict)
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pages: Mapping[str, int] = field(default_factory=dict)
+    retirement_pending: bool | None = None
+    recovery_action: str | None = None
+
+    @classmethod
+    def read(cls, gpu: Device) -> Repairs:
+        """Call nvmlDeviceGetRemappedRows; read retired pages and recovery action as fields."""
+        rows = gpu.call("nvmlDeviceGetRemappedRows")
+        fields = gpu.field_values(*_RETIRED_FIELDS, _RECOVERY_ACTION_FIELD)
+        single, double, pending, action = fields
+        pages = {"multiple_single_bit": single, "double_bit": double}
+        remapped = {} if rows is None else {"correctable": rows[0], "uncorrectable": rows[1]}
+        return cls(
+            remapped_rows=remapped,
+            remap_pending=None if rows is None else bool(rows[2]),
+            remap_failed=None if rows is None else bool(rows[3]),
+            retired_pages={cause: count for cause, count in pages.items() if count is not None},
+            retirement_pending=None if pending is None else bool(pending),
+            recovery_action=_ACTION_BY_NUMBER.get(action),
+        )
+
+    def recovery_actions(self) -> Mapping[str, float]:
+        """Return 1 for the action that the driver asks for and 0 for the others, if it is known."""
+        if self.recovery_action is None:
+            return {}
+        return {action: float(action == self.recovery_action) for action in _RECOVERY_ACTIONS}
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield ECC mode and errors by kind and scope."""
+    rows = reading.read(Ecc)
+    yield family(catalog.NVML_ECC_ENABLED, known((labels, ecc.enabled) for labels, ecc in rows))
+    yield family(catalog.NVML_ECC_ERRORS, by_key((labels, ecc.errors) for labels, ecc in rows))
+
+
+def repair_families(reading: Reading) -> Iterator[Metric]:
+    """Yield remapped rows, retired pages, what waits for a reset, and the recovery action."""
+    rows = reading.read(Repairs)
+    remapped = by_key((labels, repairs.remapped_rows) for labels, repairs in rows)
+    yield family(catalog.NVML_REMAPPED_ROWS, remapped)
+    pending = known((labels, repairs.remap_pending) for labels, repairs in rows)
+    yield family(catalog.NVML_ROW_REMAP_PENDING, pending)
+    failed = known((labels, repairs.remap_failed) for labels, repairs in rows)
+    yield family(catalog.NVML_ROW_REMAP_FAILED, failed)
+    retired = by_key((labels, repairs.retired_pages) for labels, repairs in rows)
+    yield family(catalog.NVML_RETIRED_PAGES, retired)
+    pages_pending = known((labels, repairs.retirement_pending) for labels, repairs in rows)
+    yield family(catalog.NVML_RETIRED_PAGES_PENDING, pages_pending)
+    actions = by_key((labels, repairs.recovery_actions()) for labels, repairs in rows)
+    yield family(catalog.NVML_RECOVERY_ACTION, actions)

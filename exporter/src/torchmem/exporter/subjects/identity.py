@@ -1,0 +1,112 @@
+"""Whether NVML and each GPU respond, which GPU is which, and the versions of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Versions
+from torchmem.exporter.nvml import Device, GpuLostError, NvmlLibrary, text
+from torchmem.exporter.reading import Reading
+from torchmem.sample import catalog
+from torchmem.sample.families import family, info
+
+_CUDA_VERSION = ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
+# nvmlComputeMode_t of nvml.h
+_COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+_PERSISTENCE_MODES = {0: "disabled", 1: "enabled"}
+
+
+def read_versions(nvml: NvmlLibrary) -> Versions:
+    """Read the versions; NVML's CUDA version 13000 means 13.0."""
+    cuda = nvml.call_first(_CUDA_VERSION)
+    return Versions(
+        driver=text(nvml.call("nvmlSystemGetDriverVersion")),
+        nvml=text(nvml.call("nvmlSystemGetNVMLVersion")),
+        cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
+
+
+def read_identity(nvml: NvmlLibrary, index: int) -> tuple[GpuIdentity, Any]:
+    """Return the identity and the handle of the GPU at an NVML index.
+
+    Raises NvmlDownError, GpuLostError or NvmlCallError, also if handle or UUID are unavailable.
+    """
+    handle = _require(nvml, "nvmlDeviceGetHandleByIndex", index)
+    uuid = str(text(_require(nvml, "nvmlDeviceGetUUID", handle)))
+    gpu = Device(nvml, handle)
+    pci = gpu.call("nvmlDeviceGetPciInfo")
+    identity = GpuIdentity(
+        index,
+        uuid,
+        name=text(gpu.call("nvmlDeviceGetName")),
+        pci_bus_id=None if pci is None else text(pci.busId),
+        driver_version=text(nvml.call("nvmlSystemGetDriverVersion")),
+        vbios_version=text(gpu.call("nvmlDeviceGetVbiosVersion")),
+        compute_mode=_COMPUTE_MODES.get(gpu.call("nvmlDeviceGetComputeMode")),
+        persistence_mode=_PERSISTENCE_MODES.get(gpu.call("nvmlDeviceGetPersistenceMode")),
+    )
+    return identity, handle
+
+
+def families(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
+    """Yield whether NVML and each GPU respond, and their facts; read nothing.
+
+    `known`: every GPU that was ever identified, by UUID. A GPU with a hung call does not respond.
+    """
+    yield family(catalog.NVML_UP, [((reading.down_reason,), float(not reading.down_reason))])
+    up = {
+        **{gpu.labels: 1.0 for gpu in reading.present},
+        **dict.fromkeys(sorted(reading.unresponsive), 0.0),
+    }
+    yield family(catalog.NVML_GPU_UP, up.items())
+    codes = [(labels, float(code)) for labels, code in reading.lost.items() if code is not None]
+    yield family(catalog.NVML_GPU_ERROR, codes)
+    facts = [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)]
+    yield info(catalog.NVML_GPU_INFO, facts)
+    versions = _version_facts(reading.versions)
+    yield info(catalog.NVML_DRIVER_INFO, [((), versions)] if versions else [])
+
+
+def _require(nvml: NvmlLibrary, name: str, argument: Any) -> Any:
+    value, code = nvml.try_call(name, argument)
+    nvml.check(name, code)
+    if code:
+        raise GpuLostError(code)
+    return value
+
+
+def _identities(reading: Reading, known: Mapping[str, GpuIdentity]) -> list[GpuIdentity]:
+    present: dict[GpuLabels, GpuIdentity] = {gpu.labels: gpu for gpu in reading.present}
+    unresponsive = reading.unresponsive
+    remembered = {gpu.labels: gpu for gpu in known.values() if gpu.labels in unresponsive}
+    return list((present | remembered).values())
+
+
+def _facts(gpu: GpuIdentity) -> dict[str, str]:
+    return _known(
+        {
+            "name": gpu.name,
+            "pci_bus_id": gpu.pci_bus_id,
+            "driver_version": gpu.driver_version,
+            "vbios_version": gpu.vbios_version,
+            "compute_mode": gpu.compute_mode,
+            "persistence_mode": gpu.persistence_mode,
+        }
+    )
+
+
+def _version_facts(versions: Versions) -> dict[str, str]:
+    return _known(
+        {
+            "driver_version": versions.driver,
+            "nvml_version": versions.nvml,
+            "cuda_version": versions.cuda,
+        }
+    )
+
+
+def _known(facts: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: fact for name, fact in facts.items() if fact is not None}

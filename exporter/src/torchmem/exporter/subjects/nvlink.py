@@ -1,0 +1,110 @@
+"""NVLink: state of each link, errors by kind, and bytes over all links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.nvml import Device, DeviceState, available
+from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.subjects.pcie import Traffic
+from torchmem.sample import catalog
+from torchmem.sample.families import family
+
+_KIBIBYTE = 1024  # the unit of the throughput fields is KiB
+_ALL_LINKS = (1 << 32) - 1  # as the scope of a field: the sum over all links
+_LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
+# NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (KiB), and what NVLink 5 has instead:
+# NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES
+_TRAFFIC_FIELDS = (138, 139, 202, 204)
+_MAX_LINKS = 72
+# nvmlNvLinkErrorCounter_t 0 to 4
+_ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")
+
+LinkErrors = dict[tuple[int, str], int]
+
+
+class _LastErrors(DeviceState):
+    """The last error counters of each link, so that the sum does not fall when a link goes down."""
+
+    def __init__(self) -> None:
+        self.errors: LinkErrors = {}
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink(GpuValue):
+    """Whether each link is up, errors by (link, kind), and bytes over all links."""
+
+    up: Mapping[int, bool] = field(default_factory=dict)
+    errors: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    transferred: Traffic = field(default_factory=Traffic)
+
+    @classmethod
+    def read(cls, gpu: Device) -> NvLink:
+        """Read every link; nothing on a GPU without links.
+
+        Only links that are up have error counters; one that is down keeps its last ones.
+        """
+        (count,) = gpu.field_values(_LINK_COUNT)
+        up = _states(gpu, _MAX_LINKS if count is None else min(count, _MAX_LINKS))
+        last = gpu.state(_LastErrors)
+        if not up:
+            last.errors = {}
+            return cls()
+        active = [link for link, is_up in up.items() if is_up]
+        last.errors = {**last.errors, **_error_counters(gpu, active)}
+        return cls(up, last.errors, _transferred(gpu))
+
+    def errors_by_kind(self) -> Mapping[str, int]:
+        """Return the errors over all links: the errors of each link would be 72 series or more."""
+        total = Counter[str]()
+        for (_, kind), count in self.errors.items():
+            total[kind] += count
+        return total
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield state by link, errors by kind, and bytes by direction."""
+    rows = reading.read(NvLink)
+    up = by_key((labels, nvlink.up) for labels, nvlink in rows)
+    yield family(catalog.NVML_NVLINK_UP, up)
+    errors = by_key((labels, nvlink.errors_by_kind()) for labels, nvlink in rows)
+    yield family(catalog.NVML_NVLINK_ERRORS, errors)
+    transferred = by_key((labels, nvlink.transferred.directions()) for labels, nvlink in rows)
+    yield family(catalog.NVML_NVLINK_BYTES, transferred)
+
+
+def _states(gpu: Device, count: int) -> dict[int, bool]:
+    """Call nvmlDeviceGetNvLinkState up to the first link that does not exist."""
+    up: dict[int, bool] = {}
+    for link in range(count):
+        state = gpu.call("nvmlDeviceGetNvLinkState", link)
+        if state is None:
+            break
+        up[link] = bool(state)
+    return up
+
+
+def _error_counters(gpu: Device, links: Sequence[int]) -> LinkErrors:
+    """Call nvmlDeviceGetNvLinkErrorCounter; skip a kind that the first link does not count."""
+    errors: LinkErrors = {}
+    for number, kind in enumerate(_ERRORS):
+        for link in links:
+            count = available(gpu.call("nvmlDeviceGetNvLinkErrorCounter", link, number))
+            if count is None:
+                break
+            errors[link, kind] = count
+    return errors
+
+
+def _transferred(gpu: Device) -> Traffic:
+    fields = [(number, _ALL_LINKS) for number in _TRAFFIC_FIELDS]
+    tx_kib, rx_kib, tx, rx = gpu.field_values(*fields)
+    return Traffic(
+        rx=rx if rx_kib is None else rx_kib * _KIBIBYTE,
+        tx=tx if tx_kib is None else tx_kib * _KIBIBYTE,
+    )

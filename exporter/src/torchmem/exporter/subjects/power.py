@@ -1,0 +1,48 @@
+"""Power draw, power limits and energy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.nvml import Device, thousandths
+from torchmem.exporter.reading import Reading
+from torchmem.sample import catalog
+from torchmem.sample.families import family, known
+
+
+@dataclass(frozen=True, slots=True)
+class Power(GpuValue):
+    """Draw, enforced limit and maximum limit in watts; energy in joules since the driver loaded."""
+
+    watts: float | None = None
+    limit_watts: float | None = None
+    limit_max_watts: float | None = None
+    energy_joules: float | None = None
+
+    @classmethod
+    def read(cls, gpu: Device) -> Power:
+        """Read usage, limits and total energy consumption (milliwatts and millijoules)."""
+        limits = gpu.call("nvmlDeviceGetPowerManagementLimitConstraints")
+        return cls(
+            watts=thousandths(gpu.call("nvmlDeviceGetPowerUsage")),
+            limit_watts=thousandths(gpu.call("nvmlDeviceGetEnforcedPowerLimit")),
+            limit_max_watts=None if limits is None else thousandths(limits[1]),
+            energy_joules=thousandths(gpu.call("nvmlDeviceGetTotalEnergyConsumption")),
+        )
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield watts and joules."""
+    rows = reading.read(Power)
+    watts = known((labels, power.watts) for labels, power in rows)
+    yield family(catalog.NVML_POWER, watts)
+    limits = known((labels, power.limit_watts) for labels, power in rows)
+    yield family(catalog.NVML_POWER_LIMIT, limits)
+    max_limits = known((labels, power.limit_max_watts) for labels, power in rows)
+    yield family(catalog.NVML_POWER_LIMIT_MAX, max_limits)
+    joules = known((labels, power.energy_joules) for labels, power in rows)
+    yield family(catalog.NVML_ENERGY, joules)

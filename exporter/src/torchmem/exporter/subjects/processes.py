@@ -1,0 +1,291 @@
+"""Processes on GPUs, with or without PyTorch: memory, utilization, owner, and memory of no process.
+
+Also the memory that a rank holds on a GPU outside PyTorch's allocator: NVML's bytes of the process
+minus the allocator's reserved bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue
+from torchmem.exporter.nvml import Device, available
+from torchmem.exporter.process_owners import ProcessOwners
+from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.subjects import mig
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.sample import catalog
+from torchmem.sample.families import Row, View, family, info
+from torchmem.sample.sample import LIVE_STATES, DeviceSample
+
+MAX_PROCESSES_PER_NODE = 1024
+OTHER = "other"
+UTILIZATION_WINDOW_SECONDS = 10.0
+
+_COMPUTE = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+)
+_OTHER_KINDS = (
+    ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes that one process holds on one GPU; None where NVML cannot or may not report them.
+
+    `mig_uuid`: the MIG device that they are on, for a GPU in MIG mode.
+    """
+
+    pid: int
+    used_bytes: int | None
+    mig_uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUtilization:
+    """Ratio of time in which kernels of a process ran (sm) and accessed device memory (memory)."""
+
+    sm: float | None = None
+    memory: float | None = None
+
+    def ratios(self) -> Mapping[str, float]:
+        """Return the known ratios by engine."""
+        engines = {"sm": self.sm, "memory": self.memory}
+        return {engine: ratio for engine, ratio in engines.items() if ratio is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Processes(GpuValue):
+    """All processes on a GPU, once for each MIG device; utilization by pid.
+
+    `memory` is the GPU's, read immediately before the list so that their difference is meaningful.
+    """
+
+    listed: Sequence[ProcessMemory] = ()
+    utilization: Mapping[int, ProcessUtilization] = field(default_factory=dict)
+    memory: MemoryInfo | None = None
+
+    @classmethod
+    def read(cls, gpu: Device) -> Processes | None:
+        """Read the GPU's processes or, in MIG mode, those of its MIG devices."""
+        memory = MemoryInfo.read(gpu)
+        listed = _listed(gpu)
+        return None if listed is None else cls(listed, _utilization(gpu), memory)
+
+    def plausible(self) -> list[ProcessMemory]:
+        """Leave out rows with more bytes than the GPU has: structures of another version."""
+        most = float("inf") if self.memory is None else self.memory.total
+        return [row for row in self.listed if row.pid > 0 and (row.used_bytes or 0) <= most]
+
+
+def _listed(gpu: Device) -> list[ProcessMemory] | None:
+    """Return the processes; None if one of the lists is not available."""
+    if not mig.is_in_mig_mode(gpu):
+        return _listed_on(gpu, None)
+    listed: list[ProcessMemory] = []
+    for device in mig.mig_devices(gpu):
+        rows = _listed_on(device, mig.device_uuid(device))
+        if rows is None:
+            return None
+        listed.extend(rows)
+    return listed
+
+
+def _listed_on(device: Device, mig_uuid: str | None) -> list[ProcessMemory] | None:
+    """Merge the lists: a pid can be in several, each time with all the memory of the process."""
+    compute = device.call_first(_COMPUTE)
+    if compute is None:
+        return None
+    rows = list(compute)
+    for names in _OTHER_KINDS:
+        rows.extend(device.call_first(names) or ())
+    return [ProcessMemory(pid, used, mig_uuid) for pid, used in _merged(rows).items()]
+
+
+def _merged(rows: Iterable[Any]) -> dict[int, int | None]:
+    merged: dict[int, int | None] = {}
+    for row in rows:
+        used, before = available(row.usedGpuMemory), merged.get(row.pid)
+        merged[row.pid] = before if used is None else max(used, before or 0)
+    return merged
+
+
+def _utilization(gpu: Device) -> Mapping[int, ProcessUtilization]:
+    """Call nvmlDeviceGetProcessUtilization: the newest sample of each process in the last 10 s.
+
+    The window does not depend on earlier calls, so that two Prometheus servers see the same.
+    """
+    since = int((gpu.nvml.clock() - UTILIZATION_WINDOW_SECONDS) * 1e6)
+    samples = gpu.call("nvmlDeviceGetProcessUtilization", since) or ()
+    newest = {row.pid: row for row in sorted(samples, key=_time) if _time(row) > since}
+    return {
+        pid: ProcessUtilization(_share(row.smUtil), _share(row.memUtil))
+        for pid, row in newest.items()
+    }
+
+
+def _time(sample: Any) -> int:
+    return int(sample.timeStamp)
+
+
+def _share(percent: int) -> float | None:
+    """Return a ratio; more than 100 % is a row that the driver did not fill in."""
+    return percent / 100 if percent <= 100 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuTable:
+    """The processes of one GPU: bytes by pid, and the pids that have series of their own."""
+
+    labels: GpuLabels
+    processes: Processes
+    used: Mapping[int, int | None]
+    pids: Sequence[int]
+
+    @property
+    def used_by_others(self) -> list[int]:
+        """Bytes of the processes without series of their own."""
+        others = [self.used[pid] for pid in self.used.keys() - set(self.pids)]
+        return [used for used in others if used is not None]
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield the largest processes of each GPU by pid, and the sum of the others as pid="other"."""
+    reading.read(Processes)
+    tables = _tables(reading)
+    yield family(catalog.NVML_PROCESSES, [(table.labels, len(table.used)) for table in tables])
+    yield family(catalog.NVML_PROCESS_MEMORY, _rows(_memory, tables))
+    yield family(catalog.NVML_PROCESS_UTILIZATION, _rows(_utilization_rows, tables))
+    yield family(catalog.NVML_UNATTRIBUTED_MEMORY, _rows(_unattributed, tables))
+
+
+def _tables(reading: Reading) -> list[_GpuTable]:
+    limit = min(reading.processes_per_gpu, MAX_PROCESSES_PER_NODE // max(1, len(reading.present)))
+    return [
+        _table(gpu.labels, processes, max(1, limit)) for gpu, processes in reading.values(Processes)
+    ]
+
+
+def _table(labels: GpuLabels, processes: Processes, limit: int) -> _GpuTable:
+    used = _bytes_by_pid(processes.plausible())
+    pids = sorted(used, key=lambda pid: (-(used[pid] or 0), pid))[:limit]
+    return _GpuTable(labels, processes, used, pids)
+
+
+def _bytes_by_pid(rows: Iterable[ProcessMemory]) -> dict[int, int | None]:
+    """Add up the bytes of a process on several MIG devices."""
+    used: dict[int, int | None] = {}
+    for row in rows:
+        before = used.get(row.pid, 0)
+        unknown = before is None or row.used_bytes is None
+        used[row.pid] = None if unknown else (before or 0) + (row.used_bytes or 0)
+    return used
+
+
+def _rows(rows_of: Any, tables: Iterable[_GpuTable]) -> Iterator[Row]:
+    for table in tables:
+        yield from rows_of(table)
+
+
+def _memory(table: _GpuTable) -> Iterator[Row]:
+    for pid in table.pids:
+        used = table.used[pid]
+        if used is not None:
+            yield (*table.labels, str(pid)), used
+    if table.used_by_others:
+        yield (*table.labels, OTHER), sum(table.used_by_others)
+
+
+def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
+    utilization = table.processes.utilization
+    return by_key(
+        ((*table.labels, str(pid)), utilization[pid].ratios())
+        for pid in table.pids
+        if pid in utilization
+    )
+
+
+def _unattributed(table: _GpuTable) -> Iterator[Row]:
+    """Yield nothing unless everything is known, and if a process allocated between two calls."""
+    memory = table.processes.memory
+    used = [bytes_ for bytes_ in table.used.values() if bytes_ is not None]
+    if memory is None or memory.reserved is None or len(used) < len(table.used):
+        return
+    rest = memory.used - sum(used)
+    if rest >= 0:
+        yield table.labels, rest
+
+
+def info_families(
+    reading: Reading, published: Sequence[Published], owners: ProcessOwners
+) -> Iterator[Metric]:
+    """Yield who the processes with series of their own are: what the kernel reports, and the rank.
+
+    NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
+    process: an equal pid alone is no proof.
+    """
+    tables = _tables(reading) if reading.has_families("processes") else []
+    ranks = {item.pid: _rank(item) for item in published if item.attributed}
+    facts: dict[int, Mapping[str, str]] = {}
+    rows = []
+    for table in tables:
+        for pid in table.pids:
+            if pid not in facts:
+                facts[pid] = owners.labels(pid)
+            rows.append(((*table.labels, str(pid)), {**facts[pid], **ranks.get(pid, {})}))
+    yield info(catalog.NVML_PROCESS_INFO, [row for row in rows if row[1]])
+
+
+def _rank(item: Published) -> Mapping[str, str]:
+    process = item.sample.process
+    return {"rank": str(process.rank), "run": process.run}
+
+
+def outside_allocator_families(
+    reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
+) -> Iterator[Metric]:
+    """Yield the bytes outside the allocator by GPU and rank.
+
+    `gpus`: by UUID, also those of MIG devices. NVML's pids must be the exporter's. A row is left
+    out when either side is unknown, when the process of the sample is not certain, and when both
+    were read so far apart that the difference would be negative.
+    """
+    used = _bytes_by_device(reading)
+    indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
+    rows: list[Row] = []
+    for item in published:
+        if not item.attributed or item.state not in LIVE_STATES:
+            continue
+        view = View(item.sample, item.pid, item.state, indices)
+        for device in item.sample.devices:
+            outside = _outside(device, used.get((device.uuid or "", item.pid)))
+            if outside is not None and outside >= 0:
+                rows.append((view.device_labels(device), outside))
+    yield family(catalog.OUTSIDE_ALLOCATOR, rows)
+
+
+def _outside(device: DeviceSample, used: int | None) -> int | None:
+    if device.allocator is None or used is None:
+        return None
+    return used - device.allocator.reserved_bytes.total
+
+
+def _bytes_by_device(reading: Reading) -> Mapping[tuple[str, int], int | None]:
+    """Return the bytes of each process, by (UUID of the GPU or name of the MIG device, pid)."""
+    names = mig.mig_names(reading)
+    used: dict[tuple[str, int], int | None] = {}
+    for gpu, processes in reading.values(Processes):
+        rows = processes.plausible()
+        used |= {(gpu.uuid, pid): bytes_ for pid, bytes_ in _bytes_by_pid(rows).items()}
+        for row in rows:
+            devices = names.get(row.mig_uuid or "", ())
+            used |= {(name, row.pid): row.used_bytes for name in devices}
+    return used

@@ -1,0 +1,79 @@
+"""Temperatures, their thresholds, and fans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.nvml import Device, available, ratio
+from torchmem.exporter.reading import Reading, by_key
+from torchmem.sample import catalog
+from torchmem.sample.families import family
+
+K = TypeVar("K")
+
+_SENSOR = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_t
+_MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
+# nvmlTemperatureThresholds_t
+_THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Temperatures(GpuValue):
+    """Degrees Celsius by sensor (gpu, memory), and of the thresholds at which the GPU reacts."""
+
+    sensors: Mapping[str, float] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, gpu: Device) -> Temperatures:
+        """Read the GPU's sensor, the memory's (a field value), and the thresholds."""
+        core = available(gpu.call_first(_SENSOR, _GPU_SENSOR))
+        (memory,) = gpu.field_values(_MEMORY_TEMPERATURE)
+        limits = {
+            name: available(gpu.call("nvmlDeviceGetTemperatureThreshold", number))
+            for name, number in _THRESHOLDS.items()
+        }
+        return cls(_known({"gpu": core, "memory": memory}), _known(limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Fans(GpuValue):
+    """Speed of each fan, as a ratio of its maximum."""
+
+    speeds: Sequence[float | None] = ()
+
+    @classmethod
+    def read(cls, gpu: Device) -> Fans:
+        """Call nvmlDeviceGetFanSpeed_v2 for every fan (percent); older drivers have one speed."""
+        count = gpu.call("nvmlDeviceGetNumFans")
+        if count is not None:
+            fans = range(count)
+            return cls([ratio(gpu.call("nvmlDeviceGetFanSpeed_v2", fan)) for fan in fans])
+        speed = ratio(gpu.call("nvmlDeviceGetFanSpeed"))
+        return cls([] if speed is None else [speed])
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield temperatures by sensor and thresholds by name."""
+    rows = reading.read(Temperatures)
+    sensors = by_key((labels, temperatures.sensors) for labels, temperatures in rows)
+    yield family(catalog.NVML_TEMPERATURE, sensors)
+    thresholds = by_key((labels, temperatures.thresholds) for labels, temperatures in rows)
+    yield family(catalog.NVML_TEMPERATURE_THRESHOLD, thresholds)
+
+
+def fan_families(reading: Reading) -> Iterator[Metric]:
+    """Yield the speed of each fan; nothing for a card without fans."""
+    rows = reading.read(Fans)
+    speeds = by_key((labels, _known(dict(enumerate(fans.speeds)))) for labels, fans in rows)
+    yield family(catalog.NVML_FAN_SPEED, speeds)
+
+
+def _known(values: Mapping[K, float | None]) -> dict[K, float]:
+    return {key: value for key, value in values.items() if value is not None}

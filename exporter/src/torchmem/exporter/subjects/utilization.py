@@ -1,0 +1,61 @@
+"""Utilization of the GPU's engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.nvml import Device, ratio
+from torchmem.exporter.reading import Reading, by_key
+from torchmem.sample import catalog
+from torchmem.sample.families import family
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization(GpuValue):
+    """Ratio of the driver's last sampling period in which each engine was busy.
+
+    gpu: a kernel ran; memory: device memory was read or written; the others are media engines.
+    """
+
+    gpu: float | None = None
+    memory: float | None = None
+    encoder: float | None = None
+    decoder: float | None = None
+    jpeg: float | None = None
+    ofa: float | None = None
+
+    @classmethod
+    def read(cls, gpu: Device) -> Utilization:
+        """Call nvmlDeviceGetUtilizationRates and the functions of the media engines (percent)."""
+        rates = gpu.call("nvmlDeviceGetUtilizationRates")
+        return cls(
+            gpu=None if rates is None else ratio(rates.gpu),
+            memory=None if rates is None else ratio(rates.memory),
+            encoder=_engine(gpu, "nvmlDeviceGetEncoderUtilization"),
+            decoder=_engine(gpu, "nvmlDeviceGetDecoderUtilization"),
+            jpeg=_engine(gpu, "nvmlDeviceGetJpgUtilization"),
+            ofa=_engine(gpu, "nvmlDeviceGetOfaUtilization"),
+        )
+
+    def ratios(self) -> Mapping[str, float]:
+        """Return the known ratios by engine."""
+        engines = ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")
+        ratios = {engine: getattr(self, engine) for engine in engines}
+        return {engine: value for engine, value in ratios.items() if value is not None}
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Yield the ratios by engine."""
+    rows = reading.read(Utilization)
+    ratios = by_key((labels, utilization.ratios()) for labels, utilization in rows)
+    yield family(catalog.NVML_UTILIZATION, ratios)
+
+
+def _engine(gpu: Device, name: str) -> float | None:
+    """Read one media engine; the second value, its sampling period in microseconds, is not used."""
+    utilization = gpu.call(name)
+    return None if utilization is None else ratio(utilization[0])
