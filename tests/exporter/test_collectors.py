@@ -1,71 +1,61 @@
-"""The NVML collectors: everything that is known is served under its declared name, and nothing else."""
+"""The NVML collectors: all known values are served under their declared names, nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 
 import pytest
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuIdentity, NvmlCallError
+from torchmem.exporter.gpus import GpuEvent, GpuIdentity, GpuValue, Versions
+from torchmem.exporter.nvml import NvmlCallError
+from torchmem.exporter.subjects.clocks import Clocks
+from torchmem.exporter.subjects.ecc import Ecc, Repairs
+from torchmem.exporter.subjects.gpm import Gpm
+from torchmem.exporter.subjects.memory import Bar1, MemoryInfo, UnifiedMemory
+from torchmem.exporter.subjects.mig import Mig, MigInstance
+from torchmem.exporter.subjects.nvlink import NvLink
+from torchmem.exporter.subjects.pcie import Pcie, PcieThroughput, Traffic
+from torchmem.exporter.subjects.power import Power
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
+from torchmem.exporter.subjects.temperature import Fans, Temperatures
+from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import (
-    Bar1,
-    Clocks,
-    Ecc,
-    Gpm,
-    GpuEvent,
-    MemoryInfo,
-    Mig,
-    MigInstance,
-    NvLink,
-    Pcie,
-    Power,
-    ProcessMemory,
-    ProcessUtilization,
-    Repairs,
-    Temperatures,
-    Transfer,
-    Utilization,
-    Versions,
-)
 from torchmem.sample.catalog import CATALOG
 
 OpenExporter = Callable[..., Exporter]
 GIB = 1 << 30
 MEMORY = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
-FULL = FakeGpu(
-    GpuIdentity(0, "GPU-a", "H100", "00000000:18:00.0", "580", "96.00", "default", "enabled"),
-    memory=MEMORY,
-    unified_memory=False,
-    bar1=Bar1(128 * GIB, GIB),
-    utilization=Utilization(0.9, 0.5, 0.1, 0.2, 0.3, 0.4),
-    power=Power(412.5, 650.0, 700.0, 5e6),
-    temperatures=Temperatures({"gpu": 61, "memory": 70}, {"shutdown": 92}),
-    clocks=Clocks({"sm": 1.7e9}, {"sm": 1.98e9}, {"sw_power_cap": True, "gpu_idle": False}, 0),
-    fans=[0.3, None, 0.5],
-    pcie=Pcie(1, 5, 8, 16, 12),
-    pcie_throughput=Transfer(9000, 5000),
-    nvlink=NvLink(
+VALUES: tuple[GpuValue, ...] = (
+    MEMORY,
+    UnifiedMemory(False),
+    Bar1(128 * GIB, GIB),
+    Utilization(0.9, 0.5, 0.1, 0.2, 0.3, 0.4),
+    Power(412.5, 650.0, 700.0, 5e6),
+    Temperatures({"gpu": 61, "memory": 70}, {"shutdown": 92}),
+    Clocks({"sm": 1.7e9}, {"sm": 1.98e9}, {"sw_power_cap": True, "gpu_idle": False}, 0),
+    Fans([0.3, None, 0.5]),
+    Pcie(1, 5, 8, 16, 12),
+    PcieThroughput(Traffic(9000, 5000)),
+    NvLink(
         {0: True, 1: False},
         {(0, "replay"): 3, (1, "replay"): 4, (0, "recovery"): 5},
-        Transfer(7, 8),
+        Traffic(7, 8),
     ),
-    ecc=Ecc(True, {("corrected", "volatile"): 4}),
-    repairs=Repairs({"correctable": 5}, False, True, {"double_bit": 2}, True, "gpu_reset"),
-    mig=Mig(True, [MigInstance("MIG-a", 2, 0, "3g.40gb", MEMORY)]),
-    processes=[ProcessMemory(1, 60 * GIB)],
-    process_utilization={1: ProcessUtilization(0.8, 0.4)},
-    gpm=Gpm(0.9, 0.45, 0.6, 0.3, Transfer(1, 2), Transfer(3, 4)),
-    event_kinds=frozenset({"xid", "fatal_poison_error"}),
+    Ecc(True, {("corrected", "volatile"): 4}),
+    Repairs({"correctable": 5}, False, True, {"double_bit": 2}, True, "gpu_reset"),
+    Mig(True, [MigInstance("MIG-a", 2, 0, "3g.40gb", MEMORY)]),
+    Processes([ProcessMemory(1, 60 * GIB)], {1: ProcessUtilization(0.8, 0.4)}, MEMORY),
+    Gpm(0.9, 0.45, 0.6, 0.3, Traffic(1, 2), Traffic(3, 4)),
 )
+IDENTITY = GpuIdentity(0, "GPU-a", "H100", "00000000:18:00.0", "580", "96.00", "default", "enabled")
+FULL = FakeGpu(IDENTITY, *VALUES, event_kinds=["xid", "fatal_poison_error"])
 
 
 def full_scrape(open_exporter: OpenExporter) -> Exposition:
-    """A node with one GPU of which everything is known, after an XID."""
+    """Scrape a node with one GPU of which everything is known, after an XID error."""
     nvml = FakeNvml(lambda: [FULL], Versions("580", "13.580", "13.0"))
     exporter = open_exporter(nvml, pcie_throughput=True)
     scrape(exporter)
@@ -74,8 +64,8 @@ def full_scrape(open_exporter: OpenExporter) -> Exposition:
     return scrape(exporter)
 
 
-def test_full_gpu_gives_every_metric_of_the_catalogue(open_exporter: OpenExporter) -> None:
-    """Nothing in the catalogue is a dead letter; only a GPU that fails has an error code."""
+def test_full_gpu_has_every_metric_of_the_catalog(open_exporter: OpenExporter) -> None:
+    """Every declared metric is served; only a GPU that fails has an error code."""
     declared = {name for name in CATALOG if name.startswith("nvml_")}
     served = {name for name, series in full_scrape(open_exporter).series.items() if series}
 
@@ -84,8 +74,8 @@ def test_full_gpu_gives_every_metric_of_the_catalogue(open_exporter: OpenExporte
     }
 
 
-def test_labels_are_those_of_the_catalogue(open_exporter: OpenExporter) -> None:
-    """Every sample carries exactly the declared labels, beside the facts of info metrics."""
+def test_labels_are_those_of_the_catalog(open_exporter: OpenExporter) -> None:
+    """Every sample has exactly the declared labels, and info metrics also their facts."""
     for name, series in full_scrape(open_exporter).series.items():
         spec = CATALOG[name]
         for labels in (dict(found) for found in series):
@@ -94,7 +84,7 @@ def test_labels_are_those_of_the_catalogue(open_exporter: OpenExporter) -> None:
             assert (name, set(), True) == (name, facts, set(spec.labels) - empty <= set(labels))
 
 
-VALUES: dict[str, dict[tuple[str, ...], float]] = {
+SERIES: dict[str, dict[tuple[str, ...], float]] = {
     "nvml_unified_memory": {(): 0.0},
     "nvml_bar1_used_bytes": {(): float(GIB)},
     "nvml_utilization_ratio": {("jpeg",): 0.3, ("gpu",): 0.9},
@@ -133,20 +123,20 @@ VALUES: dict[str, dict[tuple[str, ...], float]] = {
 }
 
 
-def test_values_stand_under_their_names(open_exporter: OpenExporter) -> None:
-    """Each value of the GPU is found again under the metric and the labels that it belongs to."""
-    shown = scrape(open_exporter(FakeNvml.of(FULL), pcie_throughput=True))
-    for name, values in VALUES.items():
+def test_values_have_their_names(open_exporter: OpenExporter) -> None:
+    """Each value of the GPU has its own metric and labels."""
+    exposition = scrape(open_exporter(FakeNvml.of(FULL), pcie_throughput=True))
+    for name, values in SERIES.items():
         for labels, value in values.items():
             named = dict(zip(CATALOG[name].labels, ("0", "GPU-a", *labels), strict=True))
-            assert (name, value) == (name, shown.value(name, **named))
+            assert (name, value) == (name, exposition.value(name, **named))
 
 
 def test_facts(open_exporter: OpenExporter) -> None:
-    """Which GPU it is, how it is set up, and the versions below it."""
-    shown = scrape(open_exporter(FakeNvml(lambda: [FULL], Versions("580", None, "13.0"))))
-    (gpu,) = shown.series["nvml_gpu_info"]
-    (driver,) = shown.series["nvml_driver_info"]
+    """Info metrics describe the GPU, its modes, and the versions of the driver."""
+    exposition = scrape(open_exporter(FakeNvml(lambda: [FULL], Versions("580", None, "13.0"))))
+    (gpu,) = exposition.series["nvml_gpu_info"]
+    (driver,) = exposition.series["nvml_driver_info"]
 
     assert {
         "compute_mode": "default",
@@ -156,67 +146,50 @@ def test_facts(open_exporter: OpenExporter) -> None:
     assert {"driver_version": "580", "cuda_version": "13.0"} == dict(driver)
 
 
-def test_unknown_gpu_gives_no_value(open_exporter: OpenExporter) -> None:
-    """Of a GPU that tells nothing there is only that it is up; every collector still succeeded."""
-    shown = scrape(open_exporter(FakeNvml.of(FakeGpu(GpuIdentity(0, "GPU-a"), processes=None))))
-    served = {name for name, series in shown.series.items() if series and name.startswith("nvml_")}
+def test_gpu_without_values_has_no_series(open_exporter: OpenExporter) -> None:
+    """A GPU that reports nothing is only up; every collector still succeeds."""
+    exposition = scrape(open_exporter(FakeNvml.of(FakeGpu(GpuIdentity(0, "GPU-a")))))
+    served = {name for name, series in exposition.series.items() if series}
 
-    assert {"nvml_up", "nvml_gpu_up", "nvml_gpu_info"} == served
-    assert {1.0} == set(shown.by("collector", "torchmem_exporter_collector_success").values())
-
-
-def test_pcie_throughput_is_asked_only_when_wanted(open_exporter: OpenExporter) -> None:
-    """Measuring it takes time on every scrape: without the setting NVML is not asked."""
-
-    class Careful(FakeNvml):
-        def pcie_throughput(self, uuid: str) -> Transfer:
-            """Must not be called."""
-            raise AssertionError(uuid)
-
-    shown = scrape(open_exporter(Careful.of(FULL)))
-
-    assert {} == shown.matching("nvml_pcie_throughput_bytes_per_second")
-    assert shown.value("torchmem_exporter_collector_success", collector="pcie_throughput") is None
+    assert {"nvml_up", "nvml_gpu_up", "nvml_gpu_info"} == {
+        name for name in served if name.startswith("nvml_")
+    }
+    assert {1.0} == set(exposition.by("collector", "torchmem_exporter_collector_success").values())
 
 
-SUBJECTS = sorted(
-    {field.name for field in fields(FakeGpu)} - {"identity", "event_kinds", "error_code"}
-)
+def test_pcie_throughput_is_read_only_if_set(open_exporter: OpenExporter) -> None:
+    """Measuring it takes time in every scrape: without the setting it is not read."""
+    kinds = set[object]()
+    exporter = open_exporter(FakeNvml(lambda: [FULL], on_call=lambda kind, _: kinds.add(kind)))
+    exposition = scrape(exporter)
+
+    assert Pcie in kinds
+    assert PcieThroughput not in kinds
+    success = exposition.by("collector", "torchmem_exporter_collector_success")
+    assert "pcie_throughput" not in success
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.parametrize("error", [NvmlCallError("nvmlAnything", 999), KeyError("unforeseen")])
-def test_failure_of_one_subject_on_one_gpu_costs_nothing_else(
-    open_exporter: OpenExporter, subject: str, error: Exception
+@pytest.mark.parametrize("kind", [type(value) for value in VALUES])
+@pytest.mark.parametrize("error", [NvmlCallError("nvmlAny", 999), KeyError("unforeseen")])
+def test_failure_of_one_value_of_one_gpu_costs_nothing_else(
+    open_exporter: OpenExporter, kind: type[GpuValue], error: Exception
 ) -> None:
-    """Whatever goes wrong with one question to one GPU, the other GPU and all other subjects are complete."""
-    first = replace(FULL, event_kinds=frozenset())
-    second = replace(first, identity=GpuIdentity(1, "GPU-b"), mig=None)
+    """Whatever goes wrong with one value of one GPU, everything else is complete."""
+    others = [value for value in VALUES if not isinstance(value, Mig)]
+    cards = [FakeGpu(IDENTITY, *VALUES), FakeGpu(GpuIdentity(1, "GPU-b"), *others)]
 
-    class Broken(FakeNvml):
-        """Fails for one subject of the first GPU."""
-
-    def fail(self: FakeNvml, uuid: str) -> object:
-        if uuid == "GPU-a":
+    def fail(call: object, gpu: object) -> None:
+        if (call, gpu) == (kind, "GPU-a"):
             raise error
-        return getattr(second, subject)
 
-    setattr(Broken, subject, fail)
-    whole = scrape(open_exporter(FakeNvml.of(first, second), pcie_throughput=True))
-    shown = scrape(open_exporter(Broken.of(first, second), pcie_throughput=True))
-    failed = {
-        name
-        for name, ok in shown.by("collector", "torchmem_exporter_collector_success").items()
-        if not ok
-    }
+    whole = scrape(open_exporter(FakeNvml.of(*cards), pcie_throughput=True))
+    broken = FakeNvml(lambda: cards, on_call=fail)
+    exposition = scrape(open_exporter(broken, pcie_throughput=True))
+    success = exposition.by("collector", "torchmem_exporter_collector_success")
 
-    assert 1 <= len(failed) <= 2
-    assert shown.by("gpu", "nvml_gpu_up") == {"0": 1.0, "1": 1.0}
+    assert 1 == sum(not ok for ok in success.values())
+    assert exposition.by("gpu", "nvml_gpu_up") == {"0": 1.0, "1": 1.0}
     for name in whole.series:
-        assert whole.matching(name, uuid="GPU-b") == shown.matching(name, uuid="GPU-b")
-    lost = {
-        name
-        for name in whole.series
-        if whole.matching(name, uuid="GPU-a") and not shown.series.get(name)
-    }
-    assert all(name.startswith("nvml_") for name in lost)
+        assert whole.matching(name, uuid="GPU-b") == exposition.matching(name, uuid="GPU-b")
+    lost = {name for name in whole.series if not exposition.series.get(name)}
+    assert all(name.startswith("nvml_") for name in lost if whole.matching(name, uuid="GPU-a"))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from support.exposition import Exposition, scrape
-from support.nvml_binding import FakeBinding, uuid_of
+from support.fake_nvml import FakeNode
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuDownError, GpuIdentity, NvmlDownError
-from torchmem.exporter.nvml import PyNvml
-from torchmem.exporter.tally import MOST_XIDS, UNEXPECTED_XID_HOLD_SECONDS, Count
+from torchmem.exporter.gpus import GpuEvent, GpuIdentity
+from torchmem.exporter.nvml import GpuLostError, NvmlDownError
+from torchmem.exporter.subjects.xid_events import (
+    MAX_XIDS,
+    UNLISTED_XID_HOLD_SECONDS,
+    EventCounter,
+    NvmlEvents,
+)
 from torchmem.exporter.testing import FakeEvents, FakeGpu, FakeNvml
-from torchmem.exporter.values import GpuEvent
-from torchmem.sample.xids import XIDS as KNOWN_XIDS
+from torchmem.sample.xids import XIDS as LISTED_XIDS
 
 OpenExporter = Callable[..., Exporter]
 XIDS, LAST, EVENTS = "nvml_xid_errors_total", "nvml_xid_last_timestamp_seconds", "nvml_events_total"
@@ -64,22 +68,25 @@ def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
     assert 0.0 == shown.value(EVENTS, uuid=B, event="double_bit_ecc_error")
 
 
-def test_expected_xids_stand_at_zero() -> None:
-    """A rate sees the first event of the frequent codes at once, for their series are there before it."""
-    count = Count()
-    count.expect(["xid"])
+@pytest.fixture
+def counter() -> EventCounter:
+    """The counter of a GPU that reports XIDs and poison errors."""
+    counter = EventCounter()
+    counter.expect(["xid", "fatal_poison_error"])
+    return counter
 
-    assert dict.fromkeys(KNOWN_XIDS, 0) == count.tally(0.0).xids
+
+def test_listed_xids_start_at_zero(counter: EventCounter) -> None:
+    """rate() sees the first event of a listed XID, because its series is there before."""
+    assert dict.fromkeys(LISTED_XIDS, 0) == counter.totals(0.0).xids
 
 
-def test_event_before_the_first_scrape_is_seen_as_a_rise() -> None:
-    """Whatever came earlier, a counter is 0 the first time it is shown, and right the second time."""
-    count = Count()
-    count.expect(["xid", "fatal_poison_error"])
-    count.add("xid", 79, 1.0)
-    count.add("fatal_poison_error", None, 1.0)
+def test_event_before_the_first_scrape_is_an_increase(counter: EventCounter) -> None:
+    """Whatever came earlier, a counter is 0 when it is first exposed, and right the second time."""
+    counter.add(GpuEvent(A, "xid", 79), 1.0)
+    counter.add(GpuEvent(A, "fatal_poison_error"), 1.0)
 
-    first, second = count.tally(2.0), count.tally(3.0)
+    first, second = counter.totals(2.0), counter.totals(3.0)
 
     assert (0, 0) == (first.xids[79], first.events["fatal_poison_error"])
     assert (1, 1) == (second.xids[79], second.events["fatal_poison_error"])
@@ -87,26 +94,24 @@ def test_event_before_the_first_scrape_is_seen_as_a_rise() -> None:
 
 
 @pytest.mark.parametrize("xid", [62, 143, 4711])
-def test_unexpected_xid_is_shown_at_zero_for_a_minute(xid: int) -> None:
-    """Any other code has its timestamp at once, and its count when every server has seen the 0."""
-    count = Count()
-    count.expect(["xid"])
-    count.tally(0.0)
-    count.add("xid", xid, 10.0)
+def test_unlisted_xid_is_zero_for_a_minute(counter: EventCounter, xid: int) -> None:
+    """Its timestamp is exposed immediately, its count when every Prometheus has seen the 0."""
+    counter.totals(0.0)
+    counter.add(GpuEvent(A, "xid", xid), 10.0)
 
-    early, late = count.tally(11.0), count.tally(10.0 + UNEXPECTED_XID_HOLD_SECONDS)
+    early, late = counter.totals(11.0), counter.totals(10.0 + UNLISTED_XID_HOLD_SECONDS)
 
     assert (0, {xid: 10.0}) == (early.xids[xid], early.xid_times)
     assert {xid: 1} == {code: times for code, times in late.xids.items() if times}
 
 
-def test_codes_are_bounded() -> None:
+def test_xids_are_bounded() -> None:
     """A driver that invents codes does not fill Prometheus."""
-    count = Count()
-    for xid in range(10 * MOST_XIDS):
-        count.add("xid", xid, 0.0)
+    counter = EventCounter()
+    for xid in range(10 * MAX_XIDS):
+        counter.add(GpuEvent(A, "xid", xid), 0.0)
 
-    assert MOST_XIDS == len(count.tally(0.0).xids)
+    assert MAX_XIDS == len(counter.totals(0.0).xids)
 
 
 def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None:
@@ -120,7 +125,7 @@ def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None
 
 
 @pytest.mark.parametrize(
-    "error", [GpuDownError(15), NvmlDownError("uninitialized"), ValueError("unforeseen")]
+    "error", [GpuLostError(15), NvmlDownError("uninitialized"), ValueError("unforeseen")]
 )
 def test_broken_wait_is_taken_up_again(open_exporter: OpenExporter, error: Exception) -> None:
     """When waiting fails, the next scrape subscribes anew; counts go on from where they were."""
@@ -215,71 +220,85 @@ def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -
 
 
 @pytest.fixture
-def binding() -> FakeBinding:
-    """Two GPUs with events."""
-    binding = FakeBinding(2)
-    binding.answers |= {
-        "nvmlEventSetCreate": lambda: "set",
-        "nvmlEventSetFree": lambda events: None,
-        "nvmlDeviceGetSupportedEventTypes": lambda gpu: XID_BIT | DOUBLE_BIT | PSTATE_BIT,
-        "nvmlDeviceRegisterEvents": lambda gpu, mask, events: None,
-        "nvmlEventSetWait_v2": lambda events, milliseconds: None,
-    }
-    return binding
+def node(tmp_path: Path) -> FakeNode:
+    """Two GPUs with XIDs, double-bit ECC errors and changes of the performance state."""
+    node = FakeNode(tmp_path / "node", "zero_gpus")
+    kinds = XID_BIT | DOUBLE_BIT | PSTATE_BIT
+    node.write(
+        f"[gpu *]\nSupportedEventTypes = {kinds}\n[gpu 0]\nUUID = {A}\n[gpu 1]\nUUID = {B}\n"
+    )
+    return node
 
 
-def subscribed(binding: FakeBinding) -> PyNvml:
-    """NVML, open, its GPUs listed."""
-    nvml = PyNvml(binding)
+@pytest.fixture
+def subscribe(node: FakeNode) -> Iterator[Callable[[], NvmlEvents | None]]:
+    """Subscribes to the events of both GPUs, and closes what is open afterwards."""
+    nvml = node.nvml()
     nvml.open()
-    for index in range(nvml.count()):
-        nvml.gpu(index)
-    return nvml
+    uuids = [gpu.uuid for gpu in map(nvml.gpu, range(nvml.count())) if isinstance(gpu, GpuIdentity)]
+    subscriptions = []
+
+    def subscribe() -> NvmlEvents | None:
+        events = nvml.subscribe(uuids)
+        assert events is None or isinstance(events, NvmlEvents)
+        if events:
+            subscriptions.append(events)
+        return events
+
+    yield subscribe
+    for events in subscriptions:
+        events.close()
+    nvml.close()
 
 
-def test_nvml_events_are_told_apart(binding: FakeBinding) -> None:
-    """GPU, kind and XID come from the event data; a timeout and what has no name are nothing."""
-    coming = [(1, XID_BIT, 79), (0, DOUBLE_BIT, 0), (0, 1 << 40, 0)]
+Subscribe = Callable[[], NvmlEvents | None]
 
-    def wait(events: str, milliseconds: int) -> SimpleNamespace:
-        if not coming:
-            raise binding.NVMLError(10)
-        gpu, kind, data = coming.pop(0)
-        return SimpleNamespace(device=gpu, eventType=kind, eventData=data)
 
-    events = subscribed(binding).subscribe([uuid_of(0), uuid_of(1)])
+def test_events_have_gpu_kind_and_xid(node: FakeNode, subscribe: Subscribe) -> None:
+    """A timeout and an event of an unknown kind are no event."""
+    events = subscribe()
     assert events is not None
-    binding.answers["nvmlEventSetWait_v2"] = wait
+    node.change("node", **{"event.1": f"1 {XID_BIT} 79", "event.2": f"0 {DOUBLE_BIT} 0"})
 
-    assert {uuid_of(0): BOTH, uuid_of(1): BOTH} == events.kinds
-    assert GpuEvent(uuid_of(1), "xid", 79) == events.wait(0.5)
-    assert GpuEvent(uuid_of(0), "double_bit_ecc_error") == events.wait(0.5)
-    assert [None, None] == [events.wait(0.5), events.wait(0.5)]
+    assert {A: BOTH, B: BOTH} == events.kinds
+    assert GpuEvent(B, "xid", 79) == events.wait(0.5)
+    assert GpuEvent(A, "double_bit_ecc_error") == events.wait(0.5)
+    assert events.wait(0.01) is None
 
 
-def test_gpu_that_cannot_register_is_left_out(binding: FakeBinding) -> None:
-    """One GPU without events does not cost another's."""
-    binding.fail("nvmlDeviceRegisterEvents", 3, gpu=0)
-    events = subscribed(binding).subscribe([uuid_of(0), uuid_of(1)])
+def test_gpu_that_cannot_register_is_left_out(node: FakeNode, subscribe: Subscribe) -> None:
+    """One GPU without events does not cost the events of another."""
+    node.change("gpu 0", nvmlDeviceRegisterEvents="not_supported")
+    events = subscribe()
     assert events is not None
 
-    assert {uuid_of(1)} == set(events.kinds)
+    assert {B} == set(events.kinds)
+
+
+def test_lost_gpu_ends_the_wait(node: FakeNode, subscribe: Subscribe) -> None:
+    """A failure of the wait is an error, not a timeout."""
+    events = subscribe()
+    assert events is not None
+    node.change("node", nvmlEventSetWait_v2="gpu_is_lost")
+
+    with pytest.raises(GpuLostError):
+        events.wait(0.5)
 
 
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("nvmlEventSetCreate", 3),
-        ("nvmlDeviceGetSupportedEventTypes", 3),
-        ("nvmlDeviceRegisterEvents", 3),
-        ("nvmlEventSetWait_v2", 13),
+        ("nvmlEventSetCreate", "not_supported"),
+        ("nvmlDeviceGetSupportedEventTypes", "not_supported"),
+        ("nvmlDeviceRegisterEvents", "not_supported"),
+        ("nvmlEventSetWait_v2", "function_not_found"),
     ],
 )
-def test_unsupported_events_leave_nothing_open(binding: FakeBinding, name: str, code: int) -> None:
-    """Without events there is no subscription, and every nvmlInit has its nvmlShutdown."""
-    nvml = subscribed(binding)
-    binding.fail(name, code)
+def test_unsupported_events_leave_nothing_open(
+    node: FakeNode, subscribe: Subscribe, name: str, code: str
+) -> None:
+    """Without events there is no subscription, and every nvmlInit but the first has its nvmlShutdown."""
+    node.change("node", **{name: code})
 
-    assert nvml.subscribe([uuid_of(0), uuid_of(1)]) is None
-    nvml.close()
-    assert binding.calls["nvmlInit"] == binding.calls["nvmlShutdown"]
+    assert subscribe() is None
+    assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown") + 1

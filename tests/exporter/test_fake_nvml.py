@@ -1,8 +1,10 @@
-"""The fake libnvidia-ml.so.1 itself: what nvidia-ml-py reads from it is what the node's file says."""
+"""The fake libnvidia-ml.so.1: nvidia-ml-py reads from it what the node's file contains."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import inspect
 import json
 import re
 import subprocess
@@ -13,7 +15,7 @@ import pynvml
 import pytest
 from support.fake_nvml import LIBRARY, NODES, FakeNode, library
 
-from torchmem.exporter.nvml.binding import SYMBOLS
+from torchmem import exporter
 
 ASK = """
 import json, sys
@@ -39,7 +41,7 @@ def ask(node: FakeNode, *calls: str) -> list[object]:
 
 
 def test_structures_are_as_large_as_the_binding_has_them() -> None:
-    """Sizes agree with nvidia-ml-py, so that no field is read from another's place."""
+    """Sizes agree with nvidia-ml-py, so that no field is read from the place of another."""
     fake = ctypes.CDLL(str(library() / LIBRARY))
     fake.nvmlFakeStructure.restype = ctypes.c_char_p
     found: dict[str, int] = {}
@@ -55,7 +57,7 @@ def test_structures_are_as_large_as_the_binding_has_them() -> None:
 
 
 def test_binding_reads_what_the_file_says(tmp_path: Path) -> None:
-    """Every shape of answer arrives whole: text, numbers, structures, lists, unions and return codes."""
+    """Text, numbers, structures, lists, unions and return codes arrive unchanged."""
     expected = {
         "nvmlDeviceGetName(device)": "NVIDIA H100 80GB HBM3",
         "nvmlDeviceGetPciInfo(device).bus": 0x18,
@@ -84,11 +86,42 @@ def test_binding_reads_what_the_file_says(tmp_path: Path) -> None:
     )
 
 
-def test_every_call_of_the_exporter_is_there() -> None:
-    """No symbol that the exporter asks for is missing from the fake only because nobody wrote it."""
-    fake = ctypes.CDLL(str(library() / LIBRARY))
+def functions_of_the_exporter() -> set[str]:
+    """Return the names of NVML functions in the exporter's source."""
+    (folder,) = exporter.__path__
+    nodes = (
+        node
+        for file in Path(folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+    )
+    texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    return {text for text in texts if re.fullmatch(r"nvml[A-Z]\w+", text)}
 
-    assert [] == [symbol for symbol in SYMBOLS if not hasattr(fake, symbol)]
+
+def symbols_of(function: str) -> set[str]:
+    """Return the symbols of the library that nvidia-ml-py looks up for a function."""
+    source = inspect.getsource(getattr(pynvml, function))
+    called = re.findall(r"\b(nvml\w+)\(", source)
+    others = {name for name in called if name != function and hasattr(pynvml, name)}
+    own = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', source))
+    return own.union(*(symbols_of(name) for name in others if name[4:5].isupper()))
+
+
+def test_every_function_of_the_exporter_is_nvidias() -> None:
+    """Every NVML function that the exporter names exists under that name in nvidia-ml-py."""
+    functions = functions_of_the_exporter()
+
+    assert {"nvmlInit", "nvmlDeviceGetPowerUsage", "nvmlGpmMetricsGet"} <= functions
+    assert [] == [name for name in functions if not hasattr(pynvml, name)]
+
+
+def test_every_function_of_the_exporter_is_in_the_fake() -> None:
+    """No function that the exporter calls is missing from the fake."""
+    fake = ctypes.CDLL(str(library() / LIBRARY))
+    symbols = set[str]().union(*map(symbols_of, functions_of_the_exporter()))
+
+    assert {"nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"} <= symbols
+    assert [] == [symbol for symbol in symbols if not hasattr(fake, symbol)]
 
 
 def test_missing_symbol_is_a_function_not_found(tmp_path: Path) -> None:

@@ -1,55 +1,90 @@
-"""NVML calls that never return: each costs one thread and the values of one GPU, until it returns."""
+"""NVML calls that never return: each costs one thread and the values of one GPU."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.exposition import Exposition, scrape
-from support.nvml_binding import FakeBinding, uuid_of
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.nvml import PyNvml
+from torchmem.exporter.gpus import GpuIdentity, GpuLabels
+from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.power import Power
+from torchmem.exporter.subjects.processes import Processes
+from torchmem.exporter.subjects.utilization import Utilization
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.worker import Workers
 
 OpenExporter = Callable[..., Exporter]
 SUCCESS = "torchmem_exporter_collector_success"
-UTILIZATION = "nvmlDeviceGetUtilizationRates"
 MEMORY, UP, INFO = "nvml_memory_used_bytes", "nvml_gpu_up", "nvml_gpu_info"
 ALL = {str(gpu) for gpu in range(8)}
+UUIDS = [f"GPU-{gpu}" for gpu in range(8)]
+# On GPU 5: while a value is read, while the process list is read, while the GPU is identified.
+UTILIZATION, PROCESSES, IDENTITY = (Utilization, "GPU-5"), (Processes, "GPU-5"), ("gpu", 5)
+COUNT = ("count", None)
+
+Call = tuple[object, object]
 
 
 class Node:
-    """Eight GPUs; the threads that read them; what is blocked is let go at the end."""
+    """Eight GPUs whose calls can hang or fail; `calls` counts calls, `waits` those that hang."""
 
     def __init__(self) -> None:
-        self.binding = FakeBinding(8)
+        cards = [
+            FakeGpu(
+                GpuIdentity(index, uuid),
+                MemoryInfo(80, 2, 77, 1),
+                Processes(),
+                Utilization(0.9),
+                Power(400),
+            )
+            for index, uuid in enumerate(UUIDS)
+        ]
+        self.nvml = FakeNvml(lambda: cards, on_call=self._on_call)
+        self.workers = Workers[GpuLabels]()
+        self.calls = Counter[object]()
+        self.waits = 0
+        self.errors: dict[Call, Exception] = {}
+        self._gates: dict[Call, threading.Event] = {}
         self._before = set(threading.enumerate())
-        self._gates: list[threading.Event] = []
 
-    def hang(self, name: str, gpu: int | None = None) -> None:
+    def hang(self, call: Call) -> None:
         """From now on this call does not return."""
-        self._gates.append(self.binding.block(name, gpu))
+        self._gates[call] = threading.Event()
 
     def release(self) -> None:
-        """All calls return, and the threads end."""
-        for gate in self._gates:
+        """Let all calls return, and wait for their threads to end."""
+        gates, self._gates = self._gates, {}
+        for gate in gates.values():
             gate.set()
         until(lambda: not self.threads())
 
     def threads(self) -> int:
-        """How many threads wait within NVML."""
-        return sum(
-            thread.name == "torchmem-nvml" for thread in set(threading.enumerate()) - self._before
-        )
+        """Return how many threads wait within NVML."""
+        threads = set(threading.enumerate()) - self._before
+        return sum(thread.name == "torchmem-nvml" for thread in threads)
+
+    def _on_call(self, call: object, gpu: object) -> None:
+        self.calls[call] += 1
+        gate = self._gates.get((call, gpu))
+        if gate is not None:
+            self.waits += 1
+            assert gate.wait(60)
+        if (call, gpu) in self.errors:
+            raise self.errors[call, gpu]
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """A node that hangs when it is told."""
+    """A node on which calls can hang."""
     node = Node()
     yield node
     node.release()
@@ -57,101 +92,95 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture
 def exporter(open_exporter: OpenExporter, node: Node) -> Exporter:
-    """An exporter that has seen the node whole."""
-    exporter = open_exporter(PyNvml(node.binding), deadline_seconds=30)
+    """An exporter that has read all GPUs."""
+    exporter = open_exporter(node.nvml, deadline_seconds=30, workers=node.workers)
     assert ALL == set(scrape(exporter).by("gpu", MEMORY))
     return exporter
 
 
 def late_scrape(exporter: Exporter, node: Node) -> Exposition:
-    """A scrape of which the deadline comes when a call hangs."""
-    before = node.binding.waits
+    """Return a scrape that reaches its deadline while a call hangs."""
+    before = node.waits
     with ThreadPoolExecutor(1) as pool:
-        shown = pool.submit(scrape, exporter)
-        until(lambda: node.binding.waits > before)
-        exporter._workers.current.release()
-        return shown.result(60)
+        exposition = pool.submit(scrape, exporter)
+        until(lambda: node.waits > before)
+        node.workers.current.release()
+        return exposition.result(60)
 
 
-def test_scrape_in_which_it_begins_is_answered_from_what_is_known(
-    exporter: Exporter, node: Node
-) -> None:
-    """At the deadline there is what was read so far, the GPU that is waited for, and who was not done."""
-    node.hang(UTILIZATION, gpu=5)
-    shown = late_scrape(exporter, node)
+def test_scrape_in_which_a_call_hangs_returns_what_was_read(exporter: Exporter, node: Node) -> None:
+    """At the deadline it has what was read, the late GPU, and the collectors that are missing."""
+    node.hang(UTILIZATION)
+    exposition = late_scrape(exporter, node)
 
-    assert ALL == set(shown.by("gpu", MEMORY)) == set(shown.by("gpu", INFO))
-    assert 0.0 == shown.value("nvml_up", reason="timeout")
-    assert {gpu: float(gpu != "5") for gpu in ALL} == shown.by("gpu", UP)
-    assert {"utilization": 0.0, "memory": 1.0, "samples": 1.0}.items() <= shown.by(
-        "collector", SUCCESS
-    ).items()
+    assert ALL == set(exposition.by("gpu", MEMORY)) == set(exposition.by("gpu", INFO))
+    assert 0.0 == exposition.value("nvml_up", reason="timeout")
+    assert {gpu: float(gpu != "5") for gpu in ALL} == exposition.by("gpu", UP)
+    success = exposition.by("collector", SUCCESS)
+    assert {"utilization": 0.0, "memory": 1.0, "samples": 1.0}.items() <= success.items()
 
 
-@pytest.mark.parametrize(
-    "call", [UTILIZATION, "nvmlDeviceGetUUID", "nvmlDeviceGetComputeRunningProcesses_v3"]
-)
-def test_following_scrapes_leave_out_that_gpu_alone(
-    exporter: Exporter, node: Node, call: str
-) -> None:
-    """Wherever the call hangs, in the roll call too: the others are complete, its identity stays, it is not asked."""
-    node.hang(call, gpu=5)
+@pytest.mark.parametrize("call", [UTILIZATION, IDENTITY, PROCESSES])
+def test_following_scrapes_skip_only_that_gpu(exporter: Exporter, node: Node, call: Call) -> None:
+    """Wherever the call hangs, the other GPUs are complete, and the GPU keeps its identity."""
+    node.hang(call)
     late_scrape(exporter, node)
-    asked = node.binding.calls["nvmlDeviceGetUUID"]
+    identified = node.calls["gpu"]
     later = [scrape(exporter) for _ in range(5)]
 
-    for shown in later:
-        assert (
-            ALL - {"5"} == set(shown.by("gpu", MEMORY)) == set(shown.by("gpu", "nvml_power_watts"))
-        )
-        assert ALL == set(shown.by("gpu", INFO))
-        assert {gpu: float(gpu != "5") for gpu in ALL} == shown.by("gpu", UP)
-        assert 1.0 == shown.value("nvml_up")
-        assert {1.0} == set(shown.by("collector", SUCCESS).values())
-        assert {} == shown.matching("nvml_gpu_error_code")
-    assert 5 * 7 == node.binding.calls["nvmlDeviceGetUUID"] - asked
+    for exposition in later:
+        assert ALL - {"5"} == set(exposition.by("gpu", MEMORY))
+        assert ALL - {"5"} == set(exposition.by("gpu", "nvml_power_watts"))
+        assert ALL == set(exposition.by("gpu", INFO))
+        assert {gpu: float(gpu != "5") for gpu in ALL} == exposition.by("gpu", UP)
+        assert 1.0 == exposition.value("nvml_up")
+        assert {1.0} == set(exposition.by("collector", SUCCESS).values())
+        assert {} == exposition.matching("nvml_gpu_error_code")
+    assert 5 * 7 == node.calls["gpu"] - identified
     until(lambda: 1 == node.threads())
 
 
 def test_each_hung_gpu_costs_one_thread(exporter: Exporter, node: Node) -> None:
-    """GPUs that hang one after another have a thread each, however often one scrapes."""
+    """GPUs that hang one after another have a thread each, however many scrapes follow."""
     for gpu in (2, 5, 6):
-        node.hang(UTILIZATION, gpu)
+        node.hang((Utilization, UUIDS[gpu]))
         late_scrape(exporter, node)
-    shown = [scrape(exporter) for _ in range(5)][-1]
+    exposition = [scrape(exporter) for _ in range(5)][-1]
 
     until(lambda: 3 == node.threads())
-    assert ALL - {"2", "5", "6"} == set(shown.by("gpu", MEMORY))
+    assert ALL - {"2", "5", "6"} == set(exposition.by("gpu", MEMORY))
+    assert dict.fromkeys(["2", "5", "6"], 0.0).items() <= exposition.by("gpu", UP).items()
 
 
-def test_gpu_that_hangs_when_nothing_is_known_yet(open_exporter: OpenExporter, node: Node) -> None:
-    """Without a UUID the NVML index names it; the others are there from the second scrape on."""
-    node.hang("nvmlDeviceGetUUID", gpu=5)
-    exporter = open_exporter(PyNvml(node.binding), deadline_seconds=30)
+def test_gpu_that_never_responded_is_skipped_too(open_exporter: OpenExporter, node: Node) -> None:
+    """If the first call on a GPU hangs, its index identifies it."""
+    node.hang(IDENTITY)
+    exporter = open_exporter(node.nvml, deadline_seconds=30, workers=node.workers)
     late_scrape(exporter, node)
-    shown = scrape(exporter)
+    exposition = scrape(exporter)
 
-    assert 0.0 == shown.value(UP, gpu="5")
-    assert ALL - {"5"} == set(shown.by("gpu", MEMORY))
+    assert 0.0 == exposition.value(UP, gpu="5")
+    assert ALL - {"5"} == set(exposition.by("gpu", MEMORY))
 
 
-def test_whole_driver_that_hangs_is_left_alone(exporter: Exporter, node: Node) -> None:
-    """When the question how many GPUs there are does not return, nothing else is asked, and scrapes answer at once."""
-    node.hang("nvmlDeviceGetCount")
+def test_driver_that_hangs_is_left_alone(exporter: Exporter, node: Node) -> None:
+    """When the number of GPUs is not returned, nothing else is called, and scrapes do not wait."""
+    node.hang(COUNT)
     late_scrape(exporter, node)
-    calls = node.binding.calls.copy()
-    shown = [scrape(exporter) for _ in range(5)][-1]
+    calls = node.calls.copy()
+    exposition = [scrape(exporter) for _ in range(5)][-1]
 
-    assert calls == node.binding.calls
+    assert calls == node.calls
     until(lambda: 1 == node.threads())
-    assert 0.0 == shown.value("nvml_up", reason="timeout")
-    assert {"memory": 0.0, "samples": 1.0}.items() <= shown.by("collector", SUCCESS).items()
+    assert 0.0 == exposition.value("nvml_up", reason="timeout")
+    success = exposition.by("collector", SUCCESS)
+    assert {"memory": 0.0, "samples": 1.0}.items() <= success.items()
 
 
-@pytest.mark.parametrize("call", [UTILIZATION, "nvmlDeviceGetUUID", "nvmlDeviceGetCount"])
-def test_call_that_returns_is_asked_again(exporter: Exporter, node: Node, call: str) -> None:
-    """Once the stuck call is back, the next scrape is complete, and no thread is left."""
-    node.hang(call, None if call == "nvmlDeviceGetCount" else 5)
+@pytest.mark.parametrize("call", [UTILIZATION, IDENTITY, COUNT])
+def test_call_that_returns_ends_the_gap(exporter: Exporter, node: Node, call: Call) -> None:
+    """Once the stuck call has returned, the next scrape is complete, and no thread is left."""
+    node.hang(call)
     late_scrape(exporter, node)
     scrape(exporter)
     node.release()
@@ -160,26 +189,28 @@ def test_call_that_returns_is_asked_again(exporter: Exporter, node: Node, call: 
     assert dict.fromkeys(ALL, 1.0) == scrape(exporter).by("gpu", UP)
 
 
-@pytest.mark.parametrize("code", [1, 15, 999])
-def test_late_failure_disturbs_nothing(exporter: Exporter, node: Node, code: int) -> None:
-    """What a stuck call says when it returns at last, nobody believes: the driver is not given up for it."""
-    node.hang(UTILIZATION, gpu=5)
-    node.binding.fail(UTILIZATION, code, gpu=5)
+@pytest.mark.parametrize(
+    "error", [NvmlDownError("uninitialized"), GpuLostError(15), NvmlCallError("nvmlAny", 999)]
+)
+def test_late_failure_is_ignored(exporter: Exporter, node: Node, error: Exception) -> None:
+    """The error of a call that returns too late does not take NVML down."""
+    node.hang(UTILIZATION)
+    node.errors[UTILIZATION] = error
     late_scrape(exporter, node)
     scrape(exporter)
     node.release()
-    node.binding.heal()
+    node.errors.clear()
 
     assert 1.0 == scrape(exporter).value("nvml_up")
-    assert 1 == node.binding.calls["nvmlInit"]
+    assert 1 == node.calls["open"]
 
 
 def test_hang_and_return_are_logged_once(
     exporter: Exporter, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line says which GPU and collector, one that it is back, none for each scrape between."""
+    """One line has GPU and collector, one reports the return, none for each scrape in between."""
     caplog.set_level(logging.INFO)
-    node.hang(UTILIZATION, gpu=5)
+    node.hang(UTILIZATION)
     late_scrape(exporter, node)
     for _ in range(3):
         scrape(exporter)
@@ -189,58 +220,59 @@ def test_hang_and_return_are_logged_once(
 
     begin, end = (message for message in caplog.messages if "GPU 5" in message)
     assert begin.startswith(
-        f"GPU 5 ({uuid_of(5)}) did not answer the collector utilization within the deadline"
+        "GPU 5 (GPU-5) did not respond to the collector utilization within the deadline"
     )
-    assert f"GPU 5 ({uuid_of(5)}) answers again" == end
+    assert "GPU 5 (GPU-5) responds again" == end
 
 
 def test_hung_driver_is_logged_once(
     exporter: Exporter, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When no GPU is to blame the line names NVML."""
-    node.hang("nvmlDeviceGetCount")
+    node.hang(COUNT)
     late_scrape(exporter, node)
     scrape(exporter)
 
     assert 1 == sum(
-        message.startswith("NVML did not answer within the deadline") for message in caplog.messages
+        message.startswith("NVML did not respond within the deadline")
+        for message in caplog.messages
     )
 
 
 def test_closing_does_not_wait_for_a_hung_gpu(exporter: Exporter, node: Node) -> None:
-    """NVML is not shut down under a call that still runs."""
-    node.hang(UTILIZATION, gpu=5)
+    """NVML is not shut down while a call is running."""
+    node.hang(UTILIZATION)
     late_scrape(exporter, node)
     scrape(exporter)
     exporter.close()
 
-    assert 0 == node.binding.calls["nvmlShutdown"]
+    assert 0 == node.calls["close"]
     until(lambda: 1 == node.threads())
 
 
-def test_driver_that_fails_is_not_shut_down_under_a_hung_call(
+def test_nvml_that_fails_is_not_shut_down_during_a_hung_call(
     exporter: Exporter, node: Node
 ) -> None:
-    """While a call on one GPU hangs, a failure of NVML as a whole waits for it with the shutdown."""
-    node.hang(UTILIZATION, gpu=5)
+    """While a call on one GPU hangs, a failure of NVML as a whole does not shut NVML down."""
+    node.hang(UTILIZATION)
     late_scrape(exporter, node)
-    node.binding.fail("nvmlDeviceGetCount", 1)
-    shown = scrape(exporter)
+    node.errors[COUNT] = NvmlDownError("uninitialized")
+    exposition = scrape(exporter)
 
-    assert 0.0 == shown.value("nvml_up", reason="uninitialized")
-    assert 0 == node.binding.calls["nvmlShutdown"]
+    assert 0.0 == exposition.value("nvml_up", reason="uninitialized")
+    assert 0 == node.calls["close"]
 
 
-def test_deadline_that_the_end_cuts_short_is_not_blamed(
+def test_closing_blames_no_gpu_for_the_deadline(
     open_exporter: OpenExporter, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Closing the exporter while it waits for NVML tells the log of no GPU that was late."""
-    node.hang(UTILIZATION, gpu=5)
-    exporter = open_exporter(PyNvml(node.binding), deadline_seconds=300)
+    """Closing the exporter while it waits for NVML logs no GPU as late."""
+    node.hang(UTILIZATION)
+    exporter = open_exporter(node.nvml, deadline_seconds=300)
     with ThreadPoolExecutor(1) as pool:
-        shown = pool.submit(scrape, exporter)
-        until(lambda: node.binding.waits)
+        exposition = pool.submit(scrape, exporter)
+        until(lambda: node.waits)
         exporter.close()
-        shown.result(60)
+        exposition.result(60)
 
     assert [] == [message for message in caplog.messages if "deadline" in message]

@@ -13,9 +13,10 @@ from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import MemoryInfo, ProcessMemory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample
 
@@ -30,11 +31,17 @@ OWNERS = {
 OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
 
 
-def card(uuid: str = UUID, index: int = 0, *processes: ProcessMemory) -> FakeGpu:
-    """An 80 GiB card with these processes."""
-    return FakeGpu(
-        GpuIdentity(index, uuid), MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB), processes=processes
-    )
+def card(
+    uuid: str = UUID,
+    index: int = 0,
+    *rows: ProcessMemory,
+    is_listed: bool = True,
+    error_code: int | None = None,
+) -> FakeGpu:
+    """Return an 80 GiB card with these processes, or without a process list."""
+    memory = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
+    processes = Processes(rows, memory=memory) if is_listed else None
+    return FakeGpu(GpuIdentity(index, uuid), memory, processes, error_code=error_code)
 
 
 def mine(used: int | None) -> ProcessMemory:
@@ -92,8 +99,8 @@ def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: S
         [card(UUID, 0, mine(None))],
         [card(UUID, 0, ProcessMemory(1, 70 * GIB))],
         [card(OTHER, 0, mine(70 * GIB))],
-        [replace(card(UUID, 0, mine(70 * GIB)), processes=None)],
-        [replace(card(UUID, 0, mine(70 * GIB)), error_code=15)],
+        [card(is_listed=False)],
+        [card(UUID, 0, mine(70 * GIB), error_code=15)],
         [card(UUID, 0, mine(1))],
     ],
     ids=[
@@ -152,13 +159,8 @@ def test_nothing_is_said_when_nvml_counts_pids_elsewhere(
 ) -> None:
     """An exporter in its own pid namespace must not take the host's pid 7 for its neighbour's pid 7."""
 
-    class HostNvml(FakeNvml):
-        def pid_namespace(self) -> int | None:
-            """Not the namespace of this process."""
-            return 1
-
     publish(run_dir, own_sample())
-    shown = scrape(open_exporter(HostNvml(lambda: [card(UUID, 0, mine(70 * GIB))])))
+    shown = scrape(open_exporter(FakeNvml(lambda: [card(UUID, 0, mine(70 * GIB))], namespace=1)))
 
     assert {} == shown.matching(OUTSIDE)
     assert {} == shown.matching("nvml_process_info")

@@ -1,124 +1,153 @@
-"""MIG: instances with their memory and processes beside the whole GPU, through every reconfiguration."""
+"""MIG: instances with their memory and processes beside the whole GPU, also after a change."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.exposition import scrape
-from support.nvml_binding import GIB, FakeBinding, process, uuid_of
+from support.fake_nvml import FakeNode
 from support.publishing import own_sample, publish
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuIdentity
-from torchmem.exporter.nvml import PyNvml
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.mig import Mig, MigInstance
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import MemoryInfo, Mig, MigInstance, ProcessMemory
 
 OpenExporter = Callable[..., Exporter]
 OUTSIDE, RESERVED = "torchmem_outside_allocator_bytes", "torchmem_reserved_peak_bytes"
-PARENT, MIG_A, MIG_B = "GPU-51e0de70-0000-4000-8000-000000000000", uuid_of((0, 1)), uuid_of((0, 2))
-NO_PERMISSION, INVALID_ARGUMENT = 4, 2
+GIB = 1 << 30
+PARENT = "GPU-51e0de70-0000-4000-8000-000000000000"
+MIG_A, MIG_B, MIG_C = (f"MIG-{letter}1e0de70-0000-4000-8000-000000000000" for letter in "abc")
+WHOLE = f"""
+[gpu *]
+MemoryInfo = {80 * GIB} {GIB} {77 * GIB} {2 * GIB}
+MigMode = 0 0
+MaxMigDeviceCount = 7
+GraphicsRunningProcesses =
+MPSComputeRunningProcesses =
+[mig *]
+MemoryInfo = {10 * GIB} {GIB} {7 * GIB} {2 * GIB}
+GraphicsRunningProcesses =
+MPSComputeRunningProcesses =
+[gpu 0]
+UUID = {PARENT}
+MigMode = 1 1
+[gpu 1]
+UUID = GPU-b
+ComputeRunningProcesses = 101:{2 * GIB}
+"""
 
 
-def test_instances_beside_their_gpu(open_exporter: OpenExporter) -> None:
-    """Memory stands once for each GPU instance, however many compute instances share it; the GPU keeps its own."""
-    binding = FakeBinding(2)
-    binding.cut(0, [(1, 0), (1, 1), (5, 0)])
-    shown = scrape(open_exporter(PyNvml(binding)))
+def partitioned(folder: Path, *instances: tuple[str, int, int]) -> FakeNode:
+    """Return a node whose GPU 0 has these MIG devices: (UUID, GPU instance, compute instance).
 
-    assert {"0": 1.0, "1": 0.0} == shown.by("gpu", "nvml_mig_enabled")
-    assert {"1": 10.0 * GIB, "5": 10.0 * GIB} == shown.by(
-        "gpu_instance", "nvml_mig_memory_total_bytes", gpu="0"
-    )
-    assert {"1": 2.0 * GIB, "5": 2.0 * GIB} == shown.by(
-        "gpu_instance", "nvml_mig_memory_used_bytes"
-    )
-    assert {"1": 7.0 * GIB, "5": 7.0 * GIB} == shown.by(
-        "gpu_instance", "nvml_mig_memory_free_bytes"
-    )
-    assert {"1": 1.0 * GIB, "5": 1.0 * GIB} == shown.by(
-        "gpu_instance", "nvml_mig_memory_reserved_bytes"
-    )
-    assert {"0": 80.0 * GIB, "1": 80.0 * GIB} == shown.by("gpu", "nvml_memory_total_bytes")
-    assert {("1", "0", MIG_A), ("1", "1", MIG_B), ("5", "0", uuid_of((0, 3)))} == {
+    The MIG devices have gaps in their indices, and one process each, 501, 502 and so on.
+    """
+    node = FakeNode(folder, "zero_gpus")
+    sections = [
+        f"[mig 0/{number}]\nUUID = {uuid}\nName = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n"
+        f"GpuInstanceId = {gpu_instance}\nComputeInstanceId = {compute_instance}\n"
+        f"ComputeRunningProcesses = {500 + number}:{GIB}\n"
+        for number, (uuid, gpu_instance, compute_instance) in enumerate(instances, start=1)
+    ]
+    node.write(WHOLE + "".join(sections))
+    return node
+
+
+def test_instances_beside_their_gpu(open_exporter: OpenExporter, tmp_path: Path) -> None:
+    """Compute instances share the memory of their GPU instance; the GPU keeps its own."""
+    node = partitioned(tmp_path / "node", (MIG_A, 1, 0), (MIG_B, 1, 1), (MIG_C, 5, 0))
+    exposition = scrape(open_exporter(node.nvml()))
+    memory = {
+        part: exposition.by("gpu_instance", f"nvml_mig_memory_{part}_bytes", gpu="0")
+        for part in ("total", "used", "free", "reserved")
+    }
+
+    assert {"0": 1.0, "1": 0.0} == exposition.by("gpu", "nvml_mig_enabled")
+    assert memory == {
+        part: dict.fromkeys(("1", "5"), gib * float(GIB))
+        for part, gib in (("total", 10), ("used", 2), ("free", 7), ("reserved", 1))
+    }
+    assert dict.fromkeys("01", 80.0 * GIB) == exposition.by("gpu", "nvml_memory_total_bytes")
+    assert {("1", "0", MIG_A), ("1", "1", MIG_B), ("5", "0", MIG_C)} == {
         (labels["gpu_instance"], labels["compute_instance"], labels["mig_uuid"])
-        for labels in map(dict, shown.matching("nvml_mig_info", gpu="0", profile="1g.10gb"))
+        for labels in map(dict, exposition.matching("nvml_mig_info", gpu="0", profile="1g.10gb"))
     }
 
 
-def test_reconfiguration_between_two_scrapes(open_exporter: OpenExporter) -> None:
-    """Instances are enumerated anew: those that are gone leave no series, new ones with old ids are theirs."""
-    binding = FakeBinding(1)
-    binding.cut(0, [(1, 0), (5, 0)])
-    exporter = open_exporter(PyNvml(binding))
+def test_reconfiguration_between_two_scrapes(open_exporter: OpenExporter, tmp_path: Path) -> None:
+    """Instances are listed in each scrape: those that are gone leave no series."""
+    node = partitioned(tmp_path / "node", (MIG_A, 1, 0), (MIG_B, 5, 0))
+    exporter = open_exporter(node.nvml())
     scrape(exporter)
-    binding.cut(0, [(5, 0)])
-    shown = scrape(exporter)
+    node.remove("mig 0/1")
+    node.change("mig 0/2", UUID=MIG_C)
+    exposition = scrape(exporter)
 
-    assert {"5"} == set(shown.by("gpu_instance", "nvml_mig_memory_total_bytes"))
-    assert {MIG_A} == set(shown.by("mig_uuid", "nvml_mig_info"))
+    assert {"5"} == set(exposition.by("gpu_instance", "nvml_mig_memory_total_bytes"))
+    assert {MIG_C} == set(exposition.by("mig_uuid", "nvml_mig_info"))
 
 
 @pytest.mark.parametrize(
-    "name", ["nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetMemoryInfo"]
+    "name", ["nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetMemoryInfo_v2"]
 )
-def test_instance_that_is_taken_away_while_it_is_read(
-    open_exporter: OpenExporter, name: str
+def test_instance_that_is_removed_while_it_is_read(
+    open_exporter: OpenExporter, tmp_path: Path, name: str
 ) -> None:
-    """A handle that died between two calls costs that instance, not the GPU."""
-    binding = FakeBinding(1)
-    binding.cut(0, [(1, 0), (5, 0)])
-    binding.fail(name, INVALID_ARGUMENT, gpu=(0, 1))  # type: ignore[arg-type]
-    shown = scrape(open_exporter(PyNvml(binding)))
+    """A handle that becomes invalid between two calls costs that instance, not the GPU."""
+    node = partitioned(tmp_path / "node", (MIG_A, 1, 0), (MIG_B, 5, 0))
+    node.change("mig 0/1", **{name: "invalid_argument", "nvmlDeviceGetMemoryInfo": "#2"})
+    exposition = scrape(open_exporter(node.nvml()))
 
-    assert {"5"} == set(shown.by("gpu_instance", "nvml_mig_memory_total_bytes"))
-    assert 1.0 == shown.value("nvml_gpu_up", gpu="0")
-
-
-def test_processes_of_all_instances(open_exporter: OpenExporter) -> None:
-    """In MIG mode the processes are those of the MIG devices, under the GPU they share."""
-    binding = FakeBinding(2)
-    binding.cut(0, [(1, 0), (5, 0)])
-    shown = scrape(open_exporter(PyNvml(binding)))
-
-    assert {"501": 1.0 * GIB, "502": 1.0 * GIB} == shown.by(
-        "pid", "nvml_process_memory_bytes", gpu="0"
-    )
-    assert {"101": 2.0 * GIB} == shown.by("pid", "nvml_process_memory_bytes", gpu="1")
+    assert {"5"} == set(exposition.by("gpu_instance", "nvml_mig_memory_total_bytes"))
+    assert 1.0 == exposition.value("nvml_gpu_up", gpu="0")
 
 
-def test_process_on_two_instances_is_added_up(open_exporter: OpenExporter) -> None:
+def test_processes_of_all_instances(open_exporter: OpenExporter, tmp_path: Path) -> None:
+    """In MIG mode the processes are those of the MIG devices, under the GPU that they share."""
+    node = partitioned(tmp_path / "node", (MIG_A, 1, 0), (MIG_B, 5, 0))
+    exposition = scrape(open_exporter(node.nvml()))
+    memory = "nvml_process_memory_bytes"
+
+    assert {"501": 1.0 * GIB, "502": 1.0 * GIB} == exposition.by("pid", memory, gpu="0")
+    assert {"101": 2.0 * GIB} == exposition.by("pid", memory, gpu="1")
+
+
+def test_process_on_two_instances_is_added_up(open_exporter: OpenExporter, tmp_path: Path) -> None:
     """One pid on two MIG devices is one series of the GPU, with the bytes of both."""
-    binding = FakeBinding(1)
-    binding.cut(0, [(1, 0), (5, 0)])
-    binding.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = lambda handle: [process(7, GIB)]
-    shown = scrape(open_exporter(PyNvml(binding)))
+    node = partitioned(tmp_path / "node", (MIG_A, 1, 0), (MIG_B, 5, 0))
+    node.change("mig 0/2", ComputeRunningProcesses=f"501:{GIB}")
+    exposition = scrape(open_exporter(node.nvml()))
 
-    assert {"7": 2.0 * GIB} == shown.by("pid", "nvml_process_memory_bytes")
-    assert 1.0 == shown.value("nvml_processes")
+    assert {"501": 2.0 * GIB} == exposition.by("pid", "nvml_process_memory_bytes", gpu="0")
+    assert 1.0 == exposition.value("nvml_processes", gpu="0")
 
 
-def test_list_of_one_instance_that_is_not_permitted_hides_all(open_exporter: OpenExporter) -> None:
-    """Half of the processes would be a wrong count and a wrong rest."""
-    binding = FakeBinding(1)
-    binding.cut(0, [(1, 0), (5, 0)])
-    binding.fail("nvmlDeviceGetComputeRunningProcesses_v3", NO_PERMISSION, gpu=(0, 2))  # type: ignore[arg-type]
-    shown = scrape(open_exporter(PyNvml(binding)))
+def test_one_list_without_permission_hides_all(open_exporter: OpenExporter, tmp_path: Path) -> None:
+    """Half of the processes would be a wrong count and a wrong remainder."""
+    node = partitioned(tmp_path / "node", (MIG_A, 1, 0), (MIG_B, 5, 0))
+    node.change("mig 0/2", nvmlDeviceGetComputeRunningProcesses_v3="no_permission")
+    exposition = scrape(open_exporter(node.nvml()))
 
-    assert {} == shown.matching("nvml_processes") | shown.matching("nvml_unattributed_memory_bytes")
+    assert {} == exposition.matching("nvml_processes", gpu="0")
+    assert {} == exposition.matching("nvml_unattributed_memory_bytes", gpu="0")
 
 
 def sliced(
-    *rows: ProcessMemory, index: int = 3, instances: tuple[tuple[str, int], ...] = ((MIG_A, 1),)
+    *rows: ProcessMemory,
+    instances: tuple[tuple[str, int], ...] = ((MIG_A, 1),),
+    error_code: int | None = None,
 ) -> FakeGpu:
-    """A GPU in MIG mode with these instances (UUID, GPU instance) and processes."""
+    """Return a GPU in MIG mode with these instances (UUID, GPU instance) and processes."""
     memory = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
-    found = [MigInstance(uuid, number, 0, "7g.80gb", memory) for uuid, number in instances]
-    return FakeGpu(GpuIdentity(index, PARENT), memory, mig=Mig(True, found), processes=rows)
+    mig = Mig(True, [MigInstance(uuid, number, 0, "7g.80gb", memory) for uuid, number in instances])
+    identity = GpuIdentity(3, PARENT)
+    return FakeGpu(identity, memory, mig, Processes(rows, memory=memory), error_code=error_code)
 
 
 def reserved_bytes() -> int:
@@ -141,20 +170,19 @@ def test_rank_on_an_instance_is_joined(
         ProcessMemory(os.getpid(), 5 * GIB, MIG_B),
     ]
     gpu = sliced(*rows, instances=((MIG_A, 1), (MIG_B, 2)))
-    shown = scrape(open_exporter(FakeNvml.of(gpu)))
+    exposition = scrape(open_exporter(FakeNvml.of(gpu)))
 
-    assert 700.0 == shown.value(OUTSIDE, gpu="3", uuid=name, pid=str(os.getpid()))
-    assert {"3"} == set(shown.by("gpu", RESERVED))
+    assert 700.0 == exposition.value(OUTSIDE, gpu="3", uuid=name, pid=str(os.getpid()))
+    assert {"3"} == set(exposition.by("gpu", RESERVED))
 
 
 def test_index_stays_while_the_driver_is_silent(open_exporter: OpenExporter, run_dir: Path) -> None:
     """The series of a rank on a MIG device keep their labels when a reading fails."""
     publish(run_dir, own_sample(uuid=MIG_A))
-    gpu = sliced()
-    cards = [gpu]
+    cards = [sliced()]
     exporter = open_exporter(FakeNvml(lambda: cards))
     before = scrape(exporter)
-    cards[0] = replace(gpu, error_code=15)
+    cards[0] = sliced(error_code=15)
     after = scrape(exporter)
 
     assert before.series[RESERVED].keys() == after.series[RESERVED].keys()
@@ -166,7 +194,9 @@ def test_rank_on_an_unknown_instance_is_not_joined(
 ) -> None:
     """A MIG device that NVML does not list has no index and no remainder."""
     publish(run_dir, own_sample(uuid=MIG_B))
-    shown = scrape(open_exporter(FakeNvml.of(sliced(ProcessMemory(os.getpid(), 70 * GIB, MIG_A)))))
+    exposition = scrape(
+        open_exporter(FakeNvml.of(sliced(ProcessMemory(os.getpid(), 70 * GIB, MIG_A))))
+    )
 
-    assert {} == shown.matching(OUTSIDE)
-    assert {""} == set(shown.by("gpu", RESERVED))
+    assert {} == exposition.matching(OUTSIDE)
+    assert {""} == set(exposition.by("gpu", RESERVED))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,16 @@ from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.collectors.processes import MOST_PROCESSES_PER_NODE
-from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.processes import (
+    MAX_PROCESSES_PER_NODE,
+    Processes,
+    ProcessMemory,
+    ProcessUtilization,
+)
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import MemoryInfo, ProcessMemory, ProcessUtilization
 
 OpenExporter = Callable[..., Exporter]
 MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"
@@ -26,13 +31,16 @@ TOTAL = 1000
 
 
 def card(
-    *rows: ProcessMemory, used: int = 600, reserved: int | None = 100, index: int = 0
+    *rows: ProcessMemory,
+    used: int = 600,
+    reserved: int | None = 100,
+    index: int = 0,
+    utilization: Mapping[int, ProcessUtilization] | None = None,
 ) -> FakeGpu:
-    """A GPU of 1000 bytes with these processes."""
+    """Return a GPU of 1000 bytes with these processes."""
     identity = GpuIdentity(index, f"{UUID[:-1]}{index}")
-    return FakeGpu(
-        identity, MemoryInfo(TOTAL, used, TOTAL - used - (reserved or 0), reserved), processes=rows
-    )
+    memory = MemoryInfo(TOTAL, used, TOTAL - used - (reserved or 0), reserved)
+    return FakeGpu(identity, memory, Processes(rows, utilization or {}, memory))
 
 
 def show(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
@@ -75,12 +83,12 @@ def test_series_of_a_node_are_bounded(open_exporter: OpenExporter) -> None:
     cards = [card(*rows, index=index) for index in range(4)]
     shown = show(open_exporter, *cards, processes_per_gpu=10**6)
 
-    assert MOST_PROCESSES_PER_NODE + 4 == len(shown.matching(MEMORY_OF))
+    assert MAX_PROCESSES_PER_NODE + 4 == len(shown.matching(MEMORY_OF))
 
 
 def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
     """An empty list is the answer 0; a list that is not given is none."""
-    shown = show(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b"), processes=None))
+    shown = show(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
 
     assert {"0": 0.0} == shown.by("gpu", "nvml_processes")
     assert {} == shown.matching(MEMORY_OF)
@@ -95,7 +103,7 @@ def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
         (card(ProcessMemory(11, 601)), None),
         (card(ProcessMemory(11, None)), None),
         (card(ProcessMemory(11, 5), reserved=None), None),
-        (FakeGpu(GpuIdentity(0, "GPU-a"), processes=[ProcessMemory(11, 5)]), None),
+        (FakeGpu(GpuIdentity(0, "GPU-a"), Processes([ProcessMemory(11, 5)])), None),
     ],
     ids=[
         "rest",
@@ -122,8 +130,7 @@ def test_utilization_of_the_shown(open_exporter: OpenExporter) -> None:
         13: ProcessUtilization(0.1, 0.1),
         99: ProcessUtilization(0.5, None),
     }
-    base = card(*rows)
-    gpu = FakeGpu(base.identity, base.memory, processes=rows, process_utilization=used)
+    gpu = card(*rows, utilization=used)
     shown = show(open_exporter, gpu, processes_per_gpu=2)
 
     assert {"11": 0.8} == shown.by("pid", "nvml_process_utilization_ratio", engine="sm")

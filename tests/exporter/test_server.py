@@ -25,7 +25,7 @@ from support.publishing import own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.gpu import GpuIdentity
+from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import (
     MAX_CONCURRENT_SCRAPES_PER_CLIENT,
@@ -38,8 +38,8 @@ from torchmem.exporter.scrapes import (
     choose_format,
 )
 from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.values import MemoryInfo
 from torchmem.exporter.web.connections import Connections, Limits
 from torchmem.sample.errors import UsageError
 

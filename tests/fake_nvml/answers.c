@@ -61,7 +61,7 @@ static int look(const char *function, nvmlDevice_t device, const char *key, char
 }
 
 /* One line for each call in the file that FAKE_NVML_LOG names, if it names one. */
-static void log_call(const char *function)
+void log_call(const char *function)
 {
     const char *path = getenv("FAKE_NVML_LOG");
     int file = path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;

@@ -1,5 +1,5 @@
 /* Events: the lines `event.N = GPU TYPE DATA` of the node, each delivered once to a set that registered for it. */
-#include "state.h"
+#include "file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ struct event_set {
     } registered[MAX_REGISTERED];
 };
 
-static _Atomic unsigned delivered;
+static unsigned delivered, delivered_of_file;
 
 NVML(EventSetCreate, nvmlEventSet_t *set)
 {
@@ -53,6 +53,8 @@ static u64 types_of(nvmlEventSet_t set, nvmlDevice_t device)
 /* The next event that this set wants; those that nobody registered for are lost, as with the driver. */
 static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
+    if (delivered_of_file != file_number)
+        delivered = 0, delivered_of_file = file_number;
     for (;;) {
         char key[32], name[32];
         u64 found[3];

@@ -8,8 +8,9 @@
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct section sections[MAX_SECTIONS];
 int section_count;
+unsigned file_number;
 static struct device *devices;
-static char *content;
+static char *content, *last_path;
 static struct stat seen;
 
 _Noreturn void stop(const char *problem, const char *what)
@@ -98,8 +99,16 @@ void refresh(void)
 {
     const char *path = getenv("FAKE_NVML_STATE");
     struct stat now;
-    if (!path || stat(path, &now))
+    if (!path || stat(path, &now)) {
+        if (content)
+            return;
         stop("no state file, set FAKE_NVML_STATE", path ? path : "");
+    }
+    if (!last_path || strcmp(path, last_path)) {
+        free(last_path);
+        last_path = strdup(path);
+        file_number++;
+    }
     if (content && now.st_ino == seen.st_ino && now.st_size == seen.st_size &&
         now.st_mtim.tv_sec == seen.st_mtim.tv_sec && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec)
         return;

@@ -22,6 +22,8 @@ struct section {
 extern pthread_mutex_t lock;
 extern struct section sections[MAX_SECTIONS];
 extern int section_count;
+/* Changes when FAKE_NVML_STATE names another file, that is, when another test begins. */
+extern unsigned file_number;
 
 /* Read the file again when it is another one than last time. Writers replace it whole. */
 void refresh(void);

@@ -6,7 +6,10 @@
 
 struct gpm_sample {
     nvmlDevice_t device;
+    unsigned number;
 };
+
+static unsigned taken;
 
 NVML(GpmQueryDeviceSupport, nvmlDevice_t device, nvmlGpmSupport_t *support)
 {
@@ -31,6 +34,7 @@ NVML(GpmSampleFree, nvmlGpmSample_t sample)
 NVML(GpmSampleGet, nvmlDevice_t device, nvmlGpmSample_t sample)
 {
     sample->device = device;
+    sample->number = ++taken;
     return answer("nvmlGpmSampleGet", device, NULL, NULL);
 }
 
@@ -40,12 +44,16 @@ NVML(GpmMetricsGet, nvmlGpmMetricsGet_t *get)
         return ARGUMENT_VERSION_MISMATCH;
     if (!get->first || !get->second || !get->first->device || get->first->device != get->second->device)
         return INVALID_ARGUMENT;
-    nvmlReturn_t code = answer("nvmlGpmMetricsGet", get->first->device, NULL, NULL);
+    nvmlDevice_t device = get->first->device; /* the samples may be freed while the call hangs */
+    char window[64];
+    snprintf(window, sizeof window, "samples %u and %u", get->first->number, get->second->number);
+    log_call(window);
+    nvmlReturn_t code = answer("nvmlGpmMetricsGet", device, NULL, NULL);
     for (unsigned i = 0; !code && i < get->count; i++) {
         char key[32], text[MAX_TEXT];
         nvmlGpmMetric_t *metric = &get->metrics[i];
         snprintf(key, sizeof key, "Gpm.%u", metric->id);
-        metric->result = answer("nvmlGpmMetricsGet", get->first->device, key, text);
+        metric->result = answer("nvmlGpmMetricsGet", device, key, text);
         if (!metric->result)
             metric->value = strtod(text, NULL);
     }

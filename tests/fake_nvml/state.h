@@ -21,6 +21,9 @@ struct device {
  * Without such a key: not supported. */
 nvmlReturn_t answer(const char *function, nvmlDevice_t device, const char *key, char text[MAX_TEXT]);
 
+/* One line of the file that FAKE_NVML_LOG names, if it names one. */
+void log_call(const char *line);
+
 /* The return code of that name, as far as `length`. */
 int code_of(const char *word, size_t length);
 

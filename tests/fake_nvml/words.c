@@ -33,6 +33,8 @@ static const struct {
 
 int code_of(const char *word, size_t length)
 {
+    if (length && *word == '#')
+        return atoi(word + 1);
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (strlen(codes[i].word) == length && !strncmp(codes[i].word, word, length))
             return codes[i].code;

@@ -1,16 +1,26 @@
-"""The fake libnvidia-ml.so.1 of tests/fake_nvml: built with the system's compiler, and a node that it plays."""
+"""The fake libnvidia-ml.so.1 of tests/fake_nvml, compiled when needed, and the node it plays."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from string import Template
+from types import ModuleType
+from typing import Any
+
+import pynvml
+
+from torchmem.exporter.driver import PyNvml
+from torchmem.exporter.nvml import NvmlLibrary
 
 SOURCES = Path(__file__).resolve().parents[1] / "fake_nvml"
 NODES = SOURCES / "nodes"
@@ -19,7 +29,7 @@ NO_PID = 1 << 22  # PID_MAX_LIMIT of Linux: no process has this number or a grea
 
 
 def library(missing: Collection[str] = ()) -> Path:
-    """The folder with the library without the functions `missing`; compiled when there is none of these sources yet."""
+    """Return the folder of the library without the functions `missing`; compile it if necessary."""
     inputs = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
     digest = hashlib.sha256(
         b"".join(file.read_bytes() for file in inputs) + repr(sorted(missing)).encode()
@@ -62,8 +72,21 @@ def _compile(folder: Path, missing: Collection[str]) -> None:
     assert ended.returncode == 0, f"{compiler} could not build the fake NVML:\n{ended.stderr}"
 
 
+def binding(folder: Path) -> ModuleType:
+    """Return a copy of the module pynvml that uses the library of that folder."""
+    name = f"pynvml_{folder.name}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, pynvml.__file__)
+        assert spec
+        assert spec.loader
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.nvmlLib = ctypes.CDLL(str(folder / LIBRARY))  # type: ignore[attr-defined]
+    return sys.modules[name]
+
+
 class FakeNode:
-    """A node whose state can change under a running exporter. `pid` stands where the file says $PID."""
+    """A node whose state can change under a running exporter. `pid` replaces $PID in the file."""
 
     def __init__(self, folder: Path, name: str, pid: int = NO_PID) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,18 +96,18 @@ class FakeNode:
         self.become(name)
 
     def become(self, name: str) -> None:
-        """Take over another of the nodes; functions that the library lacks stay as they were at the start."""
+        """Become another node; the functions that the library lacks stay the same."""
         self.write(Template((NODES / f"{name}.txt").read_text()).substitute(PID=self._pid))
 
     def change(self, section: str, **values: object) -> None:
-        """Set keys of a section, "node" for the node as a whole; the last line of a key counts."""
+        """Set keys of a section, "node" for the node as a whole."""
         self.write(
             f"{self.text}\n[{section}]\n"
             + "".join(f"{key} = {value}\n" for key, value in values.items())
         )
 
     def remove(self, section: str) -> None:
-        """Leave a section out."""
+        """Remove a section."""
         self.write(
             re.sub(
                 rf"^\[{re.escape(section)}\]\n(?:(?!\[).*\n?)*", "", self.text, flags=re.MULTILINE
@@ -93,22 +116,22 @@ class FakeNode:
 
     @property
     def text(self) -> str:
-        """The state now."""
+        """The current state."""
         return self.file.read_text()
 
     def write(self, text: str) -> None:
-        """Replace the whole state at once: the library reads a file again that is another one."""
+        """Replace the whole state at once; the library notices that the file is a new one."""
         fresh = self.file.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(self.file)
 
     def library(self) -> Path:
-        """The folder with the library of this node's driver."""
+        """Return the folder of this node's library."""
         missing = re.search(r"^missing = (.*)$", self.text, re.MULTILINE)
         return library(missing[1].split() if missing else ())
 
     def environment(self) -> dict[str, str]:
-        """The environment in which nvidia-ml-py finds this node, and every call is logged."""
+        """Return the environment in which nvidia-ml-py finds this node and calls are logged."""
         paths = ":".join(filter(None, [str(self.library()), os.environ.get("LD_LIBRARY_PATH")]))
         names = {
             "LD_LIBRARY_PATH": paths,
@@ -117,6 +140,12 @@ class FakeNode:
         }
         return {**os.environ, **names}
 
+    def nvml(self, **clocks: Any) -> PyNvml:
+        """Return the exporter's NVML on this node, in this process; `clocks` for NvmlLibrary."""
+        state = {"FAKE_NVML_STATE": str(self.file), "FAKE_NVML_LOG": str(self.log)}
+        os.environ.update(state)
+        return PyNvml(NvmlLibrary(binding(self.library()), **clocks))
+
     def calls(self, function: str) -> int:
-        """How often the function was called until now."""
+        """Return how often the function was called."""
         return self.log.read_text().count(f"{function}\n")

@@ -250,8 +250,7 @@ def own_families(
     yield info(catalog.BUILD_INFO, [((), facts)])
     success = [((result.collector,), float(result.success)) for result in results]
     yield family(catalog.COLLECTOR_SUCCESS, success)
-    finished = [result for result in results if result.seconds is not None]
-    seconds = [((result.collector,), result.seconds or 0.0) for result in finished]
+    seconds = [((result.collector,), result.seconds) for result in results]
     yield family(catalog.COLLECTOR_DURATION, seconds)
     rejected = [((reason,), count) for reason, count in rejections.items()]
     yield family(catalog.REJECTED_SAMPLES, rejected)

@@ -14,7 +14,6 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue, Nvml, Versions
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
-from torchmem.sample.families import Labels, Row
 
 _log = logging.getLogger(__name__)
 
@@ -141,10 +140,3 @@ class Reading:
             _log.exception("GPU %d returned a value that could not be read", gpu.index)
             self.call_failed = True
         return None
-
-
-def by_key(rows: Iterable[tuple[Labels, Mapping[Any, float]]]) -> Iterator[Row]:
-    """Return a row for each key of each mapping, with the key as last label value or values."""
-    for labels, values in rows:
-        for key, value in values.items():
-            yield (*labels, *(key if isinstance(key, tuple) else (str(key),))), value

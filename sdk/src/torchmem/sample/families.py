@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -106,23 +106,25 @@ def known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
     return [(labels, value) for labels, value in rows if value is not None]
 
 
-def by_last_label(rows: Iterable[tuple[Labels, Mapping[str, float | None]]]) -> Iterator[Row]:
+def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, float | None]]]) -> Iterator[Row]:
     """Yield a row for each entry of each mapping, with the key as the last label value."""
     for labels, values in rows:
-        yield from (((*labels, key), value) for key, value in values.items())
+        yield from (((*labels, str(key)), value) for key, value in values.items())
 
 
-def _plain(
+def value_family(
     spec: MetricSpec, rows: Iterable[tuple[Labels, T]], read: Callable[[T], float | None]
 ) -> Metric:
+    """Return a family with one row per object: the value that `read` takes from it."""
     return family(spec, [(labels, read(value)) for labels, value in rows])
 
 
-def _keyed(
+def keyed_family(
     spec: MetricSpec,
     rows: Iterable[tuple[Labels, T]],
-    read: Callable[[T], Mapping[str, float | None]],
+    read: Callable[[T], Mapping[Any, float | None]],
 ) -> Metric:
+    """Return a family with one row per object and key of the mapping that `read` takes from it."""
     return family(spec, by_last_label((labels, read(value)) for labels, value in rows))
 
 
@@ -130,7 +132,7 @@ def _pooled(
     spec: MetricSpec, rows: Iterable[tuple[Labels, T]], read: Callable[[T], ByPool | None]
 ) -> Metric:
     pools = ((labels, read(value)) for labels, value in rows)
-    return _keyed(spec, [(labels, pool) for labels, pool in pools if pool], ByPool.by_label)
+    return keyed_family(spec, [(labels, pool) for labels, pool in pools if pool], ByPool.by_label)
 
 
 def families(views: Sequence[View]) -> Iterator[Metric]:
@@ -140,13 +142,13 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     """
     devices = [row for view in views for row in view.devices()]
     yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
-    yield _plain(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
-    yield _keyed(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
+    yield value_family(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
+    yield keyed_family(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
     yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
     yield from _counter_families([(labels, d.counters) for labels, d in devices])
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
-    yield _plain(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
-    yield _plain(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
+    yield value_family(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
+    yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
     yield from _process_families(views)
 
 
@@ -156,22 +158,24 @@ def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Me
     yield _pooled(catalog.RESERVED, rows, lambda a: a.reserved_bytes)
     yield _pooled(catalog.REQUESTED, rows, lambda a: a.requested_bytes)
     yield _pooled(catalog.INACTIVE_SPLIT, rows, lambda a: a.inactive_split_bytes)
-    yield _plain(catalog.ALLOCATED_PEAK, rows, lambda a: a.allocated_peak_bytes)
-    yield _plain(catalog.ACTIVE_PEAK, rows, lambda a: a.active_peak_bytes)
-    yield _plain(catalog.RESERVED_PEAK, rows, lambda a: a.reserved_peak_bytes)
+    yield value_family(catalog.ALLOCATED_PEAK, rows, lambda a: a.allocated_peak_bytes)
+    yield value_family(catalog.ACTIVE_PEAK, rows, lambda a: a.active_peak_bytes)
+    yield value_family(catalog.RESERVED_PEAK, rows, lambda a: a.reserved_peak_bytes)
 
 
 def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
-    yield _plain(catalog.SNAPSHOT_TIMESTAMP, rows, lambda layout: layout.timestamp)
+    yield value_family(catalog.SNAPSHOT_TIMESTAMP, rows, lambda layout: layout.timestamp)
     yield _pooled(catalog.SEGMENTS, rows, lambda layout: layout.segments)
     blocks = (row for labels, layout in rows for row in _blocks(labels, layout.blocks))
     yield family(catalog.BLOCKS, blocks)
-    yield _keyed(catalog.FREE, rows, _free)
-    yield _plain(catalog.LARGEST_FREE_BLOCK, rows, lambda layout: layout.largest_free_block_bytes)
-    yield _plain(catalog.FRAGMENTATION, rows, lambda layout: layout.fragmentation_ratio)
+    yield keyed_family(catalog.FREE, rows, _free)
+    yield value_family(
+        catalog.LARGEST_FREE_BLOCK, rows, lambda layout: layout.largest_free_block_bytes
+    )
+    yield value_family(catalog.FRAGMENTATION, rows, lambda layout: layout.fragmentation_ratio)
     yield _free_block_sizes(rows)
-    yield _keyed(catalog.HEADROOM, rows, _headroom)
-    yield _keyed(catalog.PRIVATE_POOL, rows, _private_pools)
+    yield keyed_family(catalog.HEADROOM, rows, _headroom)
+    yield keyed_family(catalog.PRIVATE_POOL, rows, _private_pools)
 
 
 def _blocks(labels: Labels, counts: BlockCounts) -> Iterator[Row]:
@@ -207,15 +211,17 @@ def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, 
 
 
 def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metric]:
-    yield _plain(catalog.ALLOC_RETRIES, rows, lambda c: c.alloc_retries)
-    yield _plain(catalog.OOM_REJECTIONS, rows, lambda c: c.oom_rejections)
-    yield _plain(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
-    yield _plain(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
-    yield _plain(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
-    yield _plain(catalog.RELEASES, rows, lambda c: c.releases)
-    yield _plain(catalog.RELEASED, rows, lambda c: c.released_bytes)
+    yield value_family(catalog.ALLOC_RETRIES, rows, lambda c: c.alloc_retries)
+    yield value_family(catalog.OOM_REJECTIONS, rows, lambda c: c.oom_rejections)
+    yield value_family(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
+    yield value_family(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
+    yield value_family(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
+    yield value_family(catalog.RELEASES, rows, lambda c: c.releases)
+    yield value_family(catalog.RELEASED, rows, lambda c: c.released_bytes)
     ooms = [(labels, c.ooms) for labels, c in rows if c.ooms is not None]
-    yield _keyed(catalog.OOMS, ooms, lambda o: {cause: o.get(cause, 0) for cause in OOM_CAUSES})
+    yield keyed_family(
+        catalog.OOMS, ooms, lambda o: {cause: o.get(cause, 0) for cause in OOM_CAUSES}
+    )
 
 
 def _process_families(views: Sequence[View]) -> Iterator[Metric]:
@@ -223,16 +229,16 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield info(catalog.PROCESS_INFO, [(labels, _process_facts(s)) for labels, s in rows])
     settings = [(labels, s.allocator_settings) for labels, s in rows if s.allocator_settings]
     yield info(catalog.ALLOCATOR_INFO, settings)
-    yield _keyed(catalog.SETTING_IGNORED, rows, lambda s: _floats(s.settings_ignored))
+    yield keyed_family(catalog.SETTING_IGNORED, rows, lambda s: _floats(s.settings_ignored))
     states = [(view.labels, view.state) for view in views]
-    yield _keyed(catalog.PROCESS_STATE, states, _state_set)
-    yield _plain(catalog.STEPS, rows, lambda s: s.steps.count)
+    yield keyed_family(catalog.PROCESS_STATE, states, _state_set)
+    yield value_family(catalog.STEPS, rows, lambda s: s.steps.count)
     yield _step_durations(rows)
-    yield _plain(catalog.SAMPLES, rows, lambda s: s.steps.samples)
-    yield _plain(catalog.SAMPLE_TIMESTAMP, rows, lambda s: s.timestamp)
-    yield _keyed(catalog.SAMPLE_DURATION, rows, _read_durations)
-    yield _plain(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
-    yield _keyed(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
+    yield value_family(catalog.SAMPLES, rows, lambda s: s.steps.samples)
+    yield value_family(catalog.SAMPLE_TIMESTAMP, rows, lambda s: s.timestamp)
+    yield keyed_family(catalog.SAMPLE_DURATION, rows, _read_durations)
+    yield value_family(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
+    yield keyed_family(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
 
 
 def _state_set(current: State) -> dict[str, float]:

@@ -9,9 +9,9 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, available, multiplied
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family, known
+from torchmem.sample.families import keyed_family, value_family
 
 _MEGAHERTZ = 1e6
 _DOMAINS = ("graphics", "sm", "memory", "video")  # nvmlClockType_t 0 to 3
@@ -41,8 +41,8 @@ class Clocks(GpuValue):
     0 (fastest) to 15.
     """
 
-    hertz: Mapping[str, float] = field(default_factory=dict)
-    max_hertz: Mapping[str, float] = field(default_factory=dict)
+    hertz: Mapping[str, float | None] = field(default_factory=dict)
+    max_hertz: Mapping[str, float | None] = field(default_factory=dict)
     throttle: Mapping[str, bool] = field(default_factory=dict)
     performance_state: int | None = None
 
@@ -62,23 +62,20 @@ class Clocks(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield clocks by domain, 1 or 0 by throttle reason, and the performance state."""
     rows = reading.read(Clocks)
-    hertz = by_key((labels, clocks.hertz) for labels, clocks in rows)
-    yield family(catalog.NVML_CLOCK, hertz)
-    max_hertz = by_key((labels, clocks.max_hertz) for labels, clocks in rows)
-    yield family(catalog.NVML_CLOCK_MAX, max_hertz)
-    throttle = by_key((labels, clocks.throttle) for labels, clocks in rows)
-    yield family(catalog.NVML_THROTTLE, throttle)
-    states = known((labels, clocks.performance_state) for labels, clocks in rows)
-    yield family(catalog.NVML_PERFORMANCE_STATE, states)
+    yield keyed_family(catalog.NVML_CLOCK, rows, lambda clocks: clocks.hertz)
+    yield keyed_family(catalog.NVML_CLOCK_MAX, rows, lambda clocks: clocks.max_hertz)
+    yield keyed_family(catalog.NVML_THROTTLE, rows, lambda clocks: clocks.throttle)
+    yield value_family(
+        catalog.NVML_PERFORMANCE_STATE, rows, lambda clocks: clocks.performance_state
+    )
 
 
 def _throttle(reasons: int) -> dict[str, bool]:
     return {reason: bool(reasons & bit) for reason, bit in _REASONS.items()}
 
 
-def _hertz(gpu: Device, name: str) -> dict[str, float]:
-    clocks = {
+def _hertz(gpu: Device, name: str) -> dict[str, float | None]:
+    return {
         domain: multiplied(gpu.call(name, number), _MEGAHERTZ)
         for number, domain in enumerate(_DOMAINS)
     }
-    return {domain: hertz for domain, hertz in clocks.items() if hertz is not None}

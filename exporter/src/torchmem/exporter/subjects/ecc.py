@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import Device, available
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family, known
+from torchmem.sample.families import Row, family, keyed_family, value_family
 
 _KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
 # nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the card
@@ -62,7 +62,7 @@ class Repairs(GpuValue):
     remapped_rows: Mapping[str, int] = field(default_factory=dict)
     remap_pending: bool | None = None
     remap_failed: bool | None = None
-    retired_pages: Mapping[str, int] = field(default_factory=dict)
+    retired_pages: Mapping[str, int | None] = field(default_factory=dict)
     retirement_pending: bool | None = None
     recovery_action: str | None = None
 
@@ -72,13 +72,12 @@ class Repairs(GpuValue):
         rows = gpu.call("nvmlDeviceGetRemappedRows")
         fields = gpu.field_values(*_RETIRED_FIELDS, _RECOVERY_ACTION_FIELD)
         single, double, pending, action = fields
-        pages = {"multiple_single_bit": single, "double_bit": double}
         remapped = {} if rows is None else {"correctable": rows[0], "uncorrectable": rows[1]}
         return cls(
             remapped_rows=remapped,
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
-            retired_pages={cause: count for cause, count in pages.items() if count is not None},
+            retired_pages={"multiple_single_bit": single, "double_bit": double},
             retirement_pending=None if pending is None else bool(pending),
             recovery_action=_ACTION_BY_NUMBER.get(action),
         )
@@ -93,22 +92,24 @@ class Repairs(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield ECC mode and errors by kind and scope."""
     rows = reading.read(Ecc)
-    yield family(catalog.NVML_ECC_ENABLED, known((labels, ecc.enabled) for labels, ecc in rows))
-    yield family(catalog.NVML_ECC_ERRORS, by_key((labels, ecc.errors) for labels, ecc in rows))
+    yield value_family(catalog.NVML_ECC_ENABLED, rows, lambda ecc: ecc.enabled)
+    yield family(catalog.NVML_ECC_ERRORS, _error_rows(rows))
 
 
 def repair_families(reading: Reading) -> Iterator[Metric]:
     """Yield remapped rows, retired pages, what waits for a reset, and the recovery action."""
     rows = reading.read(Repairs)
-    remapped = by_key((labels, repairs.remapped_rows) for labels, repairs in rows)
-    yield family(catalog.NVML_REMAPPED_ROWS, remapped)
-    pending = known((labels, repairs.remap_pending) for labels, repairs in rows)
-    yield family(catalog.NVML_ROW_REMAP_PENDING, pending)
-    failed = known((labels, repairs.remap_failed) for labels, repairs in rows)
-    yield family(catalog.NVML_ROW_REMAP_FAILED, failed)
-    retired = by_key((labels, repairs.retired_pages) for labels, repairs in rows)
-    yield family(catalog.NVML_RETIRED_PAGES, retired)
-    pages_pending = known((labels, repairs.retirement_pending) for labels, repairs in rows)
-    yield family(catalog.NVML_RETIRED_PAGES_PENDING, pages_pending)
-    actions = by_key((labels, repairs.recovery_actions()) for labels, repairs in rows)
-    yield family(catalog.NVML_RECOVERY_ACTION, actions)
+    yield keyed_family(catalog.NVML_REMAPPED_ROWS, rows, lambda repairs: repairs.remapped_rows)
+    yield value_family(catalog.NVML_ROW_REMAP_PENDING, rows, lambda repairs: repairs.remap_pending)
+    yield value_family(catalog.NVML_ROW_REMAP_FAILED, rows, lambda repairs: repairs.remap_failed)
+    yield keyed_family(catalog.NVML_RETIRED_PAGES, rows, lambda repairs: repairs.retired_pages)
+    yield value_family(
+        catalog.NVML_RETIRED_PAGES_PENDING, rows, lambda repairs: repairs.retirement_pending
+    )
+    yield keyed_family(catalog.NVML_RECOVERY_ACTION, rows, Repairs.recovery_actions)
+
+
+def _error_rows(rows: Iterable[tuple[GpuLabels, Ecc]]) -> Iterator[Row]:
+    for labels, ecc in rows:
+        for key, count in ecc.errors.items():
+            yield (*labels, *key), count

@@ -14,10 +14,10 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, DeviceState, NvmlLibrary
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
 from torchmem.sample import catalog
-from torchmem.sample.families import family, known
+from torchmem.sample.families import keyed_family, value_family
 
 MIN_WINDOW_SECONDS = 1.0
 MAX_WINDOW_SECONDS = 600.0
@@ -58,16 +58,12 @@ class Gpm(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield ratios and bytes per second."""
     rows = reading.read(Gpm)
-    yield family(catalog.NVML_SM_ACTIVE, known((labels, gpm.sm_active) for labels, gpm in rows))
-    occupancy = known((labels, gpm.sm_occupancy) for labels, gpm in rows)
-    yield family(catalog.NVML_SM_OCCUPANCY, occupancy)
-    tensor = known((labels, gpm.tensor_active) for labels, gpm in rows)
-    yield family(catalog.NVML_TENSOR_ACTIVE, tensor)
-    yield family(catalog.NVML_DRAM_ACTIVE, known((labels, gpm.dram_active) for labels, gpm in rows))
-    nvlink = by_key((labels, gpm.nvlink.directions()) for labels, gpm in rows)
-    yield family(catalog.NVML_GPM_NVLINK, nvlink)
-    pcie = by_key((labels, gpm.pcie.directions()) for labels, gpm in rows)
-    yield family(catalog.NVML_GPM_PCIE, pcie)
+    yield value_family(catalog.NVML_SM_ACTIVE, rows, lambda gpm: gpm.sm_active)
+    yield value_family(catalog.NVML_SM_OCCUPANCY, rows, lambda gpm: gpm.sm_occupancy)
+    yield value_family(catalog.NVML_TENSOR_ACTIVE, rows, lambda gpm: gpm.tensor_active)
+    yield value_family(catalog.NVML_DRAM_ACTIVE, rows, lambda gpm: gpm.dram_active)
+    yield keyed_family(catalog.NVML_GPM_NVLINK, rows, lambda gpm: gpm.nvlink.directions())
+    yield keyed_family(catalog.NVML_GPM_PCIE, rows, lambda gpm: gpm.pcie.directions())
 
 
 class _Window(DeviceState):

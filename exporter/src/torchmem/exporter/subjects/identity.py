@@ -62,8 +62,7 @@ def families(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Met
         **dict.fromkeys(sorted(reading.unresponsive), 0.0),
     }
     yield family(catalog.NVML_GPU_UP, up.items())
-    codes = [(labels, float(code)) for labels, code in reading.lost.items() if code is not None]
-    yield family(catalog.NVML_GPU_ERROR, codes)
+    yield family(catalog.NVML_GPU_ERROR, reading.lost.items())
     facts = [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)]
     yield info(catalog.NVML_GPU_INFO, facts)
     versions = _version_facts(reading.versions)

@@ -11,7 +11,7 @@ from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import NOT_SUPPORTED, OTHER_VERSION, Device
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family, known
+from torchmem.sample.families import value_family
 
 _MEMORY_INFO = "nvmlDeviceGetMemoryInfo"
 
@@ -74,15 +74,12 @@ class Bar1(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield total, used, free and reserved bytes, unified memory, and BAR1 bytes."""
     rows = reading.read(MemoryInfo)
-    yield family(catalog.NVML_MEMORY_TOTAL, [(labels, memory.total) for labels, memory in rows])
-    yield family(catalog.NVML_MEMORY_USED, [(labels, memory.used) for labels, memory in rows])
-    yield family(catalog.NVML_MEMORY_FREE, [(labels, memory.free) for labels, memory in rows])
-    reserved = known((labels, memory.reserved) for labels, memory in rows)
-    yield family(catalog.NVML_MEMORY_RESERVED, reserved)
+    yield value_family(catalog.NVML_MEMORY_TOTAL, rows, lambda memory: memory.total)
+    yield value_family(catalog.NVML_MEMORY_USED, rows, lambda memory: memory.used)
+    yield value_family(catalog.NVML_MEMORY_FREE, rows, lambda memory: memory.free)
+    yield value_family(catalog.NVML_MEMORY_RESERVED, rows, lambda memory: memory.reserved)
     unified = reading.read(UnifiedMemory)
-    yield family(
-        catalog.NVML_UNIFIED_MEMORY, [(labels, float(value.shared)) for labels, value in unified]
-    )
+    yield value_family(catalog.NVML_UNIFIED_MEMORY, unified, lambda memory: memory.shared)
     bar1 = reading.read(Bar1)
-    yield family(catalog.NVML_BAR1_TOTAL, [(labels, window.total) for labels, window in bar1])
-    yield family(catalog.NVML_BAR1_USED, [(labels, window.used) for labels, window in bar1])
+    yield value_family(catalog.NVML_BAR1_TOTAL, bar1, lambda window: window.total)
+    yield value_family(catalog.NVML_BAR1_USED, bar1, lambda window: window.used)

@@ -16,7 +16,7 @@ from torchmem.exporter.nvml import Device, text
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample import catalog
-from torchmem.sample.families import family, info, known
+from torchmem.sample.families import info, value_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,14 @@ def mig_names(reading: Reading) -> Mapping[str, tuple[str, str]]:
 
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield mode, instances, and the memory of each GPU instance once."""
-    rows = reading.read(Mig)
-    yield family(catalog.NVML_MIG_ENABLED, [(labels, float(mig.enabled)) for labels, mig in rows])
+    yield value_family(catalog.NVML_MIG_ENABLED, reading.read(Mig), lambda mig: mig.enabled)
     facts = [(_labels(gpu, instance), _facts(instance)) for gpu, instance in _instances(reading)]
     yield info(catalog.NVML_MIG_INFO, facts)
-    memory = _memory(_instances(reading))
-    yield family(catalog.NVML_MIG_MEMORY_TOTAL, [(labels, of.total) for labels, of in memory])
-    yield family(catalog.NVML_MIG_MEMORY_USED, [(labels, of.used) for labels, of in memory])
-    yield family(catalog.NVML_MIG_MEMORY_FREE, [(labels, of.free) for labels, of in memory])
-    reserved = known((labels, of.reserved) for labels, of in memory)
-    yield family(catalog.NVML_MIG_MEMORY_RESERVED, reserved)
+    rows = _memory(_instances(reading))
+    yield value_family(catalog.NVML_MIG_MEMORY_TOTAL, rows, lambda memory: memory.total)
+    yield value_family(catalog.NVML_MIG_MEMORY_USED, rows, lambda memory: memory.used)
+    yield value_family(catalog.NVML_MIG_MEMORY_FREE, rows, lambda memory: memory.free)
+    yield value_family(catalog.NVML_MIG_MEMORY_RESERVED, rows, lambda memory: memory.reserved)
 
 
 def _instance(device: Device) -> MigInstance | None:

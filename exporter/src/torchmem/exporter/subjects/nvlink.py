@@ -10,10 +10,10 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, DeviceState, available
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
 from torchmem.sample import catalog
-from torchmem.sample.families import family
+from torchmem.sample.families import keyed_family
 
 _KIBIBYTE = 1024  # the unit of the throughput fields is KiB
 _ALL_LINKS = (1 << 32) - 1  # as the scope of a field: the sum over all links
@@ -70,12 +70,11 @@ class NvLink(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield state by link, errors by kind, and bytes by direction."""
     rows = reading.read(NvLink)
-    up = by_key((labels, nvlink.up) for labels, nvlink in rows)
-    yield family(catalog.NVML_NVLINK_UP, up)
-    errors = by_key((labels, nvlink.errors_by_kind()) for labels, nvlink in rows)
-    yield family(catalog.NVML_NVLINK_ERRORS, errors)
-    transferred = by_key((labels, nvlink.transferred.directions()) for labels, nvlink in rows)
-    yield family(catalog.NVML_NVLINK_BYTES, transferred)
+    yield keyed_family(catalog.NVML_NVLINK_UP, rows, lambda nvlink: nvlink.up)
+    yield keyed_family(catalog.NVML_NVLINK_ERRORS, rows, NvLink.errors_by_kind)
+    yield keyed_family(
+        catalog.NVML_NVLINK_BYTES, rows, lambda nvlink: nvlink.transferred.directions()
+    )
 
 
 def _states(gpu: Device, count: int) -> dict[int, bool]:

@@ -9,9 +9,9 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, available, multiplied
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family, known
+from torchmem.sample.families import keyed_family, value_family
 
 _KILOBYTE = 1000  # the unit of nvmlDeviceGetPcieThroughput is KB/s
 _TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
@@ -24,10 +24,9 @@ class Traffic:
     rx: float | None = None
     tx: float | None = None
 
-    def directions(self) -> Mapping[str, float]:
-        """Return the known values by direction."""
-        values = {"rx": self.rx, "tx": self.tx}
-        return {direction: value for direction, value in values.items() if value is not None}
+    def directions(self) -> Mapping[str, float | None]:
+        """Return the values by direction."""
+        return {"rx": self.rx, "tx": self.tx}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,14 @@ class PcieThroughput(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield generation, width and replays."""
     rows = reading.read(Pcie)
-    generation = known((labels, pcie.generation) for labels, pcie in rows)
-    yield family(catalog.NVML_PCIE_GENERATION, generation)
-    max_generation = known((labels, pcie.max_generation) for labels, pcie in rows)
-    yield family(catalog.NVML_PCIE_MAX_GENERATION, max_generation)
-    yield family(catalog.NVML_PCIE_WIDTH, known((labels, pcie.width) for labels, pcie in rows))
-    max_width = known((labels, pcie.max_width) for labels, pcie in rows)
-    yield family(catalog.NVML_PCIE_MAX_WIDTH, max_width)
-    yield family(catalog.NVML_PCIE_REPLAYS, known((labels, pcie.replays) for labels, pcie in rows))
+    yield value_family(catalog.NVML_PCIE_GENERATION, rows, lambda pcie: pcie.generation)
+    yield value_family(catalog.NVML_PCIE_MAX_GENERATION, rows, lambda pcie: pcie.max_generation)
+    yield value_family(catalog.NVML_PCIE_WIDTH, rows, lambda pcie: pcie.width)
+    yield value_family(catalog.NVML_PCIE_MAX_WIDTH, rows, lambda pcie: pcie.max_width)
+    yield value_family(catalog.NVML_PCIE_REPLAYS, rows, lambda pcie: pcie.replays)
 
 
 def throughput_families(reading: Reading) -> Iterator[Metric]:
     """Yield bytes per second by direction; collected only if the setting asks for it."""
     rows = reading.read(PcieThroughput)
-    rates = by_key((labels, throughput.traffic.directions()) for labels, throughput in rows)
-    yield family(catalog.NVML_PCIE_THROUGHPUT, rates)
+    yield keyed_family(catalog.NVML_PCIE_THROUGHPUT, rows, lambda value: value.traffic.directions())

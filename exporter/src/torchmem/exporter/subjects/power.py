@@ -11,7 +11,7 @@ from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, thousandths
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family, known
+from torchmem.sample.families import value_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,7 @@ class Power(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield watts and joules."""
     rows = reading.read(Power)
-    watts = known((labels, power.watts) for labels, power in rows)
-    yield family(catalog.NVML_POWER, watts)
-    limits = known((labels, power.limit_watts) for labels, power in rows)
-    yield family(catalog.NVML_POWER_LIMIT, limits)
-    max_limits = known((labels, power.limit_max_watts) for labels, power in rows)
-    yield family(catalog.NVML_POWER_LIMIT_MAX, max_limits)
-    joules = known((labels, power.energy_joules) for labels, power in rows)
-    yield family(catalog.NVML_ENERGY, joules)
+    yield value_family(catalog.NVML_POWER, rows, lambda power: power.watts)
+    yield value_family(catalog.NVML_POWER_LIMIT, rows, lambda power: power.limit_watts)
+    yield value_family(catalog.NVML_POWER_LIMIT_MAX, rows, lambda power: power.limit_max_watts)
+    yield value_family(catalog.NVML_ENERGY, rows, lambda power: power.energy_joules)

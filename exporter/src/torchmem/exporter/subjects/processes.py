@@ -15,12 +15,12 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue
 from torchmem.exporter.nvml import Device, available
 from torchmem.exporter.process_owners import ProcessOwners
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample import catalog
-from torchmem.sample.families import Row, View, family, info
+from torchmem.sample.families import Row, View, by_last_label, family, info
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
 MAX_PROCESSES_PER_NODE = 1024
@@ -56,10 +56,9 @@ class ProcessUtilization:
     sm: float | None = None
     memory: float | None = None
 
-    def ratios(self) -> Mapping[str, float]:
-        """Return the known ratios by engine."""
-        engines = {"sm": self.sm, "memory": self.memory}
-        return {engine: ratio for engine, ratio in engines.items() if ratio is not None}
+    def ratios(self) -> Mapping[str, float | None]:
+        """Return the ratios by engine."""
+        return {"sm": self.sm, "memory": self.memory}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ def _memory(table: _GpuTable) -> Iterator[Row]:
 
 def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
     utilization = table.processes.utilization
-    return by_key(
+    return by_last_label(
         ((*table.labels, str(pid)), utilization[pid].ratios())
         for pid in table.pids
         if pid in utilization

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, available, ratio
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family
-
-K = TypeVar("K")
+from torchmem.sample.families import keyed_family
 
 _SENSOR = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_t
@@ -27,8 +24,8 @@ _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 class Temperatures(GpuValue):
     """Degrees Celsius by sensor (gpu, memory), and of the thresholds at which the GPU reacts."""
 
-    sensors: Mapping[str, float] = field(default_factory=dict)
-    thresholds: Mapping[str, float] = field(default_factory=dict)
+    sensors: Mapping[str, float | None] = field(default_factory=dict)
+    thresholds: Mapping[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, gpu: Device) -> Temperatures:
@@ -39,7 +36,7 @@ class Temperatures(GpuValue):
             name: available(gpu.call("nvmlDeviceGetTemperatureThreshold", number))
             for name, number in _THRESHOLDS.items()
         }
-        return cls(_known({"gpu": core, "memory": memory}), _known(limits))
+        return cls({"gpu": core, "memory": memory}, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +59,11 @@ class Fans(GpuValue):
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield temperatures by sensor and thresholds by name."""
     rows = reading.read(Temperatures)
-    sensors = by_key((labels, temperatures.sensors) for labels, temperatures in rows)
-    yield family(catalog.NVML_TEMPERATURE, sensors)
-    thresholds = by_key((labels, temperatures.thresholds) for labels, temperatures in rows)
-    yield family(catalog.NVML_TEMPERATURE_THRESHOLD, thresholds)
+    yield keyed_family(catalog.NVML_TEMPERATURE, rows, lambda values: values.sensors)
+    yield keyed_family(catalog.NVML_TEMPERATURE_THRESHOLD, rows, lambda values: values.thresholds)
 
 
 def fan_families(reading: Reading) -> Iterator[Metric]:
     """Yield the speed of each fan; nothing for a card without fans."""
     rows = reading.read(Fans)
-    speeds = by_key((labels, _known(dict(enumerate(fans.speeds)))) for labels, fans in rows)
-    yield family(catalog.NVML_FAN_SPEED, speeds)
-
-
-def _known(values: Mapping[K, float | None]) -> dict[K, float]:
-    return {key: value for key, value in values.items() if value is not None}
+    yield keyed_family(catalog.NVML_FAN_SPEED, rows, lambda fans: dict(enumerate(fans.speeds)))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, ratio
-from torchmem.exporter.reading import Reading, by_key
+from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
-from torchmem.sample.families import family
+from torchmem.sample.families import keyed_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,14 @@ class Utilization(GpuValue):
             ofa=_engine(gpu, "nvmlDeviceGetOfaUtilization"),
         )
 
-    def ratios(self) -> Mapping[str, float]:
-        """Return the known ratios by engine."""
-        engines = ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")
-        ratios = {engine: getattr(self, engine) for engine in engines}
-        return {engine: value for engine, value in ratios.items() if value is not None}
+    def ratios(self) -> Mapping[str, float | None]:
+        """Return the ratios by engine."""
+        return asdict(self)
 
 
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield the ratios by engine."""
-    rows = reading.read(Utilization)
-    ratios = by_key((labels, utilization.ratios()) for labels, utilization in rows)
-    yield family(catalog.NVML_UTILIZATION, ratios)
+    yield keyed_family(catalog.NVML_UTILIZATION, reading.read(Utilization), Utilization.ratios)
 
 
 def _engine(gpu: Device, name: str) -> float | None:

@@ -26,9 +26,8 @@ from torchmem.exporter.nvml import (
     NvmlLibrary,
     text,
 )
-from torchmem.exporter.reading import by_key
 from torchmem.sample import catalog
-from torchmem.sample.families import family
+from torchmem.sample.families import keyed_family
 from torchmem.sample.xids import XIDS
 
 _log = logging.getLogger(__name__)
@@ -275,7 +274,6 @@ def families(watcher: EventWatcher, known: Mapping[str, GpuIdentity]) -> Iterato
     """Yield the counts of every GPU that was ever watched, including those that are lost."""
     totals = watcher.totals()
     rows = [(known[uuid].labels, counts) for uuid, counts in totals.items() if uuid in known]
-    yield family(catalog.NVML_XID_ERRORS, by_key((labels, counts.xids) for labels, counts in rows))
-    times = by_key((labels, counts.xid_times) for labels, counts in rows)
-    yield family(catalog.NVML_XID_LAST, times)
-    yield family(catalog.NVML_EVENTS, by_key((labels, counts.events) for labels, counts in rows))
+    yield keyed_family(catalog.NVML_XID_ERRORS, rows, lambda counts: counts.xids)
+    yield keyed_family(catalog.NVML_XID_LAST, rows, lambda counts: counts.xid_times)
+    yield keyed_family(catalog.NVML_EVENTS, rows, lambda counts: counts.events)
