@@ -221,7 +221,7 @@ def _trust(context: ssl.SSLContext, authorities: bytes, section: Section, name: 
     except (ssl.SSLError, ValueError):
         section.refuse(
             name,
-            "has no certificate: give the PEM file of the authority that signed the clients'.",
+            "has no certificate: give the PEM file of the clients' certificate authority.",
         )
 
 
