@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from prometheus_client.core import (
@@ -101,11 +101,6 @@ def _is_free_label(spec: MetricSpec, name: str) -> bool:
     return _LABEL_NAME.fullmatch(name) is not None and name not in spec.labels
 
 
-def known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
-    """Return the rows whose value is known. `family` does the same."""
-    return [(labels, value) for labels, value in rows if value is not None]
-
-
 def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, float | None]]]) -> Iterator[Row]:
     """Yield a row for each entry of each mapping, with the key as the last label value."""
     for labels, values in rows:
@@ -140,7 +135,7 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
 
     No two of `views` may have the same rank, pid and run.
     """
-    devices = [row for view in views for row in view.devices()]
+    devices = list(chain.from_iterable(view.devices() for view in views))
     yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
     yield value_family(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
     yield keyed_family(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
@@ -166,7 +161,7 @@ def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Me
 def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
     yield value_family(catalog.SNAPSHOT_TIMESTAMP, rows, lambda layout: layout.timestamp)
     yield _pooled(catalog.SEGMENTS, rows, lambda layout: layout.segments)
-    blocks = (row for labels, layout in rows for row in _blocks(labels, layout.blocks))
+    blocks = chain.from_iterable(_blocks(labels, layout.blocks) for labels, layout in rows)
     yield family(catalog.BLOCKS, blocks)
     yield keyed_family(catalog.FREE, rows, _free)
     yield value_family(

@@ -1,7 +1,7 @@
 """XID errors of NVIDIA GPUs: NVIDIA's name, what happened, what to do, and how severe it is.
 
 The exporter, the alert rules, the dashboards and the runbook read this table. Source: NVIDIA, "XID
-Errors", docs.nvidia.com/deploy/xid-errors, driver 580. A driver can report codes that are not listed.
+Errors", docs.nvidia.com/deploy/xid-errors, driver 580. Drivers can report other codes.
 """
 
 from __future__ import annotations
