@@ -19,10 +19,10 @@ Part = Callable[[], Files]
 
 def rules() -> Files:
     """Return Prometheus's rules, rendered from the shipped thresholds."""
-    from torchmem.rules.render import HEADER, render
+    from torchmem.rules.render import RENDERED_BY, render
     from torchmem.rules.thresholds import defaults
 
-    earlier = (path for path in RULES.glob("*.yml") if path.read_text().startswith(HEADER))
+    earlier = (path for path in RULES.glob("*.yml") if path.read_text().startswith(RENDERED_BY))
     current = {RULES / name: text for name, text in render(defaults()).items()}
     return {**dict.fromkeys(earlier), **current}
 

@@ -1,11 +1,12 @@
-"""`torchmem rules`: the recording and alerting rules for Prometheus, from a file of thresholds."""
+"""`torchmem rules`: write Prometheus' recording and alerting rules for a file of thresholds."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from torchmem.sample.errors import MissingExtraError
+from torchmem.sample.errors import MissingExtraError, UsageError
 
 HELP = "write Prometheus' recording and alerting rules from your thresholds"
 
@@ -13,27 +14,61 @@ HELP = "write Prometheus' recording and alerting rules from your thresholds"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument(
-        "--thresholds", type=Path, metavar="FILE", help="your thresholds (default: as shipped)"
+        "--thresholds",
+        type=Path,
+        metavar="FILE",
+        help="the file of your thresholds (default: the shipped thresholds)",
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where to write the rules, one file for each subject",
+        help="the directory to write the rules to, one file for each subject",
     )
-    what.add_argument(
-        "--check", type=Path, metavar="DIR", help="write nothing; fail if the rules there differ"
+    action.add_argument(
+        "--check",
+        type=Path,
+        metavar="DIR",
+        help="write nothing; fail if the rules in the directory differ",
     )
-    what.add_argument(
-        "--defaults", action="store_true", help="print the shipped thresholds, to start a file from"
+    action.add_argument(
+        "--defaults",
+        action="store_true",
+        help="print the shipped thresholds, as a template for your file",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Render the rules and return the exit code; raises MissingExtraError and UsageError."""
+    """Print the shipped thresholds, write the rules, or check them; return the exit code.
+
+    Raises MissingExtraError and UsageError.
+    """
     try:
-        from torchmem.rules.render import run
+        from torchmem.rules import render, thresholds
     except ModuleNotFoundError as error:
         raise MissingExtraError("rules", error.name or "") from error
-    return run(arguments)
+    if arguments.defaults:
+        sys.stdout.write(thresholds.defaults_text())
+        return 0
+    file = arguments.thresholds
+    rendered = render.render(thresholds.load(file) if file else thresholds.defaults())
+    if arguments.check:
+        return _check(arguments.check, render.outdated(arguments.check, rendered))
+    if arguments.out is None:
+        raise UsageError("Give the directory for the rules: torchmem rules --out DIR.")
+    render.write(arguments.out, rendered)
+    print(f"Wrote {len(rendered)} files to {arguments.out}.")
+    print(f"Check them with: promtool check rules {arguments.out}/*.yml")
+    return 0
+
+
+def _check(folder: Path, outdated: list[str]) -> int:
+    if not outdated:
+        return 0
+    print(
+        f"torchmem: {folder} does not match the thresholds ({', '.join(outdated)}): run "
+        f"`torchmem rules --out {folder}` with the same thresholds.",
+        file=sys.stderr,
+    )
+    return 1
