@@ -1,4 +1,4 @@
-"""What reaches a person: inhibitions, routing and the words of a message, by Alertmanager's own tools."""
+"""Inhibitions, routing and message templates, tested with Alertmanager's own tools."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DATA: dict[str, Any] = {
 
 
 def test_inhibitions_name_alerts_that_exist() -> None:
-    """Every name and expression in the routes and inhibitions matches at least one alert."""
+    """Every name and pattern in the routes and inhibitions matches at least one alert."""
     configuration = yaml.safe_load(CONFIGURATION.read_text())
     matchers = [
         matcher
@@ -72,23 +72,27 @@ def test_inhibitions_name_alerts_that_exist() -> None:
 
 @pytest.mark.stack
 @pytest.mark.parametrize(
-    ("source", "target", "held_back"),
+    ("source", "target", "inhibited"),
     [
-        ({"alertname": "TorchmemOutOfMemory", **RANK}, {"alertname": "TorchmemNearCapacity", **RANK}, True),
-        ({"alertname": "TorchmemOutOfMemory", **RANK}, {"alertname": "TorchmemNearCapacity", **OTHER}, False),
-        ({"alertname": "TorchmemOutOfMemory", **RANK}, {"alertname": "TorchmemMemoryLeak", **RANK}, False),
-        ({"alertname": "TorchmemRankKilled", **PROCESS}, {"alertname": "TorchmemRankStalled", **OTHER}, True),
-        ({"alertname": "TorchmemGpuLost", **GPU}, {"alertname": "TorchmemRankKilled", **PROCESS}, True),
-        ({"alertname": "TorchmemGpuLost", **GPU}, {"alertname": "TorchmemGpuIdle", **GPU, "uuid": "GPU-b"}, False),
-        ({"alertname": "TorchmemExporterDown", "instance": "n:9847"}, {"alertname": "TorchmemGpuLost", **GPU}, True),
+        (("TorchmemOutOfMemory", RANK), ("TorchmemNearCapacity", RANK), True),
+        (("TorchmemOutOfMemory", RANK), ("TorchmemNearCapacity", OTHER), False),
+        (("TorchmemOutOfMemory", RANK), ("TorchmemMemoryLeak", RANK), False),
+        (("TorchmemRankKilled", PROCESS), ("TorchmemRankStalled", OTHER), True),
+        (("TorchmemGpuLost", GPU), ("TorchmemRankKilled", PROCESS), True),
+        (("TorchmemGpuLost", GPU), ("TorchmemGpuIdle", {**GPU, "uuid": "GPU-b"}), False),
+        (("TorchmemExporterDown", {"instance": "n:9847"}), ("TorchmemGpuLost", GPU), True),
     ],
-)  # fmt: skip
-def test_what_explains_another_alert_holds_it_back(
-    source: dict[str, str], target: dict[str, str], held_back: bool, tmp_path: Path
+)
+def test_an_alert_inhibits_its_consequences(
+    source: tuple[str, dict[str, str]],
+    target: tuple[str, dict[str, str]],
+    inhibited: bool,
+    tmp_path: Path,
 ) -> None:
-    """The real Alertmanager suppresses the consequence, and only that."""
+    """Alertmanager suppresses the consequence of an alert, and nothing else."""
+    alerts = [{"alertname": name, **labels} for name, labels in (source, target)]
     with receiver() as webhook, alertmanager(tmp_path, webhook.url) as address:
-        body = json.dumps([{"labels": labels} for labels in (source, target)]).encode()
+        body = json.dumps([{"labels": labels} for labels in alerts]).encode()
         request = urllib.request.Request(
             f"http://{address}/api/v2/alerts", body, {"Content-Type": "application/json"}
         )
@@ -97,44 +101,50 @@ def test_what_explains_another_alert_holds_it_back(
         def sent() -> set[str]:
             return {alert["labels"]["alertname"] for alert in webhook.alerts}
 
-        until(lambda: source["alertname"] in sent())
-        if not held_back:
-            until(lambda: target["alertname"] in sent())
+        until(lambda: source[0] in sent())
+        if not inhibited:
+            until(lambda: target[0] in sent())
         state = {
             alert["labels"]["alertname"]: alert["status"]["state"] for alert in _alerts(address)
         }
 
     assert {
-        source["alertname"]: "active",
-        target["alertname"]: "suppressed" if held_back else "active",
+        source[0]: "active",
+        target[0]: "suppressed" if inhibited else "active",
     } == state
-    assert held_back == (target["alertname"] not in sent())
+    assert inhibited == (target[0] not in sent())
 
 
 def _alerts(address: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(get(f"http://{address}/api/v2/alerts"))
-    return found
+    alerts: list[dict[str, Any]] = json.loads(get(f"http://{address}/api/v2/alerts"))
+    return alerts
 
 
 def _rendered(name: str, data: dict[str, Any], folder: Path) -> str:
     file = folder / "data.json"
     file.write_text(json.dumps(data))
-    command = ["amtool", "template", "render", f"--template.glob={CONFIGURATION.parent}/templates/*.tmpl",
-               f'--template.text={{{{ template "{name}" . }}}}', f"--template.data={file}"]  # fmt: skip
+    command = [
+        "amtool",
+        "template",
+        "render",
+        f"--template.glob={CONFIGURATION.parent}/templates/*.tmpl",
+        f'--template.text={{{{ template "{name}" . }}}}',
+        f"--template.data={file}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.mark.stack
-def test_a_message_reads_well_in_a_chat(tmp_path: Path) -> None:
-    """The title counts, the text gives each alert with its remedy and links, and what is over in one line."""
-    one = {**DATA, "alerts": DATA["alerts"][:1]}
+def test_a_message_is_readable_in_a_chat(tmp_path: Path) -> None:
+    """The title has counts, the text each alert with remedy and links, and resolved alerts."""
+    single = {**DATA, "alerts": DATA["alerts"][:1]}
 
     assert "gpt rank 1: the allocator flushes its cache 4.0 times a minute" == _rendered(
-        "torchmem.title", one, tmp_path
+        "torchmem.title", single, tmp_path
     )
-    assert "TorchmemRetryStorm, run gpt: 1 firing, 1 over" == _rendered(
+    assert "TorchmemRetryStorm, run gpt: 1 firing, 1 resolved" == _rendered(
         "torchmem.title", DATA, tmp_path
     )
     assert (
@@ -142,5 +152,5 @@ def test_a_message_reads_well_in_a_chat(tmp_path: Path) -> None:
         "  Use a smaller batch.\n"
         "  Runbook: docs/runbooks/TorchmemRetryStorm.md\n"
         "  Dashboard: /d/torchmem-training-memory?var-run=gpt\n"
-        "- Over: gpt rank 2: the allocator flushes its cache 4.0 times a minute"
+        "- Resolved: gpt rank 2: the allocator flushes its cache 4.0 times a minute"
     ) == _rendered("torchmem.text", DATA, tmp_path)

@@ -1,4 +1,4 @@
-"""Prometheus evaluates the rules and sends everything on; another store answers the dashboard from what it was sent."""
+"""A store that Prometheus writes to by remote write returns the same values for the dashboards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FLEET = {
 
 @dataclass(frozen=True)
 class Stores:
-    """URLs of Prometheus and of the store that it writes to, and a stretch of time for which both can be asked."""
+    """URLs of Prometheus and of the store that it writes to, and a time range that both have."""
 
     prometheus: str
     victoria: str
@@ -51,7 +51,7 @@ class Stores:
     end: float
 
     def answers(self, name: str) -> list[Answer]:
-        """What each of them answers to a query of the dashboard."""
+        """Return the result of a dashboard query from each of them."""
         text, is_range = FLEET[name]
         over = (
             {"start": self.start, "end": self.end, "step": STEP} if is_range else {"time": self.end}
@@ -71,24 +71,31 @@ def _points(body: bytes) -> Answer:
     }
 
 
-def same(one: Answer, other: Answer) -> bool:
-    """Whether both hold the same series with the same values at the same times."""
-    return one.keys() == other.keys() and all(_same_points(one[name], other[name]) for name in one)
+def same(left: Answer, right: Answer) -> bool:
+    """Return whether both have the same series with the same values at the same times."""
+    return left.keys() == right.keys() and all(
+        _same_points(left[name], right[name]) for name in left
+    )
 
 
-def _same_points(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
-    return len(one) == len(other) and all(
-        at == other_at and math.isclose(value, other_value, rel_tol=PRECISION)
-        for (at, value), (other_at, other_value) in zip(one, other, strict=True)
+def _same_points(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> bool:
+    return len(left) == len(right) and all(
+        time_left == time_right and math.isclose(value_left, value_right, rel_tol=PRECISION)
+        for (time_left, value_left), (time_right, value_right) in zip(left, right, strict=True)
     )
 
 
 @contextmanager
 def victoria_metrics(folder: Path) -> Iterator[str]:
-    """VictoriaMetrics on loopback, which shows what it was sent after 1 s instead of 30 s; yields its URL."""
+    """Run VictoriaMetrics on loopback; yield its URL. Queries see samples after 1 s, not 30 s."""
     address = f"127.0.0.1:{free_port()}"
-    command = ["victoria-metrics", f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={address}",
-               "-search.latencyOffset=1s", "-memory.allowedBytes=256MB"]  # fmt: skip
+    command = [
+        "victoria-metrics",
+        f"-storageDataPath={folder / 'victoria'}",
+        f"-httpListenAddr={address}",
+        "-search.latencyOffset=1s",
+        "-memory.allowedBytes=256MB",
+    ]
     with running(command, folder / "victoria.log"):
         until(lambda: answers(f"http://{address}/health"))
         yield f"http://{address}"
@@ -96,13 +103,13 @@ def victoria_metrics(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
-    """A busy node, and two ranks that leak, more than an hour in 30 seconds, as both stores know them."""
+    """Prometheus and VictoriaMetrics after a busy node and an hour of two leaking ranks in 30 s."""
     if not shutil.which("victoria-metrics"):
         pytest.skip("victoria-metrics not on PATH; apt-get install victoria-metrics")
     folder = tmp_path_factory.mktemp("remote_write")
     played = pages(scrapes("leak"))
-    started = cache(time.time)  # at the first scrape, however long Prometheus takes to come up
-    # The error of the recorded node happened now: an alert looks at its time.
+    started = cache(time.time)  # at the first scrape, because Prometheus needs time to start
+    # Moves the OOM of the recorded node to the present, because an alert checks its time.
     node = re.sub(
         r"(?m)^(torchmem_last_oom_timestamp_seconds\{.*\}) .*$",
         rf"\1 {time.time()}",
@@ -132,8 +139,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
 
 
 @pytest.mark.stack
-def test_the_fleet_dashboard_is_answered_alike_by_both_stores(stores: Stores) -> None:
-    """Every query of the dashboard "Fleet" has the same series and values in the store that Prometheus writes to."""
+def test_both_stores_return_the_same_fleet_dashboard(stores: Stores) -> None:
+    """Every query of the dashboard "Fleet" returns the same series and values from both stores."""
 
     def differing() -> list[str]:
         return [name for name in FLEET if not same(*stores.answers(name))]
@@ -144,7 +151,7 @@ def test_the_fleet_dashboard_is_answered_alike_by_both_stores(stores: Stores) ->
 
 
 @pytest.mark.stack
-def test_every_panel_was_compared_with_an_answer(stores: Stores) -> None:
-    """No panel of "Fleet" is equal only because both stores are silent about it."""
+def test_every_panel_of_the_comparison_has_data(stores: Stores) -> None:
+    """No panel of "Fleet" is equal only because both results are empty."""
     panels = {name.rpartition(" ")[0] for name in FLEET}
     assert panels == {name.rpartition(" ")[0] for name in FLEET if all(stores.answers(name))}

@@ -1,4 +1,4 @@
-"""The rules name only what exists, follow the house's conventions, and pass the tools of Prometheus itself."""
+"""The rules use existing series, follow naming conventions, and pass Prometheus' own tools."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ RECORDED = promql.rules("record")
     "rule", RECORDED + ALERTS, ids=lambda rule: rule.get("record") or rule["alert"]
 )
 def test_a_rule_reads_only_series_and_labels_that_exist(rule: dict[str, str]) -> None:
-    """Every metric and label of every rule is in the catalogue or recorded by a rule above it."""
+    """Every metric and label of every rule is in the catalog or recorded by an earlier rule."""
     assert promql.problems(rule["expr"]) == []
 
 
 @pytest.mark.parametrize(
-    ("expression", "complaint"),
+    ("expression", "problem"),
     [
         ("torchmem_reserved_byte", "no series torchmem_reserved_byte"),
         ('torchmem_free_bytes{pool="small"}', "torchmem_free_bytes has no label pool"),
@@ -32,24 +32,22 @@ def test_a_rule_reads_only_series_and_labels_that_exist(rule: dict[str, str]) ->
         ("up and on (rank) up", "nothing here has a label rank"),
     ],
 )
-def test_a_misspelt_name_is_found(expression: str, complaint: str) -> None:
-    """The check above sees wrong metrics, matchers, groupings and joins."""
-    assert promql.problems(expression) == [complaint]
+def test_a_misspelled_name_is_detected(expression: str, problem: str) -> None:
+    """The check above detects wrong metrics, matchers, groupings and joins."""
+    assert promql.problems(expression) == [problem]
 
 
 @pytest.mark.parametrize("name", sorted({rule["record"] for rule in RECORDED}))
 def test_recording_rules_are_named_level_metric_operations(name: str) -> None:
-    """Names read `level:metric:operations`, and the level says what one series stands for."""
+    """Names have the form `level:metric:operations`; the level is what one series describes."""
     assert re.fullmatch(
         r"(rank|gpu|run|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name
     ), name
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_happened_and_what_to_do(
-    alert: dict[str, dict[str, str]], root: Path
-) -> None:
-    """Severity, summary and description are there, and the runbook of that name exists."""
+def test_an_alert_is_complete(alert: dict[str, dict[str, str]], root: Path) -> None:
+    """Severity, summary, description and links are set, and the runbook exists."""
     assert re.fullmatch(r"Torchmem([A-Z][a-z]+)+", str(alert["alert"]))
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     annotations = alert["annotations"]
@@ -58,8 +56,8 @@ def test_an_alert_says_what_happened_and_what_to_do(
     assert (root / annotations["runbook_url"]).read_text().startswith(f"# {alert['alert']}\n")
 
 
-def test_links_lead_to_dashboards_and_variables_that_exist(root: Path) -> None:
-    """Each dashboard_url names a dashboard that is shipped and variables that it has."""
+def test_dashboard_links_of_alerts_are_valid(root: Path) -> None:
+    """Each dashboard_url names a shipped dashboard and variables that it has."""
     shipped = {
         dashboard["uid"]: {variable["name"] for variable in dashboard["templating"]["list"]}
         for dashboard in (
@@ -67,17 +65,16 @@ def test_links_lead_to_dashboards_and_variables_that_exist(root: Path) -> None:
         )
     }
     for alert in ALERTS:
-        found = re.match(r"/d/([\w-]+)", alert["annotations"]["dashboard_url"])
-        assert found is not None
-        assert found[1] in shipped, alert["alert"]
+        uid = re.match(r"/d/([\w-]+)", alert["annotations"]["dashboard_url"])
+        assert uid is not None
+        assert uid[1] in shipped, alert["alert"]
         assert (
-            set(re.findall(r"var-(\w+)=", alert["annotations"]["dashboard_url"]))
-            <= shipped[found[1]]
+            set(re.findall(r"var-(\w+)=", alert["annotations"]["dashboard_url"])) <= shipped[uid[1]]
         ), alert["alert"]
 
 
 def test_every_alert_has_its_unit_tests(root: Path) -> None:
-    """For each alert some promtool test expects it to fire, and some expects silence."""
+    """For each alert, one promtool test expects it to fire and another one expects silence."""
     outcomes: dict[str, set[bool]] = {alert["alert"]: set() for alert in ALERTS}
     for path in (root / "prometheus" / "tests").glob("*.yml"):
         for test in yaml.safe_load(path.read_text())["tests"]:
@@ -97,14 +94,14 @@ def test_every_alert_has_its_unit_tests(root: Path) -> None:
     ids=lambda command: " ".join(command[:3]),
 )
 def test_the_tools_accept_the_configuration(command: list[str], root: Path) -> None:
-    """Prometheus and Alertmanager can load what is shipped."""
+    """Prometheus and Alertmanager can load the shipped files."""
     checked = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.stack
 def test_the_rules_pass_their_unit_tests(root: Path) -> None:
-    """Alerts fire when they should, with these labels and words, and at no other time; the parts of a device add up."""
+    """The promtool tests pass: alerts fire exactly when expected, and parts of a device add up."""
     files = sorted(str(path) for path in (root / "prometheus" / "tests").glob("*.yml"))
     tested = subprocess.run(
         ["promtool", "test", "rules", *files], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The runbooks fit the alerts, and what they tell to ask exists."""
+"""Every alert has a runbook, and the queries in the runbooks are valid."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import promql_parser
 import pytest
 from support import promql
 
+from torchmem.allocator.remedies import REMEDY_BY_CAUSE
+from torchmem.sample.xids import APPLICATION_XIDS, XIDS
+
 BOOKS = promql.ROOT / "docs" / "runbooks"
 ALERTS = {rule["alert"] for rule in promql.rules("alert")}
-# What begins like a series, or a function or aggregation over one; shell commands do not.
+# A series, or a function or an aggregation of one. Shell commands do not match.
 QUERY = re.compile(r"((\w+:)?(torchmem|nvml)_\w+(:\w+)?|\w+[ (]+.*(torchmem|nvml)_\w+)[^#]*")
 
 
 def queries() -> list[tuple[str, str]]:
-    """Page and PromQL of every indented line that is a query."""
+    """Return page and PromQL of every indented line that is a query."""
     lines = [
         (page.stem, line)
         for page in sorted(BOOKS.glob("*.md"))
@@ -30,8 +33,8 @@ def queries() -> list[tuple[str, str]]:
     ]
 
 
-def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
-    """No alert without a runbook, none for an alert that is gone, all in the index and in docs/alerts.md."""
+def test_every_alert_has_a_runbook() -> None:
+    """Runbooks, alerts, the index of the runbooks and docs/alerts.md have the same names."""
     pages = {page.stem for page in BOOKS.glob("Torchmem*.md")}
 
     assert pages == ALERTS
@@ -41,8 +44,8 @@ def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(BOOKS.glob("Torchmem*.md")), ids=lambda page: page.stem)
-def test_a_page_answers_the_four_questions(page: Path) -> None:
-    """What it means, how to confirm, what to do, how to verify; its links lead to pages that exist."""
+def test_a_runbook_has_four_sections(page: Path) -> None:
+    """A runbook has a meaning, confirmation, remedy and verification, and its links are valid."""
     text = page.read_text()
 
     assert text.startswith(f"# {page.stem}\n")
@@ -53,13 +56,35 @@ def test_a_page_answers_the_four_questions(page: Path) -> None:
 
 
 @pytest.mark.parametrize(("page", "query"), queries())
-def test_a_query_asks_for_what_exists(page: str, query: str) -> None:
-    """It parses, and every series and label in it is in the catalogue or recorded."""
+def test_a_query_is_valid(page: str, query: str) -> None:
+    """A query parses, and every series and label in it is in the catalog or recorded."""
     promql_parser.parse(query)
 
     assert [] == promql.problems(query)
 
 
-def test_the_pages_hold_queries() -> None:
-    """The search above finds some on every page."""
+def test_every_runbook_has_queries() -> None:
+    """Every runbook has queries, except the one for an exporter that is down."""
     assert {page for page, _ in queries()} == ALERTS - {"TorchmemExporterDown"}
+
+
+def test_the_xid_runbook_has_every_xid() -> None:
+    """The table of TorchmemGpuXid has every XID that can fire the alert, with its explanation."""
+    text = (BOOKS / "TorchmemGpuXid.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE))
+
+    expected = {
+        str(number): xid.meaning for number, xid in XIDS.items() if number not in APPLICATION_XIDS
+    }
+    assert expected == rows
+
+
+def test_the_oom_runbook_has_the_remedy_of_every_cause() -> None:
+    """The table of TorchmemOutOfMemory has the same remedies as the alert and the dashboard."""
+    text = (BOOKS / "TorchmemOutOfMemory.md").read_text()
+
+    assert REMEDY_BY_CAUSE == {
+        cause: remedy
+        for cause, remedy in re.findall(r"^\| (\w+) \| .*? \| (.*?) \|$", text, re.MULTILINE)
+        if cause != "cause"
+    }

@@ -1,4 +1,4 @@
-"""Every scenario of the simulator fires the alerts that docs/alerts.md promises, and no others."""
+"""Every scenario of the simulator fires the alerts that docs/alerts.md lists, and no others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from support.simulated_time import WATCHED_SECONDS, Series, promtool_values, scr
 from torchmem.simulator.scenarios import SCENARIOS
 
 GROUPS = [
-    "torchmem_memory", "torchmem_trends", "torchmem_runs", "torchmem_baselines", "torchmem_fleet",
-    "torchmem_alerts_memory", "torchmem_alerts_ranks", "torchmem_alerts_gpus", "torchmem_alerts_monitoring",
-]  # fmt: skip
+    "torchmem_memory",
+    "torchmem_trends",
+    "torchmem_runs",
+    "torchmem_baselines",
+    "torchmem_fleet",
+    "torchmem_alerts_memory",
+    "torchmem_alerts_ranks",
+    "torchmem_alerts_gpus",
+    "torchmem_alerts_monitoring",
+]
 
 
-def promised() -> dict[str, set[str]]:
-    """Alerts by scenario, as the table of docs/alerts.md names them."""
+def documented_alerts() -> dict[str, set[str]]:
+    """Return the alerts of each scenario from the table in docs/alerts.md."""
     page = (ROOT / "docs" / "alerts.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \|", page, re.MULTILINE)
     return {
@@ -32,11 +39,11 @@ def promised() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """What fires at any time of the hour, by scenario: Prometheus' own rule engine over all of them on one timeline."""
+    """Alerts that fire in each scenario; Prometheus' rule engine evaluates all at once."""
     series: Series = {}
     for name in SCENARIOS:
         series |= scrapes(name)
-    question = {
+    query = {
         "expr": 'count_over_time(ALERTS{alertstate="firing"}[2h])',
         "eval_time": f"{WATCHED_SECONDS:.0f}s",
         "exp_samples": [],
@@ -51,35 +58,33 @@ def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
                 "rule_files": [str(ROOT / "prometheus" / "rules" / "*.yml")],
                 "evaluation_interval": "30s",
                 "group_eval_order": GROUPS,
-                "tests": [
-                    {"interval": "15s", "input_series": values, "promql_expr_test": [question]}
-                ],
+                "tests": [{"interval": "15s", "input_series": values, "promql_expr_test": [query]}],
             }
         )
     )
-    return _answers(file)
+    return _firing_alerts(file)
 
 
-def _answers(file: Path) -> dict[str, set[str]]:
-    """Promtool tells what it got when it expected nothing."""
-    told = subprocess.run(
+def _firing_alerts(file: Path) -> dict[str, set[str]]:
+    """Return the alerts from the message of promtool, which expected none."""
+    result = subprocess.run(
         ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
     )
-    found: dict[str, set[str]] = {name: set() for name in SCENARIOS}
-    for labels in re.findall(r'\{(alertname="[^}]*)\}', told.stdout + told.stderr):
+    alerts: dict[str, set[str]] = {name: set() for name in SCENARIOS}
+    for labels in re.findall(r'\{(alertname="[^}]*)\}', result.stdout + result.stderr):
         alert = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        found[alert["instance"].removesuffix(":9847")].add(alert["alertname"])
-    assert any(found.values()), told.stdout + told.stderr
-    return found
+        alerts[alert["instance"].removesuffix(":9847")].add(alert["alertname"])
+    assert any(alerts.values()), result.stdout + result.stderr
+    return alerts
 
 
 def test_the_table_has_every_scenario() -> None:
     """The table has one row for each scenario."""
-    assert SCENARIOS.keys() == promised().keys()
+    assert SCENARIOS.keys() == documented_alerts().keys()
 
 
 @pytest.mark.stack
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_fires_what_the_table_promises(name: str, fired: dict[str, set[str]]) -> None:
-    """Over an hour of training and what follows, exactly these alerts fire."""
-    assert promised()[name] == fired[name]
+def test_a_scenario_fires_the_documented_alerts(name: str, fired: dict[str, set[str]]) -> None:
+    """Exactly these alerts fire during an hour of training and ten minutes afterwards."""
+    assert documented_alerts()[name] == fired[name]

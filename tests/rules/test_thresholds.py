@@ -1,4 +1,4 @@
-"""`torchmem rules`: thresholds are read strictly, and what is rendered applies them."""
+"""`torchmem rules` reads thresholds strictly and renders rules that apply them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import yaml
 from support.promql import ROOT
 
 from torchmem.rules.render import render, templates
-from torchmem.rules.thresholds import defaults, defaults_text, load
+from torchmem.rules.thresholds import defaults, defaults_text, load, scope
 from torchmem.sample.errors import UsageError
+from torchmem.sample.xids import APPLICATION_XIDS
 
 COMMAND = [sys.executable, "-m", "torchmem.cli", "rules"]
 
@@ -27,29 +28,27 @@ def rules(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a test writes its thresholds."""
+    """The thresholds file of a test."""
     return tmp_path / "thresholds.yml"
 
 
-def test_the_shipped_rules_are_what_the_shipped_thresholds_give() -> None:
-    """prometheus/rules is rendered from prometheus/thresholds.yml, which is the file in the package."""
-    checked = rules(
-        "--thresholds",
-        ROOT / "prometheus" / "thresholds.yml",
-        "--check",
-        ROOT / "prometheus" / "rules",
-    )
+def test_the_printed_defaults_render_the_shipped_rules(file: Path) -> None:
+    """prometheus/rules is what the thresholds that --defaults prints render to."""
+    file.write_text(rules("--defaults").stdout)
+    checked = rules("--thresholds", file, "--check", ROOT / "prometheus" / "rules")
 
     assert (0, "") == (checked.returncode, checked.stderr)
-    assert (
-        (ROOT / "prometheus" / "thresholds.yml").read_text()
-        == rules("--defaults").stdout
-        == defaults_text()
-    )
+
+
+def test_ignored_xids_are_those_of_applications() -> None:
+    """The shipped list of ignored XIDs is the one in the table of XIDs."""
+    shipped = yaml.safe_load(defaults_text())["gpu_ignored_xids"]
+
+    assert list(APPLICATION_XIDS) == shipped
 
 
 def test_every_threshold_is_used() -> None:
-    """No threshold in the file is without effect."""
+    """Every threshold in the file has an effect."""
     used = {name for _, text in templates() for name in re.findall(r"\[\[(\w+)\]\]", text)}
     links = {"runbooks_at", "dashboards_at"}
 
@@ -61,9 +60,9 @@ def test_every_threshold_is_used() -> None:
     [
         ("fragmentation_ration: 0.8", "did you mean 'fragmentation_ratio'"),
         ("nonsense: 1", "torchmem rules --defaults"),
-        ("fragmentation_ratio: 80", "a share between 0 and 1"),
-        ("fragmentation_ratio: true", "a share between 0 and 1"),
-        ("fragmentation_ratio: .nan", "a share between 0 and 1"),
+        ("fragmentation_ratio: 80", "a ratio between 0 and 1"),
+        ("fragmentation_ratio: true", "a ratio between 0 and 1"),
+        ("fragmentation_ratio: .nan", "a ratio between 0 and 1"),
         ("stranded_bytes: 1 banana", "a size such as 1GiB"),
         ("fragmentation_for: 60", "a duration such as 30s"),
         ("fragmentation_for: 1.5m", "a duration such as 30s"),
@@ -82,12 +81,12 @@ def test_every_threshold_is_used() -> None:
             "did you mean 'fragmentation_ratio'",
         ),
         ("overrides: [{match: {run: a}, fragmentation_ratio: 8}]", "override 1 of"),
-        ("overrides: [{match: {run: a}, fragmentation_for: 5m}]", "the same everywhere"),
+        ("overrides: [{match: {run: a}, fragmentation_for: 5m}]", "the same for every run"),
         ("overrides: [{match: {run: a}, gpu_throttled_ratio: 0.5}]", "match instance"),
     ],
 )
-def test_a_mistake_is_one_sentence(text: str, sentence: str, file: Path, tmp_path: Path) -> None:
-    """What is wrong, where, and what to write instead; nothing is rendered."""
+def test_an_invalid_file_is_one_error(text: str, sentence: str, file: Path, tmp_path: Path) -> None:
+    """The error names the file, what is wrong, and what to write instead."""
     file.write_text(text)
 
     with pytest.raises(UsageError, match=re.escape(sentence)) as error:
@@ -96,8 +95,8 @@ def test_a_mistake_is_one_sentence(text: str, sentence: str, file: Path, tmp_pat
     assert str(error.value).endswith((".", "?"))
 
 
-def test_a_mistake_ends_the_command_with_code_2(file: Path, tmp_path: Path) -> None:
-    """And no file is written."""
+def test_an_invalid_file_exits_with_2(file: Path, tmp_path: Path) -> None:
+    """An invalid or missing file, or a missing flag, exits with 2 and writes nothing."""
     file.write_text("fragmentation_ration: 0.8")
     done = rules("--thresholds", file, "--out", tmp_path / "rules")
 
@@ -111,25 +110,29 @@ def test_a_mistake_ends_the_command_with_code_2(file: Path, tmp_path: Path) -> N
     assert 2 == rules().returncode
 
 
-def test_own_files_in_the_folder_stay(tmp_path: Path) -> None:
-    """Rendering again removes what an older rendering left, and nothing else; a changed file is found."""
-    first, own, left = tmp_path / "alerts-memory.yml", tmp_path / "mine.yml", tmp_path / "old.yml"
+def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
+    """Rendering removes files of an older rendering and nothing else; --check finds changes."""
+    first, other, old = tmp_path / "alerts-memory.yml", tmp_path / "mine.yml", tmp_path / "old.yml"
     assert 0 == rules("--out", tmp_path).returncode
-    own.write_text("groups: []\n")
-    left.write_text(first.read_text())
+    other.write_text("groups: []\n")
+    old.write_text(first.read_text())
     assert 1 == rules("--check", tmp_path).returncode
 
     assert 0 == rules("--out", tmp_path).returncode
-    assert own.exists()
-    assert not left.exists()
+    assert other.exists()
+    assert not old.exists()
     assert 0 == rules("--check", tmp_path).returncode
 
 
-def test_numbers_and_addresses_reach_the_rules(file: Path) -> None:
-    """A threshold, a duration, a size and the links appear where they belong."""
+def test_rules_contain_the_values_and_urls(file: Path) -> None:
+    """A threshold, a duration, a size and the links appear in the rendered rules."""
     file.write_text(
-        "fragmentation_ratio: 0.85\nstranded_bytes: 2GiB\nexporter_down_for: 5m\nexporter_job: gpus\n"
-        "runbooks_at: https://wiki.example.org/runbooks\ndashboards_at: https://grafana.example.org\n"
+        "fragmentation_ratio: 0.85\n"
+        "stranded_bytes: 2GiB\n"
+        "exporter_down_for: 5m\n"
+        "exporter_job: gpus\n"
+        "runbooks_at: https://wiki.example.org/runbooks\n"
+        "dashboards_at: https://grafana.example.org\n"
     )
     texts = render(load(file))
 
@@ -153,65 +156,74 @@ overrides:
 """
 
 
-def _rank(run: str) -> str:
-    return f'job="torchmem",instance="n:9847",uuid="GPU-{run}",rank="0",pid="7",run="{run}"'
+def _rank(run: str, ratio: float) -> dict[str, str]:
+    """Return series of a rank that is short of memory, with this fragmentation ratio."""
+    process = f'job="torchmem",instance="n:9847",rank="0",pid="7",run="{run}"'
+    device = f'{process},uuid="GPU-{run}"'
+    return {
+        f"torchmem_fragmentation_ratio{{{device}}}": f"{ratio}x40",
+        f'torchmem_free_bytes{{{device},state="stranded"}}': "8589934592x40",
+        f"torchmem_device_total_bytes{{{device}}}": "85899345920x40",
+        f"torchmem_alloc_retries_total{{{device}}}": "0+1x40",
+        f'torchmem_process_state{{{process},state="running"}}': "1x40",
+    }
 
 
-def _throttled(host: str) -> str:
-    return (
-        f'job="torchmem",instance="{host}",gpu="0",uuid="GPU-{host}",reason="hw_thermal_slowdown"'
-    )
+def _hot_gpu(instance: str) -> dict[str, str]:
+    """Return series of a GPU that is throttled most of the time."""
+    target = f'job="torchmem",instance="{instance}"'
+    reason = 'reason="hw_thermal_slowdown"'
+    return {
+        f"up{{{target}}}": "1x40",
+        f'nvml_throttle_active{{{target},gpu="0",uuid="GPU-{instance}",{reason}}}': (
+            "0 1x2 0 1x2 0 1x2 0 1x2 0 1x2 0 1x2 0 1x2 0 1x18"
+        ),
+    }
+
+
+def _firing(alert: str, label: str, time: str, *values: str) -> dict[str, object]:
+    """Return a promtool test: at `time`, the alert fires for these values of the label, only."""
+    return {
+        "expr": f"count by ({label}) (ALERTS{{alertname='{alert}',alertstate='firing'}})",
+        "eval_time": time,
+        "exp_samples": [{"labels": f'{{{label}="{value}"}}', "value": 1} for value in values],
+    }
 
 
 @pytest.mark.stack
-def test_an_override_applies_to_its_runs_and_the_default_to_all_others(
-    file: Path, tmp_path: Path
-) -> None:
-    """In the real rule engine: the first override that matches decides, and a run without one has the default."""
+def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> None:
+    """The first matching override applies; runs without an override have the default."""
     file.write_text(OVERRIDES)
     assert 0 == rules("--thresholds", file, "--out", tmp_path / "rules").returncode
-    series = [
-        {"series": series, "values": values}
-        for run, ratio in (("llm-a", 0.85), ("llm-special", 0.85), ("llm-b", 0.95), ("gpt", 0.85), ("x-llm-a", 0.85))
-        for series, values in (
-            (f"torchmem_fragmentation_ratio{{{_rank(run)}}}", f"{ratio}x40"),
-            (f'torchmem_free_bytes{{{_rank(run)},state="stranded"}}', "8589934592x40"),
-            (f"torchmem_device_total_bytes{{{_rank(run)}}}", "85899345920x40"),
-            (f"torchmem_alloc_retries_total{{{_rank(run)}}}", "0+1x40"),
-            (f'torchmem_process_state{{job="torchmem",instance="n:9847",rank="0",pid="7",run="{run}",state="running"}}',
-             "1x40"),
-        )
-    ] + [
-        {"series": series, "values": "1x40" if name == "up" else "0 1x2 0 1x2 0 1x2 0 1x2 0 1x2 0 1x2 0 1x2 0 1x18"}
-        for host in ("hot-1", "cold")
-        for name, series in (
-            ("up", f'up{{job="torchmem",instance="{host}"}}'),
-            (
-                "throttle",
-                f"nvml_throttle_active{{{_throttled(host)}}}",
-            ),
-        )
-    ]  # fmt: skip
-    test = {
-        "rule_files": [str(tmp_path / "rules" / "*.yml")],
-        "evaluation_interval": "15s",
-        "group_eval_order": ["torchmem_memory"],
-        "tests": [{
-            "interval": "15s",
-            "input_series": series,
-            "promql_expr_test": [
-                {"expr": f"count by ({label}) (ALERTS{{alertname='{alert}',alertstate='firing'}})", "eval_time": time,
-                 "exp_samples": [{"labels": f'{{{label}="{value}"}}', "value": 1} for value in values]}
-                for alert, label, time, values in (
-                    ("TorchmemFragmentationHigh", "run", "3m", ("gpt", "llm-b", "x-llm-a")),
-                    ("TorchmemRetryStorm", "run", "9m", ("gpt", "x-llm-a")),
-                    ("TorchmemGpuThrottled", "instance", "9m", ("cold",)),
-                )
-            ],
-        }],
-    }  # fmt: skip
+    ratios = {"llm-a": 0.85, "llm-special": 0.85, "llm-b": 0.95, "gpt": 0.85, "x-llm-a": 0.85}
+    series = _hot_gpu("hot-1") | _hot_gpu("cold")
+    for run, ratio in ratios.items():
+        series |= _rank(run, ratio)
     path = tmp_path / "test.yml"
-    path.write_text(yaml.safe_dump(test))
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": [str(tmp_path / "rules" / "*.yml")],
+                "evaluation_interval": "15s",
+                "group_eval_order": ["torchmem_memory"],
+                "tests": [
+                    {
+                        "interval": "15s",
+                        "input_series": [
+                            {"series": name, "values": values} for name, values in series.items()
+                        ],
+                        "promql_expr_test": [
+                            _firing(
+                                "TorchmemFragmentationHigh", "run", "3m", "gpt", "llm-b", "x-llm-a"
+                            ),
+                            _firing("TorchmemRetryStorm", "run", "9m", "gpt", "x-llm-a"),
+                            _firing("TorchmemGpuThrottled", "instance", "9m", "cold"),
+                        ],
+                    }
+                ],
+            }
+        )
+    )
     tested = subprocess.run(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
@@ -220,18 +232,20 @@ def test_an_override_applies_to_its_runs_and_the_default_to_all_others(
 
 
 @pytest.mark.stack
-def test_every_threshold_that_can_be_overridden_still_parses(file: Path, tmp_path: Path) -> None:
-    """With an override for each of them, Prometheus loads the rules."""
-    from torchmem.rules.thresholds import scope
-
+def test_rules_with_all_overrides_are_valid(file: Path, tmp_path: Path) -> None:
+    """With an override of every threshold that allows one, Prometheus loads the rules."""
     shipped = yaml.safe_load(defaults_text())
-    by = {
+    by_label = {
         label: {name: shipped[name] for name in defaults().values if scope(name) == label}
         for label in ("run", "instance")
     }
     file.write_text(
         yaml.safe_dump(
-            {"overrides": [{"match": {label: "a.*"}, **values} for label, values in by.items()]}
+            {
+                "overrides": [
+                    {"match": {label: "a.*"}, **values} for label, values in by_label.items()
+                ]
+            }
         )
     )
     assert 0 == rules("--thresholds", file, "--out", tmp_path / "rules").returncode
@@ -241,4 +255,4 @@ def test_every_threshold_that_can_be_overridden_still_parses(file: Path, tmp_pat
     )
 
     assert 0 == checked.returncode, checked.stdout + checked.stderr
-    assert len(by["run"]) > 15
+    assert len(by_label["run"]) > 15
