@@ -111,10 +111,10 @@ def _text(placeholder: str, thresholds: Thresholds) -> str:
         return _threshold(placeholder, thresholds)
     if placeholder in TEXTS:
         return TEXTS[placeholder]
-    kind, rest = placeholder.split(" ", 1)
+    kind, name, *selector, last = placeholder.split(" ")
     if kind == "links":
-        return _links(*rest.split(" "), thresholds)
-    return _query(*rest.rsplit(" ", 1))
+        return _links(name, last, thresholds)
+    return _query(OBJECTS[name], " ".join(selector), last)
 
 
 def _threshold(name: str, thresholds: Thresholds) -> str:
@@ -133,13 +133,11 @@ def _threshold(name: str, thresholds: Thresholds) -> str:
     return f"on ({label}) group_left () (\n{lookup}\n)"
 
 
-def _query(selector: str, form: str) -> str:
-    """Return a Go template for the value of another series of the same object, empty if absent.
+def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
+    """Return a Go template for the value of another series with the same labels, empty if absent.
 
-    `selector` is `OBJECT METRIC`, where the metric may have matchers.
+    `selector` is a metric with or without matchers.
     """
-    kind, selector = selector.split(" ", 1)
-    labels = OBJECTS[kind]
     name, _, matchers = selector.rstrip("}").partition("{")
     matched = ",".join([*filter(None, [matchers]), *(f"{label}=%q" for label in labels)])
     arguments = " ".join(f"$labels.{label}" for label in labels)
