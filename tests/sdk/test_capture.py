@@ -90,7 +90,7 @@ def test_recording_begins_and_ends_between_two_steps(
 
 
 def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
-    """It waits for a step, records for the given time, ends at a step, and is private."""
+    """It starts and ends at a step, lasts as long as requested, and leaves a private file."""
     rank.request()
     assert ("waiting", False) == (rank.answer.state, backend.history_enabled())
 

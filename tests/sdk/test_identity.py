@@ -38,7 +38,7 @@ OPEN_MPI = {
 def test_ranks_come_from_the_launcher(
     environment: dict[str, str], expected: tuple[object, ...]
 ) -> None:
-    """Rank, local rank, world size and run are read from the launcher nearest to the process."""
+    """Rank, local rank, world size, and run are read from the launcher nearest to the process."""
     process = identify(Settings(), environment, {})
 
     assert expected[:3] == (process.rank, process.local_rank, process.world_size)

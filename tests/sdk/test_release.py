@@ -34,7 +34,7 @@ memories = st.builds(DeviceMemory, st.just(TOTAL), size, size, size, size)
 
 @given(memories, shares)
 def test_a_release_needs_a_shortage_and_a_gain(memory: DeviceMemory, share: float) -> None:
-    """It needs a short driver, enough releasable bytes, and a next step that leaves half of it."""
+    """It needs little free driver memory, enough releasable bytes, and a small next step."""
     after_next_step = memory.driver_free + memory.releasable - expected_regrowth(memory)
     gain = after_next_step - memory.driver_free
     is_worth_it = memory.releasable >= MIN_RELEASABLE_BYTES and gain >= memory.releasable / 2

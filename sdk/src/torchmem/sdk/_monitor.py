@@ -1,7 +1,7 @@
 """`Monitor`: follows one process's allocator from CUDA's initialization to the end of the process.
 
-It reads in the training thread at step ends, publishes from a background thread, and has that
-thread's reads done by the main thread.
+It reads in the training thread at step ends. A background thread publishes, and asks the main
+thread for snapshots and, if no step comes, for reads.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Monitor:
         )
 
     def end(self, ending: Ending) -> None:
-        """Stop, and publish the last state, marked as ended; without `start` only stay stopped."""
+        """Stop, and publish the last state, marked as ended; before `start` nothing is published."""
         self._ended = ending
         self._main_thread.stop()
         if self.publisher is None or not self.is_active:
@@ -252,7 +252,10 @@ class Sampler:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """End the thread within `timeout` seconds; return True if it is stuck, as in the driver."""
+        """Ask the thread to end and wait up to `timeout` seconds; return True if it is stuck.
+
+        A stuck thread most likely waits in the driver.
+        """
         if self._running.locked():
             self._running.release()
         if self._thread.ident is None or self._thread is threading.current_thread():

@@ -73,7 +73,7 @@ def _is_news(sample: Sample, old: Sample) -> bool:
 def make_run_directory(directory: Path) -> None:
     """Create the run directory, writable by all users with the sticky bit.
 
-    Raises OSError, among others for a symbolic link that another user put in its place.
+    Raises OSError, also for a symbolic link that another user put in its place.
     """
     try:
         directory.mkdir(parents=True)
@@ -142,7 +142,7 @@ class Publisher:
         return self._endpoint.url if self._endpoint else None
 
     def publish(self, *, news_only: bool = False) -> None:
-        """Write the current state to all files; with `news_only` only to those that need it."""
+        """Write the current state to all files; with `news_only` only where it is due."""
         with self._errors.suppress("publish"):
             is_locked = self._lock.acquire(timeout=LOCK_SECONDS)
             try:

@@ -37,7 +37,7 @@ class RawSnapshot:
 
 
 class Recorder:
-    """The records of all devices, for the training thread, the sampler, and the OOM observer."""
+    """The records of all devices, used by the training thread, the sampler, and the OOM observer."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -107,7 +107,10 @@ class Recorder:
             self.backend.reset_peaks(index)
 
     def take_snapshot(self) -> None:
-        """Take a snapshot and what belongs to the same instant; keep the old one without a new."""
+        """Take a snapshot, with the settings and the available memory of the same time.
+
+        If the backend returns none, the previous snapshot stays.
+        """
         started = time.perf_counter()
         segments = self.backend.memory_snapshot()
         if segments is None:
