@@ -170,5 +170,5 @@ def test_a_library_it_lacks_says_its_name(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as stopped:
         answer_of(LACKING, tmp_path)
 
-    assert "the phantom GPU has no cusparseLtInit" in str(stopped.value)
+    assert "the phantom GPU does not support cusparseLtInit" in str(stopped.value)
     assert "RuntimeError" in str(stopped.value)

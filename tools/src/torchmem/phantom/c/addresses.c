@@ -1,4 +1,4 @@
-/* Address space without memory behind it, and what each address range stands for. */
+/* Address space without memory behind it, and what each address range is used for. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -10,10 +10,11 @@
 
 static void *newest;
 
-/* For tests, through ctypes: where the range of addresses begins that was reserved last. */
+/* For tests, through ctypes: start of the address range that was reserved last. */
 void *phantom_newest_range(void) { return newest; }
 
-/* No access is allowed to these addresses: host code that reads device memory faults, as with a real card. */
+/* These addresses cannot be accessed: host code that reads device memory faults, as with a real
+ * card. */
 void *reserve_addresses(size_t size)
 {
     size_t wide = size + PAGE_BYTES;
@@ -27,7 +28,7 @@ void *reserve_addresses(size_t size)
     return newest = start + ahead;
 }
 
-/* Whole pages only: the first bytes of the first one may belong to the range before it. */
+/* Whole pages only: the start of the first page may belong to the previous range. */
 void release_addresses(void *start, size_t size)
 {
     uintptr_t rest = (uintptr_t)sysconf(_SC_PAGESIZE) - 1, end = (uintptr_t)start + size;
@@ -39,14 +40,14 @@ void release_addresses(void *start, size_t size)
 static void *tree;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Ranges that overlap compare equal, so a lookup of one byte finds the range around it. */
+/* Overlapping ranges compare equal, so that a lookup of one byte finds the range around it. */
 static int compare(const void *left, const void *right)
 {
     const struct range *a = left, *b = right;
     return a->end <= b->start ? -1 : a->start >= b->end ? 1 : 0;
 }
 
-/* False when part of the range is taken. */
+/* Returns false if part of the range is in use. */
 bool add_range(struct range range)
 {
     struct range *copy = malloc(sizeof *copy);
@@ -71,7 +72,7 @@ bool find_range(const void *address, struct range *found)
     return node != NULL;
 }
 
-/* Removes the range that begins exactly there. */
+/* Removes the range that starts exactly at this address. */
 bool remove_range(const void *start, struct range *removed)
 {
     struct range byte = {.start = (uintptr_t)start, .end = (uintptr_t)start + 1};

@@ -1,4 +1,4 @@
-/* The cards of the machine: what is free on them, what they are called, and which of them this process sees. */
+/* The cards of the machine: free memory, names, and which of them this process sees. */
 #include "phantom.h"
 
 #include <pthread.h>
@@ -37,7 +37,8 @@ void card_pci_text(int card, char text[16])
     snprintf(text, 16, "0000:%02x:00.0", (unsigned char)(card + 1));
 }
 
-/* A unique beginning of the UUID is enough, as in CUDA_VISIBLE_DEVICES; -1 when no card has it. */
+/* A unique prefix of the UUID is enough, as in CUDA_VISIBLE_DEVICES. Returns -1 if no card
+ * matches. */
 int card_with_uuid(const char *text)
 {
     char uuid[48];
@@ -61,7 +62,7 @@ static int card_named(const char *name)
     return end > name && index >= 0 && index < card_count() ? (int)index : -1;
 }
 
-/* As the driver does, an unknown name hides itself and all that follow it. */
+/* As in the driver, an unknown name hides itself and all names after it. */
 static void list_visible(void)
 {
     char names[1024], *rest = names;
@@ -87,7 +88,7 @@ int card_of(int device) { return device >= 0 && device < device_count() ? visibl
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-/* Occupies what a CUDA context takes, once; false when the card has no room for it. */
+/* Takes the memory of a CUDA context, once. Returns false if the card has no room for it. */
 bool open_context(int card)
 {
     pthread_mutex_lock(&opening);

@@ -1,5 +1,6 @@
-/* Stands in for libcublas: handles are real, nothing is computed. A number that cuBLAS would leave on the host is that
- * of a vector of zeros. */
+/* Stands in for libcublas: handles are real, nothing is computed. A number that cuBLAS returns to
+ * the host is that for vectors of zeros. To add a call, add it here: with WORK if it only works on
+ * the card. */
 #include "cudart.h"
 
 #include <stdlib.h>
@@ -96,10 +97,10 @@ WORK(cublasCsscal_v2)
 WORK(cublasZdrot_v2)
 WORK(cublasZdscal_v2)
 
-/* A result of one number, which lies on the host or on the card. */
+/* Writes a result of one number, which is either on the host or on the card. */
 static int result(void *to, size_t size, int first_byte)
 {
-    forget_echoes();
+    forget_writes();
     if (on_device(to))
         return 0;
     memset(to, 0, size);
@@ -113,7 +114,7 @@ static int result(void *to, size_t size, int first_byte)
         (void)handle, (void)n, (void)x, (void)step;                              \
         return result(to, size, value);                                          \
     }
-/* The index of the first element, counted from 1. */
+/* The index of the first element, which starts at 1. */
 #define INDEX(name) OF_ONE_VECTOR(name, sizeof(int), n > 0)
 #define OF_TWO_VECTORS(name, size)                                                                                    \
     int name(struct handle *handle, int n, const void *x, int x_step, const void *y, int y_step, void *to)            \
@@ -144,10 +145,10 @@ OF_TWO_VECTORS(cublasCdotc_v2, 8)
 OF_TWO_VECTORS(cublasCdotu_v2, 8)
 OF_TWO_VECTORS(cublasZdotc_v2, 16)
 OF_TWO_VECTORS(cublasZdotu_v2, 16)
-/* Always on the card where PyTorch calls it: it sets the pointer mode before. */
+/* The result is always on the card, because PyTorch sets the pointer mode first. */
 WORK(cublasDotEx)
 
-/* Batches of factorizations. Whether an argument was wrong is said on the host, and is 0: none was. */
+/* Batches of factorizations. `info` on the host is 0: no argument was wrong. */
 #define FACTORS(T)                                                                                                    \
     WORK(cublas##T##getrfBatched)                                                                                     \
     WORK(cublas##T##getriBatched)                                                                                     \
@@ -174,7 +175,7 @@ FACTORS(D)
 FACTORS(C)
 FACTORS(Z)
 
-/* Between host and card: what comes from a card is zero, columns apart by the host's leading dimension. */
+/* Copies to the host are zero; `stride` is the host's leading dimension in bytes. */
 static int to_host(int rows, int columns, int size, char *to, size_t stride)
 {
     for (int column = 0; column < columns; column++)

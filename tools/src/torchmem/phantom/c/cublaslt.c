@@ -1,4 +1,4 @@
-/* Stands in for libcublasLt: one way to multiply is found for every product, and it multiplies nothing. */
+/* Stands in for libcublasLt: finds one algorithm for every product and computes nothing. */
 #include "cudart.h"
 
 #include <stdlib.h>
@@ -7,7 +7,8 @@ enum { CUBLASLT_VERSION_SHOWN = 130100 };
 
 size_t cublasLtGetVersion(void) { return CUBLASLT_VERSION_SHOWN; }
 
-/* cublasLtMatmulHeuristicResult_t of cublasLt.h. It asks for no workspace: PyTorch takes one of a fixed size before. */
+/* cublasLtMatmulHeuristicResult_t of cublasLt.h. It requests no workspace: PyTorch allocates one
+ * of a fixed size. */
 struct heuristic {
     uint64_t algorithm[8];
     size_t workspace_size;

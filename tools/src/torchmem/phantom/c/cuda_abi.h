@@ -1,13 +1,14 @@
-/* The part of CUDA's binary interface that the phantom GPU serves: numbers and layouts, the same for programs built
- * with CUDA 12 and 13 unless a name says otherwise. Source: driver_types.h and cuda.h of CUDA 12.1, 12.9 and 13.0;
- * tests/allocator_tier/test_cuda_abi.py holds it against the headers that come with PyTorch. A call that changed its form
- * without changing its name does not exist: where the two differ, a program asks for another symbol. */
+/* The part of CUDA's binary interface that the phantom GPU implements: numbers and layouts, equal
+ * in CUDA 12 and 13 unless a name says otherwise. Source: driver_types.h and cuda.h of CUDA 12.1,
+ * 12.9 and 13.0; tests/allocator_tier/test_cuda_abi.py compares them with the headers that come
+ * with PyTorch. No call changes its signature without changing its symbol: where CUDA 12 and 13
+ * differ, programs link to different symbols. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Errors. Runtime and driver number them alike. */
+/* Errors, with the same numbers in runtime and driver. */
 typedef int cudaError_t;
 typedef int CUresult;
 enum {
@@ -38,7 +39,7 @@ enum {
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
-/* Handles: pointers that only the phantom GPU looks behind. */
+/* Handles: opaque pointers to the phantom GPU's own structures. */
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUgraph_st *cudaGraph_t;
@@ -68,7 +69,7 @@ enum {
     cudaMemPoolAttrUsedMemCurrent = 7,
     cudaMemPoolAttrUsedMemHigh = 8,
 };
-/* Found or not, as cudaDriverEntryPointQueryResult and CUdriverProcAddressQueryResult say it. */
+/* cudaDriverEntryPointQueryResult and CUdriverProcAddressQueryResult. */
 enum { ENTRY_FOUND = 0, ENTRY_NOT_FOUND = 1 };
 
 enum {
@@ -152,7 +153,7 @@ enum {
     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132,
 };
 
-struct cudaPointerAttributes { /* CUDA 13 adds eight reserved longs, which are left alone */
+struct cudaPointerAttributes { /* CUDA 13 adds eight reserved longs, which are not written */
     int type;
     int device;
     void *devicePointer, *hostPointer;
@@ -164,7 +165,7 @@ struct cudaFuncAttributes {
     int maxDynamicSharedSizeBytes, preferredShmemCarveout, cluster[6], reserved[16];
 };
 
-/* The beginning of CUmemAllocationProp; its flags are not looked at. */
+/* The start of CUmemAllocationProp; its flags are ignored. */
 typedef struct {
     int type, requestedHandleTypes;
     struct {
@@ -172,7 +173,8 @@ typedef struct {
     } location;
 } CUmemAllocationProp;
 
-/* What a card says about itself. CUDA 13 dropped some fields from the middle: ONLY_12 keeps or drops them. */
+/* Properties of a card. CUDA 13 removed some fields from the middle: ONLY_12 keeps or removes
+ * them. */
 #define DEVICE_PROPERTIES(ONLY_12)                                                                      \
     char name[256];                                                                                     \
     unsigned char uuid[16];                                                                             \

@@ -1,15 +1,15 @@
-/* What the files that stand in for libcudart and libcuda share. */
+/* Declarations shared by the files that stand in for libcudart and libcuda. */
 #pragma once
 
 #include "cuda_abi.h"
 #include "phantom.h"
 
-/* Remembers an error for cudaGetLastError and hands it on. */
+/* Stores an error for cudaGetLastError and returns it. */
 cudaError_t answer(cudaError_t error);
-/* Opens the device's context; the error CUDA gives where it cannot. */
+/* Opens the device's context. Returns the error that CUDA returns if that fails. */
 cudaError_t enter(int device);
 
-/* cudart_graph.c: the capture that a stream or an event takes part in, NULL for none. */
+/* cudart_graph.c: the capture that a stream or an event belongs to, or NULL. */
 struct capture;
 bool capture_open(const struct capture *capture);
 cudaError_t wait_in_capture(struct capture *capture);
@@ -24,8 +24,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
                                                                    int block_size, size_t shared_bytes,
                                                                    unsigned flags);
 
-/* A call without effect on memory or on the host succeeds. Its arguments are not looked at, which the calling
- * conventions of C allow. */
+/* A call without an effect on memory or on the host succeeds. Its arguments are ignored, which C
+ * calling conventions allow. */
 #define SUCCEED(name) \
     int name(void);   \
     int name(void) { return cudaSuccess; }

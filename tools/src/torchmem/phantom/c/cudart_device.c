@@ -115,7 +115,7 @@ cudaError_t cudaDriverGetVersion(int *version)
 
 cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
 
-/* The newest version of a driver call that the phantom has. */
+/* The newest version of a driver call that the phantom GPU has. */
 void *driver_entry(const char *name)
 {
     char newer[128];
@@ -135,7 +135,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, uns
     return cudaSuccess;
 }
 
-/* CUDA 12's form. */
+/* The form of CUDA 12. */
 cudaError_t cudaGetDriverEntryPoint(const char *name, void **entry, unsigned long long flags, int *status)
 {
     return cudaGetDriverEntryPointByVersion(name, entry, 0, flags, status);

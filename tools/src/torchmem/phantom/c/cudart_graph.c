@@ -1,11 +1,11 @@
-/* Stands in for libcudart: the capture of graphs and their launch. A graph holds no work; what it takes is the memory
- * that PyTorch's allocator keeps for it in a private pool. */
+/* Stands in for libcudart: capture and launch of graphs. A graph contains no work; its memory is
+ * what PyTorch's allocator keeps for it in a private pool. */
 #include "cudart.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* Never freed: streams and events may name it for as long as they live. */
+/* Never freed: streams and events may refer to it as long as they live. */
 struct capture {
     bool open, failed;
     unsigned long long id;
@@ -13,7 +13,7 @@ struct capture {
 
 bool capture_open(const struct capture *capture) { return capture && capture->open; }
 
-/* A graph cannot contain that the host waits for it: CUDA refuses, and the capture is lost. */
+/* A graph cannot contain a wait of the host: CUDA returns an error and invalidates the capture. */
 cudaError_t wait_in_capture(struct capture *capture)
 {
     if (!capture_open(capture))
@@ -39,10 +39,10 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, int *status)
     return cudaSuccess;
 }
 
-/* libcuda's own name for it, which Triton's launcher calls. */
+/* The name in libcuda, which Triton's launcher calls. */
 CUresult cuStreamIsCapturing(cudaStream_t stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 
-/* A captured graph has no nodes to depend on; its handle only has to be its own. */
+/* A captured graph has no nodes to depend on; its handle only has to be unique. */
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, int *status, unsigned long long *id,
                                         cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count)
 {
@@ -59,7 +59,7 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, int *status, unsign
     return cudaSuccess;
 }
 
-/* CUDA 13's form, which CUDA 12 has under the name below it: edges carry data. */
+/* The form of CUDA 13, in which edges carry data; CUDA 12 has it under the name below. */
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, int *status, unsigned long long *id, cudaGraph_t *graph,
                                      const cudaGraphNode_t **dependencies, const void **edges, size_t *count)
 {
@@ -85,7 +85,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return answer(capture->failed ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
 }
 
-/* One node: PyTorch warns about a graph that has none. */
+/* One node, because PyTorch warns about an empty graph. */
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)
 {
     (void)graph;

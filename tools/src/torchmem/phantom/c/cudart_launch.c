@@ -1,4 +1,4 @@
-/* Stands in for libcudart: kernels. They are registered, found and launched, and compute nothing. */
+/* Stands in for libcudart: registers, finds and launches kernels, which compute nothing. */
 #include "cudart.h"
 
 #include <string.h>
@@ -17,8 +17,8 @@ SUCCEED(cudaLibraryUnload)
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments)
 {
     (void)grid, (void)block;
-    forget_echoes();
-    hear_kernel(function, arguments);
+    forget_writes();
+    predicate_launched(function, arguments);
     return cudaSuccess;
 }
 
@@ -27,7 +27,7 @@ cudaError_t __cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void
     return cudaLaunchKernel(function, grid, block, arguments);
 }
 
-/* Names with two underscores are what nvcc puts into every CUDA program. */
+/* Functions with two leading underscores are called by code that nvcc adds to every CUDA program. */
 void **__cudaRegisterFatBinary(void *binary)
 {
     static void *module;
@@ -38,7 +38,7 @@ void **__cudaRegisterFatBinary(void *binary)
 void __cudaRegisterFunction(void **module, const void *function, char *host_name, const char *name)
 {
     (void)module, (void)host_name;
-    learn_kernel(function, name);
+    register_predicate(function, name);
 }
 
 char __cudaInitModule(void **module)
@@ -61,7 +61,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_b
     return cudaSuccess;
 }
 
-/* Options follow; they are not looked at. */
+/* The remaining arguments are options, which are ignored. */
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code)
 {
     *library = (cudaLibrary_t)code;
@@ -82,8 +82,9 @@ static int attribute_of_card(int attribute)
     return value;
 }
 
-/* The architecture whose code runs on the card: the nearest below it that PyTorch's wheels are built for (their
- * TORCH_CUDA_ARCH_LIST, 2.4 to 2.15). CUB looks it up and refuses one that it was not compiled for. */
+/* The architecture whose code runs on the card: the closest one not above it that PyTorch's wheels
+ * are built for (TORCH_CUDA_ARCH_LIST, 2.4 to 2.15). CUB looks it up and rejects one that it was
+ * not compiled for. */
 static int architecture(void)
 {
     static const int built_for[] = {120, 100, 90, 86, 80, 75, 70, 60, 50};
@@ -120,7 +121,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_bytes, 0);
 }
 
-/* Every device variable lies at the same address: nothing is ever read from it. */
+/* All device variables have the same address, because nothing is ever read from it. */
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
 {
     static void *variables;

@@ -1,4 +1,4 @@
-/* Stands in for libcudart: device memory, pinned memory, copies. What is copied from a card is zero. */
+/* Stands in for libcudart: device memory, pinned memory, copies. Copies from a card are zero. */
 #include "cudart.h"
 
 #include <pthread.h>
@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A driver that hangs: while the file that PHANTOM_HOLD names is there, cudaMalloc does not return. */
+/* Simulates a driver that hangs: cudaMalloc does not return while the file named by PHANTOM_HOLD
+ * exists. */
 static void wait_while_held(void)
 {
     const char *path = getenv("PHANTOM_HOLD");
@@ -35,7 +36,7 @@ static cudaError_t device_malloc(void **pointer, size_t size)
     return cudaSuccess;
 }
 
-/* The bytes given back; 0 when the pointer is not the beginning of an allocation. */
+/* Returns the freed bytes, or 0 if the pointer is not the start of an allocation. */
 static size_t device_free(void *pointer)
 {
     struct range range;
@@ -51,7 +52,7 @@ cudaError_t cudaMalloc(void **pointer, size_t size) { return answer(device_mallo
 
 cudaError_t cudaFree(void *pointer)
 {
-    if (!pointer) /* the usual way to create the context */
+    if (!pointer) /* a common way to create the context */
         return answer(enter(current_device()));
     return answer(device_free(pointer) ? cudaSuccess : cudaErrorInvalidValue);
 }
@@ -67,7 +68,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     return cudaSuccess;
 }
 
-/* The driver's own pool (backend:cudaMallocAsync). This one keeps nothing. */
+/* The driver's own pool (backend:cudaMallocAsync), which caches nothing here. */
 static struct CUmemPoolHandle_st {
     uint64_t used, high;
 } pools[MAX_CARDS];
@@ -126,7 +127,7 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, int attribute, void *val
     return cudaSuccess;
 }
 
-/* Memory that a graph allocates by itself; no graph of ours does. Asked for by torch from 2.15 on. */
+/* Memory that a graph allocates itself, which graphs never do here. PyTorch calls it since 2.15. */
 cudaError_t cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
 {
     (void)device, (void)attribute;
@@ -176,7 +177,7 @@ cudaError_t cudaHostUnregister(void *pointer)
     return answer(remove_range(pointer, &range) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
-/* Host and card share their addresses. */
+/* Host and card use the same addresses. */
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 {
     (void)flags;
@@ -202,21 +203,21 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 static atomic_ullong values_read;
 
-/* For preflight, through ctypes: how often the host has read from a card. */
+/* For preflight, through ctypes: number of reads from a card by the host. */
 unsigned long long phantom_values_read(void) { return values_read; }
 
-/* Where a pointer lies decides, not the stated kind: the host must never touch device addresses. */
+/* The pointers decide, not the given kind, because the host must never access device addresses. */
 static cudaError_t copy(void *to, const void *from, size_t size)
 {
     bool from_device = on_device(from), to_device = on_device(to);
     if (from_device && to_device)
-        copy_echo(to, from, size);
+        copy_write(to, from, size);
     else if (to_device)
-        keep_echo(to, from, size);
+        keep_write(to, from, size);
     else if (from_device) {
         values_read++;
-        read_echo(to, from, size);
-        answer_question(to, size);
+        read_back(to, from, size);
+        read_predicate(to, size);
     } else
         memmove(to, from, size);
     return cudaSuccess;

@@ -1,4 +1,4 @@
-/* Stands in for libcudart: streams, events. Work takes no time: all of it is done. */
+/* Stands in for libcudart: streams and events. Work takes no time, so all of it is done. */
 #include "cudart.h"
 
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ struct CUevent_st {
 
 static atomic_bool held;
 
-/* For tests, through ctypes: until released, every event and stream answers that its work is not done yet. */
+/* For tests, through ctypes: until released, all events and streams report that work is pending. */
 void phantom_hold_events(int hold) { held = hold; }
 
 static struct CUstream_st *stream_of(cudaStream_t stream)
@@ -127,7 +127,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 SUCCEED(cudaEventSynchronize)
 
-/* The host's time between the two records, in milliseconds: kernels add nothing to it. */
+/* Host time between the two records, in milliseconds; kernels take no time. */
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
 {
     double seconds = (double)(end->recorded.tv_sec - start->recorded.tv_sec);

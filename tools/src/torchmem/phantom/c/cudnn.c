@@ -1,4 +1,5 @@
-/* Stands in for the part of libcudnn that needs a card: handles, streams, and calls that only compute. */
+/* Stands in for the part of libcudnn that needs a card: handles, streams, and calls that only
+ * compute. */
 #define _GNU_SOURCE
 #include "cudnn.h"
 
@@ -23,7 +24,7 @@ void *real_cudnn(const char *name)
         library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     void *call = library ? dlsym(library, name) : NULL;
     if (!call)
-        stop("the phantom GPU needs cuDNN 9 for %s: install a build of torch from 2.4 on, which brings it", name);
+        stop("the phantom GPU needs cuDNN 9 for %s: install PyTorch 2.4 or newer, which includes it", name);
     return call;
 }
 
@@ -57,7 +58,7 @@ enum workspaces workspaces(void)
     if (!set || !*set)
         return ASKED;
     if (strcmp(set, "0") && strcmp(set, "estimate"))
-        stop("PHANTOM_CUDNN_WORKSPACE=%s is neither 0 nor estimate: correct or unset it", set);
+        stop("PHANTOM_CUDNN_WORKSPACE=%s is invalid: set it to 0 or estimate, or unset it", set);
     return *set == '0' ? NONE : ESTIMATED;
 }
 
@@ -80,7 +81,8 @@ size_t element_count(const struct tensor *tensor)
     return count;
 }
 
-/* An estimate: one generator of cuRAND's default kind (48 bytes) for every thread that the card can hold. */
+/* An estimate: one generator of cuRAND's default type (48 bytes) per thread that can be resident
+ * on the card. */
 int cudnnDropoutGetStatesSize(struct cudnn *handle, size_t *bytes)
 {
     enum { THREADS_OF_A_MULTIPROCESSOR = 39, GENERATOR_BYTES = 48 };

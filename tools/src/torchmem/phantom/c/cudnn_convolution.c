@@ -1,8 +1,8 @@
-/* cuDNN's older calls for convolutions, which PyTorch makes with TORCH_CUDNN_V8_API_DISABLED=1: one algorithm for
- * everything, whose workspace is that of convolution_estimate(). */
+/* The older cuDNN calls for convolutions, which PyTorch uses with TORCH_CUDNN_V8_API_DISABLED=1:
+ * one algorithm for all, with the workspace of convolution_estimate(). */
 #include "cudnn.h"
 
-/* cudnnConvolutionFwdAlgoPerf_t and its two sisters. */
+/* cudnnConvolutionFwdAlgoPerf_t and its counterparts for the two backward directions. */
 struct performance {
     int algorithm, status;
     float milliseconds;
@@ -29,7 +29,7 @@ static int workspace(void *x, void *w, void *y, size_t *bytes)
     return error;
 }
 
-/* Algorithm 1 is the tensor cores' in all three enumerations of cudnn_cnn.h. */
+/* Algorithm 1 uses tensor cores in all three enumerations of cudnn_cnn.h. */
 static int choose(void *x, void *w, void *y, int wanted, int *found, struct performance *results)
 {
     enum { MATH_TENSOR = 1, DETERMINISTIC = 1, ALGORITHM = 1 };
@@ -42,7 +42,7 @@ static int choose(void *x, void *w, void *y, int wanted, int *found, struct perf
     return error;
 }
 
-/* The three directions differ in the order of input, filter and output among the arguments. */
+/* The three directions differ in the order of input, filter and output. */
 #define DIRECTION(name, a, b, c)                                                                                      \
     int cudnnGetConvolution##name##WorkspaceSize(void *handle, void *a, void *b, void *convolution, void *c,          \
                                                  int algorithm, size_t *bytes);                                       \

@@ -1,4 +1,4 @@
-/* cuDNN's CTC loss: how much memory it asks for. */
+/* The workspace of cuDNN's CTC loss. */
 #include "cudnn.h"
 
 int cudnnGetCTCLossWorkspaceSize(void *handle, void *probabilities, void *gradients, const int *labels,
@@ -7,8 +7,9 @@ int cudnnGetCTCLossWorkspaceSize(void *handle, void *probabilities, void *gradie
 int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, void *descriptor, void *probabilities,
                                     void *gradients, size_t *bytes);
 
-/* An estimate: the forward and backward variables in single precision, one for each step, sample and place in the
- * label with blanks between (2 × longest + 1), beside a copy of the probabilities (steps, batch, symbols). */
+/* An estimate: forward and backward variables in single precision, one per step, sample and
+ * position in the label with blanks between (2 × longest + 1), and a copy of the probabilities
+ * (steps, batch, symbols). */
 static int variables(void *probabilities, size_t longest, size_t *bytes)
 {
     struct tensor tensor;

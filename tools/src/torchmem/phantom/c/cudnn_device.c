@@ -1,5 +1,6 @@
-/* The card, described to cuDNN as it wants it for building plans without one (cuDNN 9.8, "deviceless"). */
+/* The card as cuDNN needs it described to build plans without a card ("deviceless", cuDNN 9.8). */
 #include "cudnn.h"
+#include "lacking.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -84,3 +85,21 @@ void *backend_device(void)
     pthread_mutex_unlock(&lock);
     return devices[card];
 }
+
+/* cuDNN looks these calls up in libcuda.so.1 before it offers an engine that compiles its kernels.
+ * Such an engine never runs here, so none of them is called. Weak: another file may define the call. */
+LACKING(cuCtxGetLimit, 801)
+LACKING(cuCtxPopCurrent, 801)
+LACKING(cuCtxPushCurrent, 801)
+LACKING(cuKernelGetAttribute, 801)
+LACKING(cuKernelSetAttribute, 801)
+LACKING(cuLaunchKernelEx, 801)
+LACKING(cuLibraryGetKernel, 801)
+LACKING(cuLibraryLoadData, 801)
+LACKING(cuLibraryLoadFromFile, 801)
+LACKING(cuLibraryUnload, 801)
+LACKING(cuLinkAddData, 801)
+LACKING(cuLinkCreate, 801)
+LACKING(cuLinkDestroy, 801)
+LACKING(cuOccupancyMaxPotentialClusterSize, 801)
+LACKING(cuStreamGetCtx, 801)

@@ -1,10 +1,12 @@
-/* Graphs and plans where cuDNN gives none without a card (before 9.8): one plan for every graph, whose workspace is an
- * estimate. Tensors and operations stay cuDNN's own.
+/* Graphs and plans for versions of cuDNN that cannot plan without a card (before 9.8): one plan
+ * for every graph, with an estimated workspace. Tensors and operations are cuDNN's own.
  *
- * The estimate: tensor cores work on NHWC, with the channels of the input in groups of 16 bytes. So tensors in NCHW are
- * copied: the input, the output, and a filter larger than 1×1; of tensors in NHWC only an input whose channels need
- * padding. For 21 convolutions of batch 64 in NCHW, most of them a ResNet-50's, cuDNN 9.20's own answers for an H100 sum
- * up to the same within 3 % in half precision and to 1 to 19 % less in single precision; in NHWC a few ask for more. */
+ * The estimate: tensor cores use NHWC, with the channels of the input in groups of 16 bytes. So
+ * tensors in NCHW are copied: the input, the output, and a filter larger than 1×1. Of tensors in
+ * NHWC, only an input whose channels need padding is copied. For 21 convolutions of batch 64 in
+ * NCHW, most of them of a ResNet-50, the workspaces of cuDNN 9.20 for an H100 add up to the same
+ * within 3 % in half precision and to 1 to 19 % less in single precision; in NHWC, a few need
+ * more. */
 #include "cudnn.h"
 
 #include <pthread.h>
@@ -19,8 +21,8 @@ enum { CONFIG_ENGINE = 300, CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304 };
 enum { GRAPH_OPERATIONS = 801, GRAPH_ENGINES = 802, ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301 };
 enum { TENSOR_TYPE = 901, TENSOR_SIZES = 902, TENSOR_STRIDES = 903 };
 
-/* A graph, or what was made from it: heuristic, configuration, engine, plan. cuDNN copies, so nothing here may refer to
- * an operation or to another descriptor, which may be gone. */
+/* A graph, or an object made from it: heuristic, configuration, engine, plan. cuDNN copies, so it
+ * must not refer to an operation or another descriptor, which may be freed. */
 struct own {
     int64_t workspace;
 };
@@ -41,7 +43,7 @@ bool is_estimated(void *descriptor)
     return found;
 }
 
-/* False for the types that cuDNN makes without a card in every version. */
+/* Returns false for the types that every version of cuDNN creates without a card. */
 bool create_estimated(int type, void **descriptor)
 {
     if (type != GRAPH && type != HEURISTIC && type != CONFIG && type != ENGINE && type != PLAN)
@@ -85,7 +87,7 @@ int64_t convolution_estimate(const struct tensor *x, const struct tensor *w, con
 {
     size_t group = 16 / type_bytes(x->type), channels = 1, filter = element_count(w);
     int last_channel = x->rank - spatial - 1;
-    for (int dimension = 1; dimension <= last_channel; dimension++) /* two with groups: the groups, their channels */
+    for (int dimension = 1; dimension <= last_channel; dimension++) /* two if there are groups: the groups, their channels */
         channels *= (size_t)x->sizes[dimension];
     size_t padded = (channels + group - 1) / group * group, input = element_count(x) / channels * padded;
     bool pointwise = w->sizes[w->rank - 1] == 1 && w->sizes[w->rank - 2] == 1;
@@ -111,7 +113,7 @@ static bool read_spatial(void *operation, int attribute, int64_t *spatial)
     return read;
 }
 
-/* 0 for an operation that is no convolution. */
+/* Returns 0 if the operation is not a convolution. */
 static int64_t operation_estimate(void *operation)
 {
     struct tensor x, w, y;
@@ -134,7 +136,7 @@ void set_estimated(struct own *own, int name, int64_t count, void *const *values
         own->workspace = ((struct own *)values[0])->workspace;
 }
 
-/* One of whatever is asked for; none of what engines may tell about themselves. */
+/* Returns one object of each requested kind, without the optional notes of engines. */
 void get_estimated(struct own *own, int name, int64_t room, int64_t *count, void *values)
 {
     bool link = name == HEURISTIC_RESULTS || name == CONFIG_ENGINE;

@@ -1,5 +1,6 @@
-/* cuDNN's backend API. Graphs, heuristics and plans are cuDNN's own work, for the card that backend_device()
- * describes: the workspace of a plan is what cuDNN asks for on such a card. Only running a plan is left out. */
+/* cuDNN's backend API. Graphs, heuristics and plans are those of the real cuDNN, for the card that
+ * backend_device() describes, so the workspace of a plan is what cuDNN requests on such a card.
+ * Only the execution of a plan is replaced. */
 #include "cudnn.h"
 
 enum { ENGINE = 2, HEURISTIC = 4, PLAN = 5 };
@@ -12,7 +13,7 @@ int cudnnBackendSetAttribute(void *descriptor, int name, int type, int64_t count
 int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room, int64_t *count, void *values);
 int cudnnBackendFinalize(void *descriptor);
 
-/* The description of the card takes the place of the handle. */
+/* The description of the card replaces the handle. */
 int cudnnBackendCreateDescriptor(int type, void **descriptor)
 {
     void *device = backend_device();

@@ -1,4 +1,4 @@
-/* cuDNN's batch normalisation: how much memory it asks for. */
+/* The workspace of cuDNN's batch normalization. */
 #include "cudnn.h"
 
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operations, void *activation,
@@ -9,7 +9,8 @@ int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, in
                                                       void *dy, void *dz, void *dx, void *scale, void *activation,
                                                       size_t *bytes);
 
-/* An estimate. Without a fused activation (PyTorch fuses none) there is nothing to keep for the backward pass. */
+/* An estimate. Without a fused activation, which PyTorch does not use, nothing is kept for the
+ * backward pass. */
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operations, void *activation,
                                                          void *x, size_t *bytes)
 {
@@ -18,7 +19,7 @@ int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode,
     return CUDNN_SUCCESS;
 }
 
-/* An estimate: `sums` partial sums in single precision, of each channel, by every multiprocessor. */
+/* An estimate: `sums` partial sums in single precision, per channel and multiprocessor. */
 static int partial_sums(void *x, size_t sums, size_t *bytes)
 {
     struct tensor tensor;

@@ -1,5 +1,5 @@
-/* Plans of cuDNN whose kernels it would compile now, which takes a second and needs a driver to load them. They stay
- * unfinished: how much workspace they need is known from their configuration. */
+/* Plans whose kernels cuDNN would compile when they are finalized, which takes a second and needs
+ * a driver to load them. They are not finalized: their configuration gives their workspace. */
 #include "cudnn.h"
 
 #include <pthread.h>
@@ -70,7 +70,7 @@ static bool engine_compiles(void *config)
     return false;
 }
 
-/* True for a plan to be left unfinished. */
+/* Returns true for a plan that must not be finalized. */
 bool plan_compiles(void *descriptor)
 {
     int64_t count;

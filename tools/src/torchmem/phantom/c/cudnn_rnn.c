@@ -1,9 +1,10 @@
-/* cuDNN's recurrent networks: where a weight lies in their one buffer, and how much memory they ask for. */
+/* cuDNN's recurrent networks: where a weight is in their single buffer, and their workspaces. */
 #include "cudnn.h"
 
 enum cell { RELU, TANH, LSTM, GRU };
 
-/* What cudnnGetRNNDescriptor_v8 says. projection is the width of the output, which is `hidden` without one. */
+/* The values returned by cudnnGetRNNDescriptor_v8. projection is the width of the output, `hidden`
+ * without a projection. */
 struct rnn {
     int algorithm, cell, bias, two_ways, input_mode, type, precision, math, input, hidden, projection, layers;
     void *dropout;
@@ -27,7 +28,7 @@ static int gates(const struct rnn *rnn) { return rnn->cell == LSTM ? 4 : rnn->ce
 
 static int directions(const struct rnn *rnn) { return rnn->two_ways ? 2 : 1; }
 
-/* Matrices of a pseudo-layer, numbered as cuDNN numbers them: the input's, the recurrent ones, the projection. */
+/* Matrices of a pseudo-layer, in cuDNN's order: input, recurrent, projection. */
 static int matrix_count(const struct rnn *rnn) { return 2 * gates(rnn) + (rnn->projection != rnn->hidden); }
 
 static void matrix_shape(const struct rnn *rnn, int pseudo_layer, int linear, size_t *rows, size_t *columns)
@@ -38,7 +39,8 @@ static void matrix_shape(const struct rnn *rnn, int pseudo_layer, int linear, si
     *columns = projects ? (size_t)rnn->hidden : linear < gates(rnn) ? below : out;
 }
 
-/* Elements before this matrix; those of all matrices when it is the one after the last. */
+/* Returns the elements before this matrix; for the index after the last matrix, those of all of
+ * them. */
 static size_t matrix_offset(const struct rnn *rnn, int pseudo_layer, int linear)
 {
     size_t offset = 0, rows, columns;
@@ -100,8 +102,9 @@ static int give_bias(const struct rnn *rnn, int pseudo_layer, int linear, char *
     return describe(descriptor, rnn->type, (size_t)rnn->hidden, 1);
 }
 
-/* All weights of a module lie in one buffer: the matrices by layer, then the biases. PyTorch asks for a matrix or for
- * a bias, and gives no place for the other. The address stays null for one that there is not. */
+/* All weights of a module are in one buffer: the matrices by layer, then the biases. PyTorch asks
+ * for either a matrix or a bias and passes no pointer for the other. The address stays null if
+ * there is none. */
 int cudnnGetRNNWeightParams(void *handle, void *descriptor, int pseudo_layer, size_t bytes, char *weights, int linear,
                             void *matrix_descriptor, void **matrix, void *bias_descriptor, void **bias)
 {
@@ -117,9 +120,9 @@ int cudnnGetRNNWeightParams(void *handle, void *descriptor, int pseudo_layer, si
     return error || !bias ? error : give_bias(&rnn, pseudo_layer, linear, weights, bias_descriptor, bias);
 }
 
-/* Estimates, in elements of the data type for each sample and step. Kept for the backward pass, of every layer: its
- * gates, its state (a cell of an LSTM, the recurrent part of a GRU's new gate) and its output. Workspace: the gates
- * of one layer, which one matrix product computes for all steps. */
+/* Estimates, in elements of the data type per sample and step. Kept for the backward pass, per
+ * layer: gates, state (the cell of an LSTM, the recurrent part of a GRU's new gate) and output.
+ * Workspace: the gates of one layer, which one matrix product computes for all steps. */
 int cudnnGetRNNTempSpaceSizes(void *handle, void *descriptor, int mode, void *x, size_t *workspace, size_t *reserve)
 {
     enum { TRAINING = 1 };

@@ -1,9 +1,9 @@
 /* Stands in for libcufft: plans know the size of their work area, transforms compute nothing. */
 #include "cudart.h"
 
-/* An estimate, not held against the library: one copy of the transformed data, in complex numbers; eight copies where a
- * side has a prime factor other than 2, 3, 5 and 7, for which cuFFT has kernels, since other sizes are transformed by way
- * of a longer one. */
+/* An estimate, not compared with the library: one copy of the transformed data, in complex
+ * numbers; eight copies if a side has a prime factor other than 2, 3, 5 and 7, because cuFFT has
+ * kernels for these and transforms other sizes as part of a longer one. */
 static int copies(long long side)
 {
     for (int factor = 2; factor <= 7; factor++)
@@ -12,8 +12,8 @@ static int copies(long long side)
     return side > 1 ? 8 : 1;
 }
 
-/* Bytes of one complex number, by cudaDataType of its parts: CUDA_R_64F and CUDA_C_64F; CUDA_{R,C}_{16F,16BF}; others
- * single precision. */
+/* Bytes of one complex number, by the cudaDataType of its parts: CUDA_R_64F and CUDA_C_64F;
+ * CUDA_{R,C}_{16F,16BF}; all others are single precision. */
 static size_t complex_bytes(int type) { return type == 1 || type == 5 ? 16 : type == 0 || type == 4 ? 8 : 4; }
 
 int cufftXtMakePlanMany(int plan, int rank, long long *sides, long long *in_embed, long long in_stride,

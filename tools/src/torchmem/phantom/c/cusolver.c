@@ -1,9 +1,10 @@
-/* Stands in for libcusolver: nothing is factored, and every devInfo stays zero, which means success.
+/* Stands in for libcusolver: nothing is factored, and every devInfo stays zero, which means
+ * success.
  *
- * NVIDIA documents no workspace sizes. The estimate is LAPACK's own workspace of the routine of the same name (LAPACK
- * Users' Guide, "optimal LWORK") with blocks of 32 columns; where LAPACK needs none, the panel of 32 columns that a
- * blocked routine keeps; for the Jacobi methods, which LAPACK has not, a copy of the matrix and of its vectors.
- */
+ * NVIDIA documents no workspace sizes. The estimate is LAPACK's workspace for the routine of the
+ * same name (LAPACK Users' Guide, "optimal LWORK") with blocks of 32 columns. Where LAPACK needs
+ * none, it is the panel of 32 columns of a blocked routine; for the Jacobi methods, which LAPACK
+ * does not have, a copy of the matrix and its vectors. */
 #include "cudart.h"
 
 #include <stdlib.h>
@@ -53,7 +54,7 @@ HANDLE(cusolverDnCreateParams, cusolverDnDestroyParams)
 HANDLE(cusolverDnCreateGesvdjInfo, cusolverDnDestroyGesvdjInfo)
 HANDLE(cusolverDnCreateSyevjInfo, cusolverDnDestroySyevjInfo)
 
-/* The same functions for one type of element; complex ones go by other names (un-, he- for or-, sy-). */
+/* The same functions for one element type; complex ones have other names (un-, he- for or-, sy-). */
 #define SIZES(T, or, sy)                                                                                         \
     int cusolverDn##T##geqrf_bufferSize(void *handle, int m, int n, void *a, int lda, int *count)                \
     {                                                                                                            \

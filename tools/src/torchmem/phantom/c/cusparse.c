@@ -1,9 +1,9 @@
 /* Stands in for libcusparse: a sparse matrix knows its size, products are never computed.
  *
- * How many entries a computed sparse matrix has depends on values: it has none. Buffer sizes are our own estimate, as
- * NVIDIA documents none: an index of 4 bytes for each row of the sparse matrix; for solvers and sparse results, for each
- * entry too; for sorting, two indices and a permutation for each entry; nothing for SDDMM.
- */
+ * The number of entries of a computed sparse matrix depends on values, so it has none. NVIDIA
+ * documents no buffer sizes. The estimate is an index of 4 bytes per row of the sparse matrix; for
+ * solvers and sparse results also per entry; for sorting, two indices and a permutation per entry;
+ * nothing for SDDMM. */
 #include "cudart.h"
 
 #include <stdlib.h>
@@ -61,7 +61,7 @@ int cusparseSpMM_bufferSize(void *handle, int a_op, int b_op, void *alpha, const
     return 0;
 }
 
-/* Documented to need none. */
+/* These need no buffer according to the documentation. */
 int cusparseSDDMM_bufferSize(void *handle, int a_op, int b_op, void *alpha, void *a, void *b, void *beta, void *c,
                              int type, int algorithm, size_t *size)
 {
@@ -87,7 +87,7 @@ int cusparseSpSM_bufferSize(void *handle, int a_op, int b_op, void *alpha, const
     return 0;
 }
 
-/* Called twice each: for the size, without a buffer, and for the work. */
+/* Each is called twice: for the size, without a buffer, and for the work. */
 #define PRODUCT_STEP(name)                                                                                          \
     int name(void *handle, int a_op, int b_op, void *alpha, const struct matrix *a, const struct matrix *b,         \
              void *beta, void *c, int type, int algorithm, void *product, size_t *size, void *buffer)               \
@@ -120,7 +120,7 @@ int cusparseXcsrsort_bufferSizeExt(void *handle, int m, int n, int entries, void
     return sort_size(size, entries);
 }
 
-/* The sum of two sparse matrices: in two steps, with a workspace. */
+/* The sum of two sparse matrices: two steps, with a workspace. */
 #define SUM(T)                                                                                                       \
     int cusparse##T##csrgeam2_bufferSizeExt(void *handle, int m, int n, void *alpha, void *a, int a_entries,         \
                                             void *a_values, void *a_rows, void *a_cols, void *beta, void *b,         \

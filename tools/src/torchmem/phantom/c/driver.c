@@ -32,7 +32,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **entry, int version, uint64
     return *entry ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* NVIDIA's private interface between its libraries; nvrtc asks for it and goes on without. */
+/* NVIDIA's private interface between its libraries; NVRTC asks for it and works without it. */
 CUresult cuGetExportTable(const void **table, const void *id)
 {
     (void)id;
@@ -79,7 +79,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     return device_attribute(attribute, card_of(device), value) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
-/* A device's primary context is any address that is its own. */
+/* The primary context of a device is any address that is unique to it. */
 static char contexts[MAX_CARDS];
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
@@ -143,6 +143,6 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
 }
 
 WORK(cuMemsetD32Async)
-/* The driver's own log; torch 2.15 listens to it. This driver has nothing to say. */
+/* The driver's log, which PyTorch 2.15 reads. It is always empty. */
 SUCCEED(cuLogsRegisterCallback)
 SUCCEED(cuLogsUnregisterCallback)

@@ -1,8 +1,9 @@
-/* Stands in for libcuda.so.1: modules, libraries, functions and their launch, as Triton, inductor and nvrtc use them.
- * Kernels compute nothing, so a module, a function and a kernel are any handle that is not null. */
+/* Stands in for libcuda.so.1: modules, libraries, functions and their launch, as used by Triton,
+ * Inductor and NVRTC. Kernels compute nothing, so a module, a function and a kernel are any handle
+ * that is not null. */
 #include "cudart.h"
 
-/* Options follow; they are not looked at. */
+/* The remaining arguments are options, which are ignored. */
 #define LOAD(name)                                       \
     CUresult name(const void **module, const void *code) \
     {                                                    \
@@ -37,7 +38,8 @@ static CUresult most_shared(int *bytes)
     return lacks ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
-/* CUfunction_attribute by its numbers: a kernel of 32 registers that uses no shared, constant or local memory. */
+/* Values by CUfunction_attribute: a kernel of 32 registers that uses no shared, constant or local
+ * memory. */
 CUresult cuFuncGetAttribute(int *value, int attribute, const void *function)
 {
     (void)function;
@@ -70,7 +72,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_bytes, flags);
 }
 
-/* One cluster on each multiprocessor. */
+/* One cluster per multiprocessor. */
 CUresult cuOccupancyMaxActiveClusters(int *clusters, const void *function, const void *config)
 {
     (void)function, (void)config;
@@ -86,11 +88,11 @@ WORK(cuLaunchCooperativeKernel)
 SUCCEED(cuFuncSetAttribute)
 SUCCEED(cuFuncSetCacheConfig)
 SUCCEED(cuKernelSetAttribute)
-/* The descriptors they would fill are read by kernels only. */
+/* These fill descriptors that only kernels read. */
 SUCCEED(cuTensorMapEncodeTiled)
 SUCCEED(cuTensorMapEncodeIm2col)
 
-/* CUlimit, with the values that CUDA documents as defaults: stack of a thread, printf buffer, heap of malloc. */
+/* CUlimit, with CUDA's documented defaults: stack of a thread, printf buffer, malloc heap. */
 static size_t limits[] = {1024, 1 << 20, 8 << 20};
 
 CUresult cuCtxGetLimit(size_t *value, unsigned limit)

@@ -44,7 +44,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
     return CUDA_SUCCESS;
 }
 
-/* The handle and every mapping use the memory; the last one to go gives it back. */
+/* The handle and each mapping are users of the memory; it is freed with the last of them. */
 static void drop(struct physical *physical)
 {
     if (__atomic_sub_fetch(&physical->users, 1, __ATOMIC_ACQ_REL))

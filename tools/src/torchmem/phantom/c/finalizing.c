@@ -1,7 +1,8 @@
-/* Before 3.14, Python ends a thread that wants the interpreter's lock while the interpreter shuts down, by pthread_exit
- * (gh-87135). PyTorch's autograd thread may be inside a C++ destructor then, which nothing may leave: the process aborts,
- * and the script's own error is lost. It happens with a real GPU too, but here the script ends as soon as backward returns.
- * So do what Python 3.14 does: let the thread stand still until the process ends. */
+/* Before 3.14, Python ends a thread that requests the GIL during interpreter shutdown with
+ * pthread_exit (gh-87135). If PyTorch's autograd thread is inside a C++ destructor at that time,
+ * which must not unwind, the process aborts and the script's own error is lost. This also happens
+ * with a real GPU, but here the script ends as soon as backward returns. Therefore do what Python
+ * 3.14 does: block the thread until the process ends. */
 #define _GNU_SOURCE
 #include "phantom.h"
 

@@ -1,5 +1,5 @@
-/* For the list of calls that lacking.py writes at build time. All are weak: where another file has the call, its own
- * definition is taken. */
+/* Macros for the stubs that cuda_calls.py generates at build time. All are weak: another file's
+ * own definition of the call takes precedence. */
 #pragma once
 
 #include "phantom.h"
@@ -8,7 +8,7 @@
     __attribute__((weak)) int name(void);   \
     int name(void) { return unsupported(#name, code); }
 
-/* What a library says about an error. */
+/* A library's text for an error. */
 #define TEXT(name)                                \
     __attribute__((weak)) const char *name(void); \
     const char *name(void) { return "not supported by the phantom GPU"; }

@@ -1,4 +1,5 @@
-/* What the phantom cards are, as environment.py writes it into PHANTOM_* variables; an H100 of 80 GB by default. */
+/* The properties of the phantom cards, from PHANTOM_* variables set by environment.py; by default
+ * an H100 with 80 GB. */
 #include "phantom.h"
 
 #include <pthread.h>
@@ -22,7 +23,7 @@ static uint64_t setting(const char *name, uint64_t otherwise, uint64_t least, ui
     return value;
 }
 
-/* "12.4" is 12040, as cudaDriverGetVersion counts. */
+/* "12.4" is 12040, as cudaDriverGetVersion returns it. */
 static int cuda_version(void)
 {
     const char *text = getenv("PHANTOM_CUDA");

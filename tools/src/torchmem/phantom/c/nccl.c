@@ -1,5 +1,6 @@
-/* Stands in for libnccl: communicators of any size, in which nothing is sent. What a real one takes of the card is
- * an estimate (docs/phantom.md): the buffers of its connections, taken when a connection is first used. */
+/* Stands in for libnccl: communicators of any size, in which nothing is sent. The memory that NCCL
+ * takes of the card is an estimate (docs/preflight-ranks.md): the buffers of its connections,
+ * allocated when a connection is first used. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -25,7 +26,8 @@ struct communicator {
 };
 
 #define MIB ((uint64_t)1 << 20)
-/* Channels between eight H100s behind NVSwitch, for a ring and for a peer of send and receive (NVIDIA/nccl#1685). */
+/* Channels between eight H100s behind NVSwitch, for a ring and for a peer of send and receive
+ * (NVIDIA/nccl#1685). */
 enum { RING_CHANNELS = 24, PEER_CHANNELS = 32 };
 
 static uint64_t setting(const char *name, uint64_t otherwise)
@@ -35,8 +37,8 @@ static uint64_t setting(const char *name, uint64_t otherwise)
     return value ? value : otherwise;
 }
 
-/* One channel to one peer: buffers of the protocols LL, LL128 and Simple (computeBuffSizes in NCCL's src/init.cc)
- * in pages of 2 MiB, and one page more for either direction. */
+/* One channel to one peer: buffers of the protocols LL, LL128 and Simple (computeBuffSizes in
+ * NCCL's src/init.cc) in pages of 2 MiB, and one more page per direction. */
 static uint64_t channel_bytes(void)
 {
     uint64_t buffers = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + setting("NCCL_BUFFSIZE", 4 * MIB);
@@ -64,7 +66,7 @@ static int collective(struct communicator *comm)
     return result;
 }
 
-/* Buffers towards other nodes are shared, so only the peers of this node count. */
+/* Buffers to other nodes are shared, so only the peers of this node count. */
 static int with_peers(struct communicator *comm, int peers)
 {
     int most = (int)setting("LOCAL_WORLD_SIZE", 8), result = SUCCESS;
@@ -80,7 +82,7 @@ static int with_peers(struct communicator *comm, int peers)
     int name(__VA_ARGS__); \
     int name(__VA_ARGS__)
 
-/* As the NCCL that torch was built with: its library is loaded too, behind this one. */
+/* The version of the NCCL that PyTorch was built with: its library is loaded too, after this one. */
 CALL(ncclGetVersion, int *version)
 {
     void *library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
@@ -136,7 +138,8 @@ CALL(ncclCommInitAll, struct communicator **comms, int count, const int *devices
     return result;
 }
 
-/* How many ranks share the color is known to them alone, so the new one counts as many as the old one. */
+/* Only the ranks themselves know how many have the same color, so the new communicator has as many
+ * ranks as the old one. */
 CALL(ncclCommSplit, struct communicator *comm, int color, int key, struct communicator **fresh, void *config)
 {
     (void)config;
@@ -179,7 +182,7 @@ CALL(ncclCommAbort, struct communicator *comm) { return ncclCommDestroy(comm); }
 
 CALL(ncclCommCount, const struct communicator *comm, int *count)
 {
-    if (!comm) /* a rank that a split left out */
+    if (!comm) /* a rank that a split excluded */
         return INVALID_ARGUMENT;
     *count = comm->ranks;
     return SUCCESS;
@@ -239,13 +242,13 @@ static size_t bytes_of(size_t count, int type)
     return type >= 0 && type < (int)sizeof widths ? count * widths[type] : 0;
 }
 
-/* What other ranks send is what this one sends; a sum of it is unknown. */
+/* Other ranks are assumed to send what this one sends; the result of a reduction is unknown. */
 CALL(ncclAllGather, const void *from, void *to, size_t count, int type, struct communicator *comm, void *stream)
 {
     (void)stream;
     size_t size = bytes_of(count, type);
-    for (int rank = 0; rank < comm->ranks && size <= ECHO_BYTES; rank++)
-        copy_echo((char *)to + (size_t)rank * size, from, size);
+    for (int rank = 0; rank < comm->ranks && size <= MAX_WRITE_BYTES; rank++)
+        copy_write((char *)to + (size_t)rank * size, from, size);
     return collective(comm);
 }
 
@@ -253,7 +256,7 @@ CALL(ncclBroadcast, const void *from, void *to, size_t count, int type, int root
      void *stream)
 {
     (void)root, (void)stream;
-    copy_echo(to, from, bytes_of(count, type));
+    copy_write(to, from, bytes_of(count, type));
     return collective(comm);
 }
 
@@ -267,7 +270,7 @@ CALL(ncclAllReduce, const void *from, void *to, size_t count, int type, int oper
      void *stream)
 {
     (void)from, (void)operator, (void)stream;
-    forget_echo(to, bytes_of(count, type));
+    forget_write(to, bytes_of(count, type));
     return collective(comm);
 }
 
@@ -293,7 +296,7 @@ CALL(ncclSend, const void *buffer, size_t count, int type, int peer, struct comm
 CALL(ncclRecv, void *buffer, size_t count, int type, int peer, struct communicator *comm, void *stream)
 {
     (void)peer, (void)stream;
-    forget_echo(buffer, bytes_of(count, type));
+    forget_write(buffer, bytes_of(count, type));
     return with_peers(comm, 1);
 }
 
@@ -302,7 +305,7 @@ static int with_everyone(const struct communicator *comm) { return with_peers((s
 CALL(ncclAlltoAll, const void *from, void *to, size_t count, int type, struct communicator *comm, void *stream)
 {
     (void)from, (void)stream;
-    forget_echo(to, bytes_of(count, type) * (size_t)comm->ranks);
+    forget_write(to, bytes_of(count, type) * (size_t)comm->ranks);
     return with_everyone(comm);
 }
 
@@ -316,11 +319,11 @@ CALL(ncclScatter, const void *from, void *to, size_t count, int type, int root, 
      void *stream)
 {
     (void)from, (void)root, (void)stream;
-    forget_echo(to, bytes_of(count, type));
+    forget_write(to, bytes_of(count, type));
     return with_everyone(comm);
 }
 
-/* Handles are never looked into. */
+/* Handles are opaque. */
 CALL(ncclCommRegister, const struct communicator *comm, void *buffer, size_t size, void **handle)
 {
     (void)comm, (void)size;
@@ -340,7 +343,7 @@ CALL(ncclRedOpCreatePreMulSum, int *operator)
     return SUCCESS;
 }
 
-/* Arguments are not looked at, which the calling conventions of C allow. */
+/* Arguments are ignored, which C calling conventions allow. */
 #define SUCCEED(name) \
     int name(void);   \
     int name(void) { return SUCCESS; }

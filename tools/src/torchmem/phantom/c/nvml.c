@@ -1,10 +1,11 @@
-/* Stands in for libnvidia-ml.so.1: what the phantom cards have, and "not supported" for what they lack. */
+/* Stands in for libnvidia-ml.so.1: the properties of the phantom cards, and "not supported" for
+ * all others. */
 #include "phantom.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Return values and structures as in nvml.h and in the pynvml module of nvidia-ml-py. */
+/* Return values and structures of nvml.h and of the pynvml module of nvidia-ml-py. */
 enum {
     NVML_SUCCESS = 0,
     NVML_ERROR_UNINITIALIZED = 1,
@@ -15,7 +16,7 @@ enum {
 };
 
 typedef int nvmlReturn_t;
-typedef char *nvmlDevice_t; /* the address of a card's own entry in `handles` */
+typedef char *nvmlDevice_t; /* the address of a card's entry in `handles` */
 
 struct nvmlMemory_v1 {
     unsigned long long total, free, used;
@@ -38,7 +39,7 @@ struct nvmlPciInfo {
     unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
     char busId[32];
 };
-/* The beginning of nvmlGpuFabricInfo_v2_t; what follows is left as the caller made it. */
+/* The start of nvmlGpuFabricInfo_v2_t; the rest is not written. */
 struct nvmlGpuFabricInfo {
     unsigned version;
     unsigned char clusterUuid[16];
@@ -78,7 +79,7 @@ NVML(Init_v2, void)
     return NVML_SUCCESS;
 }
 
-/* The first of its name, which torch.cuda still calls. */
+/* The first version, which torch.cuda still calls. */
 NVML(Init, void) { return nvmlInit_v2(); }
 
 NVML(InitWithFlags, unsigned flags)
@@ -111,12 +112,12 @@ const char *nvmlErrorString(nvmlReturn_t error)
 
 NVML(SystemGetDriverVersion, char *text, unsigned length)
 {
-    return give_text(text, length, DRIVER_VERSION_SHOWN);
+    return give_text(text, length, DRIVER_VERSION);
 }
 
 NVML(SystemGetNVMLVersion, char *text, unsigned length)
 {
-    return give_text(text, length, "13." DRIVER_VERSION_SHOWN);
+    return give_text(text, length, "13." DRIVER_VERSION);
 }
 
 NVML(SystemGetCudaDriverVersion_v2, int *version)
@@ -147,7 +148,7 @@ NVML(DeviceGetHandleByUUID, const char *uuid, nvmlDevice_t *handle)
     return nvmlDeviceGetHandleByIndex_v2((unsigned)card, handle);
 }
 
-/* CUDA writes the domain with four digits, NVML with eight: "00000000:01:00.0". */
+/* CUDA writes the PCI domain with four digits, NVML with eight: "00000000:01:00.0". */
 NVML(DeviceGetHandleByPciBusId_v2, const char *text, nvmlDevice_t *handle)
 {
     unsigned domain, bus;
@@ -254,7 +255,7 @@ NVML(DeviceGetComputeRunningProcesses_v3, nvmlDevice_t handle, unsigned *count,
     return error;
 }
 
-/* The first version, which PyTorch calls to write its out-of-memory message. */
+/* The first version, which PyTorch calls for its out-of-memory message. */
 NVML(DeviceGetComputeRunningProcesses, nvmlDevice_t handle, unsigned *count, struct nvmlProcessInfo_v1 *infos)
 {
     struct process_memory list[256];
@@ -274,7 +275,8 @@ NVML(DeviceGetGraphicsRunningProcesses_v3, nvmlDevice_t handle, unsigned *count,
     return card_of_handle(handle, &card);
 }
 
-/* PyTorch asks before it maps memory for expandable segments. State 0: no NVLink fabric between machines. */
+/* PyTorch calls this before it maps memory for expandable segments. State 0: no NVLink fabric
+ * between machines. */
 NVML(DeviceGetGpuFabricInfoV, nvmlDevice_t handle, struct nvmlGpuFabricInfo *info)
 {
     int card;

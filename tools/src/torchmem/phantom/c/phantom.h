@@ -1,8 +1,7 @@
-/* What the files of the phantom GPU share. All sizes are bytes.
+/* Declarations shared by all files of the phantom GPU. All sizes are bytes.
  *
- * A card is a GPU of the machine, numbered as NVML numbers it; a device is a card as CUDA numbers it for this
- * process, after CUDA_VISIBLE_DEVICES.
- */
+ * A card is a GPU of the machine, with NVML's numbers. A device is a card with CUDA's numbers for
+ * this process, after CUDA_VISIBLE_DEVICES. */
 #pragma once
 
 #include <stdbool.h>
@@ -12,13 +11,14 @@
 
 enum { MAX_CARDS = 16 };
 
-/* The page of cuMemCreate, and the alignment of device addresses. */
+/* The page size of cuMemCreate, and the alignment of device addresses. */
 #define PAGE_BYTES ((size_t)2 << 20)
 
-#define DRIVER_VERSION_SHOWN "580.0.phantom"
+#define DRIVER_VERSION "580.0.phantom"
 
-/* model.c: what every card of the machine is. `context_bytes`: what a process's CUDA context occupies before the first
- * cudaMalloc. `capability`: 90 is compute capability 9.0. `cuda_version`: 12040 is CUDA 12.4. */
+/* model.c: the properties of all cards of the machine. `context_bytes`: memory of a process's CUDA
+ * context before the first cudaMalloc. `capability`: 90 is compute capability 9.0. `cuda_version`:
+ * 12040 is CUDA 12.4. */
 struct model {
     char name[96];
     uint64_t bytes, context_bytes;
@@ -27,7 +27,7 @@ struct model {
 const struct model *model(void);
 int card_count(void);
 
-/* processes.c: who holds how much of which card, for every living phantom process of this machine. */
+/* processes.c: how much of which card each living phantom process of this machine holds. */
 struct process_memory {
     pid_t pid;
     uint64_t bytes;
@@ -39,7 +39,7 @@ int processes_on(int card, struct process_memory *list, int room);
 uint64_t bytes_on(int card);
 bool forked_with_context(void);
 
-/* cards.c: the cards, what is free on them, their names, and which of them this process sees. */
+/* cards.c: the cards: free memory, names, and which of them this process sees. */
 uint64_t card_bytes(void);
 uint64_t card_free_bytes(int card);
 void card_uuid(int card, unsigned char uuid[16]);
@@ -50,7 +50,7 @@ int device_count(void);
 int card_of(int device);
 bool open_context(int card);
 
-/* addresses.c: address space without memory behind it, and what each address range stands for. */
+/* addresses.c: address space without memory behind it, and what each address range is used for. */
 enum kind { DEVICE_MALLOC, DEVICE_MAPPED, HOST_PINNED, HOST_REGISTERED };
 struct physical {
     int device;
@@ -70,26 +70,27 @@ bool find_range(const void *address, struct range *found);
 bool remove_range(const void *start, struct range *removed);
 bool on_device(const void *address);
 
-/* echo.c: what the host wrote to a card comes back as long as no work on the card can have changed it. */
-#define ECHO_BYTES ((size_t)1 << 20) /* the largest copy that is kept */
-void keep_echo(const void *device, const void *host, size_t size);
-void read_echo(void *host, const void *device, size_t size);
-void copy_echo(void *to, const void *from, size_t size);
-void forget_echo(const void *device, size_t size);
-void forget_echoes(void);
-/* verdict.c: the answer, where the kernel that this thread launched last asked a question. */
-void learn_kernel(const void *function, const char *name);
-void hear_kernel(const void *function, void **arguments);
-void forget_verdict(void);
-void answer_question(void *host, size_t size);
+/* host_writes.c: bytes that the host wrote to a card, until work on the card may have changed them. */
+#define MAX_WRITE_BYTES ((size_t)1 << 20) /* the largest copy that is kept */
+void keep_write(const void *device, const void *host, size_t size);
+void read_back(void *host, const void *device, size_t size);
+void copy_write(void *to, const void *from, size_t size);
+void forget_write(const void *device, size_t size);
+void forget_writes(void);
 
-/* A call that works on the card succeeds. Its arguments are not looked at, which the calling conventions of C allow; the
- * second name hides it from headers. */
+/* predicates.c: the result of this thread's last kernel, if that was a yes-or-no question. */
+void register_predicate(const void *function, const char *name);
+void predicate_launched(const void *function, void **arguments);
+void forget_predicate(void);
+void read_predicate(void *host, size_t size);
+
+/* A call that works on the card succeeds. Its arguments are ignored, which C calling conventions
+ * allow. The second name avoids a conflict with headers. */
 #define WORK(name)                           \
     int phantom_##name(void) __asm__(#name); \
     int phantom_##name(void)                 \
     {                                        \
-        forget_echoes();                     \
+        forget_writes();                     \
         return 0;                            \
     }
 
@@ -98,9 +99,9 @@ int current_device(void);
 void *driver_entry(const char *name);
 int device_attribute(int attribute, int card, int *value);
 
-/* unsupported.c: says on stderr which call the phantom GPU lacks, once, writes it into the file `lacking` of the folder
- * of state, and returns `code`. */
+/* unsupported.c: reports a call that the phantom GPU lacks, once, on stderr and in the file `lacking`
+ * of the state folder, and returns `code`. */
 int unsupported(const char *call, int code);
 const char *state_file(const char *name, char path[4096]);
-/* Says one sentence on stderr and ends the process with exit code 2. */
+/* Prints one sentence to stderr and ends the process with exit code 2. */
 _Noreturn void stop(const char *format, ...);

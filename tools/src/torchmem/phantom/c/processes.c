@@ -1,4 +1,5 @@
-/* Who holds how much of which card: a table in a shared file, so that processes share the cards. */
+/* How much of which card each process holds: a table in a shared file, through which processes
+ * share the cards. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -16,7 +17,7 @@
 enum { MAX_PROCESSES = 256, START_BITS = 42 };
 
 struct row {
-    _Atomic uint64_t owner; /* identity() of the process, 0 when never used */
+    _Atomic uint64_t owner; /* identity() of the process, 0 if the row was never used */
     _Atomic uint64_t used[MAX_CARDS];
 };
 
@@ -42,7 +43,8 @@ static void open_table(void)
     pthread_atfork(NULL, NULL, after_fork);
 }
 
-/* Process id and start time in one number: a reused pid is another process. 0 for a dead one or a zombie. */
+/* Process id and start time in one number, so that a reused pid is another process. 0 if the
+ * process is dead or a zombie. */
 static uint64_t identity(pid_t pid)
 {
     char path[32], text[1024] = "";
@@ -54,7 +56,7 @@ static uint64_t identity(pid_t pid)
     char *field = length > 0 ? strrchr(text, ')') : NULL;
     if (!field || field[2] == 'Z' || field[2] == 'X')
         return 0;
-    for (int number = 2; number < 22 && field; number++) /* proc(5): the 22nd field is the start time */
+    for (int number = 2; number < 22 && field; number++) /* proc(5): field 22 is the start time */
         field = strchr(field + 1, ' ');
     uint64_t start = field ? strtoull(field, NULL, 10) : 0;
     return (uint64_t)pid << START_BITS | (start & ((1ull << START_BITS) - 1));
@@ -77,11 +79,11 @@ static void claim_row(void)
         own = row;
         return;
     }
-    stop("%d processes use the phantom cards already: end some, or set another PHANTOM_STATE_DIR",
+    stop("the phantom cards are used by %d processes, the maximum: end some, or set another PHANTOM_STATE_DIR",
          MAX_PROCESSES);
 }
 
-/* Takes first and looks after, so that two processes can never both get the last bytes. */
+/* Takes the bytes before it checks, so that two processes can never both get the last ones. */
 bool process_take(int card, uint64_t bytes, uint64_t capacity)
 {
     if (bytes > capacity)

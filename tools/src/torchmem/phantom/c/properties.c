@@ -1,12 +1,12 @@
-/* Stands in for libcudart and libcuda: what a card says about itself. Clocks and the width of the bus are an H100's on
- * every card: nothing that takes memory depends on them. */
+/* Stands in for libcudart and libcuda: properties of a card. Clocks and bus width are those of an
+ * H100 on every card, because no memory size depends on them. */
 #include "cudart.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* CUDA C++ programming guide, "Technical specifications per compute capability": shared memory is in KiB, of a
- * multiprocessor, of a block that asks for more than 48, and what the system keeps of a block's. */
+/* CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared memory in
+ * KiB, per multiprocessor, per block with opt-in, and reserved per block by the system. */
 struct generation {
     int capability, threads, blocks, shared, shared_of_block, shared_reserved;
 };
@@ -16,7 +16,8 @@ static const struct generation generations[] = {
     {90, 2048, 32, 228, 227, 1}, {120, 1536, 24, 100, 99, 1},
 };
 
-/* Compute capability 10 is as 9 in all of this, so what is between two rows is as the one before. */
+/* Compute capability 10 equals 9 in all of these, so values between two rows are those of the
+ * lower one. */
 static const struct generation *generation(void)
 {
     size_t row = sizeof generations / sizeof *generations - 1;
@@ -31,7 +32,7 @@ static bool from(int capability) { return model()->capability >= capability; }
     case CU_DEVICE_ATTRIBUTE_##name: *value = number; return 0;
 #define LACKS(name) IS(name, 0)
 
-/* 0 and the value, or -1 where a number would have to be invented. */
+/* Returns 0 and the value, or -1 where it would have to be invented. */
 int device_attribute(int attribute, int card, int *value)
 {
     switch (attribute) {
@@ -112,7 +113,7 @@ static int shown(int attribute, int card)
 #define OF(name) shown(CU_DEVICE_ATTRIBUTE_##name, card)
 #define SIZE_OF(name) (size_t) OF(name)
 
-/* Both layouts have these fields. */
+/* Fields of both layouts. */
 #define FILL(type)                                                                                             \
     (type)                                                                                                     \
     {                                                                                                          \
@@ -152,7 +153,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp13 *properties, int dev
     return cudaSuccess;
 }
 
-/* CUDA 12's form. */
+/* The form of CUDA 12. */
 cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp12 *properties, int device)
 {
     int card = card_of(device);

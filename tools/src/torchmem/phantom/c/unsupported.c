@@ -1,4 +1,4 @@
-/* What the phantom GPU says when it cannot go on: the call it lacks, or why it stops. */
+/* The messages of the phantom GPU when it cannot continue: a call that it lacks, or an error. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The path of a file in the folder through which processes share the cards; creates the folder. */
+/* Writes the path of a file in the folder through which processes share the cards; creates the
+ * folder. */
 const char *state_file(const char *name, char path[4096])
 {
     char folder[4000];
@@ -26,8 +27,8 @@ const char *state_file(const char *name, char path[4096])
     return path;
 }
 
-/* For whoever started this process: one name a line. */
-static void write_down(const char *call)
+/* Appends the name to the file `lacking`, for the parent process; one name per line. */
+static void write_name(const char *call)
 {
     char path[4096], line[256];
     int file = open(state_file("lacking", path), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -38,29 +39,29 @@ static void write_down(const char *call)
         close(file);
 }
 
-static bool said_before(const char *call)
+static bool was_reported(const char *call)
 {
-    static char *said[512];
+    static char *names[512];
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     size_t row = 0;
     pthread_mutex_lock(&lock);
-    while (row < 512 && said[row] && strcmp(said[row], call))
+    while (row < 512 && names[row] && strcmp(names[row], call))
         row++;
-    bool before = row == 512 || said[row];
+    bool before = row == 512 || names[row];
     if (!before)
-        said[row] = strdup(call);
+        names[row] = strdup(call);
     pthread_mutex_unlock(&lock);
     return before;
 }
 
 int unsupported(const char *call, int code)
 {
-    if (said_before(call))
+    if (was_reported(call))
         return code;
     fprintf(stderr,
-            "phantom: the phantom GPU has no %s: do without it here, or run this on a real GPU (docs/phantom.md)\n",
+            "phantom: the phantom GPU does not support %s: avoid it, or use a real GPU (docs/phantom.md)\n",
             call);
-    write_down(call);
+    write_name(call);
     return code;
 }
 

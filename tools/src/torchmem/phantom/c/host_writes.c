@@ -1,19 +1,20 @@
-/* What the host wrote to a card and no work on the card can have changed: this alone is read back as it was, all else
- * that comes from a card is zero. DistributedDataParallel sends shapes and bucket numbers around this way. */
+/* Keeps what the host wrote to a card until work on the card may have changed it. Only these bytes
+ * read back as written; everything else read from a card is zero. DistributedDataParallel
+ * exchanges shapes and bucket numbers this way. */
 #include "phantom.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
-enum { MOST_ECHOES = 1024 };
+enum { MAX_WRITES = 1024 };
 
-static struct echo {
+static struct host_write {
     uintptr_t start;
     size_t size;
     char *bytes;
-} echoes[MOST_ECHOES];
-static char arena[4 * ECHO_BYTES];
+} writes[MAX_WRITES];
+static char arena[4 * MAX_WRITE_BYTES];
 static size_t used;
 static atomic_int count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -26,46 +27,47 @@ static void forget_all(void)
 
 static void drop(uintptr_t start, size_t size)
 {
-    for (struct echo *echo = echoes; echo < echoes + count; echo++)
-        if (echo->start < start + size && start < echo->start + echo->size)
-            echo->size = 0;
+    for (struct host_write *write = writes; write < writes + count; write++)
+        if (write->start < start + size && start < write->start + write->size)
+            write->size = 0;
 }
 
-/* Room for an echo of that size, NULL when it is too large. A full arena is given up: what is old was read or never is. */
+/* Returns room for a write of that size, or NULL if it is too large. A full arena is cleared: old
+ * writes were either read already or are never read. */
 static char *room_for(size_t size)
 {
-    if (size == 0 || size > ECHO_BYTES)
+    if (size == 0 || size > MAX_WRITE_BYTES)
         return NULL;
-    if (used + size > sizeof arena || count == MOST_ECHOES)
+    if (used + size > sizeof arena || count == MAX_WRITES)
         forget_all();
     return arena + used;
 }
 
 static void add(uintptr_t start, size_t size)
 {
-    echoes[count++] = (struct echo){.start = start, .size = size, .bytes = arena + used};
+    writes[count++] = (struct host_write){.start = start, .size = size, .bytes = arena + used};
     used += size;
 }
 
-/* False when some byte is not known; it is zero then. */
+/* Returns false if some bytes are unknown; these are zero. */
 static bool read_into(char *to, uintptr_t start, size_t size)
 {
     size_t known = 0;
     memset(to, 0, size);
-    for (struct echo *echo = echoes; echo < echoes + count; echo++) {
-        uintptr_t first = start > echo->start ? start : echo->start;
-        uintptr_t end = start + size < echo->start + echo->size ? start + size : echo->start + echo->size;
+    for (struct host_write *write = writes; write < writes + count; write++) {
+        uintptr_t first = start > write->start ? start : write->start;
+        uintptr_t end = start + size < write->start + write->size ? start + size : write->start + write->size;
         if (first >= end)
             continue;
-        memcpy(to + (first - start), echo->bytes + (first - echo->start), end - first);
+        memcpy(to + (first - start), write->bytes + (first - write->start), end - first);
         known += end - first;
     }
     return known == size;
 }
 
-void keep_echo(const void *device, const void *host, size_t size)
+void keep_write(const void *device, const void *host, size_t size)
 {
-    forget_verdict();
+    forget_predicate();
     pthread_mutex_lock(&lock);
     drop((uintptr_t)device, size);
     char *room = room_for(size);
@@ -76,14 +78,14 @@ void keep_echo(const void *device, const void *host, size_t size)
     pthread_mutex_unlock(&lock);
 }
 
-void read_echo(void *host, const void *device, size_t size)
+void read_back(void *host, const void *device, size_t size)
 {
     pthread_mutex_lock(&lock);
     read_into(host, (uintptr_t)device, size);
     pthread_mutex_unlock(&lock);
 }
 
-void copy_echo(void *to, const void *from, size_t size)
+void copy_write(void *to, const void *from, size_t size)
 {
     if (to == from || count == 0)
         return;
@@ -96,16 +98,16 @@ void copy_echo(void *to, const void *from, size_t size)
     pthread_mutex_unlock(&lock);
 }
 
-void forget_echo(const void *device, size_t size)
+void forget_write(const void *device, size_t size)
 {
     pthread_mutex_lock(&lock);
     drop((uintptr_t)device, size);
     pthread_mutex_unlock(&lock);
 }
 
-void forget_echoes(void)
+void forget_writes(void)
 {
-    forget_verdict();
+    forget_predicate();
     if (count == 0)
         return;
     pthread_mutex_lock(&lock);

@@ -1,26 +1,29 @@
-/* What a card says to a yes-or-no question that nothing has computed. Zero would say "no" to every `all()`, and to
- * "is all of this finite?"; the answer is that of a tensor of zeros instead: `all()`, `isfinite`, "not" are true,
- * and a comparison with a number is that of zero with it. Everything else stays no.
+/* The result of a yes-or-no question, which no kernel computes. Zero would mean "no" for every
+ * `all()` and every isfinite check, so the result is that of a tensor of zeros instead: `all()`,
+ * `isfinite` and "not" are true, and a comparison with a number compares zero with it. Everything
+ * else is false.
  *
- * The question is known by the name of the PyTorch kernel that was launched last, as the binaries of 2.13 carry it
- * (aten/src/ATen/native/cuda: ReduceLogicKernel.cu, CompareKernels.cu, BinaryMulKernel.cu, UnaryOpsKernel.cu). Under
- * another name it is not known, and the answer is no. */
+ * The question is recognized by the name of the PyTorch kernel that was launched last, as in the
+ * binaries of 2.13 (aten/src/ATen/native/cuda: ReduceLogicKernel.cu, CompareKernels.cu,
+ * BinaryMulKernel.cu, UnaryOpsKernel.cu). Kernels with other names are not recognized, and their
+ * result is false. */
 #include "cudart.h"
 
 #include <pthread.h>
 #include <string.h>
 
-enum { ROOM = 4096, YES = 'Y' };
+enum { ROOM = 4096, ALWAYS_TRUE = 'Y' };
 
-/* `question`: YES, or the letter of the numbers compared, as C++ mangles it; 'H' for 16-bit floating point. */
+/* `kind`: ALWAYS_TRUE, or the mangled C++ type of the compared numbers; 'H' for 16-bit floating
+ * point. */
 static struct {
     const void *function;
-    char question;
-} questions[ROOM];
+    char kind;
+} predicates[ROOM];
 static size_t known;
-static __thread bool verdict;
+static __thread bool result;
 
-static char question_of(const char *name)
+static char kind_of(const char *name)
 {
     static const char comparison[] = "21compare_scalar_kernelI";
     const char *found = strstr(name, comparison);
@@ -30,28 +33,28 @@ static char question_of(const char *name)
     }
     bool is_not = strstr(name, "23logical_not_kernel_cuda") || strstr(name, "23bitwise_not_kernel_cuda");
     bool of_bools = strstr(name, "EUlbE_") != NULL;
-    return strstr(name, "15and_kernel_cuda") || strstr(name, "MulFunctorIbE") || (is_not && of_bools) ? YES : 0;
+    return strstr(name, "15and_kernel_cuda") || strstr(name, "MulFunctorIbE") || (is_not && of_bools) ? ALWAYS_TRUE : 0;
 }
 
 static size_t row_of(const void *function)
 {
     size_t row = ((uintptr_t)function >> 4) % ROOM;
-    while (questions[row].function && questions[row].function != function)
+    while (predicates[row].function && predicates[row].function != function)
         row = (row + 1) % ROOM;
     return row;
 }
 
-void learn_kernel(const void *function, const char *name)
+void register_predicate(const void *function, const char *name)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    char question = question_of(name);
-    if (!question)
+    char kind = kind_of(name);
+    if (!kind)
         return;
     pthread_mutex_lock(&lock);
     size_t row = row_of(function);
-    if (known < ROOM / 2 && !questions[row].function) {
-        questions[row].question = question;
-        __atomic_store_n(&questions[row].function, function, __ATOMIC_RELEASE);
+    if (known < ROOM / 2 && !predicates[row].function) {
+        predicates[row].kind = kind;
+        __atomic_store_n(&predicates[row].function, function, __ATOMIC_RELEASE);
         known++;
     }
     pthread_mutex_unlock(&lock);
@@ -75,11 +78,11 @@ static int sign_of(char letter, const char *lambda)
     case 's': SIGN(int16_t)
     case 'a': SIGN(int8_t)
     case 'h': return *at != 0;
-    default: SIGN(int16_t) /* 16-bit floating point has its sign where integers have it */
+    default: SIGN(int16_t) /* 16-bit floating point has its sign bit where integers have it */
     }
 }
 
-/* `lambda`: which comparison (OpType: >=, >, <=, <), then the number. */
+/* `lambda`: the comparison (OpType: >=, >, <=, <), then the number. */
 static bool zero_compares(char letter, const char *lambda)
 {
     int comparison, sign = sign_of(letter, lambda);
@@ -93,18 +96,18 @@ static bool zero_compares(char letter, const char *lambda)
     }
 }
 
-void hear_kernel(const void *function, void **arguments)
+void predicate_launched(const void *function, void **arguments)
 {
     size_t row = row_of(function);
-    char question = questions[row].function ? questions[row].question : 0;
-    verdict = question == YES || (question && strchr("fdlisahH", question) && zero_compares(question, arguments[1]));
+    char kind = predicates[row].function ? predicates[row].kind : 0;
+    result = kind == ALWAYS_TRUE || (kind && strchr("fdlisahH", kind) && zero_compares(kind, arguments[1]));
 }
 
-void forget_verdict(void) { verdict = false; }
+void forget_predicate(void) { result = false; }
 
-/* A yes or no is one byte. */
-void answer_question(void *host, size_t size)
+/* A boolean is one byte. */
+void read_predicate(void *host, size_t size)
 {
-    if (verdict && size == 1)
+    if (result && size == 1)
         *(char *)host = 1;
 }
