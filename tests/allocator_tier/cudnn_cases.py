@@ -1,4 +1,4 @@
-"""Runs every kind of layer that PyTorch hands to cuDNN, forward and backward, and prints what came of it as JSON."""
+"""Runs every kind of layer that PyTorch runs with cuDNN, and prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name that PyTorch's documentation uses)
+import torch.nn.functional as F  # noqa: N812 - as in PyTorch's documentation
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -18,13 +18,15 @@ Layer = Callable[..., Any]
 MIB = 2**20
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 ATTENTION = {
-    "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
-}  # fmt: skip
+}
 
 
 def first(output: Any) -> Tensor:
-    """The tensor of an output; a recurrent network gives a tuple and may give a packed sequence."""
+    """Return the tensor of an output, which may be a tuple or a packed sequence."""
     output = output[0] if isinstance(output, tuple) else output
     return (
         getattr(output, "data", output)
@@ -33,13 +35,13 @@ def first(output: Any) -> Tensor:
     )
 
 
-def held(tensors: list[Tensor | None]) -> int:
-    """Bytes of tensors."""
+def bytes_of(tensors: list[Tensor | None]) -> int:
+    """Return the bytes of all tensors."""
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def run(make: Layer, *inputs: Tensor) -> dict[str, Any]:
-    """Run a layer forward and backward: the shape of its output, the peak, and what must be held at the end of it."""
+    """Run a layer forward and backward and return its output shape, peak and minimum bytes."""
     module = make()
     module = module.cuda() if isinstance(module, nn.Module) else module
     leaves = [tensor.cuda().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
@@ -48,25 +50,28 @@ def run(make: Layer, *inputs: Tensor) -> dict[str, Any]:
     output = first(module(*leaves))
     output.sum().backward()
     weights = list(module.parameters()) if isinstance(module, nn.Module) else []
-    wanting = [
+    missing = [
         tensor for tensor in (*leaves, *weights) if tensor.requires_grad and tensor.grad is None
     ]
-    least = held([output, *(tensor.grad for tensor in (*leaves, *weights))])
+    least = bytes_of([output, *(tensor.grad for tensor in (*leaves, *weights))])
     return {
-        "shape": list(output.shape), "without_gradient": len(wanting), "least": least,
-        "peak": torch.cuda.max_memory_allocated() - before, "backward": str(output.grad_fn),
-    }  # fmt: skip
+        "shape": list(output.shape),
+        "without_gradient": len(missing),
+        "least": least,
+        "peak": torch.cuda.max_memory_allocated() - before,
+        "backward": str(output.grad_fn),
+    }
 
 
 def on_meta(make: Layer, *inputs: Tensor) -> list[int]:
-    """The shape of the output as PyTorch derives it, without a device."""
+    """Return the shape of the output as PyTorch derives it, without a device."""
     with torch.device("meta"):
         module = make()
     return list(first(module(*(tensor.to("meta") for tensor in inputs))).shape)
 
 
 def convolutions() -> Iterator[tuple[str, Layer, tuple[Tensor, ...]]]:
-    """1 to 3 dimensions, transposed, grouped, depthwise, strided, dilated, all types and layouts."""
+    """Yield 1 to 3 dimensions, transposed, grouped, strided, dilated, all types and layouts."""
     settings: tuple[dict[str, int], ...] = (
         {},
         {"groups": 4},
@@ -88,7 +93,7 @@ def convolutions() -> Iterator[tuple[str, Layer, tuple[Tensor, ...]]]:
 
 
 def recurrent() -> Iterator[tuple[str, Layer, tuple[Tensor, ...]]]:
-    """LSTM, GRU and plain, with all that changes the layout of their weights."""
+    """Yield LSTM, GRU and RNN, with all options that change the layout of their weights."""
     deep = {"num_layers": 2, "bidirectional": True, "dropout": 0.25}
     settings: tuple[dict[str, Any], ...] = ({}, deep, {"bias": False})
     for cell, more, dtype in product((nn.LSTM, nn.GRU, nn.RNN), settings, FLOAT_TYPES[:2]):
@@ -106,7 +111,7 @@ def recurrent() -> Iterator[tuple[str, Layer, tuple[Tensor, ...]]]:
 
 
 def others() -> Iterator[tuple[str, Layer, tuple[Tensor, ...]]]:
-    """Normalisation, pooling, sampling."""
+    """Yield normalization, pooling, sampling."""
     images = torch.randn(4, 16, 12, 12)
     for layer in (nn.BatchNorm2d, nn.InstanceNorm2d, partial(nn.GroupNorm, 4)):
         yield f"{layer}", partial(layer, 16), (images,)
@@ -130,7 +135,7 @@ def others() -> Iterator[tuple[str, Layer, tuple[Tensor, ...]]]:
 
 
 def result_of(make: Layer, *inputs: Tensor) -> dict[str, Any]:
-    """What came of a layer; an error is told in words."""
+    """Return the results of a layer, or its error."""
     try:
         return run(make, *inputs) | {"meta": on_meta(make, *inputs)}
     except RuntimeError as error:
@@ -138,11 +143,11 @@ def result_of(make: Layer, *inputs: Tensor) -> dict[str, Any]:
 
 
 def attention(kind: str) -> str:
-    """Which backward pass an attention has that may use one implementation only, or PyTorch's choice."""
-    made = partial(
+    """Return the backward function of attention with one implementation, or PyTorch's choice."""
+    new = partial(
         torch.randn, 2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True
     )
-    query, key, value = made(), made(), made()
+    query, key, value = new(), new(), new()
     with sdpa_kernel(ATTENTION[kind]) if kind else nullcontext():
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         output.sum().backward()
@@ -151,7 +156,7 @@ def attention(kind: str) -> str:
 
 
 def ctc() -> list[int]:
-    """The loss that cuDNN computes: targets and lengths as 32-bit integers."""
+    """Run the CTC loss of cuDNN, which needs 32-bit targets and lengths."""
     scores = torch.randn(20, 4, 9, device="cuda", requires_grad=True)
     targets = torch.randint(1, 9, (4 * 5,), dtype=torch.int32)
     F.ctc_loss(scores.log_softmax(2), targets, (20,) * 4, (5,) * 4).backward()
@@ -160,7 +165,7 @@ def ctc() -> list[int]:
 
 
 def one_convolution(*, channels_last: bool = False) -> int:
-    """Bytes that a convolution takes for a moment beside its output."""
+    """Return the temporary bytes of a convolution, besides its output."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     layer = nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda().to(memory_format=layout)
     images = torch.empty(16, 64, 56, 56, device="cuda").to(memory_format=layout)
@@ -171,7 +176,7 @@ def one_convolution(*, channels_last: bool = False) -> int:
 
 
 def flat_weights() -> dict[str, Any]:
-    """Where the weights of a recurrent network lie after PyTorch has laid them into cuDNN's buffer."""
+    """Return where the weights of a recurrent network are in cuDNN's buffer."""
     module = nn.LSTM(24, 32, num_layers=2, bidirectional=True).cuda()
     weights = list(module.parameters())
     start = min(weight.data_ptr() for weight in weights)
@@ -182,7 +187,7 @@ def flat_weights() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print everything."""
+    """Print all results."""
     result: dict[str, Any] = {
         "ctc": ctc(),
         "attention": {kind: attention(kind) for kind in ("", *ATTENTION)},

@@ -1,4 +1,4 @@
-"""Layers that PyTorch hands to cuDNN: on a phantom card they run, have the right shapes, and take plausible memory."""
+"""Layers that PyTorch runs with cuDNN: on a phantom card their shapes and memory are right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.allocator
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = f"sys.path.insert(0, {str(HERE)!r}); import cudnn_cases; cudnn_cases.main()"
-# Input, output and filter of the convolution that `cudnn_cases.one_convolution` measures, in single precision.
+# Bytes of the convolution in `cudnn_cases.one_convolution`, in single precision.
 IMAGES, FILTER = 16 * 64 * 56 * 56 * 4, 64 * 64 * 3 * 3 * 4
 MODES = {
     "cuDNN's own workspaces": {},
@@ -27,14 +27,14 @@ Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_layer_runs(mode: str, run: Run, environment: dict[str, str]) -> None:
-    """Forward and backward work, shapes are PyTorch's, gradients are there, the peak holds at least what is alive."""
+    """Forward and backward run with PyTorch's shapes, all gradients, and a plausible peak."""
     environment.update(MODES[mode])
 
     done = run(PROGRAM)
 
     assert 0 == done.returncode, done.stderr
     result = json.loads(done.stdout)
-    assert [] == [f"{name}: {case}" for name, case in result["cases"].items() if not right(case)]
+    assert [] == [f"{name}: {case}" for name, case in result["cases"].items() if not is_right(case)]
     assert [20, 4, 9] == result["ctc"]
     assert all(
         result[name]["shape"] == [2, 32, 8, 8]
@@ -45,8 +45,8 @@ def test_every_layer_runs(mode: str, run: Run, environment: dict[str, str]) -> N
     check_workspace(mode, **result["workspace"])
 
 
-def right(case: dict[str, Any]) -> bool:
-    """No error, the shape that PyTorch derives, a gradient everywhere, a peak that can be."""
+def is_right(case: dict[str, Any]) -> bool:
+    """Return whether there is no error, PyTorch's shape, every gradient, and a plausible peak."""
     if "error" in case:
         return False
     return (
@@ -57,7 +57,7 @@ def right(case: dict[str, Any]) -> bool:
 
 
 def check_attention(backward: dict[str, str]) -> None:
-    """Every implementation can be had, and PyTorch itself chooses cuDNN's on an H100."""
+    """Check that each implementation can be chosen, and that the default on an H100 is cuDNN."""
     names = {
         "flash": "FlashAttention",
         "efficient": "EfficientAttention",
@@ -69,12 +69,12 @@ def check_attention(backward: dict[str, str]) -> None:
 
 
 def check_flat_weights(spans: list[list[int]], buffer: int) -> None:
-    """The weights fill the buffer without gap or overlap."""
+    """Check that the weights fill the buffer without gap or overlap."""
     assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), buffer]
 
 
 def check_workspace(mode: str, nchw: int, nhwc: int) -> None:
-    """NCHW: the estimate is what is copied into NHWC and back; cuDNN itself copies at least the images."""
+    """Check that in NCHW, the estimate is the copies to NHWC and back; cuDNN copies the images."""
     if mode == "no workspaces":
         assert (0, 0) == (nchw, nhwc)
         return
@@ -84,14 +84,14 @@ def check_workspace(mode: str, nchw: int, nhwc: int) -> None:
     assert 0 <= nhwc < 2 * 2**20
 
 
-def test_a_misspelt_workspace_is_an_error(run: Run, environment: dict[str, str]) -> None:
-    """A setting that means nothing ends the script with one sentence."""
+def test_an_invalid_workspace_setting_is_an_error(run: Run, environment: dict[str, str]) -> None:
+    """An invalid setting ends the script with one sentence."""
     environment["PHANTOM_CUDNN_WORKSPACE"] = "none"
 
     done = run("torch.nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 4, 4, device='cuda'))")
 
     assert 2 == done.returncode
     assert (
-        "phantom: PHANTOM_CUDNN_WORKSPACE=none is neither 0 nor estimate: correct or unset it\n"
+        "phantom: PHANTOM_CUDNN_WORKSPACE=none is invalid: set it to 0 or estimate, or unset it\n"
         == done.stderr
     )

@@ -1,4 +1,4 @@
-"""The examples run unchanged on a phantom card, show what they promise, and their traces replay exactly."""
+"""The examples run unchanged on a phantom card, and their traces replay exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.allocator
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 4
 NEEDS = {"huggingface.py": ("transformers", "accelerate"), "lightning_loop.py": ("lightning",)}
-"""What an example imports besides torch and torchmem."""
+"""Packages that an example imports besides torch and torchmem."""
 GPT = ("gpt.py",)
 LLAMA = ("huggingface.py", "--width", "512", "--layers", "4", "--length", "512", "--batch", "4")
 LLAMA_CHECKPOINTED = (*LLAMA, "--gradient-checkpointing")
@@ -36,20 +36,20 @@ Preflight = Callable[[tuple[str, ...]], RunResult]
 
 @pytest.fixture(scope="module")
 def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
-    """What a preflight of an example on 24 GB says after four optimizer steps; each command runs once."""
-    found: dict[tuple[str, ...], RunResult] = {}
+    """Return a function that runs an example on 24 GB for four steps; each command runs once."""
+    results: dict[tuple[str, ...], RunResult] = {}
 
     def preflight_once(command: tuple[str, ...]) -> RunResult:
         script, *flags = command
         for package in NEEDS.get(script, ()):
             if find_spec(package) is None:
                 pytest.skip(f"{package} is not installed; run make test-allocator")
-        if command not in found:
+        if command not in results:
             plan = RunPlan(
                 (sys.executable, str(EXAMPLES / script), *flags), parse_card("24GB"), steps=STEPS
             )
-            found[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
-        return found[command]
+            results[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
+        return results[command]
 
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TORCHMEM_RUN_DIR", str(tmp_path_factory.mktemp("run")))
@@ -57,14 +57,14 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
 
 
 def memory(outcome: RunResult) -> DeviceMemory:
-    """The one card's memory, of a script that was stopped after its steps and lacked nothing."""
+    """Return the memory of the card, of a script that made its steps and lacked no call."""
     assert ("steps", STEPS, ()) == (outcome.ended, outcome.steps, outcome.lacking)
     (device,) = outcome.devices
     return device
 
 
 def events(outcome: RunResult) -> int:
-    """Length of the recorded trace."""
+    """Return the number of events of the trace."""
     assert outcome.snapshot is not None
     (recording,) = read(outcome.snapshot)
     return len(recording.events)
@@ -73,8 +73,8 @@ def events(outcome: RunResult) -> int:
 @pytest.mark.parametrize(
     "command", [GPT, LLAMA, LLAMA_CHECKPOINTED, VIT, VIT_ACCUMULATED, FUSED], ids=" ".join
 )
-def test_its_trace_replays_exactly(command: tuple[str, ...], preflight: Preflight) -> None:
-    """Every allocation of the recorded trace lands on its address, so that what-if has a verdict on any setting."""
+def test_the_trace_replays_exactly(command: tuple[str, ...], preflight: Preflight) -> None:
+    """Every allocation gets its recorded address, so what-if has a verdict for every setting."""
     outcome = preflight(command)
     device = memory(outcome)
     assert outcome.snapshot is not None
@@ -89,14 +89,14 @@ def test_its_trace_replays_exactly(command: tuple[str, ...], preflight: Prefligh
     assert 1.0 == answer.fidelity.share
     assert answer.fidelity.allocations > 100 * STEPS
     assert "none" != answer.verdict.decision
-    assert [None] * 3 == [told.refused for told in answer.outcomes]
+    assert [None] * 3 == [each.refused for each in answer.outcomes]
     replayed = answer.outcomes[0]
-    assert (device.peak_allocated, device.peak_reserved, device.retries) == (
-        replayed.peak_allocated, replayed.peak_reserved, replayed.retries)  # fmt: skip
+    for name in ("peak_allocated", "peak_reserved", "retries"):
+        assert (name, getattr(device, name)) == (name, getattr(replayed, name))
 
 
 def test_varying_lengths_leave_memory_stranded(preflight: Preflight) -> None:
-    """Batches of varying length make the allocator reserve more than is ever in use, and strand some of it."""
+    """Batches of varying length make the allocator reserve unused memory and strand some of it."""
     device = memory(preflight(GPT))
 
     assert device.peak_reserved > 1.1 * device.peak_allocated
@@ -105,15 +105,15 @@ def test_varying_lengths_leave_memory_stranded(preflight: Preflight) -> None:
 
 
 def test_gradient_checkpointing_takes_less(preflight: Preflight) -> None:
-    """Recomputing the activations of a Hugging Face model takes less memory than keeping them."""
-    kept, recomputed = memory(preflight(LLAMA)), memory(preflight(LLAMA_CHECKPOINTED))
+    """Recomputing the activations of a Hugging Face model takes less memory than storing them."""
+    stored, recomputed = memory(preflight(LLAMA)), memory(preflight(LLAMA_CHECKPOINTED))
 
-    assert recomputed.peak_allocated < kept.peak_allocated
-    assert recomputed.peak_reserved < kept.peak_reserved
+    assert recomputed.peak_allocated < stored.peak_allocated
+    assert recomputed.peak_reserved < stored.peak_reserved
 
 
 def test_a_step_of_lightning_is_an_optimizer_step(preflight: Preflight) -> None:
-    """Batches accumulated into one step count as one, and at most the gradients kept between them come on top."""
+    """Accumulated batches are one step, which takes at most the gradients in addition."""
     single, accumulated = preflight(VIT), preflight(VIT_ACCUMULATED)
     once, four = memory(single), memory(accumulated)
 
@@ -123,7 +123,7 @@ def test_a_step_of_lightning_is_an_optimizer_step(preflight: Preflight) -> None:
 
 
 def test_the_fused_function_fits_where_cross_entropy_does_not(preflight: Preflight) -> None:
-    """A batch that runs out of memory with plain cross-entropy fits the same card with the custom Function."""
+    """The custom Function fits on a card where plain cross-entropy runs out of memory."""
     plain, fused = preflight(CROSS_ENTROPY), memory(preflight(FUSED))
 
     assert "oom" == plain.ended
@@ -133,11 +133,15 @@ def test_the_fused_function_fits_where_cross_entropy_does_not(preflight: Preflig
 
 
 def test_the_fused_function_is_cross_entropy() -> None:
-    """Loss and gradients of the custom Function are those of plain cross-entropy, also when the last chunk is short."""
+    """Loss and gradients equal those of plain cross-entropy, even with a shorter last chunk."""
     done = subprocess.run(
-        [sys.executable, "-c", COMPARED], cwd=EXAMPLES, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", COMPARED],
+        cwd=EXAMPLES,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert 0 == done.returncode, done.stderr
 
@@ -149,8 +153,9 @@ from custom_function import FusedLinearCrossEntropy
 torch.manual_seed(0)
 hidden, weight = (torch.randn(rows, 16, requires_grad=True) for rows in (50, 40))
 targets = torch.randint(40, (50,))
-plain, fused = F.cross_entropy(hidden @ weight.T, targets), FusedLinearCrossEntropy.apply(hidden, weight, targets, 15)
+plain = F.cross_entropy(hidden @ weight.T, targets)
+fused = FusedLinearCrossEntropy.apply(hidden, weight, targets, 15)
 torch.testing.assert_close(fused, plain)
-theirs, ours = (torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (plain, fused))
-torch.testing.assert_close(ours, theirs)
+expected, actual = (torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (plain, fused))
+torch.testing.assert_close(actual, expected)
 """

@@ -1,4 +1,4 @@
-"""Calls that end in cuBLAS, cuSOLVER, cuSPARSE and cuFFT: results have the right form, workspaces are taken."""
+"""Calls of cuBLAS, cuSOLVER, cuSPARSE and cuFFT: the form of results, and workspaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.phantom_script import answer_of
 
 pytestmark = pytest.mark.allocator
 
-# Each call once on the host and once on the card; "differ" are those whose results are not of the same form.
+# Makes each call on the host and on the card; "differ" has those whose results differ in form.
 COMPARING = """
 torch.manual_seed(0)
 def form(value):
@@ -26,7 +26,8 @@ def on(device, call):
         return f"{type(error).__name__}: {error}"
 def compare(calls):
     forms = {name: [on("cpu", call), on("cuda", call)] for name, call in calls.items()}
-    differ = {name: both for name, both in forms.items() if both[0] != both[1] or "Error" in both[0]}
+    differ = {name: pair for name, pair in forms.items()
+              if pair[0] != pair[1] or "Error" in pair[0]}
     print(json.dumps({"calls": len(forms), "differ": differ}))
 """
 
@@ -35,18 +36,22 @@ L = torch.linalg
 base = torch.randn(3, 24, 24)
 good = base @ base.mT + torch.eye(24)
 VALUES = good, torch.randn(3, 24, 5)
-ONE = ("cholesky cholesky_ex det eig eigh eigvals eigvalsh inv inv_ex ldl_factor lu lu_factor matrix_norm matrix_rank "
-       "pinv qr slogdet svd svdvals").split()
+ONE = '''cholesky cholesky_ex det eig eigh eigvals eigvalsh inv inv_ex ldl_factor lu lu_factor
+matrix_norm matrix_rank pinv qr slogdet svd svdvals'''.split()
 TWO = {
-    "solve": L.solve, "lstsq": lambda a, b: L.lstsq(a, b)[0], "cholesky_solve": lambda a, b: torch.cholesky_solve(b, a),
+    "solve": L.solve, "lstsq": lambda a, b: L.lstsq(a, b)[0],
+    "cholesky_solve": lambda a, b: torch.cholesky_solve(b, a),
     "triangular": lambda a, b: L.solve_triangular(a, b, upper=True),
-    "lu_solve": lambda a, b: L.lu_solve(*L.lu_factor(a), b), "ldl_solve": lambda a, b: L.ldl_solve(*L.ldl_factor(a), b),
-    "ormqr": lambda a, b: torch.ormqr(a, b[..., 0], b), "orgqr": lambda a, b: L.householder_product(a, b[..., 0]),
-    "lu_unpack": lambda a, b: torch.lu_unpack(*L.lu_factor(a)), "one": lambda a, b: L.solve(a[0], b[0]),
+    "lu_solve": lambda a, b: L.lu_solve(*L.lu_factor(a), b),
+    "ldl_solve": lambda a, b: L.ldl_solve(*L.ldl_factor(a), b),
+    "ormqr": lambda a, b: torch.ormqr(a, b[..., 0], b),
+    "orgqr": lambda a, b: L.householder_product(a, b[..., 0]),
+    "lu_unpack": lambda a, b: torch.lu_unpack(*L.lu_factor(a)),
+    "one": lambda a, b: L.solve(a[0], b[0]),
 }
 calls = dict(TWO)
-CHANGES = {"batch": lambda a: a, "one": lambda a: a[0], "tall": lambda a: a[..., :8], "double": torch.Tensor.double,
-           "complex": lambda a: a.to(torch.complex64)}
+CHANGES = {"batch": lambda a: a, "one": lambda a: a[0], "tall": lambda a: a[..., :8],
+           "double": torch.Tensor.double, "complex": lambda a: a.to(torch.complex64)}
 for kind, change in CHANGES.items():
     for name in ("svd", "svdvals", "qr", "pinv", "lu", "lu_factor") if kind == "tall" else ONE:
         calls[f"{name} {kind}"] = lambda a, b, name=name, change=change: getattr(L, name)(change(a))
@@ -55,21 +60,26 @@ compare(calls)
 
 FFT = """
 F = torch.fft
-VALUES = torch.randn(4, 30, 32), torch.randn(4, 30, 32, dtype=torch.complex64), torch.hann_window(16)
+complex_values = torch.randn(4, 30, 32, dtype=torch.complex64)
+VALUES = torch.randn(4, 30, 32), complex_values, torch.hann_window(16)
 real = "fft ifft rfft fft2 ifft2 rfft2 fftn ifftn rfftn".split()
+half = "irfft irfft2 irfftn hfft fft".split()
+def stft(x, w):
+    return torch.stft(x[0], 16, window=w, return_complex=True)
 calls = {name: lambda x, z, w, name=name: getattr(F, name)(x) for name in real}
-calls |= {name: lambda x, z, w, name=name: getattr(F, name)(z) for name in "irfft irfft2 irfftn hfft fft".split()}
+calls |= {name: lambda x, z, w, name=name: getattr(F, name)(z) for name in half}
 calls |= {"double": lambda x, z, w: F.fft(x.double()), "prime": lambda x, z, w: F.fft(x, n=97),
-          "stft": lambda x, z, w: torch.stft(x[0], 16, window=w, return_complex=True),
-          "istft": lambda x, z, w: torch.istft(torch.stft(x[0], 16, window=w, return_complex=True), 16, window=w)}
+          "stft": lambda x, z, w: stft(x, w),
+          "istft": lambda x, z, w: torch.istft(stft(x, w), 16, window=w)}
 compare(calls)
 """
 
 SPARSE = """
 dense = torch.randn(6, 4)
-coo = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [2, 0, 2]]), torch.ones(3), (3, 6))
-csr = torch.sparse_csr_tensor(torch.tensor([0, 2, 3, 4]), torch.tensor([0, 1, 1, 2]), torch.ones(4), (3, 3))
-bsr = torch.sparse_bsr_tensor(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2, 2, 2), (4, 4))
+index = torch.tensor
+coo = torch.sparse_coo_tensor(index([[0, 1, 2], [2, 0, 2]]), torch.ones(3), (3, 6))
+csr = torch.sparse_csr_tensor(index([0, 2, 3, 4]), index([0, 1, 1, 2]), torch.ones(4), (3, 3))
+bsr = torch.sparse_bsr_tensor(index([0, 1, 2]), index([0, 1]), torch.ones(2, 2, 2), (4, 4))
 VALUES = dense, coo, csr, bsr
 def gradient(x, coo, csr, bsr):
     weight = x.clone().requires_grad_()
@@ -83,16 +93,19 @@ def embedding(x, coo, csr, bsr):
 compare({
     "coo mm": lambda x, coo, csr, bsr: torch.sparse.mm(coo, x),
     "coo coo": lambda x, coo, csr, bsr: torch.sparse.mm(coo, coo.t()),
-    "coo add": lambda x, coo, csr, bsr: coo + coo, "to dense": lambda x, coo, csr, bsr: coo.to_dense(),
+    "coo add": lambda x, coo, csr, bsr: coo + coo,
+    "to dense": lambda x, coo, csr, bsr: coo.to_dense(),
     "addmm": lambda x, coo, csr, bsr: torch.sparse.addmm(x[:3], coo, x),
     "softmax": lambda x, coo, csr, bsr: torch.sparse.softmax(coo, 1),
-    "csr mm": lambda x, coo, csr, bsr: csr @ x[:3], "csr mv": lambda x, coo, csr, bsr: csr @ x[:3, 0],
+    "csr mm": lambda x, coo, csr, bsr: csr @ x[:3],
+    "csr mv": lambda x, coo, csr, bsr: csr @ x[:3, 0],
     "csr csr": lambda x, coo, csr, bsr: csr @ csr, "csr add": lambda x, coo, csr, bsr: csr + csr,
     "sampled": lambda x, coo, csr, bsr: torch.sparse.sampled_addmm(csr, x[:3], x[:3].t()),
     "solve": lambda x, coo, csr, bsr: torch.triangular_solve(x[:3], csr)[0],
     "coo csr": lambda x, coo, csr, bsr: coo.coalesce().to_sparse_csr(),
     "csr csc": lambda x, coo, csr, bsr: csr.to_sparse_csc(),
-    "bsr mm": lambda x, coo, csr, bsr: bsr @ x[:4], "bsr mv": lambda x, coo, csr, bsr: bsr @ x[:4, 0],
+    "bsr mm": lambda x, coo, csr, bsr: bsr @ x[:4],
+    "bsr mv": lambda x, coo, csr, bsr: bsr @ x[:4, 0],
     "gradient": gradient, "embedding": embedding,
 })
 """
@@ -100,7 +113,8 @@ compare({
 BLAS = """
 VALUES = torch.randn(3, 16, 16), torch.randn(16)
 calls = {}
-for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128):
+names = "float32 float64 bfloat16 float16 complex64 complex128".split()
+for dtype in [getattr(torch, name) for name in names]:
     calls |= {
         f"mm {dtype}": lambda a, v, t=dtype: a[0].to(t) @ a[1].to(t),
         f"bmm {dtype}": lambda a, v, t=dtype: a.to(t) @ a.to(t),
@@ -120,8 +134,8 @@ compare(calls)
 @pytest.mark.parametrize(
     "calls", [LINALG, FFT, SPARSE, BLAS], ids=["linalg", "fft", "sparse", "blas"]
 )
-def test_results_have_the_form_that_the_host_gives_them(calls: str, tmp_path: Path) -> None:
-    """Type, layout and shape of every result are those of the same call on the CPU."""
+def test_results_have_the_same_form_as_on_the_host(calls: str, tmp_path: Path) -> None:
+    """Type, layout and shape of every result equal those of the same call on the CPU."""
     answer = answer_of(COMPARING + calls, tmp_path)
 
     assert {} == answer["differ"]
@@ -129,27 +143,29 @@ def test_results_have_the_form_that_the_host_gives_them(calls: str, tmp_path: Pa
 
 
 WORKSPACES = """
-def most(call, *shape, dtype=torch.float32):
+def temporary_bytes(call, *shape, dtype=torch.float32):
     values = torch.randn(*shape, device="cuda", dtype=dtype)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     result = call(values)
-    held = sum(each.untyped_storage().nbytes() for each in (result if isinstance(result, tuple) else [result]))
+    tensors = result if isinstance(result, tuple) else [result]
+    held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     return torch.cuda.memory_stats()["requested_bytes.all.peak"] - before - held
 complex64 = {"dtype": torch.complex64}
 rows, columns = torch.arange(4097), torch.zeros(4096, dtype=torch.long)
 sparse = torch.sparse_csr_tensor(rows, columns, torch.ones(4096), (4096, 8)).cuda()
 print(json.dumps({
-    "powers": most(torch.fft.fft, 64, 1024, **complex64), "primes": most(torch.fft.fft, 64, 1021, **complex64),
-    "eigh": [most(torch.linalg.eigh, n, n) for n in (200, 400)],
-    "spmm": most(lambda x: sparse @ x, 8, 4),
+    "powers": temporary_bytes(torch.fft.fft, 64, 1024, **complex64),
+    "primes": temporary_bytes(torch.fft.fft, 64, 1021, **complex64),
+    "eigh": [temporary_bytes(torch.linalg.eigh, n, n) for n in (200, 400)],
+    "spmm": temporary_bytes(lambda x: sparse @ x, 8, 4),
 }))
 """
 
 
 def test_workspaces_come_from_the_allocator(tmp_path: Path) -> None:
-    """A transform takes one copy of its data, eight where a side is a large prime; a factorization grows with n²."""
+    """A transform takes one copy of its data, eight with a large prime; eigh grows with n²."""
     answer: dict[str, Any] = answer_of(WORKSPACES, tmp_path)
 
     assert 64 * 1024 * 8 == answer["powers"]
@@ -165,8 +181,8 @@ torch.nn.functional.linear(torch.zeros(128, 128, device="cuda").half(),
 """
 
 
-def test_a_library_it_lacks_says_its_name(tmp_path: Path) -> None:
-    """Semi-structured sparsity (cuSPARSELt) ends in the script's own traceback, and the call is named."""
+def test_a_lacking_library_is_named(tmp_path: Path) -> None:
+    """Semi-structured sparsity (cuSPARSELt) ends with a traceback, and the call is named."""
     with pytest.raises(AssertionError) as stopped:
         answer_of(LACKING, tmp_path)
 

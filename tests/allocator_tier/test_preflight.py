@@ -265,7 +265,7 @@ def test_another_allocator_is_rejected(place: Place) -> None:
 
     assert (2, "") == (done.returncode, done.stdout)
     assert (
-        "torchmem: a preflight measures PyTorch's own caching allocator, which this run does not use"
+        "a preflight measures PyTorch's own caching allocator, which this run does not use"
         in done.stderr
     )
 

@@ -1,4 +1,4 @@
-"""examples/resnet50.py on a phantom H100: what it takes is what its layers keep, and each variant takes less."""
+"""examples/resnet50.py on a phantom H100: its peak is what its layers keep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH, GIB = 64, 2**30
 
 
 def peak(environment: dict[str, str], *flags: str) -> float:
-    """Highest allocated GiB that the example prints."""
+    """Return the peak of allocated GiB that the example prints."""
     command = [
         *PHANTOM,
         sys.executable,
@@ -31,15 +31,15 @@ def peak(environment: dict[str, str], *flags: str) -> float:
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=600, check=True
     )
-    found = re.search(r"step +2 .*peak +([\d.]+)", done.stdout)
-    assert found, done.stdout
-    return float(found[1])
+    match = re.search(r"step +2 .*peak +([\d.]+)", done.stdout)
+    assert match, done.stdout
+    return float(match[1])
 
 
 def kept() -> int:
-    """Elements that the layers keep for one image: what each convolution and each batch normalisation read.
+    """Return the elements kept for one image: the inputs of convolutions and batch norms.
 
-    A pooling also keeps which pixel it took, as 64-bit numbers (two elements).
+    A pooling layer also keeps the index of each maximum, as 64-bit numbers (two elements).
     """
     elements = 3 * 224**2 + 2 * 64 * 112**2 + (1 + 2) * 64 * 56**2
     inputs, size = 64, 56
@@ -54,21 +54,21 @@ def kept() -> int:
     return elements + inputs
 
 
-def test_the_peak_is_what_the_layers_keep(environment: dict[str, str]) -> None:
-    """In single precision the peak is the activations by formula, plus weights, momentum and at most a tenth."""
+def test_the_peak_matches_the_formula(environment: dict[str, str]) -> None:
+    """In single precision, the peak is activations, weights, momentum and at most a tenth more."""
     weights = 25_557_032
     least = 4 * (BATCH * kept() + 2 * weights) / GIB
 
     assert least <= peak(environment) < 1.1 * least + 4 * weights / GIB
 
 
-def test_every_variant_takes_less(environment: dict[str, str]) -> None:
-    """Mixed precision keeps half of the activations, and recomputing them keeps less again."""
-    single, mixed, again = (
+def test_each_variant_takes_less(environment: dict[str, str]) -> None:
+    """Mixed precision halves the activations, and recomputing them saves more."""
+    single, mixed, recomputed = (
         peak(environment),
         peak(environment, "--amp"),
         peak(environment, "--amp", "--checkpoint"),
     )
 
     assert 0.5 < mixed / single < 0.6
-    assert again < 0.6 * mixed
+    assert recomputed < 0.6 * mixed

@@ -1,4 +1,4 @@
-"""What a script reads from a phantom card: zeros, "yes" where all is checked, and what the host itself put there."""
+"""Values that a script reads from a phantom card: zeros, passed checks, and the host's writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.phantom_script import answer_of
 
 pytestmark = pytest.mark.allocator
 
-# Every expression is evaluated in one process; an error is its type's name.
+# Evaluates all expressions in one process; an error gives the name of its type.
 SCRIPT = """
 import math
 F = torch.nn.functional
@@ -33,52 +33,88 @@ print(json.dumps({expression: read(expression) for expression in json.loads(sys.
 """
 
 NUMBERS = {
-    "loss.item()": 0.0, "float(loss)": 0.0, "x.cpu().abs().sum().item()": 0.0, "labels.tolist()": [0] * 8,
-    "x.argmax().item()": 0, "math.exp(loss)": 1.0, "1 / loss": [], "math.log(loss.item())": "ValueError",
-    "1 / loss.item()": "ZeroDivisionError", "torch.nn.utils.clip_grad_norm_([weight], 1.0).item()": 0.0,
+    "loss.item()": 0.0,
+    "float(loss)": 0.0,
+    "x.cpu().abs().sum().item()": 0.0,
+    "labels.tolist()": [0] * 8,
+    "x.argmax().item()": 0,
+    "math.exp(loss)": 1.0,
+    "1 / loss": [],
+    "math.log(loss.item())": "ValueError",
+    "1 / loss.item()": "ZeroDivisionError",
+    "torch.nn.utils.clip_grad_norm_([weight], 1.0).item()": 0.0,
     "torch.randperm(3, device='cuda').tolist()": [0, 0, 0],
-}  # fmt: skip
-WELL = {
-    "bool(torch.isnan(loss))": False, "bool(torch.isnan(x).any())": False, "bool(torch.isinf(x).any())": False,
-    "bool(torch.isfinite(loss))": True, "bool(torch.isfinite(x).all())": True, "bool(~torch.isnan(loss))": True,
-    "bool(torch.logical_not(loss.isnan()))": True, "math.isfinite(loss)": True, "torch.equal(x, x.clone())": True,
-    "torch.allclose(x, x + 1)": True, "bool((labels < 10).all())": True, "bool(x.min() >= 0)": True,
-    "torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)": [], "scaled()": 1.0,
-    "torch.distributions.Normal(x, x.exp()).sample()": [8, 16], "torch.normal(x, x.exp())": [8, 16],
-    "torch.distributions.Categorical(logits=x).sample()": [8], "torch.multinomial(x.softmax(-1), 2)": [8, 2],
-    "torch.linalg.eigvals(x[:, :8])": [8], "F.embedding(labels + 10**6, x)": [8, 16],
+}
+CHECKS = {
+    "bool(torch.isnan(loss))": False,
+    "bool(torch.isnan(x).any())": False,
+    "bool(torch.isinf(x).any())": False,
+    "bool(torch.isfinite(loss))": True,
+    "bool(torch.isfinite(x).all())": True,
+    "bool(~torch.isnan(loss))": True,
+    "bool(torch.logical_not(loss.isnan()))": True,
+    "math.isfinite(loss)": True,
+    "torch.equal(x, x.clone())": True,
+    "torch.allclose(x, x + 1)": True,
+    "bool((labels < 10).all())": True,
+    "bool(x.min() >= 0)": True,
+    "torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)": [],
+    "scaled()": 1.0,
+    "torch.distributions.Normal(x, x.exp()).sample()": [8, 16],
+    "torch.normal(x, x.exp())": [8, 16],
+    "torch.distributions.Categorical(logits=x).sample()": [8],
+    "torch.multinomial(x.softmax(-1), 2)": [8, 2],
+    "torch.linalg.eigvals(x[:, :8])": [8],
+    "F.embedding(labels + 10**6, x)": [8, 16],
     "F.cross_entropy(x, labels + 99)": [],
-}  # fmt: skip
-COMPARED = {
-    "bool(loss < 0.5)": True, "bool(loss > 0.5)": False, "bool(loss <= 0)": True, "bool(loss < -1)": False,
-    "bool(loss.double() >= 0)": True, "bool(loss.bfloat16() > -1)": True, "bool(labels.max() < 10)": True,
-    "bool(labels.max() == 3)": False, "bool(loss < x.max())": False,
-}  # fmt: skip
+}
+COMPARISONS = {
+    "bool(loss < 0.5)": True,
+    "bool(loss > 0.5)": False,
+    "bool(loss <= 0)": True,
+    "bool(loss < -1)": False,
+    "bool(loss.double() >= 0)": True,
+    "bool(loss.bfloat16() > -1)": True,
+    "bool(labels.max() < 10)": True,
+    "bool(labels.max() == 3)": False,
+    "bool(loss < x.max())": False,
+}
 SHAPES = {
-    "x[mask]": [0], "mask.nonzero()": [0, 2], "x.masked_select(mask)": [0], "torch.unique(labels)": [0],
-    "torch.repeat_interleave(x, labels, dim=0)": [0, 16], "F.one_hot(labels)": [8, 1], "F.one_hot(labels, 10)": [8, 10],
-    "torch.bincount(labels)": [1], "torch.bincount(labels, minlength=10)": [10], "torch.where(mask, x, 0)": [8, 16],
-    "x.masked_fill(mask, 0)": [8, 16], "x.topk(3).values": [8, 3], "x.split(labels.tolist())": "RuntimeError",
+    "x[mask]": [0],
+    "mask.nonzero()": [0, 2],
+    "x.masked_select(mask)": [0],
+    "torch.unique(labels)": [0],
+    "torch.repeat_interleave(x, labels, dim=0)": [0, 16],
+    "F.one_hot(labels)": [8, 1],
+    "F.one_hot(labels, 10)": [8, 10],
+    "torch.bincount(labels)": [1],
+    "torch.bincount(labels, minlength=10)": [10],
+    "torch.where(mask, x, 0)": [8, 16],
+    "x.masked_fill(mask, 0)": [8, 16],
+    "x.topk(3).values": [8, 3],
+    "x.split(labels.tolist())": "RuntimeError",
     "x[: labels.max()]": [0, 16],
-}  # fmt: skip
-ECHOED = {
-    "torch.tensor([1, 2, 3]).cuda().tolist()": [1, 2, 3], "torch.tensor(5.0, device='cuda').item()": 5.0,
-    "(torch.tensor(5.0, device='cuda') + 0).item()": 0.0, "torch.tensor(False).cuda().item()": False,
-}  # fmt: skip
+}
+HOST_WRITES = {
+    "torch.tensor([1, 2, 3]).cuda().tolist()": [1, 2, 3],
+    "torch.tensor(5.0, device='cuda').item()": 5.0,
+    "(torch.tensor(5.0, device='cuda') + 0).item()": 0.0,
+    "torch.tensor(False).cuda().item()": False,
+}
 
 
 GROUPS: dict[str, dict[str, Any]] = {
     "zero": NUMBERS,
-    "well": WELL,
-    "compared": COMPARED,
+    "checks": CHECKS,
+    "comparisons": COMPARISONS,
     "shapes": SHAPES,
-    "echo": ECHOED,
+    "host writes": HOST_WRITES,
 }
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each expression of every group gives."""
+    """Return the value of each expression of all groups."""
     expressions = [expression for group in GROUPS.values() for expression in group]
     answer: dict[str, Any] = answer_of(
         SCRIPT, tmp_path_factory.mktemp("values"), json.dumps(expressions)
@@ -87,8 +123,8 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_what_a_script_reads(group: str, read: dict[str, Any]) -> None:
-    """Numbers are 0, checks hold, comparisons are those of 0, selections are empty, what was put there comes back."""
+def test_values_that_a_script_reads(group: str, read: dict[str, Any]) -> None:
+    """Numbers are 0, checks pass, selections are empty, and the host's writes read back."""
     assert GROUPS[group] == {expression: read[expression] for expression in GROUPS[group]}
 
 
@@ -100,7 +136,8 @@ for guarded in (False, True):
     for _ in range(3):
         loss = model(torch.randn(64, 512, device="cuda")).pow(2).mean()
         if guarded:
-            assert torch.isfinite(loss) and not torch.isnan(loss).any() and torch.isfinite(loss).all()
+            assert torch.isfinite(loss) and not torch.isnan(loss).any()
+            assert torch.isfinite(loss).all()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=guarded)
         optimizer.step()
@@ -110,8 +147,8 @@ print(json.dumps(peaks))
 """
 
 
-def test_checks_change_nothing_of_the_peak(tmp_path: Path) -> None:
-    """A loop that stops on a loss or a gradient that is not finite runs on, with the peak of the loop without it."""
+def test_checks_do_not_change_the_peak(tmp_path: Path) -> None:
+    """A loop that checks loss and gradients for finite values has the peak of one without."""
     plain, guarded = answer_of(STEPS, tmp_path)
 
     assert plain == guarded

@@ -1,4 +1,4 @@
-"""A training script without PyTorch: what stands in for torchmem.preflight.run.run in the tests of the command."""
+"""A simulated training script, which replaces torchmem.preflight.run.run in tests."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from torchmem.sample.sample import ByPool
 from torchmem.simulator.card import CONTEXT_BYTES
 
 ACTIVATIONS = (64 << 10, 48 << 10, 256 << 10, 8 << 10, 100)
-"""Bytes for each token of a sequence."""
+"""Bytes per token of a sequence."""
 
 
 @dataclass(slots=True)
 class PlayedScript:
-    """Trains with sequences of varying length on the simulated allocator; `--batch-size N` multiplies the activations.
+    """Trains with sequences of varying length on the simulated allocator.
 
-    leak: bytes that each step leaves behind. idle_ranks: these take little more than their weights. odd: the trace has
-    other addresses than were given. words: what it prints. then: what becomes of each outcome before it is told. plans:
-    all that was run.
+    `--batch-size N` multiplies the activations. leak: bytes that each step leaves allocated.
+    idle_ranks: ranks that take little more than their weights. odd: the trace has wrong addresses.
+    words: output of the script. then: changes each result. plans: all plans that were run.
     """
 
     leak: int = 0
     idle_ranks: tuple[int, ...] = ()
     odd: bool = False
     words: str = ""
-    then: Callable[[RunPlan, RunResult], RunResult] = lambda plan, outcome: outcome
+    then: Callable[[RunPlan, RunResult], RunResult] = lambda plan, result: result
     plans: list[RunPlan] = field(default_factory=list)
 
     def __call__(
@@ -51,12 +51,17 @@ class PlayedScript:
         os.write(1 if stdout is None else stdout, self.words.encode())
         job, steps = RecordedJob(plan.card.memory_bytes), list[StepMemory]()
         ran_out = not _weights(job) or not self._train(plan, job, steps, progress)
-        outcome = RunResult(
-            "oom" if ran_out else "steps", 1 if ran_out else 0, len(steps), 2.5, 900 * MIB,
-            devices=(_device(plan, job, steps),), snapshot=self._snapshot(job, folder),
+        result = RunResult(
+            ended="oom" if ran_out else "steps",
+            exit_code=1 if ran_out else 0,
+            steps=len(steps),
+            seconds=2.5,
+            host_bytes=900 * MIB,
+            devices=(_device(plan, job, steps),),
+            snapshot=self._snapshot(job, folder),
             oom_report=_report(job, plan, folder) if ran_out else None,
-        )  # fmt: skip
-        return self.then(plan, outcome)
+        )
+        return self.then(plan, result)
 
     def _train(
         self,
@@ -82,11 +87,11 @@ class PlayedScript:
         return True
 
     def _snapshot(self, job: RecordedJob, folder: Path) -> Path:
-        found = job.snapshot()
-        for entry in found["device_traces"][0] if self.odd else ():
+        snapshot = job.snapshot()
+        for entry in snapshot["device_traces"][0] if self.odd else ():
             if entry["action"] in {"alloc", "free_requested", "free_completed"}:
                 entry["addr"] ^= 1 << 40
-        return write(found, folder / "trace.pickle")
+        return write(snapshot, folder / "trace.pickle")
 
 
 def _batch(plan: RunPlan) -> int:
@@ -103,12 +108,20 @@ def _device(plan: RunPlan, job: RecordedJob, steps: list[StepMemory]) -> DeviceM
     fullest = max(steps, key=lambda step: step.peak_allocated, default=None)
     peak = max([stats.allocated_bytes.peak, *(step.peak_allocated for step in steps)])
     return DeviceMemory(
-        device=0, total=plan.card.memory_bytes, outside=CONTEXT_BYTES, peak_allocated=peak,
+        device=0,
+        total=plan.card.memory_bytes,
+        outside=CONTEXT_BYTES,
+        peak_allocated=peak,
         peak_reserved=max([stats.reserved_bytes.peak, *(step.peak_reserved for step in steps)]),
-        peak_step=fullest.step if fullest else 0, peak_phase="backward" if fullest else "setup", stranded=7 * MIB,
-        retries=stats.num_alloc_retries, ooms=stats.num_ooms, device_allocs=stats.num_device_alloc,
-        phase_peaks=(("setup", 99 * MIB), ("backward", peak)), steps=tuple(steps),
-    )  # fmt: skip
+        peak_step=fullest.step if fullest else 0,
+        peak_phase="backward" if fullest else "setup",
+        stranded=7 * MIB,
+        retries=stats.num_alloc_retries,
+        ooms=stats.num_ooms,
+        device_allocs=stats.num_device_alloc,
+        phase_peaks=(("setup", 99 * MIB), ("backward", peak)),
+        steps=tuple(steps),
+    )
 
 
 def _report(job: RecordedJob, plan: RunPlan, folder: Path) -> Path:
@@ -120,14 +133,21 @@ def _report(job: RecordedJob, plan: RunPlan, folder: Path) -> Path:
     sample = CAPACITY.device
     assert sample.allocator is not None
     allocator = replace(
-        sample.allocator, allocated_bytes=used, active_bytes=used, reserved_bytes=held, requested_bytes=used,
+        sample.allocator,
+        allocated_bytes=used,
+        active_bytes=used,
+        reserved_bytes=held,
+        requested_bytes=used,
         inactive_split_bytes=ByPool(0, 0),
-    )  # fmt: skip
+    )
     report = replace(
-        CAPACITY, oom=replace(CAPACITY.oom, requested_bytes=failed["size"]), driver_free_bytes=failed["device_free"],
+        CAPACITY,
+        oom=replace(CAPACITY.oom, requested_bytes=failed["size"]),
+        driver_free_bytes=failed["device_free"],
         device=replace(sample, total_bytes=plan.card.memory_bytes, allocator=allocator),
-        layout=None, layout_before=None,
-    )  # fmt: skip
+        layout=None,
+        layout_before=None,
+    )
     path = folder / "oom.json"
     path.write_bytes(encode(report))
     return path
