@@ -1,10 +1,11 @@
-"""What other estimators say of examples/gpt.py, beside what PyTorch's allocator does on the phantom GPU.
+"""Estimates of the memory of examples/gpt.py, compared with PyTorch's allocator on the phantom GPU.
 
     pip install accelerate
     python -m torchmem.phantom -- python -m benchmarks.estimators     # about a minute
 
-MemTracker is torch's own (torch.distributed._tools): it adds up the tensors of a run under FakeTensorMode. accelerate's
-`estimate-memory` has a formula over the parameters. Seconds are CPU seconds, without the imports.
+PyTorch's MemTracker (torch.distributed._tools) adds up the tensors of a run in FakeTensorMode.
+accelerate's `estimate-memory` is a formula of the parameters. Seconds are CPU seconds without
+imports.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BATCH, SEED = 8, 0
 
 
 def iterate(model: Any, optimizer: Any, steps: int, after_step: Callable[[], object]) -> None:
-    """The loop of examples/gpt.py."""
+    """Run the training loop of examples/gpt.py."""
     for length in gpt.sequence_lengths(steps, SEED):
         tokens = torch.randint(gpt.VOCABULARY, (BATCH, length + 1), device="cuda")
         gpt.loss(model, tokens).backward()
@@ -38,17 +39,17 @@ def iterate(model: Any, optimizer: Any, steps: int, after_step: Callable[[], obj
         after_step()
 
 
-def made() -> tuple[Any, Any]:
-    """The model of examples/gpt.py on the card, and its optimizer."""
+def new_model() -> tuple[Any, Any]:
+    """Return the model of examples/gpt.py on the card, and its optimizer."""
     with torch.device("cuda"):
         model = gpt.GPT()
     return model, torch.optim.AdamW(model.parameters(), lr=3e-4)
 
 
-def tracked(steps: int) -> float:
-    """Peak in bytes, by MemTracker."""
+def mem_tracker(steps: int) -> float:
+    """Return the peak in bytes according to MemTracker."""
     with FakeTensorMode():
-        model, optimizer = made()
+        model, optimizer = new_model()
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
@@ -57,8 +58,8 @@ def tracked(steps: int) -> float:
     return peak
 
 
-def formula() -> float:
-    """Peak in bytes for bf16 training with Adam, by accelerate."""
+def accelerate_formula() -> float:
+    """Return the peak in bytes for bf16 training with Adam according to accelerate."""
     from accelerate.commands.estimate import estimate_training_usage
 
     with torch.device("meta"):
@@ -68,13 +69,13 @@ def formula() -> float:
 
 
 def allocator(steps: int) -> tuple[float, float]:
-    """Peak allocated and peak reserved in bytes, by PyTorch's allocator."""
-    iterate(*made(), steps, lambda: None)
+    """Return peak allocated and peak reserved bytes of PyTorch's allocator."""
+    iterate(*new_model(), steps, lambda: None)
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
 def main() -> None:
-    """Ask all and print a table."""
+    """Run all estimators and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,12 +86,12 @@ def main() -> None:
     print("| estimator | of tensors | of the card | CPU s |\n|---|---|---|---|")
     rows: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("PyTorch's allocator on the phantom GPU", lambda: allocator(steps)),
-        ("torch's MemTracker", lambda: (tracked(steps),)),
-        ("accelerate estimate-memory", lambda: (formula(),)),
+        ("torch's MemTracker", lambda: (mem_tracker(steps),)),
+        ("accelerate estimate-memory", lambda: (accelerate_formula(),)),
     )
-    for name, ask in rows:
+    for name, estimate in rows:
         began = time.process_time()
-        sizes = [f"{size / GIB:.2f} GiB" for size in ask()] + ["says nothing"]
+        sizes = [f"{size / GIB:.2f} GiB" for size in estimate()] + ["unknown"]
         print(
             f"| {name} | {sizes[0]} | {sizes[1]} | {time.process_time() - began:.1f} |", flush=True
         )

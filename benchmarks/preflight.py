@@ -1,13 +1,13 @@
-"""What a preflight costs the machine it runs on, for decoders from 0.1 to 70 billion parameters.
+"""Time and RAM of a preflight, for decoders from 0.1 to 70 billion parameters.
 
-    python -m benchmarks.preflight                      # about ten minutes; needs the CUDA build of torch, no GPU
+    python -m benchmarks.preflight    # about ten minutes; needs the CUDA build of torch, but no GPU
     python -m benchmarks.preflight --sizes 7B --steps 50
 
-Each size is trained in bf16 with AdamW, 2,048 tokens a step, on one card of 2 TB (no such card is sold); two of them
-also as rank 0 of 1,024 with FSDP2 on a card of 80 GB. `bare` is the same run by `python -m torchmem.phantom`, which
-records nothing. Every figure comes from a process of its own. Seconds are CPU seconds of all threads, which other load
-disturbs little, but for `wall`. Set-up is import, model and first step; a step is the median of the others; the end is
-when the trace is written.
+Each size is trained in bf16 with AdamW, 2,048 tokens per step, on a fictitious card of 2 TB; two of
+them also as rank 0 of 1,024 with FSDP2 on a card of 80 GB. `bare` is the same run with
+`python -m torchmem.phantom`, which records nothing. Each figure comes from a separate process.
+Seconds, except `wall`, are CPU seconds of all threads, which depend little on other load. Setup is
+import, model and first step; a step is the median of the others; exit includes writing the trace.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from benchmarks.decoder.shapes import SHAPES
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.phantom.cards import parse_card
 from torchmem.preflight.plan import Placement, RunPlan
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import run
 from torchmem.recording import read
 
@@ -41,46 +42,65 @@ ONE_CARD, CARD_OF_MANY = "2000GB", "80GB"
 SHARDED = ("7B", "70B")
 RANK = Placement(rank=0, world_size=1024, local_world_size=8)
 COLUMNS = (
-    "parameters", "placement", "peak reserved", "events a step", "set-up", "a step", "bare", "the end", "wall",
-    "RAM in training", "bare", "RAM at most",
-)  # fmt: skip
+    "parameters",
+    "placement",
+    "peak reserved",
+    "events per step",
+    "setup",
+    "step",
+    "bare",
+    "exit",
+    "wall",
+    "RAM in training",
+    "bare",
+    "peak RAM",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU seconds of the parts of a run and wall seconds of the whole; bytes of RAM after the last step and at most."""
+    """CPU seconds of the parts of a run, its wall seconds, and its RAM in bytes.
+
+    resident: after the last step. peak: highest value. last: the last reading.
+    """
 
     setup: float
     step: float
-    end: float
+    exit: float
     wall: float
     resident: int
-    most: int
+    peak: int
     last: dict[str, Any]
 
 
-def measured(run_it: Callable[[], object], readings: Path) -> Cost:
-    """The cost of one run in a process that writes its readings to this file."""
+def measure(run_it: Callable[[], object], readings: Path) -> Cost:
+    """Return the cost of one run, whose process writes its readings to this file."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     run_it()
     wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     whole = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    found = [json.loads(line) for line in readings.read_text().splitlines()]
-    cpu = [reading["cpu"] for reading in found[1:]]
+    values = [json.loads(line) for line in readings.read_text().splitlines()]
+    cpu = [reading["cpu"] for reading in values[1:]]
     step = statistics.median(later - earlier for earlier, later in pairwise(cpu))
     return Cost(
-        cpu[0], step, whole - cpu[-1], wall, found[-1]["resident"], after.ru_maxrss << 10, found[-1]
+        cpu[0],
+        step,
+        whole - cpu[-1],
+        wall,
+        values[-1]["resident"],
+        after.ru_maxrss << 10,
+        values[-1],
     )
 
 
 def command(size: str, steps: int, readings: Path) -> tuple[str, ...]:
-    """The training script; it never ends by itself before a preflight stops it."""
+    """Return the command of the training script, which runs until the preflight stops it."""
     flags = ("--readings", str(readings), "--steps", str(steps))
     return (sys.executable, "-W", "ignore", "-m", "benchmarks.decoder.train", size, *flags)
 
 
-def bare(folder: Path, size: str, steps: int) -> Cost:
-    """On a phantom card and nothing else."""
+def measure_bare(folder: Path, size: str, steps: int) -> Cost:
+    """Measure the script on a phantom card without a preflight."""
     readings = folder / "bare"
     phantom = [
         sys.executable,
@@ -92,13 +112,13 @@ def bare(folder: Path, size: str, steps: int) -> Cost:
         str(folder / "cards"),
         "--",
     ]
-    return measured(
+    return measure(
         lambda: subprocess.run([*phantom, *command(size, steps, readings)], check=True), readings
     )
 
 
 def row(size: str, steps: int, placement: Placement | None) -> str:
-    """One line of the table; in a process of its own, so that the most RAM of its children is that of this run."""
+    """Return one line of the table. Call it in a new process, whose children are this run only."""
     with tempfile.TemporaryDirectory() as folder:
         return _row(Path(folder), size, steps, placement)
 
@@ -114,26 +134,26 @@ def _row(folder: Path, size: str, steps: int, placement: Placement | None) -> st
         steps,
         placement=placement,
     )
-    outcomes = []
-    cost = measured(lambda: outcomes.append(run(plan, scratch, lambda _: None)), readings)
-    (outcome,) = outcomes
-    # Afterwards, so that the most RAM above is the preflight's.
-    alone = None if placement else bare(folder, size, steps)
-    assert outcome.snapshot is not None, outcome
-    events = len(read(outcome.snapshot)[0].events) / steps
+    results: list[RunResult] = []
+    cost = measure(lambda: results.append(run(plan, scratch, lambda _: None)), readings)
+    (result,) = results
+    # Last, so that the peak RAM above is that of the preflight.
+    alone = None if placement else measure_bare(folder, size, steps)
+    assert result.snapshot is not None, result
+    events = len(read(result.snapshot)[0].events) / steps
     return _cells(
         f"{cost.last['parameters'] / 1e9:.2f} B",
         f"rank {placement.rank} of {placement.world_size:,}" if placement else "one card",
-        f"{outcome.devices[0].peak_reserved / GIB:,.1f} GiB",
+        f"{result.devices[0].peak_reserved / GIB:,.1f} GiB",
         f"{events:,.0f}",
         f"{cost.setup:.1f} s",
         f"{cost.step:.3f} s",
         f"{alone.step:.3f} s" if alone else "",
-        f"{cost.end:.1f} s",
+        f"{cost.exit:.1f} s",
         f"{cost.wall:.1f} s",
         f"{cost.resident / MIB:,.0f} MiB",
         f"{alone.resident / MIB:,.0f} MiB" if alone else "",
-        f"{cost.most / MIB:,.0f} MiB",
+        f"{cost.peak / MIB:,.0f} MiB",
     )
 
 
@@ -142,7 +162,7 @@ def _cells(*cells: str) -> str:
 
 
 def main() -> None:
-    """Measure and print, one row for each size and placement."""
+    """Print one row for each size and placement."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -159,8 +179,8 @@ def main() -> None:
     runs: list[tuple[str, Placement | None]] = [(size, None) for size in arguments.sizes]
     runs += [(size, RANK) for size in arguments.sizes if size in SHARDED]
     for size, placement in runs:
-        with get_context("spawn").Pool(1) as one:
-            print(one.apply(row, (size, arguments.steps, placement)), flush=True)
+        with get_context("spawn").Pool(1) as pool:
+            print(pool.apply(row, (size, arguments.steps, placement)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A decoder in the way of Llama: grouped heads, RMSNorm, a gated feed-forward network, no biases."""
+"""A decoder like Llama: grouped heads, RMSNorm, a gated feed-forward network, no biases."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name that PyTorch's documentation uses)
+import torch.nn.functional as F  # noqa: N812 - as in PyTorch's documentation
 from benchmarks.decoder.shapes import Shape
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to scores; made on the current default device and in the current default dtype."""
+    """A language model, created on the default device with the default dtype."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -48,15 +48,15 @@ class Decoder(nn.Module):
         self.head = nn.Linear(shape.width, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, length) to (batch, length, vocabulary)."""
+        """Return the logits of tokens (batch, length) as (batch, length, vocabulary)."""
         x = self.tokens(tokens)
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
 
 
-def built(shape: Shape, device: str) -> Decoder:
-    """The decoder in bf16, made where it is to live."""
+def new_decoder(shape: Shape, device: str) -> Decoder:
+    """Return the decoder in bf16 on a device."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -67,7 +67,7 @@ def built(shape: Shape, device: str) -> Decoder:
 
 
 def step(model: Decoder, optimizer: Any, batch: int, length: int) -> None:
-    """Forward, backward, optimizer."""
+    """Run forward, backward and optimizer."""
     device = model.head.weight.device
     tokens = torch.randint(VOCABULARY, (batch, length + 1), device=device)
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()

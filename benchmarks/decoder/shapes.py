@@ -1,4 +1,4 @@
-"""Decoders in the shapes of Llama, from 0.1 to 70 billion parameters."""
+"""Shapes of decoders like Llama, from 0.1 to 70 billion parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Hidden size, layers, heads, heads of keys and values, and width of the feed-forward network."""
+    """Hidden size, layers, heads, key-value heads, and width of the feed-forward network."""
 
     width: int
     layers: int
@@ -24,4 +24,5 @@ SHAPES = {
     "30B": Shape(6656, 60, 52, 52, 17920),
     "70B": Shape(8192, 80, 64, 8, 28672),
 }
-"""TinyLlama 1.1B and the Llama models of 7, 13, 32.5 and 70 billion parameters (their papers' tables of sizes)."""
+"""From 1B on: TinyLlama 1.1B and Llama with 7, 13, 32.5 and 70 billion parameters, as in their
+papers."""

@@ -128,7 +128,9 @@ def test_a_lacking_call_is_reported_once(calling: tuple[dict[str, str], Path]) -
 
     assert "3000 3000\n" == done.stdout
     assert 1 == len(done.stderr.splitlines())
-    assert done.stderr.startswith("phantom: the phantom GPU does not support cudnnDreamOfElectricSheep: ")
+    assert done.stderr.startswith(
+        "phantom: the phantom GPU does not support cudnnDreamOfElectricSheep: "
+    )
     state = Path(calling[0]["PHANTOM_STATE_DIR"])
     assert "cudnnDreamOfElectricSheep\n" == (state / "lacking").read_text()
 
