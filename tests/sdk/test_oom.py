@@ -57,12 +57,15 @@ def _observation(requested: int = 1) -> OomObservation:
     return OomObservation(0, OomRecord(1_700_000_000.0, requested, "capacity"), 0, None, None, None)
 
 
-def _read_reports(directory: Path) -> list[OomReport]:
-    paths = sorted(
+def _report_paths(directory: Path) -> list[Path]:
+    return sorted(
         directory.glob(f"*{REPORT_SUFFIX}"),
         key=lambda path: int(path.name.split("-")[-1].split(".")[0]),
     )
-    return [decode(path.read_bytes()) for path in paths]
+
+
+def _read_reports(directory: Path) -> list[OomReport]:
+    return [decode(path.read_bytes()) for path in _report_paths(directory)]
 
 
 def has_layout(published: Published) -> bool:
@@ -185,8 +188,9 @@ def test_the_newest_oom_is_always_on_disk(
         clock.now += pause
         reports.write(_observation(number), SAMPLE)
 
-        assert number == _read_reports(folder)[-1].oom.requested_bytes
-        assert len(_read_reports(folder)) <= MAX_REPORTS_PER_PROCESS
+        paths = _report_paths(folder)
+        assert number == decode(paths[-1].read_bytes()).oom.requested_bytes
+        assert len(paths) <= MAX_REPORTS_PER_PROCESS
 
 
 def test_a_user_keeps_a_bounded_number(tmp_path: Path) -> None:

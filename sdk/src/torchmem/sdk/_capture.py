@@ -42,7 +42,7 @@ from torchmem.sdk._errors import Errors
 # Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
 # in memory while recording.
 HISTORY_ENTRIES = 100_000
-# The command that wrote an older request was killed.
+# Older requests are refused: the command that wrote them was killed.
 STALE_SECONDS = 120.0
 
 _Version = tuple[int, int, int, int]
@@ -195,7 +195,7 @@ class Capture:
                 self._advance(self._job, at_step=True)
 
     def at_step(self) -> None:
-        """Start or end a recording at the end of a step; one comparison without a request."""
+        """Start or end a recording at a step's end; without a request this is one comparison."""
         if self._job is None:
             return
         with self._locked() as is_locked:

@@ -13,10 +13,10 @@ INTERVAL_SECONDS = 1.0
 SNAPSHOT_INTERVAL_SECONDS = 10.0
 SNAPSHOT_BUDGET = 0.0006
 
-# Reads of the statistics, at a step's end and while no step comes.
+# Share of wall time for reads of the statistics, at a step's end and while no step comes.
 READ_BUDGET = 0.00005
 IDLE_READ_BUDGET = 0.005
-# Ticks of the background thread.
+# Share of wall time for ticks of the background thread.
 TICK_BUDGET = 0.0001
 # A read or a tick over its budget comes less often, but never so late that a scrape would notice.
 MAX_STRETCH = 5.0

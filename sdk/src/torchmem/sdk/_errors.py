@@ -73,7 +73,7 @@ class Errors:
 
 
 class Suppress:
-    """Keeps the SDK's exceptions from the script; a class because it is entered at every step."""
+    """The context manager of `Errors.suppress`: a class, because it is cheaper to enter."""
 
     __slots__ = ("_errors", "_stage")
 

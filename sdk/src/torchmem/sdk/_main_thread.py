@@ -24,7 +24,7 @@ RETURN_SECONDS = 0.01
 # A main thread that answers later came out of a long call, such as a backward pass. It would see
 # the state after that call and not a random one.
 MAX_DELAY_SECONDS = 0.005
-# One request waits this long for a punctual answer, with random pauses up to RETRY_PAUSE_SECONDS.
+# How long a request waits for a punctual answer, and its longest pause between two attempts.
 WAIT_SECONDS = 0.1
 RETRY_PAUSE_SECONDS = 0.02
 # After this many requests without an answer, a late one is accepted.
@@ -102,7 +102,7 @@ def _has_ended(frame: FrameType) -> bool:
 
 
 class MainThreadReader:
-    """Has one read at a time run in the main thread.
+    """Runs one read at a time in the main thread.
 
     The background thread calls `request`, the training thread calls `at_step`.
     """
@@ -146,7 +146,7 @@ class MainThreadReader:
         return False
 
     def at_step(self) -> None:
-        """Do the read that a silent main thread was asked for, where other threads train."""
+        """Run the pending read here if the main thread is silent and another thread trains."""
         pending = self._pending
         if (
             pending is not None
@@ -193,7 +193,10 @@ class _PendingRead:
         return not self._unfinished.locked()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the read is done, ran or not; only the requesting thread may call this."""
+        """Wait for the read to finish or be dropped; return whether it has.
+
+        Only the requesting thread may call this.
+        """
         is_done = self._unfinished.acquire(timeout=max(0.0, seconds))
         if is_done:
             self._unfinished.release()

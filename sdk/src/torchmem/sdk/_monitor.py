@@ -218,7 +218,7 @@ class Monitor:
         )
 
     def end(self, ending: Ending) -> None:
-        """Stop, and publish the last state, marked as ended; before `start` nothing is published."""
+        """Stop, and publish the last state, marked as ended. Publishes nothing before `start`."""
         self._ended = ending
         self._main_thread.stop()
         if self.publisher is None or not self.is_active:

@@ -102,7 +102,7 @@ def _reserved(allocator: Allocator | None) -> int:
 def _facts(
     failed: FailedAllocation, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
 ) -> OomFacts:
-    """Without a snapshot, which separates the pools, all free bytes count as the default pools'."""
+    """Return the facts of the OOM; without a snapshot all free bytes count as default pools'."""
     reserved = _reserved(record.allocator)
     unused = reserved - record.allocator.active_bytes.total if record.allocator else 0
     return OomFacts(

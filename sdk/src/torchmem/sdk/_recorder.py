@@ -37,7 +37,7 @@ class RawSnapshot:
 
 
 class Recorder:
-    """The records of all devices, used by the training thread, the sampler, and the OOM observer."""
+    """The records of all devices; used by training thread, sampler, and OOM observer."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -124,7 +124,7 @@ class Recorder:
         self._snapshot = RawSnapshot(segments, timestamp, available, time.perf_counter() - started)
 
     def _available(self, device: Device, segments: Sequence[SegmentInfo]) -> AvailableMemory | None:
-        """Return None, which leaves headroom unknown, unless driver memory and limit are known."""
+        """Return what the device could still obtain, or None if free memory or limit is unknown."""
         free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
         if free is None or limit is None or device.total_bytes is None:
             return None

@@ -17,9 +17,9 @@ from torchmem.sdk._errors import Errors
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._settings import Settings
 
-# A release waits for every stream, which less memory is not worth.
+# A release waits for every stream, which does not pay for less memory.
 MIN_RELEASABLE_BYTES = 256 * MIB
-# The highest of this many windows is what the next one is expected to need.
+# The next window is expected to need the highest peak of this many windows.
 RECENT_WINDOWS = 3
 
 
@@ -123,7 +123,10 @@ class Release:
         return free is not None and total is not None and free < self._share * total
 
     def _memory(self, records: dict[int, DeviceRecord]) -> list[DeviceMemory]:
-        """Take a snapshot now, because the sampler's newest one shows the middle of some step."""
+        """Return the memory of each device by a new snapshot.
+
+        The sampler's newest snapshot shows the middle of some step.
+        """
         segments = self._recorder.backend.memory_snapshot() or []
         devices = []
         for index, record in records.items():

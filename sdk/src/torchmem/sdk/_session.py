@@ -205,7 +205,7 @@ def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:
     if backend is not None:
         return backend
     try:
-        # First and by itself: code that waits for this import may import `torch_backend` too.
+        # Imported by itself first: other code that waits for it may import `torch_backend`.
         import_module("torch")
         from torchmem.sdk.torch_backend import TorchBackend
 

@@ -36,7 +36,7 @@ ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _GPU = re.compile(f"GPU-{_UUID}")
-# A compute instance, as drivers from 470 on write it, and as older ones did.
+# A compute instance, in the form of drivers from 470 on, and of older ones.
 _MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
 
 _step_callbacks: list[Callable[[int], None]] = []
@@ -307,9 +307,10 @@ def add_references(members: tuple[object, ...]) -> None:
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return a snapshot's settings, and those it lacks but were parsed, as text by lower-case name.
+    """Return a snapshot's settings as text by lower-case name.
 
-    PyTorch's −1, which means "unlimited", is left out, and so is what was not set.
+    Includes settings that were parsed but are missing in the snapshot. PyTorch's −1, which means
+    "unlimited", is left out, and so is what was not set.
     """
     flat = {
         name.lower(): str(value)
