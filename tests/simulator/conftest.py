@@ -1,4 +1,4 @@
-"""A small simulated card with PyTorch's allocator on it."""
+"""A small simulated card and its allocator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchmem.simulator.card import SimulatedCard
 
 @pytest.fixture
 def card() -> SimulatedCard:
-    """A card of 100 MiB with nothing on it."""
+    """Return an empty card of 100 MiB."""
     return SimulatedCard(100 * MIB, context_bytes=0, uuid="GPU-1", name="Small")
 
 
 @pytest.fixture
 def allocator(card: SimulatedCard) -> DeviceCachingAllocator:
-    """The allocator of that card, as device 0."""
+    """Return the allocator of that card, as device 0."""
     return DeviceCachingAllocator(card)

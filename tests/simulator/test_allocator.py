@@ -1,4 +1,4 @@
-"""What the allocator decides: which block it takes, when it splits, retries and gives up."""
+"""What the allocator decides: which block it takes, when it splits, retries and fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 
 def layout(segments: list[SegmentInfo]) -> list[list[tuple[int, str]]]:
-    """Size in MiB and state of each block, by segment."""
+    """Return size in MiB and state of each block, by segment."""
     return [
         [(block["size"] // MIB, block["state"][:4]) for block in segment["blocks"]]
         for segment in segments
@@ -30,7 +30,7 @@ def test_a_request_takes_the_head_of_a_block(allocator: DeviceCachingAllocator) 
 
 
 def test_up_to_1_mib_is_not_split_off_a_large_block(allocator: DeviceCachingAllocator) -> None:
-    """A remainder of 1 MiB stays with its owner, and one of 512 bytes more becomes a free block."""
+    """A remainder of 1 MiB stays with the block; one of 512 bytes more becomes a free block."""
     allocator.free(allocator.malloc(16 * MIB))
     kept = allocator.malloc(15 * MIB)
     assert kept.size == 16 * MIB
@@ -46,7 +46,7 @@ def test_small_blocks_are_split_to_the_last_512_bytes(allocator: DeviceCachingAl
 
 
 def test_best_fit_takes_the_smallest_then_the_lowest(allocator: DeviceCachingAllocator) -> None:
-    """Of the free blocks that fit the smallest is taken, and of equal ones that at the lowest address."""
+    """The smallest free block that fits is taken; among equals, the one at the lowest address."""
     blocks = [allocator.malloc(size * MIB) for size in (20, 14, 14, 16)]
     addresses = [block.address for block in blocks]
     for block in reversed(blocks):
@@ -55,7 +55,7 @@ def test_best_fit_takes_the_smallest_then_the_lowest(allocator: DeviceCachingAll
     assert [addresses[1], addresses[2], addresses[3], addresses[0]] == taken
 
 
-def test_free_neighbours_become_one_block(allocator: DeviceCachingAllocator) -> None:
+def test_free_neighbors_become_one_block(allocator: DeviceCachingAllocator) -> None:
     """A block freed between two free ones merges with both."""
     first, middle, last = (allocator.malloc(4 * MIB) for _ in range(3))
     allocator.free(first)
@@ -73,10 +73,10 @@ def test_streams_do_not_share_blocks(allocator: DeviceCachingAllocator) -> None:
     assert allocator.malloc(20 * MIB, stream=7).address == block.address
 
 
-def test_a_retry_gives_cached_segments_back_first(
+def test_a_retry_releases_cached_segments_first(
     allocator: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """When the driver refuses, whole free segments are returned and the driver is asked once more."""
+    """If the driver refuses, whole free segments are released and the driver is asked again."""
     pinned = allocator.malloc(40 * MIB)
     allocator.free(allocator.malloc(60 * MIB))
     assert card.mem_get_info()[0] == 0
@@ -93,37 +93,37 @@ def test_a_retry_gives_cached_segments_back_first(
 def test_fragmentation_ends_in_an_oom_with_memory_to_spare(
     allocator: DeviceCachingAllocator,
 ) -> None:
-    """Five pinned segments hold 75 MiB of free memory, yet 16 MiB cannot be had."""
+    """Five pinned segments have 75 MiB of free memory, but a request of 16 MiB fails."""
     for block in [allocator.malloc(20 * MIB) for _ in range(5)]:
         allocator.free(block)
     for large, _ in [(allocator.malloc(15 * MIB), allocator.malloc(5 * MIB)) for _ in range(5)]:
         allocator.free(large)
     with pytest.raises(OutOfMemoryError) as caught:
         allocator.malloc(16 * MIB)
-    report = caught.value.details
-    assert (16 * MIB, 0, 25 * MIB, 75 * MIB) == (
-        report.requested, report.free, report.allocated, report.unallocated
-    )  # fmt: skip
+    details = caught.value.details
+    sizes = details.requested, details.free, details.allocated, details.unallocated
+    assert (16 * MIB, 0, 25 * MIB, 75 * MIB) == sizes
     stats = allocator.memory_stats_as_nested_dict()
     assert (1, 1) == (stats["num_alloc_retries"], stats["num_ooms"])
 
 
-def test_the_error_text_has_pytorchs_numbers(allocator: DeviceCachingAllocator) -> None:
-    """The text names the segment it asked for, the card, the free bytes and the unused reserved bytes."""
+def test_the_error_has_the_text_of_pytorch(allocator: DeviceCachingAllocator) -> None:
+    """The text has the requested segment, the card, and the free and unallocated bytes."""
     allocator.malloc(84 * MIB)
     small = allocator.malloc(MIB)
     with pytest.raises(OutOfMemoryError) as caught:
         allocator.malloc(3 * MIB)
     assert str(caught.value) == (
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 100.00 MiB of which 14.00 MiB "
-        "is free. Including non-PyTorch memory, this process has 86.00 MiB memory in use. Of the allocated memory "
-        "85.00 MiB is allocated by PyTorch, and 1024.00 KiB is reserved by PyTorch but unallocated."
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 100.00 MiB "
+        "of which 14.00 MiB is free. Including non-PyTorch memory, this process has 86.00 MiB "
+        "memory in use. Of the allocated memory 85.00 MiB is allocated by PyTorch, and 1024.00 KiB "
+        "is reserved by PyTorch but unallocated."
     )
     assert small.allocated
 
 
-def test_the_error_crosses_processes(allocator: DeviceCachingAllocator) -> None:
-    """An error that was pickled still has its text and its numbers."""
+def test_the_error_can_be_pickled(allocator: DeviceCachingAllocator) -> None:
+    """A pickled error keeps its text and its numbers."""
     with pytest.raises(OutOfMemoryError) as caught:
         allocator.malloc(200 * MIB)
     copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 -- our own bytes
@@ -131,7 +131,7 @@ def test_the_error_crosses_processes(allocator: DeviceCachingAllocator) -> None:
 
 
 def test_success_is_not_monotone_in_size(allocator: DeviceCachingAllocator) -> None:
-    """With 12 MiB left 12 MiB and 1 MiB can be had, but not 2 MiB, which need a 20 MiB segment."""
+    """With 12 MiB left, 12 MiB and 1 MiB succeed, but not 2 MiB, which need a 20 MiB segment."""
     allocator.malloc(88 * MIB)
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2 * MIB)
@@ -140,7 +140,7 @@ def test_success_is_not_monotone_in_size(allocator: DeviceCachingAllocator) -> N
 
 
 def test_observers_see_the_released_state(allocator: DeviceCachingAllocator) -> None:
-    """An observer gets device, segment, total and free, after the release and the count, before the exception."""
+    """An observer gets device, segment, total and free bytes after the cache was released."""
     seen: list[tuple[int, ...]] = []
 
     def observe(device: int, alloc_size: int, total: int, free: int) -> None:
@@ -158,7 +158,7 @@ def test_observers_see_the_released_state(allocator: DeviceCachingAllocator) -> 
 
 
 def test_the_memory_fraction_limits_what_is_reserved(allocator: DeviceCachingAllocator) -> None:
-    """Past the limit the driver is not asked, cached memory is given back, and observers see the limit."""
+    """At the limit, the cache is released, the driver is not asked, and observers see it."""
     seen: list[tuple[int, ...]] = []
     allocator.attach_out_of_memory_observer(lambda *args: seen.append(args))
     allocator.set_memory_fraction(0.5)
@@ -172,10 +172,10 @@ def test_the_memory_fraction_limits_what_is_reserved(allocator: DeviceCachingAll
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1])
-def test_a_fraction_outside_0_to_1_is_refused(
+def test_a_fraction_outside_0_to_1_is_rejected(
     allocator: DeviceCachingAllocator, fraction: float
 ) -> None:
-    """A memory fraction is a share of the card."""
+    """A memory fraction is from 0 to 1."""
     with pytest.raises(ValueError, match=r"Allowed range: 0~1"):
         allocator.set_memory_fraction(fraction)
 

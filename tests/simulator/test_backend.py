@@ -1,4 +1,4 @@
-"""The simulated backend is a door like PyTorch's."""
+"""The simulated backend behaves like PyTorch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 
 def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
-    """Devices, statistics, segments and free bytes come from the allocators, each under its index."""
+    """Devices, statistics, segments and free bytes are those of the allocator with the index."""
     second = DeviceCachingAllocator(SimulatedCard(50 * MIB, context_bytes=10 * MIB), device=1)
     backend: Backend = SimulatedBackend([allocator, second])
     allocator.malloc(20 * MIB)
@@ -30,7 +30,7 @@ def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
 
 
 def test_callbacks_wait_for_cuda(allocator: DeviceCachingAllocator) -> None:
-    """A callback for the start of CUDA runs once: when it starts, or at once when it has."""
+    """A callback runs once: when CUDA is initialized, or at once if it already is."""
     backend = SimulatedBackend([allocator], initialized=False)
     seen: list[str] = []
     backend.on_init(lambda: seen.append("early"))
@@ -42,7 +42,7 @@ def test_callbacks_wait_for_cuda(allocator: DeviceCachingAllocator) -> None:
 
 
 def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> None:
-    """Each step runs every callback once; one may remove itself or another, more than once, during a step."""
+    """Each step runs every callback once; a callback may remove any callback, even twice."""
     backend = SimulatedBackend([allocator])
     seen: list[str] = []
 
@@ -58,7 +58,7 @@ def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> 
     assert ["first", "removed", "last", "first", "last"] == seen
 
 
-def test_observers_hear_of_an_oom_on_any_device(allocator: DeviceCachingAllocator) -> None:
+def test_observers_are_called_for_any_device(allocator: DeviceCachingAllocator) -> None:
     """An observer is called with the device that ran out."""
     second = DeviceCachingAllocator(SimulatedCard(50 * MIB, context_bytes=0), device=1)
     seen: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""The simulated driver, alone and shared by processes."""
+"""The simulated driver, used by one process and by several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOTAL = 100 * MIB
 
 
 def test_the_context_and_every_segment_count() -> None:
-    """Free bytes are the total less the context and the segments not yet freed."""
+    """Free bytes are the total minus the context and the segments in use."""
     card = SimulatedCard(TOTAL, context_bytes=10 * MIB)
     address = card.cuda_malloc(40 * MIB)
     assert (50 * MIB, TOTAL) == card.mem_get_info()
@@ -25,15 +25,15 @@ def test_the_context_and_every_segment_count() -> None:
 
 
 def test_the_driver_refuses_only_what_does_not_fit() -> None:
-    """cudaMalloc gives the last byte, and nothing after it."""
+    """cudaMalloc returns the last byte, and no more."""
     card = SimulatedCard(TOTAL, context_bytes=0)
     assert card.cuda_malloc(TOTAL + 1) is None
     assert card.cuda_malloc(TOTAL) is not None
     assert card.cuda_malloc(1) is None
 
 
-def test_segments_lie_apart() -> None:
-    """Segments never overlap, and no address comes twice."""
+def test_segments_do_not_overlap() -> None:
+    """Segments never overlap, and no address is reused."""
     card = SimulatedCard(TOTAL, context_bytes=0)
     first = card.cuda_malloc(3 * MIB)
     second = card.cuda_malloc(3 * MIB)
@@ -45,20 +45,20 @@ def test_segments_lie_apart() -> None:
 
 
 def test_a_full_card_has_no_room_for_a_context() -> None:
-    """A process that cannot have its context is told so."""
+    """A process without room for its context gets an error."""
     with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
         SimulatedCard(TOTAL, context_bytes=TOTAL + 1)
 
 
 def hold(cells: SynchronizedArray[int]) -> None:
-    """A second process that takes 30 MiB and ends without giving them back."""
+    """Use 30 MiB in a second process, and end without freeing them."""
     SimulatedCard(
         TOTAL, context_bytes=10 * MIB, use=CardUse(cells, 1, cells.get_lock())
     ).cuda_malloc(20 * MIB)
 
 
 def test_processes_share_a_card() -> None:
-    """What another process took is not free here, until its cell is set back."""
+    """Memory of another process is not free here, until its cell is reset."""
     context = multiprocessing.get_context("spawn")
     cells = context.Array(c_uint64, 2)
     card = SimulatedCard(TOTAL, context_bytes=10 * MIB, use=CardUse(cells, 0, cells.get_lock()))

@@ -1,4 +1,4 @@
-"""Blocks that other streams used come back only when those streams have passed."""
+"""Blocks that other streams used are free only after those streams have finished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 
 def states(allocator: DeviceCachingAllocator) -> list[str]:
-    """The states of all blocks."""
+    """Return the states of all blocks."""
     return [
         block["state"] for segment in allocator.memory_snapshot() for block in segment["blocks"]
     ]
@@ -20,15 +20,15 @@ def states(allocator: DeviceCachingAllocator) -> list[str]:
 def test_a_freed_block_waits_for_the_other_stream(
     allocator: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """It stays active, and is not given out, until the event is done and the next request looks."""
+    """The block stays active until its event is complete and the next request checks it."""
     block = allocator.malloc(20 * MIB)
     allocator.record_stream(block, 7)
     card.hold_events(True)
     allocator.free(block)
     stats = allocator.memory_stats_as_nested_dict()
-    assert (0, 1, ["active_pending_free"]) == (
-        stats["allocation"]["all"]["current"], stats["active"]["all"]["current"], states(allocator)
-    )  # fmt: skip
+    counts = stats["allocation"]["all"]["current"], stats["active"]["all"]["current"]
+    assert (0, 1) == counts
+    assert ["active_pending_free"] == states(allocator)
     assert allocator.malloc(20 * MIB).address != block.address
     card.hold_events(False)
     assert ["active_pending_free", "active_allocated"] == states(allocator)
@@ -38,7 +38,7 @@ def test_a_freed_block_waits_for_the_other_stream(
 def test_use_on_its_own_stream_needs_no_event(
     allocator: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """Recording the stream on which a block was allocated changes nothing."""
+    """Recording the stream of the allocation itself changes nothing."""
     card.hold_events(True)
     block = allocator.malloc(20 * MIB, stream=7)
     allocator.record_stream(block, 7)
@@ -49,7 +49,7 @@ def test_use_on_its_own_stream_needs_no_event(
 def test_a_block_waits_for_every_stream(
     allocator: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """With two other streams there are two events, however often each was recorded."""
+    """Two other streams make two events, however often each was recorded."""
     block = allocator.malloc(20 * MIB)
     for stream in (1, 2, 1):
         allocator.record_stream(block, stream)
@@ -61,7 +61,7 @@ def test_a_block_waits_for_every_stream(
 def test_a_retry_waits_for_the_events(
     allocator: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """When memory is short the allocator waits for the streams, and gives the blocks that became free back."""
+    """If memory is short, the allocator waits for the streams and releases their blocks."""
     block = allocator.malloc(60 * MIB)
     allocator.record_stream(block, 1)
     card.hold_events(True)
@@ -73,7 +73,7 @@ def test_a_retry_waits_for_the_events(
 def test_after_the_wait_the_pool_is_not_searched(
     allocator: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """A block that the wait frees inside a segment in use does not serve the request that waited, but the next one."""
+    """A block in a used segment that the wait frees serves only the next request."""
     pinned, block = allocator.malloc(40 * MIB), allocator.malloc(MIB)
     allocator.free(pinned)
     pinned, waiting = allocator.malloc(10 * MIB), allocator.malloc(30 * MIB)

@@ -1,4 +1,4 @@
-"""Expandable segments: one range that grows page by page, and gives back the pages that are wholly free."""
+"""Expandable segments: one range that grows page by page and releases free pages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EXPANDABLE = AllocatorConfig(expandable_segments=True)
 
 @pytest.fixture
 def expandable(card: SimulatedCard) -> DeviceCachingAllocator:
-    """An allocator with expandable segments on the card of 100 MiB."""
+    """Return an allocator with expandable segments on the card of 100 MiB."""
     return DeviceCachingAllocator(card, config=EXPANDABLE)
 
 
 def reserved(allocator: DeviceCachingAllocator) -> int:
-    """Reserved MiB."""
+    """Return the reserved MiB."""
     return int(allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]) // MIB
 
 
 def layout(allocator: DeviceCachingAllocator) -> list[list[tuple[int, str]]]:
-    """Size in MiB and state of each block, by contiguous range."""
+    """Return size in MiB and state of each block, by contiguous range."""
     segments = allocator.memory_snapshot()
     assert all(segment["is_expandable"] for segment in segments)
     return [
@@ -35,18 +35,18 @@ def layout(allocator: DeviceCachingAllocator) -> list[list[tuple[int, str]]]:
 
 
 def test_requests_follow_one_another_in_one_range(expandable: DeviceCachingAllocator) -> None:
-    """Pages of 20 MiB are mapped only as far as needed, and the free end of the last one is used first."""
+    """Pages of 20 MiB are mapped as needed; the free end of the last one is used first."""
     blocks = [expandable.malloc(size * MIB) for size in (15, 15, 35)]
     assert [[(15, "acti"), (15, "acti"), (35, "acti"), (15, "inac")]] == layout(expandable)
     assert [0, 15 * MIB, 30 * MIB] == [block.address - blocks[0].address for block in blocks]
     stats = expandable.memory_stats_as_nested_dict()
-    assert [3, 0, 0] == [
-        stats["num_device_alloc"], stats["segment"]["all"]["current"], stats["inactive_split"]["all"]["current"]
-    ]  # fmt: skip
+    assert 3 == stats["num_device_alloc"]
+    assert 0 == stats["segment"]["all"]["current"]
+    assert 0 == stats["inactive_split"]["all"]["current"]
 
 
-def test_only_whole_free_pages_go_back(expandable: DeviceCachingAllocator) -> None:
-    """A hole of 55 MiB across pages loses the pages inside it; its ends stay as free pieces of two ranges."""
+def test_only_entirely_free_pages_are_released(expandable: DeviceCachingAllocator) -> None:
+    """Of a hole of 55 MiB, the pages inside are released; its ends stay free blocks."""
     expandable.malloc(15 * MIB)
     hole = expandable.malloc(55 * MIB)
     expandable.malloc(5 * MIB)
@@ -60,8 +60,8 @@ def test_only_whole_free_pages_go_back(expandable: DeviceCachingAllocator) -> No
 
 
 def test_a_gap_is_filled_before_the_end_grows(expandable: DeviceCachingAllocator) -> None:
-    """After pages went back, the next request that fits maps them again, with the free piece before them."""
-    test_only_whole_free_pages_go_back(expandable)
+    """Released pages are mapped again for the next request that fits there."""
+    test_only_entirely_free_pages_are_released(expandable)
     start = expandable.memory_snapshot()[0]["address"]
     assert 15 * MIB == expandable.malloc(50 * MIB).address - start
     assert [[(15, "acti"), (50, "acti"), (5, "inac"), (5, "acti"), (5, "inac")]] == layout(
@@ -70,15 +70,15 @@ def test_a_gap_is_filled_before_the_end_grows(expandable: DeviceCachingAllocator
 
 
 def test_an_empty_range_disappears(expandable: DeviceCachingAllocator, card: SimulatedCard) -> None:
-    """When every page has gone back nothing is left, and all memory is free again."""
+    """When every page was released, nothing is left and all memory is free."""
     expandable.free(expandable.malloc(70 * MIB))
     expandable.empty_cache()
     assert [] == layout(expandable)
     assert (100 * MIB, 100 * MIB) == card.mem_get_info()
 
 
-def test_what_was_mapped_before_a_refusal_stays(card: SimulatedCard) -> None:
-    """Where a request needs two gaps and the driver has pages for the first only, those stay mapped and free."""
+def test_pages_mapped_before_a_failure_stay(card: SimulatedCard) -> None:
+    """If the driver has pages for only one of two gaps, those stay mapped and free."""
     allocator = DeviceCachingAllocator(card, config=EXPANDABLE)
     first, pin, second, other = (allocator.malloc(20 * MIB) for _ in range(4))
     allocator.free(first)
@@ -96,7 +96,7 @@ def test_what_was_mapped_before_a_refusal_stays(card: SimulatedCard) -> None:
 def test_a_block_that_waits_does_not_grow(
     expandable: DeviceCachingAllocator, card: SimulatedCard
 ) -> None:
-    """A freed block at the end of the range is no part of a new one while another stream uses it."""
+    """A freed block at the end of the range is not used while another stream uses it."""
     block = expandable.malloc(20 * MIB)
     expandable.record_stream(block, 1)
     card.hold_events(True)
@@ -105,7 +105,7 @@ def test_a_block_that_waits_does_not_grow(
 
 
 def test_small_pages_have_2_mib(expandable: DeviceCachingAllocator) -> None:
-    """The small pool has a range of its own, which grows by 2 MiB."""
+    """The small pool has its own range, which grows by 2 MiB."""
     for _ in range(3):
         expandable.malloc(MIB)
     assert 4 == reserved(expandable)

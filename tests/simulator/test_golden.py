@@ -1,4 +1,4 @@
-"""The simulator against traces recorded from PyTorch's own allocator (golden/record.py), in every setting."""
+"""The simulator compared with traces of PyTorch's own allocator (golden/record.py)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def test_every_setting_has_a_trace() -> None:
-    """Each setting of the differential test is recorded, and nothing else."""
+    """Exactly the settings of the differential test are recorded."""
     assert sorted(SETTINGS) == sorted(
         path.name.removesuffix(".json.xz") for path in GOLDEN.glob("*.json.xz")
     )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_simulator_repeats_pytorch(name: str) -> None:
-    """Every address, statistic, block, free byte and error of the recorded program comes out again."""
+def test_the_simulator_does_what_pytorch_did(name: str) -> None:
+    """Every address, statistic, block, free byte and error equals the recorded one."""
     trace = load(GOLDEN / f"{name}.json.xz")
     checks = replay(name, trace)
     assert trace["refused"] == checks.refused

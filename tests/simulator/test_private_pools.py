@@ -1,4 +1,4 @@
-"""Private pools keep their memory to themselves, as `torch.cuda.MemPool` does."""
+"""Private pools keep their memory separate, as `torch.cuda.MemPool` does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POOL = (0, 1)
 
 @contextmanager
 def use_mem_pool(allocator: DeviceCachingAllocator) -> Iterator[None]:
-    """`torch.cuda.use_mem_pool`."""
+    """Do what `torch.cuda.use_mem_pool` does."""
     allocator.begin_allocate_to_pool(POOL)
     yield
     allocator.end_allocate_to_pool(POOL)
@@ -24,12 +24,12 @@ def use_mem_pool(allocator: DeviceCachingAllocator) -> Iterator[None]:
 
 
 def pools(allocator: DeviceCachingAllocator) -> list[tuple[int, int]]:
-    """The pool of each segment."""
+    """Return the pool of each segment."""
     return [segment["segment_pool_id"] for segment in allocator.memory_snapshot()]
 
 
-def test_its_blocks_serve_nobody_else(allocator: DeviceCachingAllocator) -> None:
-    """A free block of the pool serves only requests that go to the pool, and is no part of what a retry gives back."""
+def test_its_blocks_serve_only_its_requests(allocator: DeviceCachingAllocator) -> None:
+    """A free block of a pool serves only requests to the pool, and a retry keeps it."""
     allocator.create_or_incref_pool(POOL)
     with use_mem_pool(allocator):
         block = allocator.malloc(60 * MIB)
@@ -42,8 +42,8 @@ def test_its_blocks_serve_nobody_else(allocator: DeviceCachingAllocator) -> None
     assert (60 * MIB, 60 * MIB) == (reserved["all"]["current"], reserved["large_pool"]["peak"])
 
 
-def test_a_pool_without_a_user_gives_its_cache_back(allocator: DeviceCachingAllocator) -> None:
-    """After the end of the `MemPool` its free memory goes back at once, and that in use when it is freed."""
+def test_a_pool_without_users_releases_its_cache(allocator: DeviceCachingAllocator) -> None:
+    """After the end of the `MemPool`, its memory is released as soon as it is free."""
     allocator.create_or_incref_pool(POOL)
     with use_mem_pool(allocator):
         kept, freed = allocator.malloc(30 * MIB), allocator.malloc(MIB)
@@ -62,8 +62,8 @@ def test_a_pool_without_a_user_gives_its_cache_back(allocator: DeviceCachingAllo
     assert (0, 32 * MIB) == (reserved["current"], reserved["freed"])
 
 
-def test_only_the_streams_named_go_to_the_pool(allocator: DeviceCachingAllocator) -> None:
-    """A route may take the requests of one stream and leave those of the others."""
+def test_a_route_can_be_limited_to_a_stream(allocator: DeviceCachingAllocator) -> None:
+    """Requests on other streams go to the default pool."""
     allocator.create_or_incref_pool(POOL)
     allocator.begin_allocate_to_pool(POOL, lambda stream: stream == 7)
     allocator.malloc(20 * MIB, stream=7)
@@ -71,8 +71,8 @@ def test_only_the_streams_named_go_to_the_pool(allocator: DeviceCachingAllocator
     assert [POOL, (0, 0)] == pools(allocator)
 
 
-def test_an_overflow_pool_helps_out(allocator: DeviceCachingAllocator) -> None:
-    """With `use_on_oom` its free blocks serve a request for which the driver has nothing."""
+def test_an_overflow_pool_serves_other_requests(allocator: DeviceCachingAllocator) -> None:
+    """With `use_on_oom`, its free blocks serve a request that the driver refuses."""
     allocator.create_or_incref_pool(POOL, use_on_oom=True)
     with use_mem_pool(allocator):
         block = allocator.malloc(60 * MIB)
@@ -82,8 +82,10 @@ def test_an_overflow_pool_helps_out(allocator: DeviceCachingAllocator) -> None:
     assert 0 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
 
 
-def test_a_pool_without_a_user_helps_nobody(allocator: DeviceCachingAllocator) -> None:
-    """Once its `MemPool` is gone, what is free beside a live block of the pool serves no other request."""
+def test_an_overflow_pool_without_users_serves_no_request(
+    allocator: DeviceCachingAllocator,
+) -> None:
+    """After the end of its `MemPool`, its free blocks serve no other request."""
     allocator.create_or_incref_pool(POOL, use_on_oom=True)
     with use_mem_pool(allocator):
         allocator.free(allocator.malloc(40 * MIB))
@@ -96,15 +98,15 @@ def test_a_pool_without_a_user_helps_nobody(allocator: DeviceCachingAllocator) -
     assert kept.allocated
 
 
-def test_a_pool_may_refuse_to_split(allocator: DeviceCachingAllocator) -> None:
-    """With `no_split` a request gets the whole segment."""
+def test_a_pool_without_splitting(allocator: DeviceCachingAllocator) -> None:
+    """With `no_split`, a request gets the whole segment."""
     allocator.create_or_incref_pool(POOL, no_split=True)
     with use_mem_pool(allocator):
         assert 20 * MIB == allocator.malloc(3 * MIB).size
 
 
-def test_routes_are_opened_and_closed_once(allocator: DeviceCachingAllocator) -> None:
-    """A second route to the same pool, or the end of one that is not open, is refused in PyTorch's words."""
+def test_a_route_is_opened_and_closed_once(allocator: DeviceCachingAllocator) -> None:
+    """A second route to a pool, or the end of a missing one, raises PyTorch's error."""
     allocator.create_or_incref_pool(POOL)
     allocator.begin_allocate_to_pool(POOL)
     with pytest.raises(ValueError, match="already recording to mempool_id"):

@@ -1,4 +1,4 @@
-"""What holds after any program of allocations, frees and cache releases on a card that is too small for it."""
+"""Properties of any program of allocations, frees and releases on a card that is too small."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ programs = st.lists(actions, max_size=80) | st.lists(actions, min_size=30, max_s
 def play(
     program: list[tuple[str, int, int]],
 ) -> Iterator[tuple[DeviceCachingAllocator, list[Block]]]:
-    """Run a program on a fresh card; yields the allocator and the live blocks after each of its steps."""
+    """Run a program on a new card; yield the allocator and the live blocks after each step."""
     allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES))
     live: list[Block] = []
     for action, number, stream in program:
@@ -52,7 +52,7 @@ def play(
 
 
 def final(program: list[tuple[str, int, int]]) -> tuple[DeviceCachingAllocator, list[Block]]:
-    """The allocator and the live blocks at the end of a program."""
+    """Return the allocator and the live blocks at the end of a program."""
     *_, last = [
         (DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES)), list[Block]()),
         *play(program),
@@ -61,7 +61,7 @@ def final(program: list[tuple[str, int, int]]) -> tuple[DeviceCachingAllocator, 
 
 
 def free_blocks(segments: list[SegmentInfo], pool: str) -> list[tuple[SegmentInfo, BlockInfo]]:
-    """The free blocks of one pool with their segments."""
+    """Return the free blocks of one pool with their segments."""
     return [
         (segment, block)
         for segment in segments
@@ -73,7 +73,7 @@ def free_blocks(segments: list[SegmentInfo], pool: str) -> list[tuple[SegmentInf
 
 @given(programs)
 def test_segments_are_filled_by_their_blocks(program: list[tuple[str, int, int]]) -> None:
-    """Blocks fill their segment without gap or overlap, neighbours are never both free, segments lie apart."""
+    """Blocks fill their segment, neighbors are never both free, and segments do not overlap."""
     for allocator, _ in play(program):
         segments = allocator.memory_snapshot()
         for segment in segments:
@@ -97,8 +97,8 @@ def test_large_free_blocks_exceed_1_mib(program: list[tuple[str, int, int]]) -> 
 
 
 @given(programs)
-def test_statistics_agree_with_themselves(program: list[tuple[str, int, int]]) -> None:
-    """Current is increases less decreases and never above the peak, both pools add up, and nothing is below 0."""
+def test_statistics_are_consistent(program: list[tuple[str, int, int]]) -> None:
+    """Current is increases minus decreases, from 0 to the peak, and the pools add up."""
     for allocator, _ in play(program):
         nested = allocator.memory_stats_as_nested_dict()
         for pools in (
@@ -113,7 +113,7 @@ def test_statistics_agree_with_themselves(program: list[tuple[str, int, int]]) -
 
 @given(programs)
 def test_statistics_agree_with_the_snapshot(program: list[tuple[str, int, int]]) -> None:
-    """Every current value is what a count over the snapshot gives, for both pools."""
+    """Every current value equals a count over the snapshot, for both pools."""
     for allocator, live in play(program):
         segments, nested = allocator.memory_snapshot(), allocator.memory_stats_as_nested_dict()
         for pool in ("small", "large"):
@@ -145,8 +145,8 @@ def test_statistics_agree_with_the_snapshot(program: list[tuple[str, int, int]])
 
 
 @given(programs)
-def test_the_card_holds_what_is_reserved(program: list[tuple[str, int, int]]) -> None:
-    """Allocated ≤ reserved ≤ card, driver calls explain the segments, and the driver's free bytes are the rest."""
+def test_the_card_has_what_is_reserved(program: list[tuple[str, int, int]]) -> None:
+    """Allocated ≤ reserved ≤ card, and driver calls account for segments and free bytes."""
     for allocator, _ in play(program):
         nested = allocator.memory_stats_as_nested_dict()
         reserved = nested["reserved_bytes"]["all"]["current"]
@@ -164,10 +164,8 @@ def test_the_card_holds_what_is_reserved(program: list[tuple[str, int, int]]) ->
 
 
 @given(programs, sizes, st.sampled_from([0, 7]))
-def test_best_fit_is_what_a_search_of_the_snapshot_finds(
-    program: Any, size: int, stream: int
-) -> None:
-    """A request gets the smallest, then lowest free block of its pool and stream that fits; no driver call then."""
+def test_best_fit_equals_a_search_of_the_snapshot(program: Any, size: int, stream: int) -> None:
+    """A request gets the smallest, then lowest, free block that fits, without a driver call."""
     allocator, _ = final(program)
     needed, segments = round_size(size), allocator.memory_snapshot()
     pool = "small" if needed <= SMALL_SIZE else "large"
@@ -189,7 +187,7 @@ def test_best_fit_is_what_a_search_of_the_snapshot_finds(
 
 @given(programs)
 def test_headroom_is_exact(program: list[tuple[str, int, int]]) -> None:
-    """The headroom computed from the snapshot can be allocated, 512 bytes more cannot; without flush likewise."""
+    """The computed headroom can be allocated, 512 bytes more cannot, with and without flush."""
     for flush in (True, False):
         for extra in (0, 512):
             allocator, _ = final(program)
@@ -211,14 +209,14 @@ def test_headroom_is_exact(program: list[tuple[str, int, int]]) -> None:
 
 
 def has_stream_0(allocator: DeviceCachingAllocator) -> bool:
-    """Whether the default stream holds memory; else the headroom is that of the other stream."""
+    """Return whether the default stream has memory; otherwise the other one has the headroom."""
     return any(segment["stream"] == 0 for segment in allocator.memory_snapshot())
 
 
 def succeeds(
     allocator: DeviceCachingAllocator, size: int, stream: int, retries: int, *, flush: bool
 ) -> bool:
-    """Whether an allocation succeeds, without a retry unless `flush`."""
+    """Return whether an allocation succeeds, without a retry unless `flush`."""
     try:
         allocator.malloc(size, stream)
     except OutOfMemoryError:
@@ -228,7 +226,7 @@ def succeeds(
 
 @given(programs)
 def test_freeing_everything_empties_the_card(program: list[tuple[str, int, int]]) -> None:
-    """After all frees and a cache release nothing is reserved, allocated, split or on the card."""
+    """After all frees and a cache release, nothing is reserved, allocated or split."""
     allocator, live = final(program)
     for block in live:
         allocator.free(block)
@@ -253,7 +251,7 @@ def test_the_same_program_gives_the_same_memory(program: list[tuple[str, int, in
 
 
 def test_the_programs_reach_retries_and_ooms() -> None:
-    """Of the programs drawn above many retry and succeed, and many run out: at least one in ten of each."""
+    """At least one in ten of the programs retries with success, and one in ten fails."""
     succeeded, refused = [], []
 
     @settings(derandomize=True, max_examples=100)

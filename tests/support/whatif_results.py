@@ -1,4 +1,4 @@
-"""What-if answers made up for the tests of what is shown: one that says change, one that keeps, one without verdict."""
+"""What-if answers for the tests of the output: one for each decision."""
 
 from __future__ import annotations
 
@@ -17,57 +17,58 @@ from torchmem.whatif.result import (
 )
 
 EVENTS = 19_430
+POINTS = 120
+CARD_BYTES = 8 * GIB
 
 
 def timeline(reserved: int, waste: float) -> tuple[TimelinePoint, ...]:
-    """Steps of a training job; `waste`: share of the free memory that is stranded."""
-    moments, most = [], 0
-    for number in range(120):
+    """Return the timeline of a training job; `waste` is the stranded share of the free memory."""
+    points, peak = [], 0
+    for number in range(POINTS):
         allocated = int(2.2 * GIB + 2.0 * GIB * abs(sin(number / 6)))
-        most = max(
-            most, min(reserved, int(allocated * 1.05) + number * (reserved - 4 * GIB) // 120)
-        )
-        moments.append(
-            TimelinePoint(number * EVENTS // 120, most, allocated, int((most - allocated) * waste))
-        )
-    return tuple(moments)
+        growth = number * (reserved - 4 * GIB) // POINTS
+        peak = max(peak, min(reserved, int(allocated * 1.05) + growth))
+        stranded = int((peak - allocated) * waste)
+        points.append(TimelinePoint(number * EVENTS // POINTS, peak, allocated, stranded))
+    return tuple(points)
 
 
-def _outcome(name: str, conf: str, reserved: int, waste: float, **more: Any) -> ReplayResult:
-    found = timeline(reserved, waste)
-    worst = max(found, key=lambda moment: moment.stranded)
-    outcome = ReplayResult(
-        name, conf, peak_reserved=reserved, peak_allocated=int(4.2 * GIB), worst_stranded=worst.stranded,
-        worst_event=worst.event, replayed_events=EVENTS, device_allocs=reserved // (20 * MIB), device_frees=12, syncs=3,
-        timeline=found,
-    )  # fmt: skip
-    return replace(outcome, **more)
+def _replay(name: str, conf: str, reserved: int, waste: float, **more: Any) -> ReplayResult:
+    points = timeline(reserved, waste)
+    worst = max(points, key=lambda point: point.stranded)
+    result = ReplayResult(
+        name,
+        conf,
+        peak_reserved=reserved,
+        peak_allocated=int(4.2 * GIB),
+        worst_stranded=worst.stranded,
+        worst_event=worst.event,
+        replayed_events=EVENTS,
+        device_allocs=reserved // (20 * MIB),
+        device_frees=12,
+        syncs=3,
+        timeline=points,
+    )
+    return replace(result, **more)
 
 
-CARD = 8 * GIB
-RECORDED = _outcome("recorded", "", 7_900 * MIB, 0.8, retries=5, ooms=1, syncs=5)
-_OOM = FailedRequest(14_000, 978 * MIB, 7_900 * MIB, 4 * GIB, 3 * GIB, "fragmentation", "stranded")
+RECORDED = _replay("recorded", "", 7_900 * MIB, 0.8, retries=5, ooms=1, syncs=5)
+OOM = FailedRequest(14_000, 978 * MIB, 7_900 * MIB, 4 * GIB, 3 * GIB, "fragmentation", "stranded")
+UNTIL_OOM = tuple(point for point in RECORDED.timeline if point.event <= OOM.event)
+EXPANDABLE, ROUNDED = "expandable_segments:True", "roundup_power2_divisions:8"
 
 CHANGE = WhatIf(
     name="rank0.pickle",
     device=0,
     events=EVENTS,
-    card_bytes=CARD,
+    card_bytes=CARD_BYTES,
     card_source="oom",
     fidelity=Fidelity(6_624, 6_624, None, True, 7_900 * MIB, 7_900 * MIB),
     outcomes=(
-        replace(
-            RECORDED, oom=_OOM, timeline=tuple(m for m in RECORDED.timeline if m.event <= 14_000)
-        ),
-        _outcome(
-            "expandable segments", "expandable_segments:True", 4_480 * MIB, 0.3, start="packed"
-        ),
-        _outcome(
-            "roundup 8", "roundup_power2_divisions:8", 6_100 * MIB, 0.5, start="packed", retries=1
-        ),
-        _outcome(
-            "max split 128", "max_split_size_mb:128", 7_300 * MIB, 0.7, start="packed", retries=12
-        ),
+        replace(RECORDED, oom=OOM, timeline=UNTIL_OOM),
+        _replay("expandable segments", EXPANDABLE, 4_480 * MIB, 0.3, start="packed"),
+        _replay("roundup 8", ROUNDED, 6_100 * MIB, 0.5, start="packed", retries=1),
+        _replay("max split 128", "max_split_size_mb:128", 7_300 * MIB, 0.7, retries=12),
         ReplayResult(
             "large segments 40",
             "large_segment_size_mb:40",
@@ -76,34 +77,31 @@ CHANGE = WhatIf(
     ),
     verdict=Recommendation(
         "change",
-        "Switch expandable segments on: the job then never needs more than 4.38 GiB.",
+        "Set expandable_segments:True: the requests that failed would have succeeded.",
         "expandable segments",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         (
-            "The peak of reserved memory falls from 7.71 GiB to 4.38 GiB.",
-            "No retry and no OOM, instead of 5 and 1.",
+            "Peak reserved 4.38 GiB instead of 7.71 GiB, for a peak of 4.20 GiB allocated.",
+            "Retries 0 instead of 5.",
         ),
     ),
-    caveats=(
-        "The recorded requests come in the recorded order: a program that reacts to its memory would do otherwise.",
-    ),
+    caveats=("The driver is assumed to return exactly the memory that it is asked for.",),
 )
 KEEP = replace(
     CHANGE,
     card_bytes=None,
     card_source=None,
     outcomes=tuple(
-        replace(outcome, oom=None, ooms=0, retries=0) if outcome.refused is None else outcome
-        for outcome in CHANGE.outcomes
+        replace(result, oom=None, ooms=0, retries=0) if result.refused is None else result
+        for result in CHANGE.outcomes
     ),
-    verdict=Recommendation("keep", "Keep the settings: none of the others needs less memory."),
+    verdict=Recommendation("keep", "Keep your settings: none of 3 others is better."),
 )
 NONE = replace(
     CHANGE,
     fidelity=Fidelity(
-        7_591, 179, 179, None, 7_900 * MIB, 5_000 * MIB,
-        "only 2 % of the allocations get their recorded address",
+        7_591, 179, 179, None, 7_900 * MIB, 5_000 * MIB, "the replay differs from the recording"
     ),
     outcomes=CHANGE.outcomes[:1],
-    verdict=Recommendation("none", "No verdict: the replay goes another way at event 179. Record from the first step on."),
-)  # fmt: skip
+    verdict=Recommendation("none", "No recommendation: the replay differs from the recording."),
+)

@@ -1,7 +1,8 @@
-"""Record what PyTorch's own allocator does with random programs: one compressed trace for each setting.
+"""Record what PyTorch's own allocator does with random programs, one trace per setting.
 
-With a Python that has the CUDA build of torch: `python tests/simulator/golden/record.py`. Traces are our own programs
-and PyTorch's answers; a trace is recorded anew when the programs change, or when PyTorch's allocator does.
+Run `python tests/simulator/golden/record.py` with the CUDA build of torch. A trace has a program of
+this project and PyTorch's answers. Record the traces again if the programs or PyTorch's allocator
+change.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OPERATIONS = 2500
 
 
 def record(name: str) -> dict[str, Any]:
-    """Run one program; the operations, the addresses that the driver gave, and a digest of what came of them."""
+    """Run a program; return its operations, the driver's addresses, and digests of the results."""
     import torch
     from support.real_allocator import Real
 
@@ -51,13 +52,16 @@ def record(name: str) -> dict[str, Any]:
         if number == 0 or address != ranges[number - 1]
     ]
     return {
-        "torch": torch.__version__, "operations": operations, "ranges": changes,
-        "refused": checks.refused, "digests": checks.digests,
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "operations": operations,
+        "ranges": changes,
+        "refused": checks.refused,
+        "digests": checks.digests,
+    }
 
 
 def main() -> None:
-    """Record the setting named, or each in a process of its own: PyTorch reads its settings once."""
+    """Record one setting, or each in its own process, because PyTorch reads its settings once."""
     if len(sys.argv) == 2:
         text = json.dumps(record(sys.argv[1]), separators=(",", ":"))
         (HERE / f"{sys.argv[1]}.json.xz").write_bytes(lzma.compress(text.encode(), preset=9))

@@ -1,4 +1,4 @@
-"""Statistics and snapshots have PyTorch's shape, and resets do what PyTorch's do."""
+"""Statistics and snapshots have PyTorch's shape, and resets work like PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 
-BY_POOL = {
-    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
-    "inactive_split_bytes", "requested_bytes",
-}  # fmt: skip
+COUNTS = {"allocation", "segment", "active", "inactive_split"}
+BYTES = {"allocated", "reserved", "active", "inactive_split", "requested"}
+BY_POOL = COUNTS | {f"{name}_bytes" for name in BYTES}
 OVERSIZE = {"oversize_allocations", "oversize_segments"}
 COUNTERS = {
-    "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
-    "num_oom_rejections", "max_split_size",
-}  # fmt: skip
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "num_oom_rejections",
+    "max_split_size",
+}
 VALUES = {"current", "peak", "allocated", "freed"}
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, int]:
-    """`torch.cuda.memory_stats()` from the nested form: keys joined by dots."""
+    """Return `torch.cuda.memory_stats()` of nested statistics: keys joined by dots."""
     flat: dict[str, int] = {}
     for name, value in nested.items():
         flat |= (
@@ -45,30 +49,28 @@ def test_statistics_have_the_keys_of_pytorch_2_13(allocator: DeviceCachingAlloca
 
 
 def test_snapshots_have_the_keys_of_pytorch(allocator: DeviceCachingAllocator) -> None:
-    """Segments and blocks have exactly the fields that readers of a snapshot are promised."""
+    """Segments and blocks have exactly the declared fields."""
     allocator.malloc(3 * MIB)
     (segment,) = allocator.memory_snapshot()
     assert set(segment) == set(SegmentInfo.__annotations__)
     assert all(set(block) == set(BlockInfo.__annotations__) for block in segment["blocks"])
 
 
-def test_a_snapshot_tells_pool_stream_and_requested_bytes(
+def test_a_snapshot_has_pool_stream_and_requested_bytes(
     allocator: DeviceCachingAllocator,
 ) -> None:
-    """Each segment says which pool and stream it serves, and what was asked for."""
+    """Each segment has its pool, its stream, and the requested bytes."""
     allocator.malloc(1000)
     allocator.malloc(3 * MIB + 1, stream=7)
     small, large = allocator.memory_snapshot()
-    assert ("small", 0, 1000, 1024) == (
-        small["segment_type"], small["stream"], small["requested_size"], small["allocated_size"]
-    )  # fmt: skip
-    assert ("large", 7, 3 * MIB + 1, 3 * MIB + 512) == (
-        large["segment_type"], large["stream"], large["requested_size"], large["active_size"]
-    )  # fmt: skip
+    assert ("small", 0) == (small["segment_type"], small["stream"])
+    assert (1000, 1024) == (small["requested_size"], small["allocated_size"])
+    assert ("large", 7) == (large["segment_type"], large["stream"])
+    assert (3 * MIB + 1, 3 * MIB + 512) == (large["requested_size"], large["active_size"])
 
 
-def test_resetting_the_peak_starts_from_now(allocator: DeviceCachingAllocator) -> None:
-    """After a reset the peak is the current value, and sums go on."""
+def test_resetting_the_peak(allocator: DeviceCachingAllocator) -> None:
+    """After a reset, the peak is the current value, and sums continue."""
     kept, freed = allocator.malloc(20 * MIB), allocator.malloc(30 * MIB)
     allocator.free(freed)
     allocator.reset_peak_memory_stats()
@@ -82,7 +84,7 @@ def test_resetting_the_peak_starts_from_now(allocator: DeviceCachingAllocator) -
 
 
 def test_resetting_the_sums_also_resets_the_counters(allocator: DeviceCachingAllocator) -> None:
-    """After a reset sums and counters start at 0, while current and peak stay."""
+    """After a reset, sums and counters are 0, while current and peak stay."""
     block = allocator.malloc(20 * MIB)
     allocator.empty_cache()
     allocator.reset_accumulated_memory_stats()

@@ -1,4 +1,4 @@
-"""The what-if on programs whose truth is known, because the simulator itself can run them under each setting."""
+"""Replays compared with the truth: the simulator runs the same programs under each setting."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ Program = list[tuple[str, int, int]]
 def recording_allocator(
     conf: str, card_bytes: int, *, oldest_first: bool = True
 ) -> RecordingAllocator:
-    """An allocator under these settings, with its history on."""
+    """Return an allocator under these settings, with its history on."""
     card = RecordingCard(card_bytes)
     return RecordingAllocator(card, AllocatorConfig.parse(conf), oldest_segment_first=oldest_first)
 
 
 def play(allocator: RecordingAllocator, program: Program) -> Program:
-    """Run a program; the steps that a trace shows: an empty_cache that gives nothing back is not among them."""
+    """Run a program; return the steps that leave a trace.
+
+    An empty_cache that releases nothing leaves none.
+    """
     live, seen = [], list[tuple[str, int, int]]()
     for action, number, stream in program:
         if action == "malloc":
@@ -67,7 +70,7 @@ def play(allocator: RecordingAllocator, program: Program) -> Program:
             allocator.empty_cache()
             if allocator.stats.num_device_free > freed:
                 seen.append((action, number, stream))
-            # Cache given back right before a request on a full card would look like a retry.
+            # Without a free in between, a release before a request would look like a retry.
             seen.append(("free", 0, 0))
             allocator.free(live.pop(0))
     return seen
@@ -88,29 +91,26 @@ def play_steps(allocator: RecordingAllocator, steps: Program) -> None:
             allocator.empty_cache()
 
 
-def told(outcome: ReplayResult) -> tuple[int, ...]:
-    """What a replay counted."""
-    return (
-        outcome.peak_reserved, outcome.peak_allocated, outcome.retries, outcome.ooms,
-        outcome.device_allocs, outcome.device_frees,
-    )  # fmt: skip
+def counts(replay: ReplayResult) -> tuple[int, ...]:
+    """Return what a replay counted."""
+    peaks = replay.peak_reserved, replay.peak_allocated
+    return (*peaks, replay.retries, replay.ooms, replay.device_allocs, replay.device_frees)
 
 
 def truth(allocator: RecordingAllocator) -> tuple[int, ...]:
-    """The same of an allocator that ran the program itself."""
+    """Return the same counts of an allocator that ran the program itself."""
     stats = allocator.stats
-    return (
-        stats.reserved_bytes.peak, stats.allocated_bytes.peak, stats.num_alloc_retries, stats.num_ooms,
-        stats.num_device_alloc, stats.num_device_free,
-    )  # fmt: skip
+    peaks = stats.reserved_bytes.peak, stats.allocated_bytes.peak
+    driver_calls = stats.num_device_alloc, stats.num_device_free
+    return (*peaks, stats.num_alloc_retries, stats.num_ooms, *driver_calls)
 
 
 @settings(max_examples=20, deadline=None)
 @given(programs, st.sampled_from(CONFS), st.booleans())
-def test_a_whole_recording_foretells_every_setting(
+def test_a_complete_recording_predicts_every_setting(
     program: Program, conf: str, newer: bool
 ) -> None:
-    """From a trace of the whole program its run under other settings follows to the byte, on a card of any size."""
+    """A trace of the whole program predicts other settings to the byte, on any card."""
     recorded = recording_allocator(conf, 100 * CARD_BYTES, oldest_first=newer)
     seen = play(recorded, program)
     for card in (100 * CARD_BYTES, CARD_BYTES):
@@ -123,7 +123,7 @@ def test_a_whole_recording_foretells_every_setting(
         for outcome in answer.outcomes[1:]:
             real = recording_allocator(outcome.conf, card, oldest_first=rule is not False)
             play_steps(real, seen)
-            assert truth(real) == told(outcome)
+            assert truth(real) == counts(outcome)
 
 
 @settings(max_examples=20, deadline=None)
@@ -132,10 +132,10 @@ def test_a_whole_recording_foretells_every_setting(
     st.sampled_from(CONFS),
     st.lists(st.integers(1, 100 * CARD_BYTES), min_size=1, max_size=5),
 )
-def test_a_whole_recording_foretells_every_card(
+def test_a_complete_recording_predicts_every_card(
     program: Program, conf: str, sizes: list[int]
 ) -> None:
-    """On cards of any size, given in any order, its run under the recorded settings follows to the byte."""
+    """A trace of the whole program predicts cards of any size, in any order, to the byte."""
     recorded = recording_allocator(conf, 100 * CARD_BYTES)
     seen = play(recorded, program)
     recording = recorded.recording({CONF: conf})
@@ -148,11 +148,11 @@ def test_a_whole_recording_foretells_every_card(
     for card, outcome in zip(cards, on_cards(recording, own, cards, answer), strict=True):
         real = recording_allocator(conf, card.total)
         play_steps(real, seen)
-        assert (card.name, truth(real)) == (outcome.name, told(outcome))
+        assert (card.name, truth(real)) == (outcome.name, counts(outcome))
 
 
 class PlainPools(Programmer):
-    """Makes pools that neither help out nor keep blocks whole, which no snapshot tells."""
+    """Creates pools without `use_on_oom` and `no_split`, which a snapshot does not record."""
 
     def _make_pool(self) -> Operation:
         name, pool, *_ = super()._make_pool()
@@ -161,7 +161,7 @@ class PlainPools(Programmer):
 
 
 def random_recording(name: str, operations: int, part: float = 1) -> Recording:
-    """The last part of what a random program under one of the settings leaves in the history."""
+    """Return the last part of the history of a random program under one of the settings."""
     setting = SETTINGS[name]
     simulated = Simulated(setting)
     allocator = recording_allocator(setting.conf, setting.card)
@@ -179,13 +179,13 @@ def random_recording(name: str, operations: int, part: float = 1) -> Recording:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_is_repeated(name: str) -> None:
-    """With streams, events, pools, retries, OOMs and releases of the cache every allocation lands on its address."""
+def test_every_setting_is_reproduced(name: str) -> None:
+    """With streams, events, pools, retries and OOMs, every allocation gets its address."""
     setting = SETTINGS[name]
-    # The garbage collection counts in shares of the limit, of which an OOM tells only about how much it is.
+    # The garbage collection depends on the exact limit, which an OOM reveals only roughly.
     limit = int(setting.fraction * setting.card) if setting.fraction < 1 else None
     fidelity = what_if(random_recording(name, 1200), card_bytes=limit, settings=()).fidelity
-    # Of the collected garbage of private pools a trace does not tell enough.
+    # A trace has too little information on the garbage collection of private pools.
     missed = 0.01 * fidelity.allocations if name == "pools_roundup" else 0
     assert fidelity.allocations - fidelity.landed <= missed
     assert fidelity.recorded_peak_reserved == fidelity.replayed_peak_reserved
@@ -196,7 +196,7 @@ FRAGMENTING_CARD = 1200 * MIB
 
 
 def fragmenting(allocator: RecordingAllocator) -> None:
-    """Tensors that stay take the better half of segments that larger ones left, and nothing needs the other half."""
+    """Fragment the memory: long-lived tensors take half of each segment that larger ones left."""
     for block in [allocator.malloc(40 * MIB) for _ in range(24)]:
         allocator.free(block)
     for _ in range(24):
@@ -205,23 +205,23 @@ def fragmenting(allocator: RecordingAllocator) -> None:
 
 
 def fragmented() -> Recording:
-    """The trace of a program that fails although a good part of the card is free."""
+    """Return the trace of a program that fails although much of the card is free."""
     allocator = recording_allocator("", FRAGMENTING_CARD)
     with pytest.raises(OutOfMemoryError):
         fragmenting(allocator)
     return allocator.recording({CONF: ""})
 
 
-def test_expandable_segments_are_recommended_where_they_save_the_run() -> None:
-    """A run that dies of fragmentation is told the one line that serves the request, and why."""
+def test_expandable_segments_are_recommended_if_they_prevent_the_oom() -> None:
+    """For a run that fails of fragmentation, the answer has the command that prevents it."""
     answer = what_if(fragmented())
-    by_name = {outcome.name: outcome for outcome in answer.outcomes}
+    by_name = {replay.name: replay for replay in answer.outcomes}
     recorded = by_name["recorded"]
 
     assert (FRAGMENTING_CARD, "oom") == (answer.card_bytes, answer.card_source)
     assert recorded.oom is not None
-    assert ("fragmentation", "stranded", 300 * MIB) == (
-        recorded.oom.cause, recorded.oom.detail, recorded.oom.requested)  # fmt: skip
+    assert ("fragmentation", "stranded") == (recorded.oom.cause, recorded.oom.detail)
+    assert 300 * MIB == recorded.oom.requested
     assert recorded.oom.event == answer.events - 1
     assert by_name["expandable segments"].oom is None
     assert ("change", "expandable segments") == (
@@ -234,8 +234,8 @@ def test_expandable_segments_are_recommended_where_they_save_the_run() -> None:
     assert allocator.stats.num_ooms == 0
 
 
-def test_where_nothing_helps_the_settings_stay() -> None:
-    """A run that asks for more than the card has is told to keep its settings and ask for less."""
+def test_the_settings_stay_if_none_helps() -> None:
+    """For a run that needs more than the card has, the answer is to request less."""
     allocator = recording_allocator("", CARD_BYTES)
     for _ in range(3):
         allocator.malloc(30 * MIB)
@@ -250,8 +250,8 @@ def test_where_nothing_helps_the_settings_stay() -> None:
     assert "smaller batch" in answer.verdict.sentence
 
 
-def test_a_trace_that_cannot_be_repeated_gets_no_verdict() -> None:
-    """When other addresses come out than were recorded, it is said so and nothing is recommended."""
+def test_a_trace_that_is_not_reproduced_gets_no_recommendation() -> None:
+    """If the replay results in other addresses, the answer is the reason alone."""
     recording = fragmented()
     moved = tuple(
         replace(event, address=event.address + MIB) if event.action == "alloc" else event
@@ -264,8 +264,8 @@ def test_a_trace_that_cannot_be_repeated_gets_no_verdict() -> None:
     assert "No recommendation" in answer.verdict.sentence
 
 
-def test_a_trace_from_the_middle_is_judged_from_one_start() -> None:
-    """When tensors were alive before the trace, the recorded settings start the same way as the others."""
+def test_a_trace_from_the_middle_starts_packed_under_every_setting() -> None:
+    """If tensors existed before the trace, all settings start from the same memory."""
     recording = fragmented()
     answer = what_if(replace(recording, events=recording.events[60:]))
     assert 1.0 == answer.fidelity.share
@@ -275,7 +275,7 @@ def test_a_trace_from_the_middle_is_judged_from_one_start() -> None:
 
 
 def test_without_a_card_no_setting_runs_out_of_memory() -> None:
-    """A trace without OOM on a card of unknown size tells what each setting needs, and says so."""
+    """On a card of unknown size, the answer is what each setting needs."""
     allocator = recording_allocator("", 100 * FRAGMENTING_CARD)
     fragmenting(allocator)
     answer = what_if(allocator.recording({CONF: ""}))
@@ -287,16 +287,16 @@ def test_without_a_card_no_setting_runs_out_of_memory() -> None:
     assert "not known" in answer.caveats[0]
 
 
-def test_settings_that_pytorch_refuses_are_not_replayed() -> None:
-    """A setting that would stop the program at its start is reported with PyTorch's reason."""
+def test_settings_that_pytorch_rejects_are_not_replayed() -> None:
+    """A setting that would stop the program at its start has PyTorch's reason."""
     answer = what_if(fragmented(), settings=("max_split_size_mb:16", "max_split_size_mb:64"))
     _, refused, tried = answer.outcomes
     assert "max_split_size_mb must be 20 or more." == refused.refused
     assert tried.refused is None
 
 
-def test_progress_grows_towards_its_end() -> None:
-    """Progress never falls, and never passes the number of events of all replays, which stays the same."""
+def test_progress_never_falls() -> None:
+    """Progress rises up to the number of events of all replays, which is constant."""
     seen: list[tuple[int, int]] = []
     what_if(fragmented(), progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
@@ -304,15 +304,15 @@ def test_progress_grows_towards_its_end() -> None:
     assert 1 == len({total for _, total in seen})
 
 
-def test_a_card_without_memory_is_refused() -> None:
-    """A size that no card has is the caller's mistake."""
+def test_a_card_without_memory_is_rejected() -> None:
+    """A card of 0 bytes is a usage error."""
     with pytest.raises(UsageError):
         what_if(fragmented(), card_bytes=0)
 
 
 @pytest.mark.parametrize("name", ["training_256", "forward_bf16_128", "forward_fp32_128", "small"])
-def test_recordings_of_real_gpus_are_repeated(name: str, root: Path) -> None:
-    """Every allocation of traces that others recorded on real GPUs lands on its address."""
+def test_recordings_of_real_gpus_are_reproduced(name: str, root: Path) -> None:
+    """Every allocation of public traces from real GPUs gets its recorded address."""
     path = root.parent / "shared" / "snapshots" / f"{name}.pickle"
     if not path.exists():
         pytest.skip(f"no recorded snapshot at {path}")
@@ -323,8 +323,8 @@ def test_recordings_of_real_gpus_are_repeated(name: str, root: Path) -> None:
         assert answer.fidelity.oldest_segment_first is not True
 
 
-def test_a_smaller_card_is_judged_by_your_settings_on_it() -> None:
-    """What ran on a larger card is replayed on the given one under its own settings, where it fails as it would."""
+def test_a_smaller_card_is_compared_with_the_recorded_settings_on_it() -> None:
+    """The recorded settings are replayed on a smaller card, and fail there as they would."""
     allocator = recording_allocator("", 100 * FRAGMENTING_CARD)
     fragmenting(allocator)
     answer = what_if(
@@ -340,8 +340,8 @@ def test_a_smaller_card_is_judged_by_your_settings_on_it() -> None:
 
 
 @pytest.mark.parametrize("size", [1, MIB // 2, 1 << 62, 1 << 44])
-def test_pages_that_no_pytorch_maps_are_refused(size: int) -> None:
-    """A stranger's trace may claim any mapping: one sentence, and no memory or time spent on what it claims."""
+def test_mappings_that_pytorch_never_makes_are_rejected(size: int) -> None:
+    """A malicious trace with any mapping is one sentence, and uses no memory or time."""
     recording = fragmented()
     wild = [
         replace(recording.events[0], action=action, size=size)

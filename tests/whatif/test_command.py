@@ -1,4 +1,4 @@
-"""`torchmem whatif` as a process: its words, its JSON, its picture, and one sentence for every mistake."""
+"""`torchmem whatif` as a process: its page, JSON, plot, and one sentence per error."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def whatif(*arguments: str | Path, encoding: str = "utf-8") -> subprocess.Comple
     """Run the command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "torchmem.cli", "whatif", *map(str, arguments)],
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONIOENCODING": encoding, "COLUMNS": "100"},
-        capture_output=True, encoding=encoding, timeout=120, check=False,
-    )  # fmt: skip
+        env={"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": encoding, "COLUMNS": "100"},
+        capture_output=True,
+        encoding=encoding,
+        timeout=120,
+        check=False,
+    )
 
 
 def check_golden(name: str, shown: str) -> None:
@@ -40,15 +43,15 @@ def check_golden(name: str, shown: str) -> None:
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job with varying sizes that a card of 1 GiB holds with retries."""
+    """Return a job with varying sizes that fits on a card of 1 GiB with retries."""
     return write(
         varying_lengths(steps=30).snapshot(), tmp_path_factory.mktemp("snapshot") / "rank0.pickle"
     )
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_the_words_for_each_verdict(name: str) -> None:
-    """The page is the one on file, and it fits 100 columns."""
+def test_the_page_of_each_decision(name: str) -> None:
+    """The page equals the golden file, and fits in 100 columns."""
     shown = page(BY_NAME[name])
 
     check_golden(f"{name}.txt", shown)
@@ -56,7 +59,7 @@ def test_the_words_for_each_verdict(name: str) -> None:
 
 
 def test_the_page_of_a_real_replay(snapshot: Path) -> None:
-    """A recorded job replays to the page on file, with exit code 0."""
+    """The page of a recorded job equals the golden file, with exit code 0."""
     done = whatif(snapshot, "--card", "1.5GiB")
 
     assert (0, "") == (done.returncode, done.stderr)
@@ -64,40 +67,35 @@ def test_the_page_of_a_real_replay(snapshot: Path) -> None:
 
 
 def test_the_json_of_a_real_replay(snapshot: Path) -> None:
-    """The JSON is that on file but for the timelines, whose columns have one length and end at the last event."""
+    """The JSON equals the golden file; the columns of each timeline have equal lengths."""
     done = whatif(snapshot, "--card", "1.5GiB", "--json")
-    found = json.loads(done.stdout)
-    for outcome in found["outcomes"]:
+    answer = json.loads(done.stdout)
+    for outcome in answer["outcomes"]:
         timeline = outcome.pop("timeline")
         assert {"event", "reserved", "allocated", "stranded"} == timeline.keys()
         assert 1 == len({len(column) for column in timeline.values()})
 
     assert (0, "", 1) == (done.returncode, done.stderr, len(done.stdout.splitlines()))
-    check_golden("replay.json", json.dumps(found, indent=1) + "\n")
+    check_golden("replay.json", json.dumps(answer, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("result", BY_NAME.values(), ids=BY_NAME)
-def test_the_json_holds_what_the_page_says(result: WhatIf) -> None:
-    """What the answer implies is in it as well: share, trust, and the bytes that suffice."""
-    found = json.loads(document(result))
+def test_the_json_has_what_the_page_shows(result: WhatIf) -> None:
+    """The JSON includes derived values: share, trusted, and sufficient."""
+    answer = json.loads(document(result))
 
-    assert (1, result.name, result.verdict.line) == (
-        found["schema"],
-        found["name"],
-        found["verdict"]["line"],
-    )
-    assert (result.fidelity.share, result.fidelity.trusted) == (
-        found["fidelity"]["share"],
-        found["fidelity"]["trusted"],
-    )
-    for outcome, shown in zip(result.outcomes, found["outcomes"], strict=True):
+    assert (1, result.name) == (answer["schema"], answer["name"])
+    assert result.verdict.line == answer["verdict"]["line"]
+    assert result.fidelity.share == answer["fidelity"]["share"]
+    assert result.fidelity.trusted == answer["fidelity"]["trusted"]
+    for outcome, shown in zip(result.outcomes, answer["outcomes"], strict=True):
         if outcome.refused is not None:
             assert {"name": outcome.name, "conf": outcome.conf, "refused": outcome.refused} == shown
         else:
             assert (outcome.sufficient, outcome.retries) == (shown["sufficient"], shown["retries"])
 
 
-def test_settings_of_ones_own_take_the_place_of_the_usual_ones(snapshot: Path) -> None:
+def test_given_settings_replace_the_usual_ones(snapshot: Path) -> None:
     """Each `--setting` is one row after that of the recording."""
     mine = "max_split_size_mb:333", "expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
     done = whatif(snapshot, "--json", "--setting", mine[0], "--setting", mine[1])
@@ -105,8 +103,8 @@ def test_settings_of_ones_own_take_the_place_of_the_usual_ones(snapshot: Path) -
     assert ["", *mine] == [outcome["conf"] for outcome in json.loads(done.stdout)["outcomes"]]
 
 
-def test_several_snapshots_are_answered_one_after_the_other(snapshot: Path, tmp_path: Path) -> None:
-    """A bad file among them is one sentence on stderr and exit code 2; the others are answered."""
+def test_several_snapshots_are_answered_in_order(snapshot: Path, tmp_path: Path) -> None:
+    """An unusable file is one sentence on stderr and exit code 2; the others are answered."""
     missing = tmp_path / "missing.pickle"
     done = whatif(snapshot, missing, snapshot, "--json")
 
@@ -116,7 +114,7 @@ def test_several_snapshots_are_answered_one_after_the_other(snapshot: Path, tmp_
 
 
 def test_a_device_is_chosen(tmp_path: Path) -> None:
-    """With `--device` only that GPU is answered; without, all that have a trace."""
+    """With `--device`, only that GPU is answered; otherwise all that have a trace."""
     jobs = [RecordedJob(device=0), RecordedJob(device=1)]
     for job in jobs:
         job.alloc(5 * MIB)
@@ -142,15 +140,15 @@ def test_a_device_is_chosen(tmp_path: Path) -> None:
     )
 
 
-def test_no_verdict_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
-    """A trace that the replay does not repeat gets no verdict, the reason, no picture, and exit code 1."""
+def test_no_recommendation_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
+    """A trace that is not reproduced gets a reason, no plot, and exit code 1."""
     pytest.importorskip("matplotlib")
-    found = varying_lengths(steps=6).snapshot()
-    for entry in found["device_traces"][0]:
+    content = varying_lengths(steps=6).snapshot()
+    for entry in content["device_traces"][0]:
         if entry["action"] in {"alloc", "free_requested", "free_completed"}:
             entry["addr"] ^= 1 << 40
     picture = tmp_path / "picture.png"
-    done = whatif(write(found, tmp_path / "odd.pickle"), "--plot", picture)
+    done = whatif(write(content, tmp_path / "odd.pickle"), "--plot", picture)
 
     assert 1 == done.returncode
     assert (
@@ -162,8 +160,8 @@ def test_no_verdict_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_picture_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
-    """The file is of the kind that its name says, and the drawing names the snapshot and each setting."""
+def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
+    """The format follows from the suffix; the plot names the snapshot and each setting."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{suffix}"
     done = whatif(snapshot, "--card", "1.5GiB", "--plot", path, "--json")
@@ -172,12 +170,12 @@ def test_a_picture_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None
     if suffix == ".png":
         assert path.read_bytes().startswith(b"\x89PNG")
         return
-    words = ET.parse(path).getroot()  # noqa: S314 - drawn by this test
-    comments = path.read_text()
-    assert words.tag.endswith("svg")
+    root = ET.parse(path).getroot()  # noqa: S314 - drawn by this test
+    text = path.read_text()
+    assert root.tag.endswith("svg")
     for outcome in json.loads(done.stdout)["outcomes"]:
-        assert outcome["name"] in comments
-    assert "rank0.pickle, GPU 0" in comments
+        assert outcome["name"] in text
+    assert "rank0.pickle, GPU 0" in text
 
 
 @pytest.mark.parametrize(
@@ -196,10 +194,10 @@ def test_a_picture_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None
         (("--plot", "nowhere/picture.png"), "--plot: there is no directory nowhere"),
     ],
 )
-def test_a_flag_that_cannot_be_used_is_one_sentence(
+def test_an_invalid_flag_is_one_sentence(
     snapshot: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    """It is found before anything is replayed, and the exit code is 2."""
+    """It is reported before anything is replayed, and the exit code is 2."""
     done = whatif(snapshot, *arguments)
 
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
@@ -207,9 +205,10 @@ def test_a_flag_that_cannot_be_used_is_one_sentence(
 
 
 def test_without_matplotlib_the_extra_is_named(snapshot: Path, tmp_path: Path) -> None:
-    """The base install answers without `--plot`, and with it names the extra to install."""
+    """The base install answers without `--plot`; with it, the error names the extra."""
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'rich', 'msgspec', 'numpy'])); "
+        "import sys; "
+        "sys.modules.update(dict.fromkeys(['matplotlib', 'rich', 'msgspec', 'numpy'])); "
         "from torchmem.cli.main import main; sys.exit(main())"
     )
     command = [sys.executable, "-c", program, "whatif", str(snapshot)]
@@ -220,21 +219,19 @@ def test_without_matplotlib_the_extra_is_named(snapshot: Path, tmp_path: Path) -
 
     assert (0, "") == (plain.returncode, plain.stderr)
     assert (2, "") == (drawn.returncode, drawn.stdout)
-    assert (
-        "`torchmem whatif --plot` needs the Python package 'matplotlib': run pip install 'torchmem[plot]'."
-        in (drawn.stderr)
-    )
+    assert "needs the Python package 'matplotlib'" in drawn.stderr
+    assert "run pip install 'torchmem[plot]'" in drawn.stderr
 
 
-def test_a_terminal_without_unicode_gets_the_words(snapshot: Path) -> None:
-    """Under a narrow character set the page comes without an error."""
+def test_a_terminal_without_unicode_gets_the_page(snapshot: Path) -> None:
+    """With the ASCII character set, the page is printed without an error."""
     done = whatif(snapshot, encoding="ascii")
 
     assert (0, "") == (done.returncode, done.stderr)
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal, or not."""
+    """A stream that is a terminal, or not."""
 
     def __init__(self, *, is_terminal: bool) -> None:
         super().__init__()
@@ -248,8 +245,10 @@ class Terminal(io.StringIO):
     ("is_terminal", "seconds", "drawn"),
     [(True, 5.0, True), (True, 0.5, False), (False, 5.0, False)],
 )
-def test_progress_is_for_those_who_wait(is_terminal: bool, seconds: float, drawn: bool) -> None:
-    """A bar comes on a terminal after a second, never elsewhere, and is gone at the end."""
+def test_progress_appears_on_a_terminal_after_a_second(
+    is_terminal: bool, seconds: float, drawn: bool
+) -> None:
+    """The bar appears only on a terminal, after a second, and is erased at the end."""
     stream, now = Terminal(is_terminal=is_terminal), [0.0]
     with Progress("replaying rank0.pickle", stream, lambda: now[0]) as progress:
         now[0] = seconds

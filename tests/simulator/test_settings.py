@@ -1,4 +1,4 @@
-"""What each setting changes, seen alone; golden traces hold all of it together."""
+"""The effect of each setting; test_golden.py tests their combinations."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from torchmem.simulator.stats import DeviceStats
 
 
 def allocator(conf: str, card_bytes: int = GIB) -> DeviceCachingAllocator:
-    """An allocator under these settings."""
+    """Return an allocator under these settings."""
     return DeviceCachingAllocator(
         SimulatedCard(card_bytes, context_bytes=0), config=AllocatorConfig.parse(conf)
     )
 
 
 def test_oversize_blocks_stay_whole() -> None:
-    """From max_split_size on a block is neither split nor given to a smaller request, nor to one much smaller."""
+    """From max_split_size on, a block is not split and serves only requests near its size."""
     oversize = allocator("max_split_size_mb:64")
     oversize.free(oversize.malloc(100 * MIB))
     small, far, near = (oversize.malloc(size * MIB) for size in (40, 79, 81))
     assert [40 * MIB, 80 * MIB, 100 * MIB] == [block.size for block in (small, far, near)]
     stats = oversize.memory_stats_as_nested_dict()
-    assert (2, 2, 64 * MIB) == (
-        stats["oversize_allocations"]["current"], stats["oversize_segments"]["current"], stats["max_split_size"]
-    )  # fmt: skip
+    counts = [stats[f"oversize_{kind}"]["current"] for kind in ("allocations", "segments")]
+    assert ([2, 2], 64 * MIB) == (counts, stats["max_split_size"])
 
 
-def test_oversize_blocks_go_back_before_everything_else() -> None:
-    """With max_split_size only as many large cached blocks are given back as the request needs, without a retry."""
+def test_oversize_blocks_are_released_first() -> None:
+    """Only as many oversize blocks are released as a request needs, without a retry."""
     oversize = allocator("max_split_size_mb:64", 300 * MIB)
     for block in [oversize.malloc(size * MIB) for size in (70, 80, 90, 30)]:
         oversize.free(block)
@@ -44,8 +43,8 @@ def test_oversize_blocks_go_back_before_everything_else() -> None:
     )
 
 
-def test_garbage_collection_takes_the_oldest() -> None:
-    """Above the threshold the cached segments that went unused longest are given back, before memory runs out."""
+def test_garbage_collection_releases_the_oldest() -> None:
+    """Above the threshold, the cached segments unused for longest are released."""
     collecting = allocator(
         "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5", 400 * MIB
     )
@@ -59,8 +58,8 @@ def test_garbage_collection_takes_the_oldest() -> None:
     assert 0 == collecting.memory_stats_as_nested_dict()["num_alloc_retries"]
 
 
-def test_requests_may_be_refused_before_the_driver_is_asked() -> None:
-    """With throw_on_cudamalloc_oom a request beyond the card is rejected at once, and is no OOM for the statistics."""
+def test_requests_may_be_rejected_before_the_driver_is_asked() -> None:
+    """With throw_on_cudamalloc_oom, a request beyond the card is a rejection, not an OOM."""
     strict = allocator("throw_on_cudamalloc_oom:True", 100 * MIB)
     strict.free(strict.malloc(40 * MIB))
     with pytest.raises(
@@ -75,7 +74,7 @@ def test_requests_may_be_refused_before_the_driver_is_asked() -> None:
 
 @pytest.mark.parametrize(("oldest_first", "taken"), [(True, 0), (False, 1)])
 def test_equal_blocks_are_taken_by_age_or_by_address(oldest_first: bool, taken: int) -> None:
-    """PyTorch 2.13 takes the block of the oldest segment; up to 2.11 it took the one at the lowest address."""
+    """PyTorch 2.13 takes the block of the oldest segment, up to 2.11 the lowest address."""
 
     class Descending(SimulatedCard):
         next = 1 << 40
@@ -91,8 +90,8 @@ def test_equal_blocks_are_taken_by_age_or_by_address(oldest_first: bool, taken: 
     assert descending.malloc(30 * MIB) is blocks[taken]
 
 
-def test_the_best_fit_is_found_among_very_many() -> None:
-    """Free blocks stay in order, and each is found, when there are more of them than one run holds."""
+def test_the_best_fit_is_found_among_many_blocks() -> None:
+    """Free blocks stay in order if there are more of them than one run holds."""
     pool = BlockPool(is_small=True, stats=DeviceStats().of_pool(is_small=True))
     count = 3 * MAX_RUN_LENGTH
     sizes = [512 * (1 + number * 7919 % count) for number in range(count)]
