@@ -53,11 +53,11 @@ def run(make: Layer, *inputs: Tensor) -> dict[str, Any]:
     missing = [
         tensor for tensor in (*leaves, *weights) if tensor.requires_grad and tensor.grad is None
     ]
-    least = bytes_of([output, *(tensor.grad for tensor in (*leaves, *weights))])
+    minimum = bytes_of([output, *(tensor.grad for tensor in (*leaves, *weights))])
     return {
         "shape": list(output.shape),
         "without_gradient": len(missing),
-        "least": least,
+        "minimum": minimum,
         "peak": torch.cuda.max_memory_allocated() - before,
         "backward": str(output.grad_fn),
     }

@@ -38,14 +38,14 @@ def evaluated(tmp_path: Path, include: str, folder: Path, expressions: list[str]
 
 
 def differences(
-    tmp_path: Path, headers: Path, ours: list[str], theirs: list[str]
+    tmp_path: Path, headers: Path, own: list[str], nvidia: list[str]
 ) -> list[tuple[str, int, int]]:
     """Return the phantom's expressions whose values differ from NVIDIA's, with both values."""
-    values = evaluated(tmp_path, '#include "cuda_abi.h"', SOURCES, ours)
+    values = evaluated(tmp_path, '#include "cuda_abi.h"', SOURCES, own)
     expected = evaluated(
-        tmp_path, "#include <cuda.h>\n#include <cuda_runtime_api.h>", headers, theirs
+        tmp_path, "#include <cuda.h>\n#include <cuda_runtime_api.h>", headers, nvidia
     )
-    rows = zip(ours, values, expected, strict=True)
+    rows = zip(own, values, expected, strict=True)
     return [row for row in rows if row[1] != row[2]]
 
 
@@ -54,9 +54,9 @@ def test_every_constant_has_nvidias_value(tmp_path: Path, headers: Path) -> None
     known = "".join((headers / name).read_text() for name in ("cuda.h", "driver_types.h"))
     names = re.findall(r"\b((?:cuda[A-Z]\w+|CUDA_\w+|CU_\w+)) = -?\d+", DECLARATIONS)
     names = [name for name in names if name in known]
-    theirs = ["cudaInvalidDeviceId" if name == "cudaInvalidDevice" else name for name in names]
+    nvidia = ["cudaInvalidDeviceId" if name == "cudaInvalidDevice" else name for name in names]
 
-    assert [] == differences(tmp_path, headers, names, theirs)
+    assert [] == differences(tmp_path, headers, names, nvidia)
     assert len(names) > 80
 
 
@@ -79,36 +79,31 @@ def fields(struct: str) -> list[str]:
 def test_structures_have_nvidias_layout(tmp_path: Path, headers: Path) -> None:
     """The offsets of all fields that are written and the sizes of all copied structs are equal."""
     (version,) = evaluated(tmp_path, "#include <cuda_runtime_api.h>", headers, ["CUDART_VERSION"])
-    ours = f"struct cudaDeviceProp{12 if version < 13000 else 13}"
-    whole = [
-        ("cudaFuncAttributes", "cudaFuncAttributes"),
-        (ours.removeprefix("struct "), "cudaDeviceProp"),
+    properties = f"cudaDeviceProp{12 if version < 13000 else 13}"
+    structs = [("cudaFuncAttributes", "cudaFuncAttributes"), (properties, "cudaDeviceProp")]
+    offsets = [
+        *offset_pairs(f"struct {properties}", "struct cudaDeviceProp", fields("DEVICE_PROPERTIES")),
+        *offset_pairs(ALLOCATION, ALLOCATION, ["requestedHandleTypes", "location"]),
     ]
-    parts = [
-        (ours, "struct cudaDeviceProp", name)
-        for name in fields("DEVICE_PROPERTIES")
-        if name not in OURS
-    ]
-    for struct in ("cudaPointerAttributes", "cudaFuncAttributes"):
-        parts += [
-            (f"struct {struct}", f"struct {struct}", name)
-            for name in fields(struct)
-            if name not in OURS
-        ]
-    parts += [
-        ("CUmemAllocationProp", "CUmemAllocationProp", name)
-        for name in ("requestedHandleTypes", "location")
-    ]
-    mine = [f"sizeof(struct {name})" for name, _ in whole] + [
-        f"offsetof({name}, {field})" for name, _, field in parts
-    ]
-    real = [f"sizeof(struct {name})" for _, name in whole] + [
-        f"offsetof({name}, {field})" for _, name, field in parts
-    ]
+    for struct in ("struct cudaPointerAttributes", "struct cudaFuncAttributes"):
+        offsets += offset_pairs(struct, struct, fields(struct.removeprefix("struct ")))
+    pairs = [(f"sizeof(struct {own})", f"sizeof(struct {real})") for own, real in structs] + offsets
 
-    assert [] == differences(tmp_path, headers, mine, real)
-    assert len(parts) > 70
+    assert [] == differences(
+        tmp_path, headers, [own for own, _ in pairs], [real for _, real in pairs]
+    )
+    assert len(offsets) > 70
 
 
-OURS = {"textureAndSurfaceSizes", "newerAndReserved", "cluster", "x", "y", "z"}
+def offset_pairs(own: str, nvidia: str, names: list[str]) -> list[tuple[str, str]]:
+    """Return the offsets of fields in the phantom's struct and in NVIDIA's, as C expressions."""
+    return [
+        (f"offsetof({own}, {name})", f"offsetof({nvidia}, {name})")
+        for name in names
+        if name not in OWN_NAMES
+    ]
+
+
+ALLOCATION = "CUmemAllocationProp"
+OWN_NAMES = {"textureAndSurfaceSizes", "newerAndReserved", "cluster", "x", "y", "z"}
 """The phantom's own names, for groups of fields that are never read."""

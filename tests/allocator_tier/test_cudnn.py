@@ -52,7 +52,7 @@ def is_right(case: dict[str, Any]) -> bool:
     return (
         case["shape"] == case["meta"]
         and not case["without_gradient"]
-        and case["peak"] >= case["least"] > 0
+        and case["peak"] >= case["minimum"] > 0
     )
 
 
@@ -79,8 +79,8 @@ def check_workspace(mode: str, nchw: int, nhwc: int) -> None:
         assert (0, 0) == (nchw, nhwc)
         return
     copies = 2 * IMAGES + FILTER
-    least = IMAGES if mode == "cuDNN's own workspaces" else copies
-    assert least <= nchw < copies + 2 * 2**20
+    minimum = IMAGES if mode == "cuDNN's own workspaces" else copies
+    assert minimum <= nchw < copies + 2 * 2**20
     assert 0 <= nhwc < 2 * 2**20
 
 

@@ -57,9 +57,9 @@ def kept() -> int:
 def test_the_peak_matches_the_formula(environment: dict[str, str]) -> None:
     """In single precision, the peak is activations, weights, momentum and at most a tenth more."""
     weights = 25_557_032
-    least = 4 * (BATCH * kept() + 2 * weights) / GIB
+    minimum = 4 * (BATCH * kept() + 2 * weights) / GIB
 
-    assert least <= peak(environment) < 1.1 * least + 4 * weights / GIB
+    assert minimum <= peak(environment) < 1.1 * minimum + 4 * weights / GIB
 
 
 def test_each_variant_takes_less(environment: dict[str, str]) -> None:

@@ -32,7 +32,7 @@ def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Co
 
 
 @pytest.mark.parametrize(
-    ("flags", "shown"),
+    ("flags", "expected"),
     [
         ([], "h100-80gb 85020639232 132 1"),
         (["--card", "t4"], "t4-16gb 15828254720 40 1"),
@@ -42,12 +42,12 @@ def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Co
     ids=["default", "card", "memory", "both"],
 )
 def test_the_flags_choose_the_card(
-    cache: dict[str, str], tmp_path: Path, flags: list[str], shown: str
+    cache: dict[str, str], tmp_path: Path, flags: list[str], expected: str
 ) -> None:
     """The environment of the command has the card, the number of cards and their memory."""
     done = run(cache, tmp_path, *flags, "--", *BARE)
 
-    assert (0, shown) == (done.returncode, done.stdout.strip()), done.stderr
+    assert (0, expected) == (done.returncode, done.stdout.strip()), done.stderr
 
 
 def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_defined_undefined_and_weak_symbols(library: Path) -> None:
     """Calls to other libraries are undefined, its own are defined, static ones are missing."""
-    found = {symbol.name: (symbol.defined, symbol.weak) for symbol in dynamic_symbols(library)}
+    symbols = {symbol.name: (symbol.defined, symbol.weak) for symbol in dynamic_symbols(library)}
 
-    assert (False, False) == found["missing"]
-    assert (True, True) == found["optional"]
-    assert (True, False) == found["present"]
-    assert "hidden" not in found
+    assert (False, False) == symbols["missing"]
+    assert (True, True) == symbols["optional"]
+    assert (True, False) == symbols["present"]
+    assert "hidden" not in symbols
 
 
 def test_symbols_agree_with_nm() -> None:

@@ -46,9 +46,9 @@ print(cuda.cudaFree(pointer), cuda.cudaFree(pointer))
 cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
 """)
 
-    shown = parse_card("24GB")
-    free = shown.memory_bytes - shown.context_bytes
-    assert f"{free} {shown.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
+    card = parse_card("24GB")
+    free = card.memory_bytes - card.context_bytes
+    assert f"{free} {card.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
 
 
 def test_device_memory_costs_no_memory_of_the_host(on_card: Run) -> None:
@@ -59,8 +59,8 @@ print(cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(20 * 10**9)))
 source = ctypes.c_void_p(pointer.value + 10**9)
 print(cuda.cudaMemcpy(host, source, ctypes.c_size_t(64), 2), host.raw[:64] == bytes(64))
 # getrusage would include the parent's peak before exec.
-most = open("/proc/self/status").read().partition("VmHWM:")[2]
-print(int(most.split()[0]) < 200 * 1024)
+peak = open("/proc/self/status").read().partition("VmHWM:")[2]
+print(int(peak.split()[0]) < 200 * 1024)
 """)
 
     assert "0\n0 True\nTrue\n" == done.stdout, done.stderr
@@ -148,11 +148,11 @@ def test_other_environments_are_unchanged(cache: dict[str, str], tmp_path: Path)
     before, given = dict(os.environ), dict(cache)
 
     made = phantom_environment(
-        parse_card("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/theirs.so"}
+        parse_card("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/other.so"}
     )
 
     assert (before, given) == (dict(os.environ), cache)
-    assert made["LD_PRELOAD"].endswith(":/lib/theirs.so")
+    assert made["LD_PRELOAD"].endswith(":/lib/other.so")
     again = phantom_environment(parse_card("t4"), 2, tmp_path, made)
     assert made["LD_PRELOAD"] == again["LD_PRELOAD"]
 

@@ -28,12 +28,12 @@ def environment_with(
 
 def test_a_cuda_build_is_found_without_importing_it(tmp_path: Path) -> None:
     """Version, CUDA and folder are those of the interpreter in the command."""
-    found = cuda_build(PYTHON, environment_with(tmp_path, "2.13.0+cu130", "13.0"))
+    build = cuda_build(PYTHON, environment_with(tmp_path, "2.13.0+cu130", "13.0"))
 
     assert ("2.13.0+cu130", "13.0", tmp_path / "site" / "torch") == (
-        found.version,
-        found.cuda,
-        found.folder,
+        build.version,
+        build.cuda,
+        build.folder,
     )
 
 
@@ -110,11 +110,11 @@ def test_a_launcher_uses_the_python_of_its_first_line(tmp_path: Path, first: str
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     environment = {"PATH": str(tmp_path / "bin")}
 
-    found = script_interpreter(
+    python = script_interpreter(
         script(tmp_path, first.format(python=tmp_path / "bin" / "python3")), environment
     )
 
-    assert str(tmp_path / "bin" / "python3") == found
+    assert str(tmp_path / "bin" / "python3") == python
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_report_of_a_script_that_does_not_fit(run: Preflight) -> None:
 
 
 def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
-    """Each setting and each card is then run, and the report says so."""
+    """Each setting and each card is then run, and the page shows that."""
     script = PlayedScript(odd=True)
     confs = "max_split_size_mb:64", "expandable_segments:True"
     code, stdout, _ = run(
@@ -273,9 +273,9 @@ def test_no_verdict_is_one_sentence(
     run: Preflight, then: Callable[[RunPlan, RunResult], RunResult], sentence: str
 ) -> None:
     """The exit code is 2, whatever that of the script, and nothing else is printed."""
-    found, stdout, stderr = run(PlayedScript(then=then), "--card", "2GB")
+    code, stdout, stderr = run(PlayedScript(then=then), "--card", "2GB")
 
-    assert (2, "", 1) == (found, stdout, len(stderr.splitlines()))
+    assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
     assert sentence in stderr
 
 
@@ -411,8 +411,11 @@ def torchmem(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "torchmem.cli", "preflight", *arguments],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"} | environment,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_the_cards_are_listed() -> None:

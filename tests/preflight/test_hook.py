@@ -40,9 +40,9 @@ def test_a_process_without_torch_loads_only_the_hook() -> None:
 
 def test_the_environments_own_sitecustomize_runs(tmp_path: Path) -> None:
     """A sitecustomize.py that is hidden by that of the preflight runs all the same."""
-    (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
+    (tmp_path / "sitecustomize.py").write_text("print('environment')\n")
     done = python("print('script')", tmp_path)
-    assert (done.stderr, done.stdout) == ("", "theirs\nscript\n")
+    assert (done.stderr, done.stdout) == ("", "environment\nscript\n")
 
 
 def test_an_import_of_torch_is_unchanged(tmp_path: Path) -> None:

@@ -108,19 +108,19 @@ static int result(void *to, size_t size, int first_byte)
     return 0;
 }
 
-#define OF_ONE_VECTOR(name, size, value)                                         \
-    int name(struct handle *handle, int n, const void *x, int step, void *to)    \
-    {                                                                            \
-        (void)handle, (void)n, (void)x, (void)step;                              \
-        return result(to, size, value);                                          \
+#define OF_ONE_VECTOR(name, size, value)                                      \
+    int name(struct handle *handle, int n, const void *x, int step, void *to) \
+    {                                                                         \
+        (void)handle, (void)n, (void)x, (void)step;                           \
+        return result(to, size, value);                                       \
     }
 /* The index of the first element, which starts at 1. */
 #define INDEX(name) OF_ONE_VECTOR(name, sizeof(int), n > 0)
-#define OF_TWO_VECTORS(name, size)                                                                                    \
-    int name(struct handle *handle, int n, const void *x, int x_step, const void *y, int y_step, void *to)            \
-    {                                                                                                                 \
-        (void)handle, (void)n, (void)x, (void)x_step, (void)y, (void)y_step;                                          \
-        return result(to, size, 0);                                                                                   \
+#define OF_TWO_VECTORS(name, size)                                                                         \
+    int name(struct handle *handle, int n, const void *x, int x_step, const void *y, int y_step, void *to) \
+    {                                                                                                      \
+        (void)handle, (void)n, (void)x, (void)x_step, (void)y, (void)y_step;                               \
+        return result(to, size, 0);                                                                        \
     }
 
 INDEX(cublasIsamax_v2)
@@ -149,25 +149,25 @@ OF_TWO_VECTORS(cublasZdotu_v2, 16)
 WORK(cublasDotEx)
 
 /* Batches of factorizations. `info` on the host is 0: no argument was wrong. */
-#define FACTORS(T)                                                                                                    \
-    WORK(cublas##T##getrfBatched)                                                                                     \
-    WORK(cublas##T##getriBatched)                                                                                     \
-    int cublas##T##geqrfBatched(struct handle *handle, int m, int n, void *a, int lda, void *tau, int *info)          \
-    {                                                                                                                 \
-        (void)handle, (void)m, (void)n, (void)a, (void)lda, (void)tau;                                                \
-        return result(info, sizeof *info, 0);                                                                         \
-    }                                                                                                                 \
-    int cublas##T##getrsBatched(struct handle *handle, int trans, int n, int sides, void *a, int lda, void *pivots,   \
-                                void *b, int ldb, int *info)                                                          \
-    {                                                                                                                 \
-        (void)handle, (void)trans, (void)n, (void)sides, (void)a, (void)lda, (void)pivots, (void)b, (void)ldb;        \
-        return result(info, sizeof *info, 0);                                                                         \
-    }                                                                                                                 \
-    int cublas##T##gelsBatched(struct handle *handle, int trans, int m, int n, int sides, void *a, int lda, void *c,  \
-                               int ldc, int *info)                                                                    \
-    {                                                                                                                 \
-        (void)handle, (void)trans, (void)m, (void)n, (void)sides, (void)a, (void)lda, (void)c, (void)ldc;             \
-        return result(info, sizeof *info, 0);                                                                         \
+#define FACTORS(T)                                                                                                   \
+    WORK(cublas##T##getrfBatched)                                                                                    \
+    WORK(cublas##T##getriBatched)                                                                                    \
+    int cublas##T##geqrfBatched(struct handle *handle, int m, int n, void *a, int lda, void *tau, int *info)         \
+    {                                                                                                                \
+        (void)handle, (void)m, (void)n, (void)a, (void)lda, (void)tau;                                               \
+        return result(info, sizeof *info, 0);                                                                        \
+    }                                                                                                                \
+    int cublas##T##getrsBatched(struct handle *handle, int trans, int n, int sides, void *a, int lda, void *pivots,  \
+                                void *b, int ldb, int *info)                                                         \
+    {                                                                                                                \
+        (void)handle, (void)trans, (void)n, (void)sides, (void)a, (void)lda, (void)pivots, (void)b, (void)ldb;       \
+        return result(info, sizeof *info, 0);                                                                        \
+    }                                                                                                                \
+    int cublas##T##gelsBatched(struct handle *handle, int trans, int m, int n, int sides, void *a, int lda, void *c, \
+                               int ldc, int *info)                                                                   \
+    {                                                                                                                \
+        (void)handle, (void)trans, (void)m, (void)n, (void)sides, (void)a, (void)lda, (void)c, (void)ldc;            \
+        return result(info, sizeof *info, 0);                                                                        \
     }
 
 FACTORS(S)

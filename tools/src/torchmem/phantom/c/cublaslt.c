@@ -18,11 +18,11 @@ struct heuristic {
 };
 
 int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
-                                   void *preference, int wanted, struct heuristic *results, int *found)
+                                   void *preference, int requested, struct heuristic *results, int *count)
 {
     (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
-    *found = wanted > 0;
-    if (*found)
+    *count = requested > 0;
+    if (*count)
         results[0] = (struct heuristic){.waves_count = 1};
     return 0;
 }

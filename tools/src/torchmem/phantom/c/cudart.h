@@ -5,7 +5,7 @@
 #include "phantom.h"
 
 /* Stores an error for cudaGetLastError and returns it. */
-cudaError_t answer(cudaError_t error);
+cudaError_t record_error(cudaError_t error);
 /* Opens the device's context. Returns the error that CUDA returns if that fails. */
 cudaError_t enter(int device);
 

@@ -9,7 +9,7 @@
 static __thread cudaError_t last_error;
 static __thread int device_of_thread;
 
-cudaError_t answer(cudaError_t error)
+cudaError_t record_error(cudaError_t error)
 {
     if (error)
         last_error = error;
@@ -73,7 +73,7 @@ int current_device(void) { return device_of_thread; }
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = device_count();
-    return answer(*count ? cudaSuccess : cudaErrorNoDevice);
+    return record_error(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 
 cudaError_t cudaGetDevice(int *device)
@@ -85,12 +85,12 @@ cudaError_t cudaGetDevice(int *device)
 cudaError_t cudaSetDevice(int device)
 {
     if (card_of(device) < 0)
-        return answer(cudaErrorInvalidDevice);
+        return record_error(cudaErrorInvalidDevice);
     device_of_thread = device;
-    return answer(enter(device));
+    return record_error(enter(device));
 }
 
-cudaError_t cudaDeviceSynchronize(void) { return answer(enter(device_of_thread)); }
+cudaError_t cudaDeviceSynchronize(void) { return record_error(enter(device_of_thread)); }
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {

@@ -79,10 +79,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
     struct capture *capture = *capture_of(stream);
     if (!capture_open(capture))
-        return answer(cudaErrorInvalidValue);
+        return record_error(cudaErrorInvalidValue);
     capture->open = false;
     *graph = capture->failed ? NULL : malloc(1);
-    return answer(capture->failed ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+    return record_error(capture->failed ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
 }
 
 /* One node, because PyTorch warns about an empty graph. */
@@ -90,7 +90,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 {
     (void)graph;
     *count = 1;
-    return nodes ? answer(unsupported("cudaGraphGetNodes", cudaErrorNotSupported)) : cudaSuccess;
+    return nodes ? record_error(unsupported("cudaGraphGetNodes", cudaErrorNotSupported)) : cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph_t graph,

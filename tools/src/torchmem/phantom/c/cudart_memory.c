@@ -48,13 +48,13 @@ static size_t device_free(void *pointer)
     return size;
 }
 
-cudaError_t cudaMalloc(void **pointer, size_t size) { return answer(device_malloc(pointer, size)); }
+cudaError_t cudaMalloc(void **pointer, size_t size) { return record_error(device_malloc(pointer, size)); }
 
 cudaError_t cudaFree(void *pointer)
 {
     if (!pointer) /* a common way to create the context */
-        return answer(enter(current_device()));
-    return answer(device_free(pointer) ? cudaSuccess : cudaErrorInvalidValue);
+        return record_error(enter(current_device()));
+    return record_error(device_free(pointer) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
@@ -62,7 +62,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     int device = current_device();
     cudaError_t error = enter(device);
     if (error)
-        return answer(error);
+        return record_error(error);
     *total = card_bytes();
     *free_bytes = card_free_bytes(card_of(device));
     return cudaSuccess;
@@ -95,7 +95,7 @@ cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream)
     cudaError_t error = device_malloc(pointer, size);
     if (!error)
         count_in_pool(current_device(), (int64_t)size);
-    return answer(error);
+    return record_error(error);
 }
 
 cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream)
@@ -105,7 +105,7 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream)
     find_range(pointer, &range);
     size_t size = device_free(pointer);
     count_in_pool(range.device, -(int64_t)size);
-    return answer(size ? cudaSuccess : cudaErrorInvalidValue);
+    return record_error(size ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, int attribute, void *value)
@@ -115,7 +115,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, int attribute, void *val
     case cudaMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool->used; return cudaSuccess;
     case cudaMemPoolAttrReservedMemHigh:
     case cudaMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool->high; return cudaSuccess;
-    default: return answer(unsupported("cudaMemPoolGetAttribute", cudaErrorNotSupported));
+    default: return record_error(unsupported("cudaMemPoolGetAttribute", cudaErrorNotSupported));
     }
 }
 
@@ -151,16 +151,16 @@ cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags)
     (void)flags;
     cudaError_t error = enter(current_device());
     if (error)
-        return answer(error);
+        return record_error(error);
     *pointer = aligned_alloc(4096, (size + 4095) & ~(size_t)4095);
-    return answer(*pointer ? pin(*pointer, size, HOST_PINNED) : cudaErrorMemoryAllocation);
+    return record_error(*pointer ? pin(*pointer, size, HOST_PINNED) : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFreeHost(void *pointer)
 {
     struct range range;
     if (pointer && (!remove_range(pointer, &range) || range.kind != HOST_PINNED))
-        return answer(cudaErrorInvalidValue);
+        return record_error(cudaErrorInvalidValue);
     free(pointer);
     return cudaSuccess;
 }
@@ -168,13 +168,13 @@ cudaError_t cudaFreeHost(void *pointer)
 cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags)
 {
     (void)flags;
-    return answer(pin(pointer, size, HOST_REGISTERED));
+    return record_error(pin(pointer, size, HOST_REGISTERED));
 }
 
 cudaError_t cudaHostUnregister(void *pointer)
 {
     struct range range;
-    return answer(remove_range(pointer, &range) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+    return record_error(remove_range(pointer, &range) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
 /* Host and card use the same addresses. */
@@ -182,7 +182,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 {
     (void)flags;
     *device = host;
-    return answer(find_range(host, &(struct range){0}) ? cudaSuccess : cudaErrorInvalidValue);
+    return record_error(find_range(host, &(struct range){0}) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)

@@ -35,7 +35,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     (void)flags;
     cudaError_t error = enter(current_device());
     if (error)
-        return answer(error);
+        return record_error(error);
     *stream = calloc(1, sizeof **stream);
     (*stream)->priority = priority;
     return cudaSuccess;
@@ -70,10 +70,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     cudaError_t error = wait_in_capture(*capture_of(stream));
-    return answer(error ? error : held ? cudaErrorNotReady : cudaSuccess);
+    return record_error(error ? error : held ? cudaErrorNotReady : cudaSuccess);
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return answer(wait_in_capture(*capture_of(stream))); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return record_error(wait_in_capture(*capture_of(stream))); }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data)
 {
@@ -95,7 +95,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
     cudaError_t error = enter(current_device());
     if (!error)
         *event = calloc(1, sizeof **event);
-    return answer(error);
+    return record_error(error);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
@@ -122,7 +122,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     (void)event;
-    return answer(held ? cudaErrorNotReady : cudaSuccess);
+    return record_error(held ? cudaErrorNotReady : cudaSuccess);
 }
 
 SUCCEED(cudaEventSynchronize)

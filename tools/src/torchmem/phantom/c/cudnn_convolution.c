@@ -30,45 +30,45 @@ static int workspace(void *x, void *w, void *y, size_t *bytes)
 }
 
 /* Algorithm 1 uses tensor cores in all three enumerations of cudnn_cnn.h. */
-static int choose(void *x, void *w, void *y, int wanted, int *found, struct performance *results)
+static int choose(void *x, void *w, void *y, int requested, int *count, struct performance *results)
 {
     enum { MATH_TENSOR = 1, DETERMINISTIC = 1, ALGORITHM = 1 };
     size_t bytes;
     int error = workspace(x, w, y, &bytes);
-    *found = !error && wanted > 0;
-    if (*found)
+    *count = !error && requested > 0;
+    if (*count)
         results[0] = (struct performance){.algorithm = ALGORITHM, .milliseconds = 1, .memory = bytes,
                                           .deterministic = DETERMINISTIC, .math = MATH_TENSOR};
     return error;
 }
 
 /* The three directions differ in the order of input, filter and output. */
-#define DIRECTION(name, a, b, c)                                                                                      \
-    int cudnnGetConvolution##name##WorkspaceSize(void *handle, void *a, void *b, void *convolution, void *c,          \
-                                                 int algorithm, size_t *bytes);                                       \
-    int cudnnGetConvolution##name##WorkspaceSize(void *handle, void *a, void *b, void *convolution, void *c,          \
-                                                 int algorithm, size_t *bytes)                                        \
-    {                                                                                                                 \
-        (void)handle, (void)convolution, (void)algorithm;                                                             \
-        return workspace(x, w, y, bytes);                                                                             \
-    }                                                                                                                 \
-    int cudnnGetConvolution##name##Algorithm_v7(void *handle, void *a, void *b, void *convolution, void *c,           \
-                                                int wanted, int *found, struct performance *results);                 \
-    int cudnnGetConvolution##name##Algorithm_v7(void *handle, void *a, void *b, void *convolution, void *c,           \
-                                                int wanted, int *found, struct performance *results)                  \
-    {                                                                                                                 \
-        (void)handle, (void)convolution;                                                                              \
-        return choose(x, w, y, wanted, found, results);                                                               \
-    }                                                                                                                 \
-    int cudnnFindConvolution##name##AlgorithmEx(void *handle, void *a, void *data_a, void *b, void *data_b,           \
-                                                void *convolution, void *c, void *data_c, int wanted, int *found,     \
-                                                struct performance *results);                                         \
-    int cudnnFindConvolution##name##AlgorithmEx(void *handle, void *a, void *data_a, void *b, void *data_b,           \
-                                                void *convolution, void *c, void *data_c, int wanted, int *found,     \
-                                                struct performance *results)                                          \
-    {                                                                                                                 \
-        (void)handle, (void)convolution, (void)data_a, (void)data_b, (void)data_c;                                    \
-        return choose(x, w, y, wanted, found, results);                                                               \
+#define DIRECTION(name, a, b, c)                                                                                     \
+    int cudnnGetConvolution##name##WorkspaceSize(void *handle, void *a, void *b, void *convolution, void *c,         \
+                                                 int algorithm, size_t *bytes);                                      \
+    int cudnnGetConvolution##name##WorkspaceSize(void *handle, void *a, void *b, void *convolution, void *c,         \
+                                                 int algorithm, size_t *bytes)                                       \
+    {                                                                                                                \
+        (void)handle, (void)convolution, (void)algorithm;                                                            \
+        return workspace(x, w, y, bytes);                                                                            \
+    }                                                                                                                \
+    int cudnnGetConvolution##name##Algorithm_v7(void *handle, void *a, void *b, void *convolution, void *c,          \
+                                                int requested, int *count, struct performance *results);             \
+    int cudnnGetConvolution##name##Algorithm_v7(void *handle, void *a, void *b, void *convolution, void *c,          \
+                                                int requested, int *count, struct performance *results)              \
+    {                                                                                                                \
+        (void)handle, (void)convolution;                                                                             \
+        return choose(x, w, y, requested, count, results);                                                           \
+    }                                                                                                                \
+    int cudnnFindConvolution##name##AlgorithmEx(void *handle, void *a, void *data_a, void *b, void *data_b,          \
+                                                void *convolution, void *c, void *data_c, int requested, int *count, \
+                                                struct performance *results);                                        \
+    int cudnnFindConvolution##name##AlgorithmEx(void *handle, void *a, void *data_a, void *b, void *data_b,          \
+                                                void *convolution, void *c, void *data_c, int requested, int *count, \
+                                                struct performance *results)                                         \
+    {                                                                                                                \
+        (void)handle, (void)convolution, (void)data_a, (void)data_b, (void)data_c;                                   \
+        return choose(x, w, y, requested, count, results);                                                           \
     }
 
 DIRECTION(Forward, x, w, y)

@@ -9,7 +9,7 @@
 static const struct {
     const char *name;
     int attribute;
-} shown[] = {
+} properties[] = {
     {"regsPerBlock", 12}, {"multiProcessorCount", 16}, {"warpSize", 10}, {"maxSharedMemoryPerBlock", 8},
     {"maxSharedMemoryPerBlockOptin", 97}, {"reservedSharedMemoryPerBlock", 111}, {"maxRegistersPerSM", 82},
     {"maxCtasPerSM", 106}, {"maxThreadsPerBlock", 1}, {"maxThreadsPerSM", 39}, {"supportCoopLaunch", 95},
@@ -34,8 +34,8 @@ static int describe(char *text, size_t room, int card)
     for (int list = 0, first = BLOCK_X; list < 2; list++, first = GRID_X)
         n += snprintf(text + n, room - (size_t)n, ",\"%s\":[%d,%d,%d]", lists[list], value_of(first, card),
                       value_of(first + 1, card), value_of(first + 2, card));
-    for (size_t row = 0; row < sizeof shown / sizeof *shown; row++)
-        n += snprintf(text + n, room - (size_t)n, ",\"%s\":%d", shown[row].name, value_of(shown[row].attribute, card));
+    for (size_t row = 0; row < sizeof properties / sizeof *properties; row++)
+        n += snprintf(text + n, room - (size_t)n, ",\"%s\":%d", properties[row].name, value_of(properties[row].attribute, card));
     return n + snprintf(text + n, room - (size_t)n, "}");
 }
 

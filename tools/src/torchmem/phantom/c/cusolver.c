@@ -11,42 +11,42 @@
 
 enum { BLOCK = 32 };
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t panel(int64_t rows) { return most(rows, 1) * BLOCK; }
+static int64_t panel(int64_t rows) { return max(rows, 1) * BLOCK; }
 static int64_t svd(int64_t m, int64_t n)
 {
-    return most(3 * least(m, n) + most(m, n), 5 * least(m, n)) + panel(most(m, n));
+    return max(3 * min(m, n) + max(m, n), 5 * min(m, n)) + panel(max(m, n));
 }
 static int64_t symmetric_eigen(int vectors, int64_t n) { return vectors ? 1 + 6 * n + 2 * n * n : 2 * n + 1; }
-static int64_t jacobi(int64_t m, int64_t n, int64_t batch) { return batch * (m * n + least(m, n) * least(m, n)); }
+static int64_t jacobi(int64_t m, int64_t n, int64_t batch) { return batch * (m * n + min(m, n) * min(m, n)); }
 
-static int elements(int *count, int64_t wanted)
+static int elements(int *count, int64_t length)
 {
-    *count = (int)least(wanted, INT32_MAX);
+    *count = (int)min(length, INT32_MAX);
     return 0;
 }
 
 /* Bytes of one element, by cudaDataType: CUDA_R_32F, CUDA_R_64F, CUDA_C_32F, CUDA_C_64F. */
-static int bytes(size_t *device, size_t *host, int64_t wanted, int type)
+static int bytes(size_t *device, size_t *host, int64_t length, int type)
 {
     static const int sizes[] = {4, 8, 0, 0, 8, 16};
-    *device = (size_t)wanted * (size_t)(type >= 0 && type < 6 ? sizes[type] : 16);
+    *device = (size_t)length * (size_t)(type >= 0 && type < 6 ? sizes[type] : 16);
     *host = 0;
     return 0;
 }
 
-#define HANDLE(create, destroy)     \
-    int create(void **handle)       \
-    {                               \
-        *handle = calloc(1, 1);     \
-        return 0;                   \
-    }                               \
-    int destroy(void *handle)       \
-    {                               \
-        free(handle);               \
-        return 0;                   \
+#define HANDLE(create, destroy) \
+    int create(void **handle)   \
+    {                           \
+        *handle = calloc(1, 1); \
+        return 0;               \
+    }                           \
+    int destroy(void *handle)   \
+    {                           \
+        free(handle);           \
+        return 0;               \
     }
 
 HANDLE(cusolverDnCreate, cusolverDnDestroy)
@@ -186,13 +186,13 @@ int cusolverDnXsytrs_bufferSize(void *handle, int uplo, int64_t n, int64_t right
     return bytes(device, host, panel(right_sides), type);
 }
 
-#define WORK_ONE(T, or, sy)                                                                          \
-    WORK(cusolverDn##T##geqrf) WORK(cusolverDn##T##getrf) WORK(cusolverDn##T##getrs)           \
-    WORK(cusolverDn##T##potrf) WORK(cusolverDn##T##potrs) WORK(cusolverDn##T##sytrf)           \
-    WORK(cusolverDn##T##potrfBatched) WORK(cusolverDn##T##potrsBatched)                           \
-    WORK(cusolverDn##T##or##gqr) WORK(cusolverDn##T##or##mqr) WORK(cusolverDn##T##gesvd)       \
-    WORK(cusolverDn##T##gesvdj) WORK(cusolverDn##T##gesvdjBatched)                                \
-    WORK(cusolverDn##T##gesvdaStridedBatched) WORK(cusolverDn##T##sy##evd)                        \
+#define WORK_ONE(T, or, sy)                                                              \
+    WORK(cusolverDn##T##geqrf) WORK(cusolverDn##T##getrf) WORK(cusolverDn##T##getrs)     \
+    WORK(cusolverDn##T##potrf) WORK(cusolverDn##T##potrs) WORK(cusolverDn##T##sytrf)     \
+    WORK(cusolverDn##T##potrfBatched) WORK(cusolverDn##T##potrsBatched)                  \
+    WORK(cusolverDn##T##or##gqr) WORK(cusolverDn##T##or##mqr) WORK(cusolverDn##T##gesvd) \
+    WORK(cusolverDn##T##gesvdj) WORK(cusolverDn##T##gesvdjBatched)                       \
+    WORK(cusolverDn##T##gesvdaStridedBatched) WORK(cusolverDn##T##sy##evd)               \
     WORK(cusolverDn##T##sy##evj) WORK(cusolverDn##T##sy##evjBatched)
 
 WORK_ONE(S, or, sy)

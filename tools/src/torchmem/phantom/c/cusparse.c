@@ -88,15 +88,15 @@ int cusparseSpSM_bufferSize(void *handle, int a_op, int b_op, void *alpha, const
 }
 
 /* Each is called twice: for the size, without a buffer, and for the work. */
-#define PRODUCT_STEP(name)                                                                                          \
-    int name(void *handle, int a_op, int b_op, void *alpha, const struct matrix *a, const struct matrix *b,         \
-             void *beta, void *c, int type, int algorithm, void *product, size_t *size, void *buffer)               \
-    {                                                                                                               \
-        (void)handle, (void)a_op, (void)b_op, (void)alpha, (void)beta, (void)c, (void)type, (void)algorithm;        \
-        (void)product;                                                                                              \
-        if (!buffer)                                                                                                \
-            *size = per_entry(a) + per_entry(b);                                                                    \
-        return 0;                                                                                                   \
+#define PRODUCT_STEP(name)                                                                                   \
+    int name(void *handle, int a_op, int b_op, void *alpha, const struct matrix *a, const struct matrix *b,  \
+             void *beta, void *c, int type, int algorithm, void *product, size_t *size, void *buffer)        \
+    {                                                                                                        \
+        (void)handle, (void)a_op, (void)b_op, (void)alpha, (void)beta, (void)c, (void)type, (void)algorithm; \
+        (void)product;                                                                                       \
+        if (!buffer)                                                                                         \
+            *size = per_entry(a) + per_entry(b);                                                             \
+        return 0;                                                                                            \
     }
 
 PRODUCT_STEP(cusparseSpGEMM_workEstimation)
@@ -121,18 +121,18 @@ int cusparseXcsrsort_bufferSizeExt(void *handle, int m, int n, int entries, void
 }
 
 /* The sum of two sparse matrices: two steps, with a workspace. */
-#define SUM(T)                                                                                                       \
-    int cusparse##T##csrgeam2_bufferSizeExt(void *handle, int m, int n, void *alpha, void *a, int a_entries,         \
-                                            void *a_values, void *a_rows, void *a_cols, void *beta, void *b,         \
-                                            int b_entries, void *b_values, void *b_rows, void *b_cols, void *c,      \
-                                            void *c_values, void *c_rows, void *c_cols, size_t *size)                \
-    {                                                                                                                \
-        (void)handle, (void)n, (void)alpha, (void)a, (void)a_entries, (void)a_values, (void)a_rows, (void)a_cols;    \
-        (void)beta, (void)b, (void)b_entries, (void)b_values, (void)b_rows, (void)b_cols, (void)c, (void)c_values;   \
-        (void)c_rows, (void)c_cols;                                                                                  \
-        *size = (size_t)m * INDEX_BYTES;                                                                             \
-        return 0;                                                                                                    \
-    }                                                                                                                \
+#define SUM(T)                                                                                                     \
+    int cusparse##T##csrgeam2_bufferSizeExt(void *handle, int m, int n, void *alpha, void *a, int a_entries,       \
+                                            void *a_values, void *a_rows, void *a_cols, void *beta, void *b,       \
+                                            int b_entries, void *b_values, void *b_rows, void *b_cols, void *c,    \
+                                            void *c_values, void *c_rows, void *c_cols, size_t *size)              \
+    {                                                                                                              \
+        (void)handle, (void)n, (void)alpha, (void)a, (void)a_entries, (void)a_values, (void)a_rows, (void)a_cols;  \
+        (void)beta, (void)b, (void)b_entries, (void)b_values, (void)b_rows, (void)b_cols, (void)c, (void)c_values; \
+        (void)c_rows, (void)c_cols;                                                                                \
+        *size = (size_t)m * INDEX_BYTES;                                                                           \
+        return 0;                                                                                                  \
+    }                                                                                                              \
     WORK(cusparse##T##csrgeam2)
 
 SUM(S)

@@ -20,12 +20,12 @@ LOAD(cuLibraryLoadFromFile)
 LOAD(cuLibraryGetModule)
 LOAD(cuKernelGetFunction)
 
-#define FIND(name)                                                                \
+#define FIND(name)                                                               \
     CUresult name(const void **function, const void *module, const char *wanted) \
-    {                                                                             \
-        (void)wanted;                                                             \
-        *function = module;                                                       \
-        return CUDA_SUCCESS;                                                      \
+    {                                                                            \
+        (void)wanted;                                                            \
+        *function = module;                                                      \
+        return CUDA_SUCCESS;                                                     \
     }
 
 FIND(cuModuleGetFunction)

@@ -4,8 +4,8 @@
 
 #include "phantom.h"
 
-#define LACKING(name, code)                 \
-    __attribute__((weak)) int name(void);   \
+#define LACKING(name, code)               \
+    __attribute__((weak)) int name(void); \
     int name(void) { return unsupported(#name, code); }
 
 /* A library's text for an error. */

@@ -60,11 +60,11 @@ void register_predicate(const void *function, const char *name)
     pthread_mutex_unlock(&lock);
 }
 
-#define SIGN(type)                          \
-    {                                       \
-        type value;                         \
-        memcpy(&value, at, sizeof value);   \
-        return (value > 0) - (value < 0);   \
+#define SIGN(type)                        \
+    {                                     \
+        type value;                       \
+        memcpy(&value, at, sizeof value); \
+        return (value > 0) - (value < 0); \
     }
 
 static int sign_of(char letter, const char *lambda)

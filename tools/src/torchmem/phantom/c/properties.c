@@ -114,39 +114,39 @@ static int shown(int attribute, int card)
 #define SIZE_OF(name) (size_t) OF(name)
 
 /* Fields of both layouts. */
-#define FILL(type)                                                                                             \
-    (type)                                                                                                     \
-    {                                                                                                          \
-        .totalGlobalMem = card_bytes(), .major = OF(COMPUTE_CAPABILITY_MAJOR),                                 \
-        .minor = OF(COMPUTE_CAPABILITY_MINOR), .multiProcessorCount = OF(MULTIPROCESSOR_COUNT),                \
-        .sharedMemPerBlock = SIZE_OF(MAX_SHARED_MEMORY_PER_BLOCK),                                             \
-        .sharedMemPerBlockOptin = SIZE_OF(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),                                  \
-        .sharedMemPerMultiprocessor = SIZE_OF(MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),                           \
-        .reservedSharedMemPerBlock = SIZE_OF(RESERVED_SHARED_MEMORY_PER_BLOCK), .warpSize = OF(WARP_SIZE),     \
-        .regsPerBlock = OF(MAX_REGISTERS_PER_BLOCK), .memPitch = SIZE_OF(MAX_PITCH),                           \
-        .regsPerMultiprocessor = OF(MAX_REGISTERS_PER_MULTIPROCESSOR),                                         \
-        .maxThreadsPerBlock = OF(MAX_THREADS_PER_BLOCK),                                                       \
-        .maxThreadsDim = {OF(MAX_BLOCK_DIM_X), OF(MAX_BLOCK_DIM_Y), OF(MAX_BLOCK_DIM_Z)},                      \
-        .maxGridSize = {OF(MAX_GRID_DIM_X), OF(MAX_GRID_DIM_Y), OF(MAX_GRID_DIM_Z)},                           \
-        .maxThreadsPerMultiProcessor = OF(MAX_THREADS_PER_MULTIPROCESSOR),                                     \
-        .maxBlocksPerMultiProcessor = OF(MAX_BLOCKS_PER_MULTIPROCESSOR),                                       \
-        .totalConstMem = SIZE_OF(TOTAL_CONSTANT_MEMORY), .textureAlignment = SIZE_OF(TEXTURE_ALIGNMENT),       \
-        .texturePitchAlignment = SIZE_OF(TEXTURE_PITCH_ALIGNMENT),                                             \
-        .surfaceAlignment = SIZE_OF(SURFACE_ALIGNMENT), .l2CacheSize = OF(L2_CACHE_SIZE),                      \
-        .memoryBusWidth = OF(GLOBAL_MEMORY_BUS_WIDTH), .asyncEngineCount = OF(ASYNC_ENGINE_COUNT),             \
-        .concurrentKernels = OF(CONCURRENT_KERNELS), .canMapHostMemory = OF(CAN_MAP_HOST_MEMORY),              \
-        .unifiedAddressing = OF(UNIFIED_ADDRESSING),                                                           \
-        .streamPrioritiesSupported = OF(STREAM_PRIORITIES_SUPPORTED),                                          \
-        .cooperativeLaunch = OF(COOPERATIVE_LAUNCH), .clusterLaunch = OF(CLUSTER_LAUNCH),                      \
-        .hostRegisterSupported = OF(HOST_REGISTER_SUPPORTED),                                                  \
-        .memoryPoolsSupported = OF(MEMORY_POOLS_SUPPORTED), .pciBusID = OF(PCI_BUS_ID),                        \
+#define FILL(type)                                                                                         \
+    (type)                                                                                                 \
+    {                                                                                                      \
+        .totalGlobalMem = card_bytes(), .major = OF(COMPUTE_CAPABILITY_MAJOR),                             \
+        .minor = OF(COMPUTE_CAPABILITY_MINOR), .multiProcessorCount = OF(MULTIPROCESSOR_COUNT),            \
+        .sharedMemPerBlock = SIZE_OF(MAX_SHARED_MEMORY_PER_BLOCK),                                         \
+        .sharedMemPerBlockOptin = SIZE_OF(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),                              \
+        .sharedMemPerMultiprocessor = SIZE_OF(MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),                       \
+        .reservedSharedMemPerBlock = SIZE_OF(RESERVED_SHARED_MEMORY_PER_BLOCK), .warpSize = OF(WARP_SIZE), \
+        .regsPerBlock = OF(MAX_REGISTERS_PER_BLOCK), .memPitch = SIZE_OF(MAX_PITCH),                       \
+        .regsPerMultiprocessor = OF(MAX_REGISTERS_PER_MULTIPROCESSOR),                                     \
+        .maxThreadsPerBlock = OF(MAX_THREADS_PER_BLOCK),                                                   \
+        .maxThreadsDim = {OF(MAX_BLOCK_DIM_X), OF(MAX_BLOCK_DIM_Y), OF(MAX_BLOCK_DIM_Z)},                  \
+        .maxGridSize = {OF(MAX_GRID_DIM_X), OF(MAX_GRID_DIM_Y), OF(MAX_GRID_DIM_Z)},                       \
+        .maxThreadsPerMultiProcessor = OF(MAX_THREADS_PER_MULTIPROCESSOR),                                 \
+        .maxBlocksPerMultiProcessor = OF(MAX_BLOCKS_PER_MULTIPROCESSOR),                                   \
+        .totalConstMem = SIZE_OF(TOTAL_CONSTANT_MEMORY), .textureAlignment = SIZE_OF(TEXTURE_ALIGNMENT),   \
+        .texturePitchAlignment = SIZE_OF(TEXTURE_PITCH_ALIGNMENT),                                         \
+        .surfaceAlignment = SIZE_OF(SURFACE_ALIGNMENT), .l2CacheSize = OF(L2_CACHE_SIZE),                  \
+        .memoryBusWidth = OF(GLOBAL_MEMORY_BUS_WIDTH), .asyncEngineCount = OF(ASYNC_ENGINE_COUNT),         \
+        .concurrentKernels = OF(CONCURRENT_KERNELS), .canMapHostMemory = OF(CAN_MAP_HOST_MEMORY),          \
+        .unifiedAddressing = OF(UNIFIED_ADDRESSING),                                                       \
+        .streamPrioritiesSupported = OF(STREAM_PRIORITIES_SUPPORTED),                                      \
+        .cooperativeLaunch = OF(COOPERATIVE_LAUNCH), .clusterLaunch = OF(CLUSTER_LAUNCH),                  \
+        .hostRegisterSupported = OF(HOST_REGISTER_SUPPORTED),                                              \
+        .memoryPoolsSupported = OF(MEMORY_POOLS_SUPPORTED), .pciBusID = OF(PCI_BUS_ID),                    \
     }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp13 *properties, int device)
 {
     int card = card_of(device);
     if (card < 0)
-        return answer(cudaErrorInvalidDevice);
+        return record_error(cudaErrorInvalidDevice);
     *properties = FILL(struct cudaDeviceProp13);
     strcpy(properties->name, model()->name);
     card_uuid(card, properties->uuid);
@@ -158,7 +158,7 @@ cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp12 *properties, int 
 {
     int card = card_of(device);
     if (card < 0)
-        return answer(cudaErrorInvalidDevice);
+        return record_error(cudaErrorInvalidDevice);
     *properties = FILL(struct cudaDeviceProp12);
     properties->clockRate = OF(CLOCK_RATE);
     properties->memoryClockRate = OF(MEMORY_CLOCK_RATE);
@@ -171,7 +171,7 @@ cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp12 *properties, int 
 cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device)
 {
     if (card_of(device) < 0)
-        return answer(cudaErrorInvalidDevice);
+        return record_error(cudaErrorInvalidDevice);
     bool lacking = device_attribute(attribute, card_of(device), value);
-    return answer(lacking ? cudaErrorNotSupported : cudaSuccess);
+    return record_error(lacking ? cudaErrorNotSupported : cudaSuccess);
 }
