@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import uvicorn
-from support.h100_node import DEAD_PIDS, H100Node, h100_node
+from support.h100_node import FIRST_DEAD_PID, H100Node, h100_node
 
 GPUS = 8
 NODES_OF_A_RUN = 4
@@ -79,8 +79,8 @@ def _names(
 def _number(label: str, value: int, number: int, generation: int, cards: Mapping[int, int]) -> int:
     if label == "rank":
         return value + number % NODES_OF_A_RUN * GPUS
-    if value >= DEAD_PIDS:
-        return 10_000 + (generation - 1) * GPUS + value - DEAD_PIDS
+    if value >= FIRST_DEAD_PID:
+        return 10_000 + (generation - 1) * GPUS + value - FIRST_DEAD_PID
     return 10_000 + generation * GPUS + cards[value]
 
 

@@ -22,7 +22,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_exporter(run_dir: Path) -> Iterator[Callable[..., Exporter]]:
-    """Opens exporters that read `run_dir`, by default on a node without GPUs, and closes them afterwards."""
+    """A function that opens an exporter of `run_dir`, by default on a node without GPUs."""
     opened: list[Exporter] = []
 
     def open_one(

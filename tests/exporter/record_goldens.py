@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write tests/exporter/golden anew, all of it or the nodes named; review the difference by eye before you commit it."""
+"""Record tests/exporter/golden, all nodes or those named; review the difference before a commit."""
 
 from __future__ import annotations
 

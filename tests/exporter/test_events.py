@@ -1,4 +1,4 @@
-"""XID errors and other events: each counted once, on the right GPU, through every failure, and seen by rates."""
+"""XID errors and other events: each is counted once, on its GPU, and visible to rate()."""
 
 from __future__ import annotations
 
@@ -30,24 +30,22 @@ XID_BIT, DOUBLE_BIT, PSTATE_BIT = 0x8, 0x2, 0x4
 
 
 def card(uuid: str, index: int, kinds: frozenset[str] = BOTH) -> FakeGpu:
-    """A GPU that tells of these events."""
+    """Return a GPU that reports these events."""
     return FakeGpu(GpuIdentity(index, uuid), event_kinds=kinds)
 
 
-def until_shown(exporter: Exporter, name: str, value: float, **labels: str) -> Exposition:
-    """The scrape in which this series has that value: events arrive in another thread."""
+def scrape_until(exporter: Exporter, name: str, value: float, **labels: str) -> Exposition:
+    """Scrape until this series has that value: events arrive in another thread."""
 
-    def look() -> Exposition | None:
-        shown = scrape(exporter)
-        return shown if shown.value(name, **labels) == value else None
+    def attempt() -> Exposition | None:
+        exposition = scrape(exporter)
+        return exposition if exposition.value(name, **labels) == value else None
 
-    found = until(look)
-    assert found is not None
-    return found
+    return until(attempt)
 
 
 def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
-    """An XID counts by its code with the time it came, another event by its name; other GPUs stay at 0."""
+    """An XID counts by code, with its time, another event by name; other GPUs stay at 0."""
     nvml = FakeNvml.of(card(A, 0), card(B, 1))
     exporter = open_exporter(nvml, clock=lambda: 1000.0)
     before = scrape(exporter)
@@ -59,13 +57,13 @@ def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
     ):
         events.coming.put(event)
 
-    shown = until_shown(exporter, EVENTS, 1.0, uuid=A, event="double_bit_ecc_error")
+    exposition = scrape_until(exporter, EVENTS, 1.0, uuid=A, event="double_bit_ecc_error")
 
     assert 0.0 == before.value(XIDS, gpu="1", uuid=B, xid="79")
-    assert 2.0 == shown.value(XIDS, gpu="1", uuid=B, xid="79")
-    assert 0.0 == shown.value(XIDS, gpu="0", uuid=A, xid="79")
-    assert {"79": 1000.0} == shown.by("xid", LAST)
-    assert 0.0 == shown.value(EVENTS, uuid=B, event="double_bit_ecc_error")
+    assert 2.0 == exposition.value(XIDS, gpu="1", uuid=B, xid="79")
+    assert 0.0 == exposition.value(XIDS, gpu="0", uuid=A, xid="79")
+    assert {"79": 1000.0} == exposition.by("xid", LAST)
+    assert 0.0 == exposition.value(EVENTS, uuid=B, event="double_bit_ecc_error")
 
 
 @pytest.fixture
@@ -115,20 +113,20 @@ def test_xids_are_bounded() -> None:
 
 
 def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None:
-    """Where NVML does not tell, there is no 0 that would mean all is well."""
-    shown = scrape(
+    """Where events are not supported, there is no 0 that would look like no error."""
+    exposition = scrape(
         open_exporter(FakeNvml.of(card(A, 0, frozenset()), card(B, 1, frozenset({"xid"}))))
     )
 
-    assert {B} == set(shown.by("uuid", XIDS))
-    assert {} == shown.matching(EVENTS)
+    assert {B} == set(exposition.by("uuid", XIDS))
+    assert {} == exposition.matching(EVENTS)
 
 
 @pytest.mark.parametrize(
     "error", [GpuLostError(15), NvmlDownError("uninitialized"), ValueError("unforeseen")]
 )
-def test_broken_wait_is_taken_up_again(open_exporter: OpenExporter, error: Exception) -> None:
-    """When waiting fails, the next scrape subscribes anew; counts go on from where they were."""
+def test_failed_wait_is_started_again(open_exporter: OpenExporter, error: Exception) -> None:
+    """When waiting fails, the next scrape subscribes again, and the counts continue."""
     nvml = FakeNvml.of(card(A, 0))
     exporter = open_exporter(nvml)
     scrape(exporter)
@@ -138,13 +136,13 @@ def test_broken_wait_is_taken_up_again(open_exporter: OpenExporter, error: Excep
     scrape(exporter)
     nvml.subscriptions[1].coming.put(GpuEvent(A, "xid", 79))
 
-    until_shown(exporter, XIDS, 2.0, xid="79")
+    scrape_until(exporter, XIDS, 2.0, xid="79")
 
 
 def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
     open_exporter: OpenExporter,
 ) -> None:
-    """The others' events are not missed while one GPU is away, and its counters stay; on return it is watched again."""
+    """A lost GPU keeps its counters, the others stay watched, and on return all are."""
     cards = [card(A, 0), card(B, 1)]
     nvml = FakeNvml(lambda: cards)
     exporter = open_exporter(nvml)
@@ -162,7 +160,7 @@ def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
 
 
 def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> None:
-    """When NVML must be brought up anew, nothing holds the old one."""
+    """When NVML must be opened again, no subscription keeps the old one open."""
     answers = iter([[card(A, 0)]])
 
     def gpus() -> list[FakeGpu]:
@@ -174,15 +172,15 @@ def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> No
     nvml = FakeNvml(gpus)
     exporter = open_exporter(nvml)
     scrape(exporter)
-    shown = scrape(exporter)
+    exposition = scrape(exporter)
 
-    assert 0.0 == shown.value("nvml_up", reason="driver_not_loaded")
-    assert 0.0 == shown.value(XIDS, uuid=A, xid="79")
+    assert 0.0 == exposition.value("nvml_up", reason="driver_not_loaded")
+    assert 0.0 == exposition.value(XIDS, uuid=A, xid="79")
     until(lambda: nvml.subscriptions[0].is_closed)
 
 
 def test_closing_ends_the_thread(open_exporter: OpenExporter) -> None:
-    """Nothing waits for events once the exporter is closed, and no scrape that is late starts it again."""
+    """Once the exporter is closed nothing waits for events, not even after a late scrape."""
     nvml = FakeNvml.of(card(A, 0))
     exporter = open_exporter(nvml)
     scrape(exporter)
@@ -197,13 +195,13 @@ def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -
 
     class Stuck(FakeEvents):
         def wait(self, seconds: float) -> GpuEvent | None:
-            """Returns when the test ends."""
+            """Return when the test ends."""
             self.coming.get()
             return None
 
     class StuckNvml(FakeNvml):
         def subscribe(self, uuids: object) -> FakeEvents:
-            """One more subscription that hangs."""
+            """Add a subscription that hangs."""
             self.subscriptions.append(Stuck({A: BOTH}))
             return self.subscriptions[-1]
 
@@ -212,11 +210,11 @@ def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -
     exporter = open_exporter(nvml)
     scrape(exporter)
     cards.append(card(B, 1))
-    shown = scrape(exporter)
+    exposition = scrape(exporter)
     nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 1))
 
     assert 1 == len(nvml.subscriptions)
-    assert 1.0 == shown.value("nvml_gpu_up", uuid=B)
+    assert 1.0 == exposition.value("nvml_gpu_up", uuid=B)
 
 
 @pytest.fixture
@@ -232,7 +230,7 @@ def node(tmp_path: Path) -> FakeNode:
 
 @pytest.fixture
 def subscribe(node: FakeNode) -> Iterator[Callable[[], NvmlEvents | None]]:
-    """Subscribes to the events of both GPUs, and closes what is open afterwards."""
+    """A function that subscribes to the events of both GPUs."""
     nvml = node.nvml()
     nvml.open()
     uuids = [gpu.uuid for gpu in map(nvml.gpu, range(nvml.count())) if isinstance(gpu, GpuIdentity)]
@@ -297,7 +295,7 @@ def test_lost_gpu_ends_the_wait(node: FakeNode, subscribe: Subscribe) -> None:
 def test_unsupported_events_leave_nothing_open(
     node: FakeNode, subscribe: Subscribe, name: str, code: str
 ) -> None:
-    """Without events there is no subscription, and every nvmlInit but the first has its nvmlShutdown."""
+    """Without events there is no subscription, and its nvmlInit is undone."""
     node.change("node", **{name: code})
 
     assert subscribe() is None

@@ -1,4 +1,4 @@
-"""Whole scrapes of the exporter process against the fake NVML; recorded anew by record_goldens.py."""
+"""Whole scrapes of the exporter process on the fake NVML; record_goldens.py records them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from support.golden_scrapes import GOLDEN, NAMES, portable, scrape_of
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scrape_is_the_recorded_one(name: str, tmp_path: Path) -> None:
-    """On this node the exporter serves, byte for byte, what was reviewed."""
+    """On this node the exporter serves exactly what was recorded and reviewed."""
     golden = portable((GOLDEN / f"{name}.metrics").read_text()).splitlines(keepends=True)
     shown = portable(scrape_of(name, tmp_path)).splitlines(keepends=True)
     difference = "".join(difflib.unified_diff(golden, shown, "golden", "now", n=0))
 
-    assert not difference, (
-        f"if this is meant, run tests/exporter/record_goldens.py and review:\n{difference}"
-    )
+    assert not difference, f"if intended, run tests/exporter/record_goldens.py:\n{difference}"
 
 
 @pytest.mark.stack
 @pytest.mark.parametrize("name", NAMES)
-def test_prometheus_has_no_complaint(name: str) -> None:
-    """`promtool check metrics` finds nothing to correct in names, types, help texts and labels."""
+def test_promtool_accepts_the_scrape(name: str) -> None:
+    """`promtool check metrics` accepts names, types, help texts and labels."""
     golden = (GOLDEN / f"{name}.metrics").read_text()
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=golden, capture_output=True, text=True, check=False

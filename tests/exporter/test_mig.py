@@ -151,7 +151,7 @@ def sliced(
 
 
 def reserved_bytes() -> int:
-    """Reserved bytes of the published sample."""
+    """Return the reserved bytes of the published sample."""
     allocator = own_sample().devices[0].allocator
     assert allocator is not None
     return allocator.reserved_bytes.total
@@ -163,7 +163,7 @@ def reserved_bytes() -> int:
 def test_rank_on_an_instance_is_joined(
     open_exporter: OpenExporter, run_dir: Path, name: str
 ) -> None:
-    """A rank that knows its MIG device has the index of the GPU, and its remainder from that device's bytes."""
+    """A rank on a MIG device has the GPU's index and a difference from the device's bytes."""
     publish(run_dir, own_sample(uuid=name))
     rows = [
         ProcessMemory(os.getpid(), reserved_bytes() + 700, MIG_A),
@@ -176,7 +176,7 @@ def test_rank_on_an_instance_is_joined(
     assert {"3"} == set(exposition.by("gpu", RESERVED))
 
 
-def test_index_stays_while_the_driver_is_silent(open_exporter: OpenExporter, run_dir: Path) -> None:
+def test_index_is_kept_while_the_gpu_is_lost(open_exporter: OpenExporter, run_dir: Path) -> None:
     """The series of a rank on a MIG device keep their labels when a reading fails."""
     publish(run_dir, own_sample(uuid=MIG_A))
     cards = [sliced()]
@@ -192,7 +192,7 @@ def test_index_stays_while_the_driver_is_silent(open_exporter: OpenExporter, run
 def test_rank_on_an_unknown_instance_is_not_joined(
     open_exporter: OpenExporter, run_dir: Path
 ) -> None:
-    """A MIG device that NVML does not list has no index and no remainder."""
+    """A MIG device that NVML does not list has no index and no difference."""
     publish(run_dir, own_sample(uuid=MIG_B))
     exposition = scrape(
         open_exporter(FakeNvml.of(sliced(ProcessMemory(os.getpid(), 70 * GIB, MIG_A))))

@@ -1,7 +1,8 @@
-"""The exporter process while its node changes: GPUs go and come, the driver hangs, reloads and is repartitioned."""
+"""The exporter process while its node changes: GPUs, driver and MIG instances come and go."""
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from http.client import HTTPConnection
@@ -23,21 +24,24 @@ def node(tmp_path: Path) -> FakeNode:
 
 
 def heal(node: FakeNode) -> None:
-    """Let the call return that hangs on the node `hung`."""
+    """Let the call that hangs on the node `hung` return."""
     node.change("gpu 1", nvmlDeviceGetUtilizationRates="success")
 
 
 def scraped_until(
     exporter: ExporterProcess, condition: Callable[[Exposition], object]
 ) -> Exposition:
-    """The first scrape of which `condition` is true."""
+    """Scrape until `condition` is true."""
     return until(
-        lambda: next((shown for shown in [exporter.scrape()] if condition(shown)), None), pause=0.1
+        lambda: next(
+            (exposition for exposition in [exporter.scrape()] if condition(exposition)), None
+        ),
+        pause=0.1,
     )
 
 
 def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
-    """A lost GPU costs its own values in the next scrape, and they are back in the one after it answers again."""
+    """A lost GPU costs its own values, which are back in the scrape after it responds again."""
     heal(node)
     with exporter_process(node, run_dir) as exporter:
         before = exporter.scrape()
@@ -59,16 +63,19 @@ def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
 
 
 def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
-    """While a call on one GPU hangs the other one is complete in every later scrape, and when it returns both are."""
+    """While a call on one GPU hangs, the other one is complete; when it returns, both are."""
     with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
         first = exporter.scrape()
         hung = [exporter.scrape() for _ in range(5)]
-        asked = node.calls("nvmlDeviceGetUtilizationRates")
+        calls = node.calls("nvmlDeviceGetUtilizationRates")
         heal(node)
         scraped_until(
-            exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu"))
+            exporter,
+            lambda exposition: (
+                2 == len(exposition.matching("nvml_utilization_ratio", engine="gpu"))
+            ),
         )
-        told = [line for line in exporter.messages.splitlines() if "GPU 1" in line]
+        messages = [line for line in exporter.messages.splitlines() if "GPU 1" in line]
 
     assert 0.0 == first.value("nvml_up", reason="timeout")
     assert (0.0, 1.0) == (
@@ -76,47 +83,49 @@ def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
         first.value(SUCCESS, collector="samples"),
     )
     assert {"0": 1.0, "1": 0.0} == first.by("gpu", "nvml_gpu_up")
-    for shown in hung:
-        assert 1.0 == shown.value("nvml_up")
-        assert {"0": 1.0, "1": 0.0} == shown.by("gpu", "nvml_gpu_up")
-        assert {"0", "1"} == set(shown.by("gpu", "nvml_gpu_info"))
+    for exposition in hung:
+        assert 1.0 == exposition.value("nvml_up")
+        assert {"0": 1.0, "1": 0.0} == exposition.by("gpu", "nvml_gpu_up")
+        assert {"0", "1"} == set(exposition.by("gpu", "nvml_gpu_info"))
         assert (
             {"0"}
-            == set(shown.by("gpu", "nvml_utilization_ratio"))
-            == set(shown.by("gpu", "nvml_power_watts"))
+            == set(exposition.by("gpu", "nvml_utilization_ratio"))
+            == set(exposition.by("gpu", "nvml_power_watts"))
         )
-        assert {1.0} == set(shown.by("collector", SUCCESS).values())
-    assert ["utilization" in line for line in told] == [True, False]
-    assert 1 + 6 == asked
+        assert {1.0} == set(exposition.by("collector", SUCCESS).values())
+    assert ["utilization" in line for line in messages] == [True, False]
+    assert 1 + 6 == calls
 
 
 def test_driver_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
-    """While a call on NVML as a whole hangs scrapes answer, and nothing else is asked until it returns."""
+    """While a call on NVML as a whole hangs, scrapes are served, and nothing else is called."""
     heal(node)
     with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
         exporter.scrape()
         node.change("node", nvmlDeviceGetCount_v2="hang")
         exporter.scrape()
-        asked = node.log.read_text()
+        calls = len(re.findall("nvmlDeviceGet", node.log.read_text()))
         hung = [exporter.scrape() for _ in range(5)]
-        asked_later = node.log.read_text()
+        later_calls = len(re.findall("nvmlDeviceGet", node.log.read_text()))
         node.change("node", nvmlDeviceGetCount_v2="success")
         scraped_until(
-            exporter, lambda shown: 2 == len(shown.matching("nvml_utilization_ratio", engine="gpu"))
+            exporter,
+            lambda exposition: (
+                2 == len(exposition.matching("nvml_utilization_ratio", engine="gpu"))
+            ),
         )
 
-    assert 2 == asked.count("nvmlDeviceGetCount_v2") == asked_later.count("nvmlDeviceGetCount_v2")
-    assert asked.count("nvmlDeviceGet") == asked_later.count("nvmlDeviceGet")
-    for shown in hung:
-        assert 0.0 == shown.value("nvml_up", reason="timeout")
+    assert calls == later_calls
+    for exposition in hung:
+        assert 0.0 == exposition.value("nvml_up", reason="timeout")
         assert (0.0, 1.0) == (
-            shown.value(SUCCESS, collector="utilization"),
-            shown.value(SUCCESS, collector="samples"),
+            exposition.value(SUCCESS, collector="utilization"),
+            exposition.value(SUCCESS, collector="samples"),
         )
 
 
-def test_hung_gpu_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> None:
-    """SIGTERM ends the exporter with 0 while one GPU hangs in a thread of its own."""
+def test_hung_gpu_does_not_delay_the_end(node: FakeNode, run_dir: Path) -> None:
+    """SIGTERM ends the exporter with 0 while a call on one GPU hangs."""
     with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
         exporter.scrape()
         exporter.scrape()
@@ -126,8 +135,8 @@ def test_hung_gpu_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> Non
         assert "Traceback" not in exporter.messages
 
 
-def test_hung_driver_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> None:
-    """SIGTERM ends the exporter with 0 while a call inside the library hangs and a scrape waits for it."""
+def test_hung_driver_does_not_delay_the_end(node: FakeNode, run_dir: Path) -> None:
+    """SIGTERM ends the exporter with 0 while a scrape waits for a call that hangs."""
     with exporter_process(node, run_dir, scrape_deadline_seconds=300) as exporter:
         until(lambda: 2 == node.calls("nvmlDeviceGetUtilizationRates"))
         exporter.popen.send_signal(signal.SIGTERM)
@@ -139,15 +148,15 @@ def test_hung_driver_does_not_hold_up_the_end(node: FakeNode, run_dir: Path) -> 
 @pytest.mark.parametrize(
     ("code", "reason"), [("driver_not_loaded", "driver_not_loaded"), ("unknown", "unknown_error")]
 )
-def test_driver_goes_and_comes_back(node: FakeNode, run_dir: Path, code: str, reason: str) -> None:
-    """A driver that was reloaded, or that the container lost, is initialised again; meanwhile its reason is shown."""
+def test_driver_is_reloaded(node: FakeNode, run_dir: Path, code: str, reason: str) -> None:
+    """A driver that was reloaded or was lost is opened again; until then a reason is exposed."""
     heal(node)
     with exporter_process(node, run_dir) as exporter:
         before = exporter.scrape()
         node.change("node", error=code)
         unloaded = exporter.scrape()
         node.change("node", error="success")
-        after = scraped_until(exporter, lambda shown: 1.0 == shown.value("nvml_up"))
+        after = scraped_until(exporter, lambda exposition: 1.0 == exposition.value("nvml_up"))
 
     assert 0.0 == unloaded.value("nvml_up", reason=reason)
     assert {} == unloaded.matching("nvml_power_watts")
@@ -156,7 +165,7 @@ def test_driver_goes_and_comes_back(node: FakeNode, run_dir: Path, code: str, re
 
 
 def test_driver_is_installed(node: FakeNode, run_dir: Path, tmp_path: Path) -> None:
-    """An exporter that started on a node without the library finds it when it comes."""
+    """An exporter that started on a node without the library finds it once it is installed."""
     heal(node)
     library = tmp_path / LIBRARY
     library.touch()  # an empty file hides the library of a node that has one
@@ -164,22 +173,28 @@ def test_driver_is_installed(node: FakeNode, run_dir: Path, tmp_path: Path) -> N
         before = exporter.scrape()
         library.unlink()
         library.symlink_to(node.library() / LIBRARY)
-        after = scraped_until(exporter, lambda shown: 1.0 == shown.value("nvml_up"))
+        after = scraped_until(exporter, lambda exposition: 1.0 == exposition.value("nvml_up"))
 
     assert 0.0 == before.value("nvml_up", reason="library_not_found")
     assert {"0", "1"} == set(after.by("gpu", "nvml_memory_used_bytes"))
 
 
 def test_mig_is_reconfigured(tmp_path: Path, run_dir: Path) -> None:
-    """After another cut only the new instances are there, though one took over the id of an old one."""
+    """Only the new instances are exposed, also if one has the id of an old one."""
     node = FakeNode(tmp_path / "node", "mig")
     with exporter_process(node, run_dir) as exporter:
         before = exporter.scrape()
         for index in range(3):
             node.remove(f"mig 0/{index}")
-        node.change("mig 0/0", UUID="MIG-new", Name="NVIDIA H100 80GB HBM3 MIG 7g.80gb", GpuInstanceId=2,
-                    ComputeInstanceId=0, MemoryInfo="84825604096 424128020 84401476076 0",
-                    ComputeRunningProcesses="")  # fmt: skip
+        node.change(
+            "mig 0/0",
+            UUID="MIG-new",
+            Name="NVIDIA H100 80GB HBM3 MIG 7g.80gb",
+            GpuInstanceId=2,
+            ComputeInstanceId=0,
+            MemoryInfo="84825604096 424128020 84401476076 0",
+            ComputeRunningProcesses="",
+        )
         after = exporter.scrape()
 
     assert {"3g.40gb", "2g.20gb", "1g.10gb"} == set(before.by("profile", "nvml_mig_info"))
@@ -191,29 +206,30 @@ def test_mig_is_reconfigured(tmp_path: Path, run_dir: Path) -> None:
 
 
 def test_xid_is_counted(node: FakeNode, run_dir: Path) -> None:
-    """An XID error counts once, on the GPU and under the number that it has, however often one scrapes."""
+    """An XID error counts once, on its GPU and under its code, however many scrapes follow."""
     heal(node)
     with exporter_process(node, run_dir) as exporter:
         exporter.scrape()
         node.change("node", **{"event.1": "1 0x8 79", "event.2": "1 0x8 31", "event.3": "1 0x8 31"})
         scraped_until(
-            exporter, lambda shown: 3.0 == sum(shown.matching("nvml_xid_errors_total").values())
+            exporter,
+            lambda exposition: 3.0 == sum(exposition.matching("nvml_xid_errors_total").values()),
         )
-        shown = exporter.scrape()
+        exposition = exporter.scrape()
 
     assert {"79": 1.0, "31": 2.0} == {
         xid: count
-        for xid, count in shown.by("xid", "nvml_xid_errors_total", gpu="1").items()
+        for xid, count in exposition.by("xid", "nvml_xid_errors_total", gpu="1").items()
         if count
     }
     assert (
-        shown.series["nvml_xid_last_timestamp_seconds"].keys()
-        <= shown.series["nvml_xid_errors_total"].keys()
+        exposition.series["nvml_xid_last_timestamp_seconds"].keys()
+        <= exposition.series["nvml_xid_errors_total"].keys()
     )
 
 
 def test_simultaneous_scrapes_share_one_collection(node: FakeNode, run_dir: Path) -> None:
-    """Two servers that scrape at once get the same values from one reading of the driver."""
+    """Two servers that scrape at once get the same values from one reading."""
     heal(node)
     with exporter_process(node, run_dir) as exporter:
         exporter.scrape()

@@ -1,9 +1,10 @@
-"""Processes on GPUs: the large ones by pid, the others in sum, and what nobody accounts for."""
+"""Processes on GPUs: memory, utilization, owners, and memory outside the allocator."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from torchmem.exporter.subjects.processes import (
     ProcessUtilization,
 )
 from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.sample import Sample
 
 OpenExporter = Callable[..., Exporter]
 MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"
@@ -44,54 +47,54 @@ def card(
 
 
 def show(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
-    """One scrape of a node with these GPUs."""
+    """Scrape a node with these GPUs once."""
     return scrape(open_exporter(FakeNvml.of(*cards), **settings))
 
 
-def test_largest_are_shown_and_the_rest_is_one_sum(open_exporter: OpenExporter) -> None:
-    """With three of five shown, the other two are pid="other"; all five are counted."""
+def test_largest_have_series_and_the_others_a_sum(open_exporter: OpenExporter) -> None:
+    """With a limit of three, the other two of five are pid="other"; all five are counted."""
     rows = [
         ProcessMemory(pid, used) for pid, used in ((11, 5), (12, 300), (13, 7), (14, 100), (15, 90))
     ]
-    shown = show(open_exporter, card(*rows), processes_per_gpu=3)
+    exposition = show(open_exporter, card(*rows), processes_per_gpu=3)
 
-    assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == shown.by("pid", MEMORY_OF)
-    assert 5.0 == shown.value("nvml_processes", gpu="0")
+    assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == exposition.by("pid", MEMORY_OF)
+    assert 5.0 == exposition.value("nvml_processes", gpu="0")
 
 
 used_bytes = st.lists(st.none() | st.integers(0, TOTAL), max_size=12)
 
 
 @given(used_bytes, st.integers(1, 14))
-def test_nothing_is_lost_in_the_sum(sizes: list[int | None], most: int) -> None:
-    """However many are shown, the series of a GPU add up to what its processes hold."""
+def test_series_add_up(sizes: list[int | None], most: int) -> None:
+    """Whatever the limit, the series of a GPU add up to the bytes of its processes."""
     rows = [ProcessMemory(pid, size) for pid, size in enumerate(sizes, start=1)]
     exporter = Exporter(
         FakeNvml.of(card(*rows)), RunDirectory(Path("absent")), processes_per_gpu=most
     )
-    shown = scrape(exporter)
+    exposition = scrape(exporter)
     exporter.close()
 
-    assert sum(size for size in sizes if size) == sum(shown.by("pid", MEMORY_OF).values())
-    assert len(shown.by("pid", MEMORY_OF)) <= most + 1
-    assert float(len(sizes)) == shown.value("nvml_processes")
+    assert sum(size for size in sizes if size) == sum(exposition.by("pid", MEMORY_OF).values())
+    assert len(exposition.by("pid", MEMORY_OF)) <= most + 1
+    assert float(len(sizes)) == exposition.value("nvml_processes")
 
 
 def test_series_of_a_node_are_bounded(open_exporter: OpenExporter) -> None:
-    """A setting of a million does not fill Prometheus."""
+    """A limit of a million does not fill Prometheus."""
     rows = [ProcessMemory(pid, 1) for pid in range(1 << 22, (1 << 22) + 900)]
     cards = [card(*rows, index=index) for index in range(4)]
-    shown = show(open_exporter, *cards, processes_per_gpu=10**6)
+    exposition = show(open_exporter, *cards, processes_per_gpu=10**6)
 
-    assert MAX_PROCESSES_PER_NODE + 4 == len(shown.matching(MEMORY_OF))
+    assert MAX_PROCESSES_PER_NODE + 4 == len(exposition.matching(MEMORY_OF))
 
 
 def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
-    """An empty list is the answer 0; a list that is not given is none."""
-    shown = show(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
+    """An empty list means 0 processes; an unavailable list has no series."""
+    exposition = show(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
 
-    assert {"0": 0.0} == shown.by("gpu", "nvml_processes")
-    assert {} == shown.matching(MEMORY_OF)
+    assert {"0": 0.0} == exposition.by("gpu", "nvml_processes")
+    assert {} == exposition.matching(MEMORY_OF)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +121,12 @@ def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
 def test_unattributed_memory(
     open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None
 ) -> None:
-    """Used minus what processes hold; absent unless all of it is known, and never negative."""
+    """Used bytes minus those of processes; absent unless all are known, never negative."""
     assert expected == show(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
 
 
-def test_utilization_of_the_shown(open_exporter: OpenExporter) -> None:
-    """Engines by process; one that was idle, one that is not shown, and one that is gone have none."""
+def test_utilization_by_process(open_exporter: OpenExporter) -> None:
+    """Processes that were idle, have no series or are gone have no utilization."""
     rows = [ProcessMemory(11, 300), ProcessMemory(12, 200), ProcessMemory(13, 1)]
     used = {
         11: ProcessUtilization(0.8, 0.4),
@@ -131,45 +134,49 @@ def test_utilization_of_the_shown(open_exporter: OpenExporter) -> None:
         99: ProcessUtilization(0.5, None),
     }
     gpu = card(*rows, utilization=used)
-    shown = show(open_exporter, gpu, processes_per_gpu=2)
+    exposition = show(open_exporter, gpu, processes_per_gpu=2)
 
-    assert {"11": 0.8} == shown.by("pid", "nvml_process_utilization_ratio", engine="sm")
-    assert {"11": 0.4} == shown.by("pid", "nvml_process_utilization_ratio", engine="memory")
+    assert {"11": 0.8} == exposition.by("pid", "nvml_process_utilization_ratio", engine="sm")
+    assert {"11": 0.4} == exposition.by("pid", "nvml_process_utilization_ratio", engine="memory")
 
 
 def test_process_on_several_gpus_is_shown_on_each(open_exporter: OpenExporter) -> None:
-    """One pid with memory on two GPUs is two series, each with its own bytes and facts."""
+    """One pid with memory on two GPUs has a series and facts on each."""
     pid = os.getpid()
-    shown = show(open_exporter, card(ProcessMemory(pid, 5)), card(ProcessMemory(pid, 7), index=1))
+    exposition = show(
+        open_exporter, card(ProcessMemory(pid, 5)), card(ProcessMemory(pid, 7), index=1)
+    )
 
-    assert {"0": 5.0, "1": 7.0} == shown.by("gpu", MEMORY_OF, pid=str(pid))
-    assert {"0", "1"} == set(shown.by("gpu", INFO, pid=str(pid)))
+    assert {"0": 5.0, "1": 7.0} == exposition.by("gpu", MEMORY_OF, pid=str(pid))
+    assert {"0", "1"} == set(exposition.by("gpu", INFO, pid=str(pid)))
 
 
-def facts(shown: Exposition) -> dict[str, str]:
-    """Facts of the process that runs the tests."""
-    (labels,) = shown.matching(INFO, pid=str(os.getpid()))
+def facts(exposition: Exposition) -> dict[str, str]:
+    """Return the facts of the process that runs the tests."""
+    (labels,) = exposition.matching(INFO, pid=str(os.getpid()))
     return dict(labels)
 
 
-def test_rank_and_run_of_our_own(open_exporter: OpenExporter, run_dir: Path) -> None:
-    """A process that publishes samples is named by rank and run beside what the kernel says of it."""
+def test_rank_and_run(open_exporter: OpenExporter, run_dir: Path) -> None:
+    """A process that publishes samples has rank and run beside the kernel's facts."""
     publish(run_dir, own_sample())
     found = facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))
 
     assert {"rank": "0", "run": "night", "uid": str(os.geteuid())}.items() <= found.items()
 
 
-def test_rank_of_a_predecessor_is_not_shown(open_exporter: OpenExporter, run_dir: Path) -> None:
-    """A sample of an earlier process with the same pid names nobody."""
+def test_rank_of_an_earlier_process_is_not_exposed(
+    open_exporter: OpenExporter, run_dir: Path
+) -> None:
+    """A sample of an earlier process with the same pid is ignored."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1)))
     found = facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))
 
     assert {"rank", "run"}.isdisjoint(found)
 
 
-def test_command_line_is_nowhere(open_exporter: OpenExporter) -> None:
-    """Arguments hold tokens: only declared facts are served."""
+def test_command_line_is_not_exposed(open_exporter: OpenExporter) -> None:
+    """Command lines can hold secrets: only declared facts are served."""
     allowed = {
         "gpu",
         "uuid",
@@ -188,8 +195,170 @@ def test_command_line_is_nowhere(open_exporter: OpenExporter) -> None:
 
 
 def test_vanished_process_has_memory_but_no_facts(open_exporter: OpenExporter) -> None:
-    """What NVML still lists is shown; nothing is made up about who it was."""
-    shown = show(open_exporter, card(ProcessMemory(1 << 22, 5)))
+    """A process that NVML still lists has memory; its owner is unknown."""
+    exposition = show(open_exporter, card(ProcessMemory(1 << 22, 5)))
 
-    assert {str(1 << 22): 5.0} == shown.by("pid", MEMORY_OF)
-    assert {} == shown.matching(INFO)
+    assert {str(1 << 22): 5.0} == exposition.by("pid", MEMORY_OF)
+    assert {} == exposition.matching(INFO)
+
+
+GIB = 1 << 30
+OUTSIDE = "torchmem_outside_allocator_bytes"
+OWNERS = {
+    "container_id",
+    "pod_uid",
+    "slurm_job_id",
+}  # of the process that runs the tests, where it has them
+OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
+
+
+def h100(
+    uuid: str = UUID,
+    index: int = 0,
+    *rows: ProcessMemory,
+    is_listed: bool = True,
+    error_code: int | None = None,
+) -> FakeGpu:
+    """Return an 80 GiB card with these processes, or without a process list."""
+    memory = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
+    processes = Processes(rows, memory=memory) if is_listed else None
+    return FakeGpu(GpuIdentity(index, uuid), memory, processes, error_code=error_code)
+
+
+def own_row(used: int | None) -> ProcessMemory:
+    """Return NVML's row of the process that runs the tests."""
+    return ProcessMemory(os.getpid(), used)
+
+
+def reserved(sample: Sample) -> int:
+    """Return the reserved bytes of the sample's first device."""
+    allocator = sample.devices[0].allocator
+    assert allocator is not None
+    return allocator.reserved_bytes.total
+
+
+@pytest.fixture
+def scrape_with(open_exporter: OpenExporter) -> Callable[..., Exposition]:
+    """A function that scrapes once with these cards."""
+    return lambda *cards: scrape(open_exporter(FakeNvml.of(*cards)))
+
+
+ScrapeWith = Callable[..., Exposition]
+
+
+def test_outside_allocator_is_the_difference(run_dir: Path, scrape_with: ScrapeWith) -> None:
+    """NVML's bytes of the process minus its reserved bytes, with the allocator's labels."""
+    sample = own_sample()
+    publish(run_dir, sample)
+
+    exposition = scrape_with(h100(UUID, 4, own_row(reserved(sample) + 700 * 2**20)))
+
+    assert 700.0 * 2**20 == exposition.value(
+        OUTSIDE, gpu="4", uuid=UUID, rank="0", pid=str(os.getpid()), run="night"
+    )
+    assert (
+        exposition.series[OUTSIDE].keys()
+        == exposition.series["torchmem_reserved_peak_bytes"].keys()
+    )
+
+
+def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: ScrapeWith) -> None:
+    """One pid on two GPUs has a difference on each."""
+    device = own_sample().devices[0]
+    sample = own_sample(devices=(device, replace(device, index=1, uuid=OTHER)))
+    publish(run_dir, sample)
+
+    exposition = scrape_with(
+        h100(UUID, 0, own_row(reserved(sample) + 1)), h100(OTHER, 1, own_row(reserved(sample) + 2))
+    )
+
+    assert {UUID: 1.0, OTHER: 2.0} == exposition.by("uuid", OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    "cards",
+    [
+        [],
+        [h100()],
+        [h100(UUID, 0, own_row(None))],
+        [h100(UUID, 0, ProcessMemory(1, 70 * GIB))],
+        [h100(OTHER, 0, own_row(70 * GIB))],
+        [h100(is_listed=False)],
+        [h100(UUID, 0, own_row(70 * GIB), error_code=15)],
+        [h100(UUID, 0, own_row(1))],
+    ],
+    ids=[
+        "no GPU",
+        "process not listed",
+        "bytes not permitted",
+        "another process",
+        "another GPU",
+        "no process list",
+        "lost GPU",
+        "less than reserved",
+    ],
+)
+def test_no_difference_without_nvml(
+    run_dir: Path, scrape_with: ScrapeWith, cards: list[FakeGpu]
+) -> None:
+    """Without NVML's bytes of this process on this GPU there is no difference."""
+    publish(run_dir, own_sample())
+
+    exposition = scrape_with(*cards)
+
+    assert {} == exposition.matching(OUTSIDE)
+    assert 1.0 == exposition.value("torchmem_process_state", state="running")
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        own_sample(process=own_process(start_ticks=None)),
+        own_sample(process=own_process(start_ticks=1)),
+        own_sample(process=own_process(pid_namespace=4026539999)),
+        own_sample(ended="exited"),
+        own_sample(devices=(replace(own_sample().devices[0], allocator=None),)),
+        own_sample(devices=(replace(own_sample().devices[0], uuid=None),)),
+    ],
+    ids=[
+        "start time unknown",
+        "reused pid",
+        "foreign namespace",
+        "ended",
+        "no allocator numbers",
+        "no UUID",
+    ],
+)
+def test_no_difference_for_an_uncertain_process(
+    run_dir: Path, scrape_with: ScrapeWith, sample: Sample
+) -> None:
+    """A pid alone does not prove that NVML and the sample describe the same process."""
+    publish(run_dir, sample, f"x{SAMPLE_SUFFIX}")
+
+    assert {} == scrape_with(h100(UUID, 0, own_row(70 * GIB))).matching(OUTSIDE)
+
+
+def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run_dir: Path) -> None:
+    """Pid 7 of the host is not pid 7 of the exporter's own pid namespace."""
+
+    publish(run_dir, own_sample())
+    exposition = scrape(
+        open_exporter(FakeNvml(lambda: [h100(UUID, 0, own_row(70 * GIB))], namespace=1))
+    )
+
+    assert {} == exposition.matching(OUTSIDE)
+    assert {} == exposition.matching("nvml_process_info")
+    assert 1 == len(exposition.matching("nvml_process_memory_bytes"))
+
+
+def test_facts_come_from_the_kernel(scrape_with: ScrapeWith) -> None:
+    """Name, user id and, if known, user name are exposed; the command line is not."""
+    exposition = scrape_with(h100(UUID, 0, own_row(5)))
+    facts = [
+        dict(labels) for labels in exposition.matching("nvml_process_info", pid=str(os.getpid()))
+    ]
+
+    assert [{"gpu", "uuid", "pid", "name", "uid"}] == [
+        set(found) - {"user", *OWNERS} for found in facts
+    ]
+    assert str(os.getuid()) == facts[0]["uid"]

@@ -1,4 +1,4 @@
-"""The thread that driver calls run on, asked from several threads."""
+"""The worker for driver calls, used from several threads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CALLERS, JOBS = 8, 100
 
 
 @pytest.mark.usefixtures("restless")
-def test_callers_at_once() -> None:
-    """However many ask at the same moment, one job runs at a time, and who is told `done` had it done."""
+def test_concurrent_callers() -> None:
+    """One job runs at a time, and "done" means that the caller's own job has run."""
     worker, running, done = Worker(), threading.Lock(), list[int]()
 
     def job(number: int) -> None:
@@ -23,18 +23,18 @@ def test_callers_at_once() -> None:
         done.append(number)
         running.release()
 
-    def ask(number: int) -> int | None:
+    def run(number: int) -> int | None:
         return number if worker.run(lambda: job(number), 60) == "done" else None
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        told = {number for number in pool.map(ask, range(CALLERS * JOBS)) if number is not None}
+        reported = {number for number in pool.map(run, range(CALLERS * JOBS)) if number is not None}
 
-    assert told
-    assert told == set(done)
+    assert reported
+    assert reported == set(done)
 
 
-def test_end_while_a_job_runs() -> None:
-    """A job that runs is not disturbed by the next: that one is told `busy` at once."""
+def test_busy_worker() -> None:
+    """While a job runs, the next one returns "busy" immediately."""
     worker, gate = Worker(), threading.Event()
     assert "expired" == worker.run(lambda: _wait(gate), 0.01)
 
@@ -44,11 +44,11 @@ def test_end_while_a_job_runs() -> None:
 
 
 def test_a_job_is_done_when_it_has_ended() -> None:
-    """A thread that is slow to end after its job, as on a busy machine, holds up neither answer nor next job."""
+    """A thread that ends late, as on a busy machine, delays neither the result nor the next job."""
     worker, gate, at_the_end = Worker(), threading.Event(), threading.local()
 
     def job() -> None:
-        at_the_end.waits = _Waits(gate)  # let go when the thread ends
+        at_the_end.waits = _Waits(gate)  # deleted when the thread ends
 
     endings = [worker.run(job, 60), worker.run(lambda: None, 60)]
     gate.set()
@@ -57,7 +57,7 @@ def test_a_job_is_done_when_it_has_ended() -> None:
 
 
 def test_closed_worker() -> None:
-    """Once closed it lets go whoever waits and starts nothing more, however long a deadline it is given."""
+    """Closing ends the wait for the job that is running, and no further job is started."""
     worker, gate, done = Worker(), threading.Event(), list[int]()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.run, lambda: _wait(gate), 60)
@@ -72,7 +72,7 @@ def test_closed_worker() -> None:
 
 
 class _Waits:
-    """Something that takes its time to go."""
+    """An object whose deletion takes as long as the test wants."""
 
     def __init__(self, gate: threading.Event) -> None:
         self._gate = gate

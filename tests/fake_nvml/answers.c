@@ -9,9 +9,9 @@
 
 enum { PAUSE_NANOSECONDS = 2000000 };
 
-static int initialisations;
+static int initializations;
 
-/* The value in the device's own section, else in the one for all of its kind. */
+/* The value in the device's own section, or else in the one for all of its kind. */
 static const char *value_of(const struct section *section, const char *key)
 {
     const char *own = value_in(section, key);
@@ -20,7 +20,7 @@ static const char *value_of(const struct section *section, const char *key)
     return value_in(section_named(strncmp(section->name, "mig", 3) ? "gpu *" : "mig *"), key);
 }
 
-/* A return code that the section gives for everything or for this function. */
+/* The return code that the section has for everything or for this function. */
 static int failure_in(const struct section *section, const char *function)
 {
     const char *values[] = {value_of(section, "error"), value_of(section, function)};
@@ -40,7 +40,7 @@ static int look(const char *function, nvmlDevice_t device, const char *key, char
     int code = failure_in(section, function);
     if (code)
         return code;
-    if (!initialisations && strncmp(function, "nvmlInit", 8))
+    if (!initializations && strncmp(function, "nvmlInit", 8))
         return UNINITIALIZED;
     if (device) {
         section = section_of(device);
@@ -60,7 +60,6 @@ static int look(const char *function, nvmlDevice_t device, const char *key, char
     return code == NOT_A_CODE ? SUCCESS : code;
 }
 
-/* One line for each call in the file that FAKE_NVML_LOG names, if it names one. */
 void log_call(const char *function)
 {
     const char *path = getenv("FAKE_NVML_LOG");
@@ -128,9 +127,9 @@ unsigned gpu_count(void)
     return count;
 }
 
-void initialise(int change)
+void initialize(int change)
 {
     pthread_mutex_lock(&lock);
-    initialisations += change;
+    initializations += change;
     pthread_mutex_unlock(&lock);
 }

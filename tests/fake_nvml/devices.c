@@ -1,4 +1,4 @@
-/* The library itself, the handles of GPUs and MIG devices, and who they are. */
+/* The library itself, handles of GPUs and MIG devices, and their identity. */
 #include "state.h"
 
 #include <stdio.h>
@@ -8,14 +8,14 @@ NVML(InitWithFlags, unsigned flags)
 {
     (void)flags;
     nvmlReturn_t code = answer("nvmlInitWithFlags", NULL, NULL, NULL);
-    initialise(code ? 0 : 1);
+    initialize(code ? 0 : 1);
     return code;
 }
 
 NVML(Shutdown, void)
 {
     nvmlReturn_t code = answer("nvmlShutdown", NULL, NULL, NULL);
-    initialise(code ? 0 : -1);
+    initialize(code ? 0 : -1);
     return code;
 }
 

@@ -50,7 +50,7 @@ static u64 types_of(nvmlEventSet_t set, nvmlDevice_t device)
     return types;
 }
 
-/* The next event that this set wants; those that nobody registered for are lost, as with the driver. */
+/* The next event that this set is registered for; all others are lost, as with the driver. */
 static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
     if (delivered_of_file != file_number)

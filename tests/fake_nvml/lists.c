@@ -1,4 +1,4 @@
-/* Calls that fill an array of the caller's: processes, their utilization, field values. */
+/* Functions that fill the caller's array: processes, their utilization, field values. */
 #include "state.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ static unsigned length_of(const char *text)
     return length;
 }
 
-/* Read the list and say how long it is; INSUFFICIENT_SIZE when there is no room, as the caller's first call expects. */
+/* Read the list and return its length; INSUFFICIENT_SIZE without room, as the caller's first call expects. */
 static nvmlReturn_t list(const char *function, nvmlDevice_t device, const char *key, char text[MAX_TEXT],
                          unsigned *room)
 {
@@ -60,8 +60,8 @@ PROCESSES(DeviceGetMPSComputeRunningProcesses, "MPSComputeRunningProcesses", 1)
 PROCESSES(DeviceGetMPSComputeRunningProcesses_v2, "MPSComputeRunningProcesses", 0)
 PROCESSES(DeviceGetMPSComputeRunningProcesses_v3, "MPSComputeRunningProcesses", 0)
 
-/* `ProcessUtilization = PID:MICROSECONDS:SM:MEMORY:ENCODER:DECODER ...`, `now` for the time of the call; only what is
- * newer is given, and not found when nothing is, as the driver answers. */
+/* `ProcessUtilization = PID:MICROSECONDS:SM:MEMORY:ENCODER:DECODER ...`, `now` for the time of the call. Returns
+ * only newer samples, and "not found" without any, as the driver does. */
 NVML(DeviceGetProcessUtilization, nvmlDevice_t device, nvmlProcessUtilizationSample_t *rows, unsigned *room, u64 since)
 {
     char text[MAX_TEXT];
@@ -79,7 +79,7 @@ NVML(DeviceGetProcessUtilization, nvmlDevice_t device, nvmlProcessUtilizationSam
 }
 
 /* `FieldValue.ID = uint 70`, with a scope `FieldValue.ID.SCOPE` or, for the sum over all links, `FieldValue.ID.all`:
- * the type decides which member of the union the caller finds. */
+ * the type determines the member of the union. */
 static void give_value(const char *text, nvmlFieldValue_t *given)
 {
     static const char *types[] = {"double", "uint", "ulong", "ull", "sll", "int", "ushort"}; /* nvmlValueType_t */

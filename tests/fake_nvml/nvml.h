@@ -55,7 +55,7 @@ typedef struct {
     u64 used;
 } nvmlProcessInfo_v1_t;
 
-/* The second version of the calls and the third fill the same structure. */
+/* Versions 2 and 3 of the functions fill the same structure. */
 typedef struct {
     unsigned pid;
     u64 used;
@@ -100,7 +100,7 @@ typedef struct {
     const char *short_name, *long_name, *unit;
 } nvmlGpmMetric_t;
 
-/* The array is as long as the binding's newest metric; nothing past `count` is touched. */
+/* The binding's array has a place for each of its metrics; nothing past `count` is used. */
 typedef struct {
     unsigned version, count;
     nvmlGpmSample_t first, second;

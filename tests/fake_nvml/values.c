@@ -1,4 +1,4 @@
-/* Calls whose answer is numbers: one line for each, the state file's key, and the shape of its arguments. */
+/* Functions that return numbers: a line for each, with the state file's key and the kind of arguments. */
 #include "state.h"
 
 #include <stdio.h>
@@ -105,7 +105,7 @@ NVML(DeviceGetRemappedRows, nvmlDevice_t device, unsigned *correctable, unsigned
     return code;
 }
 
-/* `MemoryInfo = total reserved free used`; the first version of the call counts the reserved bytes as used. */
+/* `MemoryInfo = total reserved free used`; version 1 of the function includes the reserved bytes in used. */
 NVML(DeviceGetMemoryInfo, nvmlDevice_t device, nvmlMemory_t *memory)
 {
     u64 found[4] = {0};

@@ -41,7 +41,7 @@ int code_of(const char *word, size_t length)
     return NOT_A_CODE;
 }
 
-/* One word of a list, by place. `7*18` is eighteen times 7. */
+/* The word at a place of a list. `7*18` is eighteen times 7. */
 static size_t word_at(const char *text, unsigned place, const char **word)
 {
     while (*(text += strspn(text, " ,"))) {

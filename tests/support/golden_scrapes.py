@@ -1,4 +1,4 @@
-"""What the exporter serves on each node of tests/fake_nvml/nodes, with all that differs between two runs replaced."""
+"""Scrapes of the exporter on each node of tests/fake_nvml/nodes, without what differs per run."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ GOLDEN = Path(__file__).resolve().parents[1] / "exporter" / "golden"
 NAMES = sorted(file.stem for file in NODES.glob("*.txt"))
 FULL_SAMPLE_BYTES = 61 << 30
 
-HAPPENS = r"^(event\..*|error = gpu_is_lost)\n"  # what comes over a node while the exporter runs
+# Lines that take effect while the exporter runs
+CHANGES = r"^(event\..*|error = gpu_is_lost)\n"
 
-# Times and durations, recorded as NaN, which the exporter never gives.
+# Times and durations are recorded as NaN, which the exporter never exposes.
 VOLATILE_VALUES = {
     "torchmem_exporter_collector_duration_seconds",
     "torchmem_sample_timestamp_seconds",
     "nvml_xid_last_timestamp_seconds",
 }
-# Labels that name the machine, the user or an installed version, left out.
+# Labels of the machine, the user or an installed version are left out.
 VOLATILE_LABELS = {
     "torchmem_exporter_build_info": {"version", "python_version"},
     "nvml_process_info": {"uid", "user", "container_id", "pod_uid", "slurm_job_id"},
 }
-# Only where the exporter counts pids as the driver does can it say who a process is; in containers it cannot.
+# In a container the exporter's pids are not the driver's, so these series are absent.
 NEEDS_INITIAL_PID_NAMESPACE = ("nvml_process_info", "torchmem_outside_allocator_bytes")
 
 
 def scrape_of(name: str, folder: Path) -> str:
-    """The body of a scrape of the exporter process on that node, normalised."""
+    """Return the normalized body of a scrape of the exporter process on a node."""
     with subprocess.Popen(["sleep", "600"]) as trainer:
         try:
             node = FakeNode(folder / "node", name, pid=trainer.pid)
             now = node.text
             _publish_ranks(node, folder / "run", trainer.pid, most=3 if name == "h100_busy" else 1)
-            node.write(re.sub(HAPPENS, "", now, flags=re.MULTILINE))
+            node.write(re.sub(CHANGES, "", now, flags=re.MULTILINE))
             deadline = 1 if name == "hung" else 30
             with exporter_process(
                 node, folder / "run", scrape_deadline_seconds=deadline
@@ -61,13 +62,13 @@ def scrape_of(name: str, folder: Path) -> str:
             trainer.kill()
 
 
-def normalised(body: str, pid: int) -> str:
-    """The body without what differs between two runs on any machine."""
-    return "".join(_normalised_line(line, pid) + "\n" for line in body.splitlines())
+def normalized(body: str, pid: int) -> str:
+    """Return the body without what differs between two runs or machines."""
+    return "".join(_normalized_line(line, pid) + "\n" for line in body.splitlines())
 
 
 def portable(text: str) -> str:
-    """What is the same inside and outside of containers: all of it where pids count as the driver counts them."""
+    """Return the part that does not depend on whether this process is in a container."""
     if pid_namespace() == INITIAL_PID_NAMESPACE:
         return text
     return "".join(
@@ -77,7 +78,7 @@ def portable(text: str) -> str:
     )
 
 
-def _normalised_line(line: str, pid: int) -> str:
+def _normalized_line(line: str, pid: int) -> str:
     name = re.match(r"\w*", line)[0]  # type: ignore[index]
     if name in VOLATILE_VALUES:
         line = f"{line.rpartition(' ')[0]} NaN"
@@ -87,15 +88,15 @@ def _normalised_line(line: str, pid: int) -> str:
 
 
 def _settled(exporter: ExporterProcess, node: FakeNode, pid: int) -> str:
-    """The first scrape that is like the one before it, with all events and, where it measures them, GPM's means."""
+    """Return the first scrape that equals the previous one, with all events and GPM means."""
     events = len(re.findall(r"^event\.", node.text, re.MULTILINE))
-    measures = "GpmQueryDeviceSupport = 1" in node.text and "nvmlGpmSampleGet = " not in node.text
+    has_gpm = "GpmQueryDeviceSupport = 1" in node.text and "nvmlGpmSampleGet = " not in node.text
     bodies = [""]
 
     def settled() -> str | None:
-        bodies.append(normalised(exporter.get(), pid))
+        bodies.append(normalized(exporter.get(), pid))
         arrived = sum(Exposition.of_text(bodies[-1]).matching("nvml_xid_errors_total").values())
-        complete = arrived == events and ("nvml_sm_active_ratio{" in bodies[-1] or not measures)
+        complete = arrived == events and ("nvml_sm_active_ratio{" in bodies[-1] or not has_gpm)
         return bodies[-1] if complete and bodies[-1] == bodies[-2] else None
 
     return until(settled, pause=0.2)
@@ -107,7 +108,7 @@ def _publish_ranks(node: FakeNode, run_dir: Path, trainer: int, most: int) -> No
 
 
 def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
-    """Rank 0 trains on the first GPU, rank 1 ran out of memory, rank 2 was killed."""
+    """Yield rank 0, which is training on the first GPU, rank 1 after an OOM, and rank 2, killed."""
     held = re.search(rf"\b{trainer}:(\d+)", node.text)
     uuids = re.findall(r"^UUID = (.*)$", node.text[: held.start()] if held else "", re.MULTILINE)
     sample = full_sample(uuid=uuids[-1] if uuids else UUID)
@@ -126,9 +127,15 @@ def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
 def _on_a_small_card(sample: Sample) -> Sample:
     gib = 1 << 30
     reserved = Allocator(
-        ByPool(1 << 20, 10 * gib), ByPool(1 << 20, 10 * gib), ByPool(2 << 20, 15 * gib),
-        ByPool(1 << 20, 9 * gib), ByPool(1 << 20, 3 * gib), 12 * gib, 12 * gib, 16 * gib,
-    )  # fmt: skip
+        ByPool(1 << 20, 10 * gib),
+        ByPool(1 << 20, 10 * gib),
+        ByPool(2 << 20, 15 * gib),
+        ByPool(1 << 20, 9 * gib),
+        ByPool(1 << 20, 3 * gib),
+        12 * gib,
+        12 * gib,
+        16 * gib,
+    )
     device = replace(
         sample.devices[0], total_bytes=24 * gib, allocator=reserved, layout=None, phase_peaks={}
     )

@@ -1,7 +1,7 @@
-"""A node of H100 cards with one rank on each, as the real exporter's code shows it; only NVML and the samples are made.
+"""A node of H100 cards with one rank on each, served by the real exporter from made-up values.
 
-Whatever the driver of such a card tells is told, and of each rank whatever the SDK can know: the most series there can
-be at defaults.
+NVML reports everything that it can for such a card, and each rank everything that the SDK can
+know, so the node has the maximum number of series at default settings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torchmem.sample.sample import ByPool, Sample, encode
 
 GIB = 1 << 30
 LINKS = 18
-DEAD_PIDS = 4_194_200  # with a start that no living process has
+FIRST_DEAD_PID = 4_194_200  # with a start time that no running process has
 EVENTS = (
     "xid",
     "single_bit_ecc_error",
@@ -69,9 +69,9 @@ NO_ECC_ERRORS = dict.fromkeys(product(("corrected", "uncorrected"), ("volatile",
 
 
 class H100Node:
-    """Cards with a living rank of the run `run` on each and, with `old_run`, one that ended a while ago.
+    """Cards with a running rank of `run` on each and, with `old_run`, one that ended before.
 
-    `healthy`: no rank has any of the troubles that alerts look for; else each has as many as can be at once.
+    `healthy`: no rank has a problem that an alert detects; otherwise each has as many as possible.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class H100Node:
             old_run,
         )
         self._healthy = healthy
-        self._moment, self._chance = 0.0, Random(0)
+        self._moment, self._random = 0.0, Random(0)
         self.exporter = Exporter(
             FakeNvml(self._gpus, Versions("580.95", "13.580.95", "13.0")), RunDirectory(folder)
         )
 
     def page(self, moment: float) -> str:
-        """What a scrape reads, in the text format; `moment`: seconds that move the values, counters go up with it."""
-        self._moment, self._chance = moment, Random(moment)
+        """Return a scrape in the text format. Values depend on `moment` (seconds)."""
+        self._moment, self._random = moment, Random(moment)
         for rank, pid in enumerate(self.pids):
             self._publish(self._sample(rank, pid, self._run, start_ticks=start_ticks(pid)))
             if self._old_run:
-                ended = self._sample(rank, DEAD_PIDS + rank, self._old_run, start_ticks=1)
+                ended = self._sample(rank, FIRST_DEAD_PID + rank, self._old_run, start_ticks=1)
                 self._publish(replace(ended, ended="exited"))
         return generate_latest(self.exporter).decode()
 
@@ -119,13 +119,19 @@ class H100Node:
         assert device.allocator
         assert device.layout
         layout = replace(
-            device.layout, timestamp=time.time(), stranded_bytes=self._bytes(6), releasable_bytes=self._bytes(4),
-            headroom_bytes=self._bytes(3), headroom_flush_bytes=self._bytes(9),
-        )  # fmt: skip
+            device.layout,
+            timestamp=time.time(),
+            stranded_bytes=self._bytes(6),
+            releasable_bytes=self._bytes(4),
+            headroom_bytes=self._bytes(3),
+            headroom_flush_bytes=self._bytes(9),
+        )
         allocator = replace(
-            device.allocator, allocated_bytes=ByPool(1 << 20, self._bytes(20)),
-            active_bytes=ByPool(1 << 20, self._bytes(20)), requested_bytes=ByPool(1 << 20, self._bytes(20)),
-        )  # fmt: skip
+            device.allocator,
+            allocated_bytes=ByPool(1 << 20, self._bytes(20)),
+            active_bytes=ByPool(1 << 20, self._bytes(20)),
+            requested_bytes=ByPool(1 << 20, self._bytes(20)),
+        )
         counters = replace(
             device.counters,
             alloc_retries=int(self._moment / 60),
@@ -139,14 +145,14 @@ class H100Node:
         )
         return _without_troubles(sample) if self._healthy else sample
 
-    def _bytes(self, most_gib: int) -> int:
-        return self._chance.randrange(most_gib * GIB // 2, most_gib * GIB, 512)
+    def _bytes(self, max_gib: int) -> int:
+        return self._random.randrange(max_gib * GIB // 2, max_gib * GIB, 512)
 
     def _gpus(self) -> list[FakeGpu]:
         return [self._gpu(index) for index in range(len(self._uuids))]
 
     def _gpu(self, index: int) -> FakeGpu:
-        chance, pid = self._chance.uniform, self.pids[index] if self.pids else None
+        chance, pid = self._random.uniform, self.pids[index] if self.pids else None
         used, moved = 61 * GIB + self._bytes(1), int(self._moment * 1e9)
         memory = MemoryInfo(80 * GIB, used, 79 * GIB - used, GIB)
         utilization = Utilization(chance(0.5, 1), chance(0, 1), 0, 0, 0)
@@ -181,7 +187,7 @@ class H100Node:
         return GpuIdentity(index, uuid, name, bus, "580.95", "96.00", "default", "enabled")
 
     def _clocks(self) -> Clocks:
-        hertz = dict.fromkeys(CLOCKS, int(self._chance.uniform(14, 19)) * 1e8)
+        hertz = dict.fromkeys(CLOCKS, int(self._random.uniform(14, 19)) * 1e8)
         return Clocks(hertz, dict.fromkeys(CLOCKS, 1.98e9), dict.fromkeys(REASONS, False), 0)
 
 
@@ -201,7 +207,7 @@ def _without_troubles(sample: Sample) -> Sample:
 
 @contextmanager
 def _processes(count: int) -> Iterator[list[int]]:
-    """Pids of living processes that do nothing."""
+    """Start processes that do nothing, and yield their pids."""
     running = [subprocess.Popen(["sleep", "3600"]) for _ in range(count)]
     try:
         yield [process.pid for process in running]
@@ -220,7 +226,7 @@ def h100_node(
     *,
     healthy: bool = False,
 ) -> Iterator[H100Node]:
-    """A node with these cards and a living rank on each of the first `ranks`."""
+    """A node with these cards and a running rank on each of the first `ranks`."""
     with TemporaryDirectory() as folder, _processes(ranks) as pids:
         found = H100Node(Path(folder), uuids, pids, run, old_run, healthy=healthy)
         try:
@@ -230,5 +236,5 @@ def h100_node(
 
 
 def series(page: str) -> int:
-    """Lines of an exposition that hold a value."""
+    """Count the series of an exposition."""
     return sum(1 for line in page.splitlines() if line and not line.startswith("#"))
