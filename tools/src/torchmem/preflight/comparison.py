@@ -34,13 +34,13 @@ class CardRow:
     """The run on one card. outside: bytes of the card that PyTorch cannot use."""
 
     card: Card
-    outcome: replay.ReplayResult
+    result: replay.ReplayResult
     outside: int
 
     @property
     def headroom(self) -> int:
         """Bytes of the card left at the peak."""
-        return self.card.memory_bytes - self.outside - self.outcome.peak_reserved
+        return self.card.memory_bytes - self.outside - self.result.peak_reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ def compare(
     return Comparison("rerun", settings, _rerun_cards(options, cards, runner))
 
 
-def nearby_cards(card: Card, known: Sequence[Card] = CATALOG) -> list[Card]:
-    """Return the card between the next smaller and larger known ones, in ascending order."""
-    ascending = sorted(known, key=lambda each: each.memory_bytes)
+def nearby_cards(card: Card) -> list[Card]:
+    """Return the card between the next smaller and larger ones of the catalog, in ascending order."""
+    ascending = sorted(CATALOG, key=lambda each: each.memory_bytes)
     cards = [card]
     for each in reversed(ascending):
         smallest = cards[0].memory_bytes
@@ -123,8 +123,8 @@ def _replayed_cards(
         for card, used in zip(cards, outside, strict=True)
     ]
     with Progress("replaying cards") as progress:
-        outcomes = on_cards(recording, own, memories, replayed, progress)
-    return tuple(CardRow(*row) for row in zip(cards, outcomes, outside, strict=True))
+        results = on_cards(recording, own, memories, replayed, progress)
+    return tuple(CardRow(*row) for row in zip(cards, results, outside, strict=True))
 
 
 def _rerun_cards(options: Options, cards: Sequence[Card], runner: Runner) -> tuple[CardRow, ...]:

@@ -100,16 +100,16 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _card(row: CardRow) -> dict[str, Any]:
-    outcome = row.outcome
-    if outcome.refused is not None:
-        return {"card": asdict(row.card), "refused": outcome.refused}
+    result = row.result
+    if result.refused is not None:
+        return {"card": asdict(row.card), "refused": result.refused}
     return {
         "card": asdict(row.card),
-        "fits": outcome.oom is None,
-        "peak_reserved": outcome.peak_reserved,
-        "peak_allocated": outcome.peak_allocated,
+        "fits": result.oom is None,
+        "peak_reserved": result.peak_reserved,
+        "peak_allocated": result.peak_allocated,
         "headroom": row.headroom,
-        "retries": outcome.retries,
+        "retries": result.retries,
     }
 
 

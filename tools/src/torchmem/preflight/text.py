@@ -211,13 +211,13 @@ def _card_mark(row: CardRow, requested: str) -> str:
 
 
 def _card_figures(row: CardRow) -> list[str]:
-    memory, outcome = format_size(row.card.memory_bytes), row.outcome
-    if outcome.refused:
+    memory, result = format_size(row.card.memory_bytes), row.result
+    if result.refused:
         return [memory, "", "", "", "unknown"]
-    if outcome.oom:
+    if result.oom:
         return [memory, "", "", "", "does not fit"]
-    sizes = format_size(outcome.peak_reserved), _signed_size(row.headroom)
-    return [memory, *sizes, f"{outcome.retries:,}", "fits"]
+    sizes = format_size(result.peak_reserved), _signed_size(row.headroom)
+    return [memory, *sizes, f"{result.retries:,}", "fits"]
 
 
 def _table_page(what: str, plan: RunPlan, rows: Sequence[Sequence[str]], conclusion: str) -> str:
