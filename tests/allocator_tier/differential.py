@@ -1,6 +1,7 @@
-"""Run random programs on PyTorch's allocator and on the simulated one, and compare them after every operation.
+"""Run random programs on PyTorch's allocator and on the simulator, and compare both.
 
-PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- python differential.py SETTING OPERATIONS SEED
+PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- \\
+    python differential.py SETTING OPERATIONS SEED
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COUNTED = (
 
 
 def differing(path: str, real: Any, simulated: Any) -> list[str]:
-    """Where two structures differ: path, PyTorch's value, ours."""
+    """Return where two structures differ: path, PyTorch's value, the simulator's value."""
     if real == simulated:
         return []
     if isinstance(real, dict) and isinstance(simulated, dict):
@@ -43,14 +44,14 @@ def differing(path: str, real: Any, simulated: Any) -> list[str]:
 
 
 def same_outcome(real: Outcome, simulated: Outcome) -> bool:
-    """Whether both gave the same address, or refused with the same numbers in the text."""
+    """Return whether both returned the same address, or failed with the same numbers."""
     if isinstance(real, str) and isinstance(simulated, str):
         return real.startswith(simulated)
     return real == simulated
 
 
 class Comparison:
-    """Both allocators side by side."""
+    """Both allocators, running the same program."""
 
     def __init__(self, name: str, seed: int) -> None:
         setting = SETTINGS[name]
@@ -60,14 +61,14 @@ class Comparison:
         self._before: dict[str, Any] = self.real.stats()
 
     def step(self, number: int) -> list[str]:
-        """One operation on both; what differs after it."""
+        """Run one operation on both; return the differences."""
         operation = self.programmer.next()
         outcome = self.real.run(operation)
         self.programmer.learn(operation, outcome)
         self.simulated.card.newest_range = self.real.newest_range()
-        ours = self.simulated.run(operation)
-        if not same_outcome(outcome, ours):
-            return [f"{operation}: PyTorch {outcome}, simulator {ours}"]
+        simulated = self.simulated.run(operation)
+        if not same_outcome(outcome, simulated):
+            return [f"{operation}: PyTorch {outcome}, simulator {simulated}"]
         return self._state(operation, layout=number % LAYOUT_EVERY == 0 or isinstance(outcome, str))
 
     def _state(self, operation: Operation, *, layout: bool) -> list[str]:
@@ -76,26 +77,23 @@ class Comparison:
         differences = differing("stats", self._before, self.simulated.stats())
         if layout:
             differences += differing("driver", self.real.driver(), self.simulated.driver())
-            theirs = {segment["address"]: segment for segment in self.real.snapshot()}
-            ours = {segment["address"]: segment for segment in self.simulated.snapshot()}
-            differences += differing("segments", theirs, ours)
+            real = {segment["address"]: segment for segment in self.real.snapshot()}
+            simulated = {segment["address"]: segment for segment in self.simulated.snapshot()}
+            differences += differing("segments", real, simulated)
         return [f"after {operation}: {difference}" for difference in differences]
 
 
 def main() -> None:
-    """Compare until something differs; print what was done and what differs as JSON."""
+    """Compare up to the first difference; print counts and differences as JSON."""
     name, operations, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     comparison = Comparison(name, seed)
     done, differences = 0, list[str]()
     while done < operations and not differences:
         differences = comparison.step(done)
         done += 1
-    print(
-        json.dumps({"operations": done, "differences": differences[:10], **comparison.events}),
-        flush=True,
-    )
-    # PyTorch 2.13 aborts when it takes down private pools of expandable segments.
-    os._exit(0)
+    result = {"operations": done, "differences": differences[:10], **comparison.events}
+    print(json.dumps(result), flush=True)
+    os._exit(0)  # PyTorch 2.13 aborts on releasing private pools of expandable segments
 
 
 if __name__ == "__main__":

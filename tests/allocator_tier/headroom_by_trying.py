@@ -1,8 +1,9 @@
-"""Find the largest allocation by trying, in many random states of PyTorch's allocator, and compare it with `headroom`.
+"""Compare `headroom` with real allocations, in many random states of PyTorch's allocator.
 
-python headroom_by_trying.py STATES SEED [bound]      prints the number of states and every disagreement
+python headroom_by_trying.py STATES SEED [bound]
 
-With `bound` headroom may be too small, but never too large. FRACTION in the environment sets the memory fraction.
+Prints the number of states and every disagreement. With `bound`, headroom may be too small, but
+never too large. The environment variable FRACTION sets the memory fraction.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Headroom = tuple[int, int]
 
 
 def build(seed: int) -> list[int]:
-    """Bring the empty allocator into the random state of this seed; returns the live pointers."""
+    """Bring the empty allocator into a random state; return the live pointers."""
     chance = random.Random(seed)
     live: list[int] = []
     sizes = [(1, MIB), (MIB + 1, 10 * MIB), (10 * MIB, 120 * MIB)]
@@ -42,14 +43,14 @@ def build(seed: int) -> list[int]:
 
 
 def clear(live: list[int]) -> None:
-    """Give everything back."""
+    """Free everything."""
     for pointer in live:
         torch.cuda.caching_allocator_delete(pointer)
     torch.cuda.empty_cache()
 
 
 def headroom() -> Headroom:
-    """What torchmem says now: without, and with, the retry flush."""
+    """Return the headroom without and with a flush."""
     free, total = torch.cuda.mem_get_info()
     room = (
         AvailableMemory(free)
@@ -64,13 +65,13 @@ def headroom() -> Headroom:
 
 
 def outcome(seed: int, size: int) -> str:
-    """What an allocation of `size` bytes does in that state: served, served after a flush, or refused."""
+    """Return the outcome of an allocation in a state: served, flushed (then served), or failed."""
     live = build(seed)
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     try:
         live.append(torch.cuda.caching_allocator_alloc(size))
     except torch.OutOfMemoryError:
-        return "refused"
+        return "failed"
     else:
         flushed = torch.cuda.memory_stats()["num_alloc_retries"] > retries
         return "flushed" if flushed else "served"
@@ -79,26 +80,25 @@ def outcome(seed: int, size: int) -> str:
 
 
 def disagreements(seed: int, *, exact: bool) -> list[str]:
-    """Where trying says something else than `headroom` in the state of this seed."""
+    """Return where allocations disagree with `headroom` in a state."""
     live = build(seed)
     direct, flushed = headroom()
     clear(live)
-    wanted = {direct: {"served"}, direct + 1: {"flushed", "refused"}, flushed + 1: {"refused"}}
+    expected = {direct: {"served"}}
+    if exact:
+        expected |= {direct + 1: {"flushed", "failed"}, flushed + 1: {"failed"}}
     if flushed > direct:
-        wanted[flushed] = {"flushed"}
-    if not exact:
-        wanted = (
-            {direct: {"served"}}
-            if flushed == direct
-            else {direct: {"served"}, flushed: {"served", "flushed"}}
-        )
-    seen = {size: outcome(seed, size) for size in wanted if size > 0}
-    return [f"seed {seed}: {size} bytes {seen[size]}, headroom {direct} / {flushed}"
-            for size in seen if seen[size] not in wanted[size]]  # fmt: skip
+        expected[flushed] = {"flushed"} if exact else {"served", "flushed"}
+    outcomes = {size: outcome(seed, size) for size in expected if size > 0}
+    return [
+        f"seed {seed}: {size} bytes {outcomes[size]}, headroom {direct} / {flushed}"
+        for size in outcomes
+        if outcomes[size] not in expected[size]
+    ]
 
 
 def main() -> None:
-    """Compare in as many states as asked for."""
+    """Compare in the given number of states."""
     states, first = int(sys.argv[1]), int(sys.argv[2])
     torch.cuda.init()
     if FRACTION < 1:

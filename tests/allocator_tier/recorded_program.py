@@ -1,10 +1,12 @@
-"""Run a random program on PyTorch's allocator with its history on, or the same program again under other settings.
+"""Record a random program on PyTorch's allocator, or run it again under other settings.
 
-PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- COMMAND, where COMMAND is
-python recorded_program.py record FOLDER SEED ..., or python recorded_program.py again FOLDER
+PYTORCH_CUDA_ALLOC_CONF=CONF python -m torchmem.phantom --memory BYTES -- COMMAND, with the COMMAND
 
-`record` writes the snapshot and the program, and takes its length and any of the words streams, events, pools, ooms.
-Both print the statistics as JSON. `again` ends where a request fails that was served when it was recorded.
+    python recorded_program.py record FOLDER SEED LENGTH [streams] [events] [pools] [ooms]
+    python recorded_program.py again FOLDER
+
+`record` writes the snapshot and the program. Both print the statistics as JSON. `again` ends where
+a request fails that succeeded when it was recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LEFT_OUT = {"reset_peak", "reset_accumulated", "drop_pool"}
 
 
 class PlainPools(Programmer):
-    """Makes pools that neither help out nor keep blocks whole, which no snapshot tells."""
+    """Creates pools without `use_on_oom` and `no_split`, which a snapshot does not record."""
 
     def _make_pool(self) -> Operation:
         name, pool, *_ = super()._make_pool()
@@ -37,7 +39,7 @@ class PlainPools(Programmer):
 
 
 def counts(real: Real) -> dict[str, int]:
-    """What the what-if foretells."""
+    """Return the predicted statistics."""
     stats = real.stats()
     return {
         "peak_reserved": stats["reserved_bytes"]["all"]["peak"],
@@ -49,27 +51,27 @@ def counts(real: Real) -> dict[str, int]:
     }
 
 
-def record(folder: Path, seed: str, length: int, words: set[str]) -> Real:
-    """Write the program as it goes; one that may not run out of memory stops growing in time."""
-    setting = Setting(streams=2 if "streams" in words else 1, pools="pools" in words)
+def record(folder: Path, seed: str, length: int, features: set[str]) -> Real:
+    """Record a program; without "ooms", it ends at its first OOM."""
+    setting = Setting(streams=2 if "streams" in features else 1, pools="pools" in features)
     programmer, real = PlainPools(setting, random.Random(seed)), Real(setting)
     torch.cuda.memory._record_memory_history(context=None, max_entries=10**7)
     program: list[Any] = []
     while len(program) < length:
         emptied = program and program[-1][0] == ["empty_cache"] and programmer.live
-        # Cache given back right before a request on a full card would look like a retry.
+        # Without a free in between, a release before a request would look like a retry.
         operation = ["free", programmer.live.pop()] if emptied else programmer.next()
         if operation[0] in LEFT_OUT or (
-            operation[0] in {"record_stream", "hold_events"} and "events" not in words
+            operation[0] in {"record_stream", "hold_events"} and "events" not in features
         ):
             continue
         freed = counts(real)["device_frees"]
         outcome = real.run(operation)
         programmer.learn(operation, outcome)
-        # A call that finds nothing to give back leaves no trace.
+        # An empty_cache that releases nothing leaves no trace.
         if operation != ["empty_cache"] or counts(real)["device_frees"] > freed:
             program.append([operation, isinstance(outcome, str)])
-        if isinstance(outcome, str) and "ooms" not in words:
+        if isinstance(outcome, str) and "ooms" not in features:
             break
     torch.cuda.memory._dump_snapshot(str(folder / "snapshot.pickle"))
     (folder / "program.json").write_text(json.dumps([vars_of(setting), program]))
@@ -77,12 +79,12 @@ def record(folder: Path, seed: str, length: int, words: set[str]) -> Real:
 
 
 def vars_of(setting: Setting) -> dict[str, Any]:
-    """Streams and pools of a setting."""
+    """Return the streams and pools of a setting."""
     return {"streams": setting.streams, "pools": setting.pools}
 
 
 def again(folder: Path) -> Real:
-    """The recorded program; a request that failed then gives its block back at once."""
+    """Run the recorded program; requests that failed then are freed at once."""
     setting, program = json.loads((folder / "program.json").read_text())
     real = Real(replace(Setting(), **setting))
     for operation, failed in program:
@@ -95,7 +97,7 @@ def again(folder: Path) -> Real:
 
 
 def main() -> None:
-    """Do as asked."""
+    """Record a program or run it again, and print its statistics."""
     mode, folder, *rest = sys.argv[1:]
     real = (
         record(Path(folder), rest[0], int(rest[1]), set(rest[2:]))
@@ -103,7 +105,7 @@ def main() -> None:
         else again(Path(folder))
     )
     print(json.dumps(counts(real)), flush=True)
-    os._exit(0)  # PyTorch 2.13 aborts when it takes down private pools of expandable segments
+    os._exit(0)  # PyTorch 2.13 aborts on releasing private pools of expandable segments
 
 
 if __name__ == "__main__":

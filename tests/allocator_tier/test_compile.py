@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from support.phantom_script import answer_of
+from support.phantom import json_of_script
 
 pytestmark = [
     pytest.mark.allocator,
@@ -42,7 +42,7 @@ print(json.dumps({"kernels": kernels, "plain": plain, "graphs": graphs, "private
 
 def test_a_compiled_model_trains(tmp_path: Path) -> None:
     """Forward and backward run as generated kernels and CUDA graphs, and memory is steady."""
-    answer = answer_of(TRAINING, tmp_path)
+    answer = json_of_script(TRAINING, tmp_path)
 
     assert answer["kernels"] >= 2
     assert answer["private"]
@@ -83,7 +83,7 @@ print(json.dumps({"tuned": len(add.configs_timings), "scratch": scratch_sizes, "
 
 def test_custom_triton_kernels_run(tmp_path: Path) -> None:
     """They are compiled, tuned, launched, and timed, with scratch memory of the allocator."""
-    answer = answer_of(TRITON, tmp_path)
+    answer = json_of_script(TRITON, tmp_path)
 
     assert 2 == answer["tuned"]
     assert answer["scratch"]
@@ -105,7 +105,7 @@ print(json.dumps([list(result.shape) for result in results]))
 
 def test_code_compiled_by_nvrtc_runs(tmp_path: Path) -> None:
     """Jiterator, special functions, TorchScript's fuser, and CUDA C++ compile and launch."""
-    assert [[64, 64]] * 3 == answer_of(RUN_TIME, tmp_path)
+    assert [[64, 64]] * 3 == json_of_script(RUN_TIME, tmp_path)
 
 
 GRAPHS = """
@@ -137,7 +137,7 @@ print(json.dumps({"message": message, "after": after, "held": held, "outputs": o
 
 def test_graphs_keep_their_outputs_and_refuse_to_wait(tmp_path: Path) -> None:
     """A graph keeps its tensors in its pool; reading a value during capture fails as on CUDA."""
-    answer = answer_of(GRAPHS, tmp_path)
+    answer = json_of_script(GRAPHS, tmp_path)
 
     assert answer["held"] >= answer["outputs"]
     assert "previous error during capture" in answer["message"]

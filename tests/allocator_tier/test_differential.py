@@ -1,4 +1,4 @@
-"""The simulator is PyTorch's allocator: both run the same random programs, and are compared after every operation."""
+"""The simulator equals PyTorch's allocator: both run the same random programs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from pathlib import Path
 
 import pytest
 from support.allocator_programs import SETTINGS
-from support.on_phantom import on_phantom
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
-SCRIPT = str(Path(__file__).with_name("differential.py"))
+SCRIPT = Path(__file__).with_name("differential.py")
 OPERATIONS = 10_000
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_simulator_does_what_pytorch_does(name: str, tmp_path: Path) -> None:
-    """Addresses, statistics, layout, driver memory and errors agree in a random program that runs out of memory."""
-    done = on_phantom(tmp_path, SCRIPT, name, str(OPERATIONS), "0")
+    """Addresses, statistics, layout, driver memory and errors are equal after every operation."""
+    setting = SETTINGS[name]
+    done = run_on_phantom(
+        SCRIPT,
+        name,
+        str(OPERATIONS),
+        "0",
+        memory=setting.card,
+        state=tmp_path,
+        environment={"PYTORCH_CUDA_ALLOC_CONF": setting.conf},
+    )
 
     assert 0 == done.returncode, done.stderr[-2000:]
     result = json.loads(done.stdout)

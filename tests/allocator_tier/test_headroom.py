@@ -1,35 +1,19 @@
-"""Headroom is not an estimate: it is what can be allocated."""
+"""Headroom is exact: it equals what can be allocated."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
-HERE = Path(__file__).resolve().parent
+SCRIPT = Path(__file__).with_name("headroom_by_trying.py")
 
 
 def test_headroom_is_the_largest_allocation_that_succeeds(tmp_path: Path) -> None:
-    """In 400 random states at default settings exactly `headroom` bytes can be had, without and with the flush."""
-    command = [
-        sys.executable,
-        "-m",
-        "torchmem.phantom",
-        "--memory",
-        "1300MiB",
-        "--",
-        sys.executable,
-        "-W",
-        "ignore",
-    ]
-    done = subprocess.run(
-        [*command, str(HERE / "headroom_by_trying.py"), "400", "0"],
-        env=os.environ | {"PHANTOM_STATE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    """In 400 random states, exactly `headroom` bytes can be allocated, with and without a flush."""
+    done = run_on_phantom(SCRIPT, "400", "0", memory="1300MiB", state=tmp_path, environment={})
 
     assert "400 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]

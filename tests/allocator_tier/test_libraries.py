@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.phantom_script import answer_of
+from support.phantom import json_of_script
 
 pytestmark = pytest.mark.allocator
 
@@ -136,7 +136,7 @@ compare(calls)
 )
 def test_results_have_the_same_form_as_on_the_host(calls: str, tmp_path: Path) -> None:
     """Type, layout and shape of every result equal those of the same call on the CPU."""
-    answer = answer_of(COMPARING + calls, tmp_path)
+    answer = json_of_script(COMPARING + calls, tmp_path)
 
     assert {} == answer["differ"]
     assert answer["calls"] >= 17
@@ -166,7 +166,7 @@ print(json.dumps({
 
 def test_workspaces_come_from_the_allocator(tmp_path: Path) -> None:
     """A transform takes one copy of its data, eight with a large prime; eigh grows with n²."""
-    answer: dict[str, Any] = answer_of(WORKSPACES, tmp_path)
+    answer: dict[str, Any] = json_of_script(WORKSPACES, tmp_path)
 
     assert 64 * 1024 * 8 == answer["powers"]
     assert 8 * 64 * 1021 * 8 == answer["primes"]
@@ -184,7 +184,7 @@ torch.nn.functional.linear(torch.zeros(128, 128, device="cuda").half(),
 def test_a_lacking_library_is_named(tmp_path: Path) -> None:
     """Semi-structured sparsity (cuSPARSELt) ends with a traceback, and the call is named."""
     with pytest.raises(AssertionError) as stopped:
-        answer_of(LACKING, tmp_path)
+        json_of_script(LACKING, tmp_path)
 
     assert "the phantom GPU does not support cusparseLtInit" in str(stopped.value)
     assert "RuntimeError" in str(stopped.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.phantom_script import answer_of
+from support.phantom import json_of_script
 
 pytestmark = pytest.mark.allocator
 
@@ -116,7 +116,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the value of each expression of all groups."""
     expressions = [expression for group in GROUPS.values() for expression in group]
-    answer: dict[str, Any] = answer_of(
+    answer: dict[str, Any] = json_of_script(
         SCRIPT, tmp_path_factory.mktemp("values"), json.dumps(expressions)
     )
     return answer
@@ -149,6 +149,6 @@ print(json.dumps(peaks))
 
 def test_checks_do_not_change_the_peak(tmp_path: Path) -> None:
     """A loop that checks loss and gradients for finite values has the peak of one without."""
-    plain, guarded = answer_of(STEPS, tmp_path)
+    plain, guarded = json_of_script(STEPS, tmp_path)
 
     assert plain == guarded

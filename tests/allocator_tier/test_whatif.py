@@ -1,14 +1,12 @@
-"""What torchmem says would have happened is what happens: PyTorch's own allocator is then run under those settings."""
+"""Predictions are compared with PyTorch's own allocator, run under the predicted settings."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 from torchmem.allocator.sizes import MIB
 from torchmem.recording import read
@@ -17,8 +15,7 @@ from torchmem.whatif.result import ReplayResult, WhatIf
 
 pytestmark = pytest.mark.allocator
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+SCRIPT = Path(__file__).with_name("recorded_program.py")
 CARD_BYTES = 1536 * MIB
 CONTEXT_BYTES = 512 * MIB
 CONFS = (
@@ -34,74 +31,57 @@ CASES = {
     "expandable-pools": ("expandable_segments:True", ("pools",)),
     "max_split": ("max_split_size_mb:64", ("ooms",)),
 }
-"""The setting of the recording, and what the program does besides: until it runs out of memory, or on after that."""
+"""The recorded setting, and what the program uses; with "ooms" it continues after its first OOM."""
 Counts = dict[str, int]
 
 
-def run(state: Path, conf: str, *script: str, card: int = CARD_BYTES) -> Counts:
-    """Run a script of ours on a card of its own; the statistics that it prints."""
-    phantom = [
-        sys.executable,
-        "-m",
-        "torchmem.phantom",
-        "--memory",
-        str(card),
-        "--state",
-        str(state),
-        "--",
-    ]
-    done = subprocess.run(
-        [*phantom, sys.executable, "-W", "ignore", *script],
-        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+def run(folder: Path, conf: str, *arguments: str) -> Counts:
+    """Run the program under a setting and return its statistics."""
+    done = run_on_phantom(
+        SCRIPT,
+        *arguments,
+        memory=CARD_BYTES,
+        state=folder,
+        environment={"PYTORCH_CUDA_ALLOC_CONF": conf},
+    )
     assert 0 == done.returncode, done.stderr[-2000:]
     counts: Counts = json.loads(done.stdout.splitlines()[-1])
     return counts
 
 
-def ask(snapshot: Path, confs: tuple[str, ...], card: int = CARD_BYTES) -> WhatIf:
-    """What torchmem says of a snapshot."""
-    (recording,) = read(snapshot)
-    return what_if(recording, card_bytes=card - CONTEXT_BYTES, total_bytes=card, settings=confs)
+def predict(folder: Path, confs: tuple[str, ...]) -> WhatIf:
+    """Return the answer for the recorded snapshot."""
+    (recording,) = read(folder / "snapshot.pickle")
+    card_bytes = CARD_BYTES - CONTEXT_BYTES
+    return what_if(recording, card_bytes=card_bytes, total_bytes=CARD_BYTES, settings=confs)
 
 
-def told(outcome: ReplayResult) -> Counts:
-    """The foretold statistics."""
+def predicted(replay: ReplayResult) -> Counts:
+    """Return the predicted statistics."""
     names = ("peak_reserved", "peak_allocated", "retries", "ooms", "device_allocs", "device_frees")
-    return {name: getattr(outcome, name) for name in names}
+    return {name: getattr(replay, name) for name in names}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_prediction_is_what_pytorch_does(case: str, tmp_path: Path) -> None:
-    """A trace recorded under one setting foretells peaks, retries, OOMs and driver calls under others, to the byte."""
-    recorded, words = CASES[case]
-    script = str(HERE / "recorded_program.py")
-    was = run(tmp_path, recorded, script, "record", str(tmp_path), "1", "3000", *words)
-    answer = ask(tmp_path / "snapshot.pickle", CONFS)
+    """A trace predicts peaks, retries, OOMs and driver calls under other settings, to the byte."""
+    conf, features = CASES[case]
+    recorded = run(tmp_path, conf, "record", str(tmp_path), "1", "3000", *features)
+    answer = predict(tmp_path, CONFS)
 
     assert 1.0 == answer.fidelity.share
-    assert was == told(answer.outcomes[0])
-    assert was["retries"]
-    for outcome in answer.outcomes[1:]:
-        assert outcome.refused is None
-        assert (outcome.conf, run(tmp_path, outcome.conf, script, "again", str(tmp_path))) == (
-            outcome.conf, told(outcome))  # fmt: skip
+    assert recorded == predicted(answer.outcomes[0])
+    assert recorded["retries"]
+    for replay in answer.outcomes[1:]:
+        assert replay.refused is None
+        real = run(tmp_path, replay.conf, "again", str(tmp_path))
+        assert (replay.conf, real) == (replay.conf, predicted(replay))
 
 
-def test_a_recording_with_waits_for_other_streams_is_repeated(tmp_path: Path) -> None:
-    """Blocks that wait for another stream become free when they did, and every allocation lands."""
-    run(
-        tmp_path,
-        "",
-        str(HERE / "recorded_program.py"),
-        "record",
-        str(tmp_path),
-        "2",
-        "4000",
-        "streams",
-        "events",
-    )
-    answer = ask(tmp_path / "snapshot.pickle", ("expandable_segments:True",))
+def test_a_recording_with_waits_for_other_streams_is_reproduced(tmp_path: Path) -> None:
+    """Blocks that wait for another stream become free when they did in the recording."""
+    run(tmp_path, "", "record", str(tmp_path), "2", "4000", "streams", "events")
+    answer = predict(tmp_path, ("expandable_segments:True",))
 
     assert 1.0 == answer.fidelity.share
     assert answer.fidelity.oldest_segment_first is not False

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.dashboards import QUERIES, filled_in
 from support.golden_scrapes import GOLDEN
-from support.replay import serving
+from support.scrape_target import serving
 from support.stack import Prometheus, prometheus
 from support.waiting import until
 

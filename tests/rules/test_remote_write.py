@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.dashboards import PANELS, filled_in
 from support.golden_scrapes import GOLDEN
-from support.replay import pages, serving
+from support.scrape_target import pages, serving
 from support.simulated_time import scrapes
 from support.stack import answers, free_port, get, prometheus, running
 from support.waiting import until

@@ -1,6 +1,6 @@
-"""Random programs for an allocator, and what the simulated allocator does with them.
+"""Random programs for an allocator, and the simulated allocator that runs them.
 
-An operation is a list, so that a program is JSON: its name, then its numbers.
+An operation is a list of its name and its numbers, so that a program is valid JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torchmem.simulator.errors import OutOfMemoryError
 
 Operation = list[Any]
 Outcome = int | str | None
-"""Address of the new block, the text of the OutOfMemoryError, or nothing."""
+"""The address of the new block, the text of the OutOfMemoryError, or None."""
 
 
-MOST_POOLS = 3
+MAX_POOLS = 3
 SIZES = [
     (1, 4096),
     (1, MIB),
@@ -37,7 +37,7 @@ SIZES = [
 
 @dataclass(frozen=True)
 class Setting:
-    """What a program runs under, and what it may use: settings, memory fraction, bytes of the card, streams, pools."""
+    """The settings, memory fraction and card of a program, and the streams and pools it may use."""
 
     conf: str = ""
     fraction: float = 1.0
@@ -82,16 +82,16 @@ SETTINGS = {
     "configured_fraction": Setting("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True"),
     "rejections": Setting("throw_on_cudamalloc_oom:True", streams=2, largest=700 * MIB),
 }
-"""Settings by name. Every one of them runs out of memory now and then."""
+"""Settings by name; a program under any of them runs out of memory now and then."""
 
 
 @dataclass
 class Programmer:
-    """Writes a program operation by operation, knowing how the ones before went.
+    """Generates a program operation by operation, depending on the previous outcomes.
 
-    At most one pool at a time, `overflow`, serves requests that found no memory: the order of several is not simulated.
-    A pool with expandable segments is never dropped: PyTorch 2.13 then aborts, or writes into memory that it freed.
-    Nor does it go without splitting: one small block would soon hold all its memory.
+    At most one pool, `overflow`, has `use_on_oom`, because the order of several is not simulated. A
+    pool with expandable segments is never dropped, because PyTorch 2.13 then aborts or writes into
+    freed memory. It also never has `no_split`, because one small block would soon hold all memory.
     """
 
     setting: Setting
@@ -107,7 +107,7 @@ class Programmer:
     palette: list[int] = field(default_factory=list)
 
     def next(self) -> Operation:
-        """One operation more."""
+        """Return the next operation."""
         chance = self.chance
         if not self.palette or chance.random() < 0.005:
             self.growth = chance.uniform(0.45, 0.75)
@@ -135,7 +135,7 @@ class Programmer:
         return ["malloc", self.slots, self._size(), stream]
 
     def learn(self, operation: Operation, outcome: Outcome) -> None:
-        """Take note of how an operation went."""
+        """Record the outcome of an operation."""
         if isinstance(outcome, int):
             self.live.append(operation[1])
         elif isinstance(outcome, str):
@@ -157,7 +157,7 @@ class Programmer:
         if self.routed and chance.random() < 0.8:
             return ["end_pool", self.routed.pop(chance.randrange(len(self.routed)))]
         idle = [pool for pool in self.pools if pool not in self.routed]
-        if len(self.pools) < MOST_POOLS and (not idle or chance.random() < 0.3):
+        if len(self.pools) < MAX_POOLS and (not idle or chance.random() < 0.3):
             return self._make_pool()
         if not idle:
             return ["empty_cache"]
@@ -183,7 +183,7 @@ class Programmer:
 
 
 class FollowingCard(SimulatedCard):
-    """Gives out the addresses that the other allocator's driver gave out, told before each operation."""
+    """Uses the addresses of the other allocator's driver, which are set before each operation."""
 
     newest_range = 0
 
@@ -192,7 +192,7 @@ class FollowingCard(SimulatedCard):
 
 
 class Simulated:
-    """The simulated allocator, driven by operations."""
+    """The simulated allocator, controlled by operations."""
 
     def __init__(self, setting: Setting) -> None:
         self.card = FollowingCard(setting.card)
@@ -204,21 +204,21 @@ class Simulated:
         self.blocks: dict[int, Block] = {}
 
     def run(self, operation: Operation) -> Outcome:
-        """Do it."""
+        """Run one operation."""
         name, *numbers = operation
         result: Outcome = getattr(self, f"_{name}")(*numbers)
         return result
 
     def stats(self) -> dict[str, Any]:
-        """All statistics."""
+        """Return all statistics."""
         return self.allocator.memory_stats_as_nested_dict()
 
     def snapshot(self) -> list[SegmentInfo]:
-        """All segments."""
+        """Return all segments."""
         return self.allocator.memory_snapshot()
 
     def driver(self) -> tuple[int, int]:
-        """Free and total bytes of the card."""
+        """Return the free and total bytes of the card."""
         return self.card.mem_get_info()
 
     def _malloc(self, slot: int, size: int, stream: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""Snapshots with a trace, as `torch.cuda.memory._dump_snapshot` writes them, of jobs on a simulated card."""
+"""Snapshots of jobs on a simulated card, as `torch.cuda.memory._dump_snapshot` writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.stats import DeviceStats
 
-# As py_symbolize makes them: each frame one dict, which the stacks of all entries share.
+# As in py_symbolize: each frame is one dict, which the stacks of all entries share.
 FRAMES = [
     {"name": f"forward_{line}", "filename": "/job/model.py", "line": line} for line in range(20)
 ]
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 class _TracedCard(SimulatedCard):
-    """Tells the job about segments."""
+    """Records the segments in the trace of a job."""
 
     def __init__(self, job: RecordedJob, total_bytes: int) -> None:
         super().__init__(total_bytes)
@@ -41,16 +41,16 @@ class _TracedCard(SimulatedCard):
         address = super().cuda_malloc(size)
         if address is not None:
             self._segment_sizes[address] = size
-            self._job.note("segment_alloc", address, size)
+            self._job.record("segment_alloc", address, size)
         return address
 
     def cuda_free(self, address: int) -> None:
         super().cuda_free(address)
-        self._job.note("segment_free", address, self._segment_sizes.pop(address))
+        self._job.record("segment_free", address, self._segment_sizes.pop(address))
 
 
 class RecordedJob:
-    """A job whose allocations are recorded from the first one on, as by PyTorch 2.13 with stacks."""
+    """A job whose allocations are recorded from the first one, as by PyTorch 2.13 with stacks."""
 
     def __init__(self, card_bytes: int = 80 * GIB, device: int = 0) -> None:
         self.device = device
@@ -58,40 +58,48 @@ class RecordedJob:
         self._allocator = DeviceCachingAllocator(_TracedCard(self, card_bytes), device)
         self._time_us = 1_700_000_000_000_000
 
-    def note(self, action: str, address: int, size: int, **more: int) -> None:
+    def record(self, action: str, address: int, size: int, **more: int) -> None:
         """Append an entry to the trace."""
         self._time_us += 7
         place = {} if action == "oom" else {"addr": address}
-        self.trace.append(
-            {"action": action, **place, "size": size, "stream": 0, "time_us": self._time_us, "pool_id": (0, 0)}
-            | {"compile_context": "N/A", "user_metadata": "", "frames": FRAMES[size % 17 : size % 17 + 3]} | more
-        )  # fmt: skip
+        entry = {
+            "action": action,
+            **place,
+            "size": size,
+            "stream": 0,
+            "time_us": self._time_us,
+            "pool_id": (0, 0),
+            "compile_context": "N/A",
+            "user_metadata": "",
+            "frames": FRAMES[size % 17 : size % 17 + 3],
+        }
+        self.trace.append(entry | more)
 
     @property
     def stats(self) -> DeviceStats:
-        """The allocator's counters."""
+        """The statistics of the allocator."""
         return self._allocator.stats
 
     def alloc(self, size: int) -> Block | None:
-        """Allocate; None at an OOM, which the trace then holds."""
+        """Allocate a block; record an OOM and return None if that fails."""
         try:
             block = self._allocator.malloc(size)
         except OutOfMemoryError:
-            self.note(
+            self.record(
                 "oom", 0, round_size(size), device_free=self._allocator.card.mem_get_info()[0]
             )
             return None
-        self.note("alloc", block.address, size)
+        self.record("alloc", block.address, size)
         return block
 
     def free(self, block: Block) -> None:
-        """Free what `alloc` gave."""
-        self.note("free_requested", block.address, block.requested_size)
-        self.note("free_completed", block.address, block.requested_size)
+        """Free a block of `alloc`."""
+        self.record("free_requested", block.address, block.requested_size)
+        self.record("free_completed", block.address, block.requested_size)
         self._allocator.free(block)
 
     def segments(self) -> list[dict[str, Any]]:
-        """The segments as they are now; blocks in use carry a stack."""
+        """Return the current segments; blocks in use have a stack."""
         segments: list[dict[str, Any]] = [
             dict(segment) for segment in self._allocator.memory_snapshot()
         ]
@@ -103,7 +111,7 @@ class RecordedJob:
         return segments
 
     def snapshot(self) -> dict[str, Any]:
-        """What `torch.cuda.memory._snapshot()` returns, of this device alone."""
+        """Return what `torch.cuda.memory._snapshot()` returns, with this device alone."""
         traces: list[list[dict[str, Any]]] = [[] for _ in range(self.device)]
         return {
             "segments": self.segments(),
@@ -118,7 +126,7 @@ def _stack(block: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def varying_lengths(steps: int = 12, seed: int = 1, card_bytes: int = 80 * GIB) -> RecordedJob:
-    """A job whose sequence length differs from step to step, so that freed blocks seldom fit again.
+    """Return a job with varying sequence lengths, so that freed blocks seldom fit again.
 
     It ends at its first OOM, if there is one.
     """
@@ -140,6 +148,6 @@ def varying_lengths(steps: int = 12, seed: int = 1, card_bytes: int = 80 * GIB) 
 
 
 def write(snapshot: object, path: Path, protocol: int = 4) -> Path:
-    """Pickle it as `_dump_snapshot` does."""
+    """Pickle a snapshot as `_dump_snapshot` does."""
     path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
     return path

@@ -1,4 +1,4 @@
-"""Digests of what an allocator did, so that a short trace holds a long program's every statistic and block."""
+"""Digests of what an allocator did, so that a short trace covers a long program."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ CHECK_EVERY = 5
 
 @dataclass
 class Checks:
-    """Digests of all outcomes so far and of the state at the moment, one for every few operations."""
+    """Digests of all outcomes so far and of the current state, one for every few operations."""
 
     refused: list[int] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     outcomes: int = 0
-    seen: int = 0
+    operations: int = 0
 
-    def saw(self, operation: Operation, outcome: Outcome) -> None:
-        """Count one operation in. Of an error's text the numbers before PyTorch's advice count."""
+    def add(self, operation: Operation, outcome: Outcome) -> None:
+        """Add one operation; of an error's text, only the part before PyTorch's advice."""
         if isinstance(outcome, str):
-            self.refused.append(self.seen)
+            self.refused.append(self.operations)
             outcome = outcome.partition(" If reserved")[0]
         self.outcomes = zlib.crc32(json.dumps([operation, outcome]).encode(), self.outcomes)
-        self.seen += 1
+        self.operations += 1
 
     def check(
         self, stats: dict[str, Any], segments: Sequence[Mapping[str, Any]], driver: tuple[int, int]
     ) -> None:
-        """Take the digest of the statistics, the blocks and the driver's memory now."""
+        """Add a digest of the statistics, the blocks and the driver's memory."""
         private = {
             str(pool): values for pool, values in stats["reserved_bytes_by_private_pools"].items()
         }
@@ -44,18 +44,18 @@ class Checks:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A recorded trace."""
+    """Load a recorded trace."""
     trace: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
     return trace
 
 
 def replay(name: str, trace: dict[str, Any]) -> Checks:
-    """Run a recorded program on the simulated allocator, with the addresses that the driver gave then."""
+    """Run a recorded program on the simulated allocator, with the recorded addresses."""
     simulated, checks = Simulated(SETTINGS[name]), Checks()
     ranges = dict(trace["ranges"])
     for number, operation in enumerate(trace["operations"]):
         simulated.card.newest_range = ranges.get(number, simulated.card.newest_range)
-        checks.saw(operation, simulated.run(operation))
+        checks.add(operation, simulated.run(operation))
         if number % CHECK_EVERY == CHECK_EVERY - 1:
             checks.check(simulated.stats(), simulated.snapshot(), simulated.driver())
     return checks

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.allocator_programs import SETTINGS, Programmer
-from support.on_phantom import on_phantom
+from support.phantom import run_on_phantom
 from support.traces import CHECK_EVERY, Checks
 
 HERE = Path(__file__).resolve().parent
@@ -43,7 +43,7 @@ def record(name: str) -> dict[str, Any]:
         outcome = real.run(operation)
         programmer.learn(operation, outcome)
         ranges.append(real.newest_range())
-        checks.saw(operation, outcome)
+        checks.add(operation, outcome)
         if number % CHECK_EVERY == CHECK_EVERY - 1:
             checks.check(real.stats(), real.snapshot(), real.driver())
     changes = [
@@ -68,7 +68,14 @@ def main() -> None:
         os._exit(0)
     with tempfile.TemporaryDirectory() as state:
         for name in SETTINGS:
-            done = on_phantom(Path(state), __file__, name)
+            setting = SETTINGS[name]
+            done = run_on_phantom(
+                __file__,
+                name,
+                memory=setting.card,
+                state=Path(state),
+                environment={"PYTORCH_CUDA_ALLOC_CONF": setting.conf},
+            )
             print(name, "recorded" if done.returncode == 0 else done.stderr[-2000:])
 
 

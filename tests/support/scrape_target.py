@@ -1,4 +1,4 @@
-"""Pages of text for Prometheus to scrape: simulated scenarios played fast, and anything else that a function writes."""
+"""A target for Prometheus to scrape: the pages of simulated scenarios, or any other text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _TARGET = re.compile(r'job="[^"]*",instance="[^"]*",?')
 
 
 def pages(scrapes: Series) -> list[str]:
-    """The exposition of each scrape, without the labels that Prometheus adds itself."""
+    """Return the exposition of each scrape, without the labels that Prometheus adds."""
     count = 1 + max(max(values) for values in scrapes.values())
     lines: list[list[str]] = [[] for _ in range(count)]
-    for name, values in scrapes.items():
-        if name.startswith("up{"):
+    for series, values in scrapes.items():
+        if series.startswith("up{"):
             continue
-        plain = _TARGET.sub("", name)
+        exposed = _TARGET.sub("", series)
         for number, value in values.items():
-            lines[number].append(f"{plain} {value:.17g}\n")
+            lines[number].append(f"{exposed} {value:.17g}\n")
     return ["".join(page) for page in lines]
 
 
 @contextmanager
 def serving(text: Callable[[], str]) -> Iterator[str]:
-    """A server on loopback that answers every request with what `text` writes at that moment; yields its host:port."""
+    """Serve the text that `text` returns for each request; yield the host and port on loopback."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -40,7 +40,7 @@ def serving(text: Callable[[], str]) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
