@@ -1,7 +1,8 @@
-"""Events per second and memory of the simulated allocator on mixed workloads: `python benchmarks/simulator.py`.
+"""Measure speed and memory of the simulated allocator: `python benchmarks/simulator.py`.
 
-An event is one malloc or one free. Sizes are half small-pool and half large-pool, log-uniform; once the target number
-of live blocks is reached, a random one is freed for each new one. Time is CPU time of one core; the best run counts.
+An event is one malloc or one free. Half of the sizes are for the small pool and half for the large
+one, with a log-uniform distribution. Once the target number of live blocks is reached, a random
+block is freed for each new one. Time is the CPU time of one core, in the best of several runs.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_po
 
 
 def draw_size(rng: random.Random) -> int:
-    """512 B to 1 MiB, or 1 to 128 MiB, with equal chance."""
+    """Return 512 B to 1 MiB or 1 to 128 MiB, with equal probability."""
     low, high = (512, MIB) if rng.random() < 0.5 else (MIB + 1, 128 * MIB)
     return int(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
 def program(live: int, seed: int = 0) -> list[tuple[int, int]]:
-    """(size to allocate, slot to put it in) pairs; what the slot held is freed first."""
+    """Return pairs of a size and a slot; the previous block of the slot is freed first."""
     rng = random.Random(seed)  # noqa: S311 -- a workload, not a secret
     fill = [(draw_size(rng), slot) for slot in range(live)]
     return fill + [(draw_size(rng), rng.randrange(live)) for _ in range((EVENTS - live) // 2)]
 
 
 def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float, int, int]:
-    """Seconds and events of one run, and the blocks that exist at its end."""
+    """Return the seconds and events of one run, and the number of blocks at its end."""
     allocator = DeviceCachingAllocator(
         SimulatedCard(CARD_BYTES), config=AllocatorConfig.parse(conf)
     )
@@ -57,34 +58,29 @@ def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float,
 
 
 def bytes_per_block(live: int) -> float:
-    """Python's memory for one block, free or not, after as many allocations."""
+    """Return the bytes of Python memory per block after `live` allocations."""
     allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES))
     sizes = [size for size, _ in program(live)[:live]]
     tracemalloc.start()
     held = [allocator.malloc(size) for size in sizes]
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return (
-        used / sum(len(segment["blocks"]) for segment in allocator.memory_snapshot())
-        if held
-        else 0.0
-    )
+    blocks = sum(len(segment["blocks"]) for segment in allocator.memory_snapshot())
+    return used / blocks if held else 0.0
 
 
 def main() -> None:
-    """Print one line for each number of live blocks under each setting."""
-    print(
-        f"{'live blocks':>12} {'all blocks':>12} {'events/s':>10} {'µs/event':>9} {'B/block':>8}  settings"
-    )
+    """Print one line for each setting and number of live blocks."""
+    columns = f"{'live blocks':>12} {'all blocks':>12} {'events/s':>10} {'µs/event':>9}"
+    print(f"{columns} {'B/block':>8}  settings")
     for conf in SETTINGS:
         for live in LIVE:
             steps = program(live)
             seconds, events, blocks = min(run(steps, live, conf) for _ in range(RUNS))
             rate, cost = events / seconds, seconds / events * 1e6
             memory = f"{bytes_per_block(live):>8.0f}" if not conf else " " * 8
-            print(
-                f"{live:>12,} {blocks:>12,} {rate:>10,.0f} {cost:>9.2f} {memory}  {conf or 'default'}"
-            )
+            numbers = f"{live:>12,} {blocks:>12,} {rate:>10,.0f} {cost:>9.2f} {memory}"
+            print(f"{numbers}  {conf or 'default'}")
 
 
 if __name__ == "__main__":
