@@ -14,7 +14,6 @@ are exported, and no expired ranks.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -33,12 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.exporter_process import exporter_process
 from support.exposition import Exposition
-from support.fake_nvml import LIBRARY, NO_PID, FakeNode
+from support.fake_nvml import NO_PID, FakeNode
 from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.run_directory import RunDirectory
 
 GPUS = 2
@@ -125,9 +123,8 @@ def check_processes(node: Node, body: bytes) -> None:
 def in_process(folder: Path, scrapes: int) -> dict[str, object]:
     """Scrape an exporter in this process, whose clock advances at each scrape."""
     node = Node(folder)
-    os.environ |= {"FAKE_NVML_STATE": str(node.fake.file)}
-    # nvidia-ml-py finds the loaded library again by its soname.
-    ctypes.CDLL(str(node.fake.library() / LIBRARY))
+    nvml = node.fake.nvml()
+    del os.environ["FAKE_NVML_LOG"]  # the log of all calls would be very long
     ahead = [0.0]
 
     def clock() -> float:
@@ -136,7 +133,7 @@ def in_process(folder: Path, scrapes: int) -> dict[str, object]:
     max_ranks = RANKS_PER_CHANGE * (TTL_SECONDS // STEP_SECONDS // SCRAPES_PER_CHANGE + 1)
     sizes, started = list[Size](), time.process_time()
     with closing(
-        Exporter(PyNvml(), RunDirectory(node.run_dir, TTL_SECONDS), 60.0, clock=clock)
+        Exporter(nvml, RunDirectory(node.run_dir, TTL_SECONDS), 60.0, clock=clock)
     ) as exporter:
         for number in range(scrapes):
             ahead[0] += STEP_SECONDS

@@ -78,7 +78,7 @@ def test_labels_are_those_of_the_catalog(open_exporter: OpenExporter) -> None:
     """Every sample has exactly the declared labels, and info metrics also their facts."""
     for name, series in full_scrape(open_exporter).series.items():
         spec = CATALOG[name]
-        for labels in (dict(found) for found in series):
+        for labels in (dict(pairs) for pairs in series):
             facts = set() if spec.kind == "info" else set(labels) - set(spec.labels)
             empty = {"reason"} if name == "nvml_up" else set()
             assert (name, set(), True) == (name, facts, set(spec.labels) - empty <= set(labels))

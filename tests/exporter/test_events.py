@@ -164,10 +164,10 @@ def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> No
     answers = iter([[card(A, 0)]])
 
     def gpus() -> list[FakeGpu]:
-        found = next(answers, None)
-        if found is None:
+        cards = next(answers, None)
+        if cards is None:
             raise NvmlDownError("driver_not_loaded")
-        return found
+        return cards
 
     nvml = FakeNvml(gpus)
     exporter = open_exporter(nvml)

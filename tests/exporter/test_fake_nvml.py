@@ -44,16 +44,16 @@ def test_structures_are_as_large_as_the_binding_has_them() -> None:
     """Sizes agree with nvidia-ml-py, so that no field is read from the place of another."""
     fake = ctypes.CDLL(str(library() / LIBRARY))
     fake.nvmlFakeStructure.restype = ctypes.c_char_p
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     size = ctypes.c_size_t()
-    while name := fake.nvmlFakeStructure(len(found), ctypes.byref(size)):
-        found[name.decode()] = size.value
+    while name := fake.nvmlFakeStructure(len(sizes), ctypes.byref(size)):
+        sizes[name.decode()] = size.value
     structures = {
-        name: getattr(pynvml, f"c_{name}", None) or getattr(pynvml, name) for name in found
+        name: getattr(pynvml, f"c_{name}", None) or getattr(pynvml, name) for name in sizes
     }
 
-    assert found
-    assert {name: ctypes.sizeof(structure) for name, structure in structures.items()} == found
+    assert sizes
+    assert {name: ctypes.sizeof(structure) for name, structure in structures.items()} == sizes
 
 
 def test_binding_reads_what_the_file_says(tmp_path: Path) -> None:

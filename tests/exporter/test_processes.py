@@ -46,7 +46,7 @@ def card(
     return FakeGpu(identity, memory, Processes(rows, utilization or {}, memory))
 
 
-def show(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
+def scrape_cards(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
     """Scrape a node with these GPUs once."""
     return scrape(open_exporter(FakeNvml.of(*cards), **settings))
 
@@ -56,7 +56,7 @@ def test_largest_have_series_and_the_others_a_sum(open_exporter: OpenExporter) -
     rows = [
         ProcessMemory(pid, used) for pid, used in ((11, 5), (12, 300), (13, 7), (14, 100), (15, 90))
     ]
-    exposition = show(open_exporter, card(*rows), processes_per_gpu=3)
+    exposition = scrape_cards(open_exporter, card(*rows), processes_per_gpu=3)
 
     assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == exposition.by("pid", MEMORY_OF)
     assert 5.0 == exposition.value("nvml_processes", gpu="0")
@@ -84,14 +84,14 @@ def test_series_of_a_node_are_bounded(open_exporter: OpenExporter) -> None:
     """A limit of a million does not fill Prometheus."""
     rows = [ProcessMemory(pid, 1) for pid in range(1 << 22, (1 << 22) + 900)]
     cards = [card(*rows, index=index) for index in range(4)]
-    exposition = show(open_exporter, *cards, processes_per_gpu=10**6)
+    exposition = scrape_cards(open_exporter, *cards, processes_per_gpu=10**6)
 
     assert MAX_PROCESSES_PER_NODE + 4 == len(exposition.matching(MEMORY_OF))
 
 
 def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
     """An empty list means 0 processes; an unavailable list has no series."""
-    exposition = show(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
+    exposition = scrape_cards(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
 
     assert {"0": 0.0} == exposition.by("gpu", "nvml_processes")
     assert {} == exposition.matching(MEMORY_OF)
@@ -122,7 +122,7 @@ def test_unattributed_memory(
     open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None
 ) -> None:
     """Used bytes minus those of processes; absent unless all are known, never negative."""
-    assert expected == show(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
+    assert expected == scrape_cards(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
 
 
 def test_utilization_by_process(open_exporter: OpenExporter) -> None:
@@ -134,7 +134,7 @@ def test_utilization_by_process(open_exporter: OpenExporter) -> None:
         99: ProcessUtilization(0.5, None),
     }
     gpu = card(*rows, utilization=used)
-    exposition = show(open_exporter, gpu, processes_per_gpu=2)
+    exposition = scrape_cards(open_exporter, gpu, processes_per_gpu=2)
 
     assert {"11": 0.8} == exposition.by("pid", "nvml_process_utilization_ratio", engine="sm")
     assert {"11": 0.4} == exposition.by("pid", "nvml_process_utilization_ratio", engine="memory")
@@ -143,7 +143,7 @@ def test_utilization_by_process(open_exporter: OpenExporter) -> None:
 def test_process_on_several_gpus_is_shown_on_each(open_exporter: OpenExporter) -> None:
     """One pid with memory on two GPUs has a series and facts on each."""
     pid = os.getpid()
-    exposition = show(
+    exposition = scrape_cards(
         open_exporter, card(ProcessMemory(pid, 5)), card(ProcessMemory(pid, 7), index=1)
     )
 
@@ -160,9 +160,9 @@ def facts(exposition: Exposition) -> dict[str, str]:
 def test_rank_and_run(open_exporter: OpenExporter, run_dir: Path) -> None:
     """A process that publishes samples has rank and run beside the kernel's facts."""
     publish(run_dir, own_sample())
-    found = facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))
+    labels = facts(scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5))))
 
-    assert {"rank": "0", "run": "night", "uid": str(os.geteuid())}.items() <= found.items()
+    assert {"rank": "0", "run": "night", "uid": str(os.geteuid())}.items() <= labels.items()
 
 
 def test_rank_of_an_earlier_process_is_not_exposed(
@@ -170,9 +170,9 @@ def test_rank_of_an_earlier_process_is_not_exposed(
 ) -> None:
     """A sample of an earlier process with the same pid is ignored."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1)))
-    found = facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))
+    labels = facts(scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5))))
 
-    assert {"rank", "run"}.isdisjoint(found)
+    assert {"rank", "run"}.isdisjoint(labels)
 
 
 def test_command_line_is_not_exposed(open_exporter: OpenExporter) -> None:
@@ -191,12 +191,12 @@ def test_command_line_is_not_exposed(open_exporter: OpenExporter) -> None:
         "run",
     }
 
-    assert set(facts(show(open_exporter, card(ProcessMemory(os.getpid(), 5))))) <= allowed
+    assert set(facts(scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5))))) <= allowed
 
 
 def test_vanished_process_has_memory_but_no_facts(open_exporter: OpenExporter) -> None:
     """A process that NVML still lists has memory; its owner is unknown."""
-    exposition = show(open_exporter, card(ProcessMemory(1 << 22, 5)))
+    exposition = scrape_cards(open_exporter, card(ProcessMemory(1 << 22, 5)))
 
     assert {str(1 << 22): 5.0} == exposition.by("pid", MEMORY_OF)
     assert {} == exposition.matching(INFO)
@@ -359,6 +359,6 @@ def test_facts_come_from_the_kernel(scrape_with: ScrapeWith) -> None:
     ]
 
     assert [{"gpu", "uuid", "pid", "name", "uid"}] == [
-        set(found) - {"user", *OWNERS} for found in facts
+        set(labels) - {"user", *OWNERS} for labels in facts
     ]
     assert str(os.getuid()) == facts[0]["uid"]

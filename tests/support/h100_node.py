@@ -228,11 +228,11 @@ def h100_node(
 ) -> Iterator[H100Node]:
     """A node with these cards and a running rank on each of the first `ranks`."""
     with TemporaryDirectory() as folder, _processes(ranks) as pids:
-        found = H100Node(Path(folder), uuids, pids, run, old_run, healthy=healthy)
+        node = H100Node(Path(folder), uuids, pids, run, old_run, healthy=healthy)
         try:
-            yield found
+            yield node
         finally:
-            found.exporter.close()
+            node.exporter.close()
 
 
 def series(page: str) -> int:

@@ -71,7 +71,10 @@ def device_uuid(device: Device) -> str | None:
 
 def gpus_by_mig_name(reading: Reading) -> Mapping[str, GpuIdentity]:
     """Return the GPU of each MIG device, by every name of the device."""
-    return {name: gpu for gpu, instance in _instances(reading) for name in _names(gpu, instance)}
+    gpus: dict[str, GpuIdentity] = {}
+    for gpu, instance in _instances(reading):
+        gpus |= dict.fromkeys(_names(gpu, instance), gpu)
+    return gpus
 
 
 def mig_names(reading: Reading) -> Mapping[str, tuple[str, str]]:

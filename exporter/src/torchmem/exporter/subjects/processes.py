@@ -1,12 +1,12 @@
-"""Processes on GPUs, with or without PyTorch: memory, utilization, owner, and memory of no process.
+"""Processes on GPUs, with or without PyTorch: memory, utilization and owner.
 
-Also the memory that a rank holds on a GPU outside PyTorch's allocator: NVML's bytes of the process
-minus the allocator's reserved bytes.
+Also the used memory that belongs to no process, and the memory of a rank outside PyTorch's
+allocator: NVML's bytes of the process minus the allocator's reserved bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ from torchmem.sample.families import Row, View, by_last_label, family, info
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
 MAX_PROCESSES_PER_NODE = 1024
-OTHER = "other"
-UTILIZATION_WINDOW_SECONDS = 10.0
+_OTHER = "other"
+_UTILIZATION_WINDOW_SECONDS = 10.0
 
 _COMPUTE = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -122,7 +122,7 @@ def _utilization(gpu: Device) -> Mapping[int, ProcessUtilization]:
 
     The window does not depend on earlier calls, so that two Prometheus servers see the same.
     """
-    since = int((gpu.nvml.clock() - UTILIZATION_WINDOW_SECONDS) * 1e6)
+    since = int((gpu.nvml.clock() - _UTILIZATION_WINDOW_SECONDS) * 1e6)
     samples = gpu.call("nvmlDeviceGetProcessUtilization", since) or ()
     newest = {row.pid: row for row in sorted(samples, key=_time) if _time(row) > since}
     return {
@@ -189,7 +189,9 @@ def _bytes_by_pid(rows: Iterable[ProcessMemory]) -> dict[int, int | None]:
     return used
 
 
-def _rows(rows_of: Any, tables: Iterable[_GpuTable]) -> Iterator[Row]:
+def _rows(
+    rows_of: Callable[[_GpuTable], Iterator[Row]], tables: Iterable[_GpuTable]
+) -> Iterator[Row]:
     for table in tables:
         yield from rows_of(table)
 
@@ -200,7 +202,7 @@ def _memory(table: _GpuTable) -> Iterator[Row]:
         if used is not None:
             yield (*table.labels, str(pid)), used
     if table.used_by_others:
-        yield (*table.labels, OTHER), sum(table.used_by_others)
+        yield (*table.labels, _OTHER), sum(table.used_by_others)
 
 
 def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
@@ -213,7 +215,10 @@ def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
 
 
 def _unattributed(table: _GpuTable) -> Iterator[Row]:
-    """Yield nothing unless everything is known, and if a process allocated between two calls."""
+    """Yield the used bytes of no process.
+
+    Nothing if a value is unknown, or negative because a process allocated between two calls.
+    """
     memory = table.processes.memory
     used = [bytes_ for bytes_ in table.used.values() if bytes_ is not None]
     if memory is None or memory.reserved is None or len(used) < len(table.used):
