@@ -47,6 +47,7 @@ PARTS: Sequence[Part] = (
     dashboards,
     lambda: rendered_by("docs.metrics"),
     lambda: rendered_by("docs.dashboards"),
+    lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
     lambda: rendered_by("deploy.kubernetes.build"),
 )

@@ -1,11 +1,12 @@
-"""What a fleet costs Prometheus: series, memory, rules and the dashboard Fleet, as the fleet grows.
+"""Measure what a fleet costs Prometheus: series, memory, rules and the dashboard Fleet.
 
-    PYTHONPATH=tests python -m benchmarks.fleet                                     # about 9 minutes
-    PYTHONPATH=tests python -m benchmarks.fleet --nodes 125 --speed 1 --seconds 240  # 1,000 GPUs, without a past
+    PYTHONPATH=tests python -m benchmarks.fleet                 # about 9 minutes
+    PYTHONPATH=tests python -m benchmarks.fleet --nodes 125 --speed 1 --seconds 240  # 1,000 GPUs
 
-Needs Prometheus on PATH. A node has 8 H100 with a rank on each, rendered by the exporter's own code. Time runs faster,
-and all windows of the rules are as much shorter, so that each holds as many samples as with a scrape every 15 s. Other
-work on the machine changes CPU time little; of wall times the least of several counts.
+Needs Prometheus on PATH. A node has 8 H100 GPUs with one rank each, rendered by the exporter's own
+code. Time runs faster, and all windows of the rules are shortened by the same factor, so that each
+has as many samples as with a scrape every 15 s. Other work on the machine hardly changes CPU time;
+wall times are the minimum of several.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from benchmarks.cluster.serve import GPUS, INTERVAL
 from benchmarks.cluster.watching import Watcher, watching
 from support.h100_node import h100_node, series
 
-LOOKS = 8
+READS = 8
 TARGETS = (1_000, 10_000)
-COSTLY = 6
+MAX_LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one size cost.
+    """The cost of a fleet of one size.
 
-    `scraped`, `recorded`: samples of one interval; `cpu_seconds` of Prometheus in one interval; `rules` and `panels`:
-    least wall seconds by name; `rules_seconds`: of all rules one after the other; `missed`: evaluations left out.
+    `scraped` and `recorded` are samples per interval, `cpu_seconds` is Prometheus' CPU time per
+    interval, `rules` and `panels` are minimum wall seconds by name, `rules_seconds` is the sum over
+    all rules, and `missed` counts evaluations that Prometheus skipped.
     """
 
     gpus: int
@@ -51,22 +53,22 @@ class Cost:
 
 
 def measure(nodes: int, speed: float, seconds: float, state: str) -> Cost:
-    """Let a fleet run for `seconds` and look at Prometheus during the last eighth of them."""
+    """Run a fleet for `seconds` and measure Prometheus during the last eighth of them."""
     with (
         tempfile.TemporaryDirectory() as folder,
         watching(Path(folder), nodes, speed, state) as watcher,
     ):
         time.sleep(seconds * 0.875)
-        return _look(watcher, nodes * GPUS, seconds / 8)
+        return _cost(watcher, nodes * GPUS, seconds / 8)
 
 
-def _look(watcher: Watcher, gpus: int, seconds: float) -> Cost:
-    before, begun = watcher.own(), time.monotonic()
+def _cost(watcher: Watcher, gpus: int, seconds: float) -> Cost:
+    before, started = watcher.own(), time.monotonic()
     rules: list[dict[str, float]] = []
-    for _ in range(LOOKS):
-        time.sleep(seconds / LOOKS)
+    for _ in range(READS):
+        time.sleep(seconds / READS)
         rules.append(watcher.rules())
-    after, intervals = watcher.own(), (time.monotonic() - begun) * watcher.speed / INTERVAL
+    after, intervals = watcher.own(), (time.monotonic() - started) * watcher.speed / INTERVAL
     panels = [watcher.panels() for _ in range(3)]
     spent = sum(after["process_cpu_seconds_total"].values()) - sum(
         before["process_cpu_seconds_total"].values()
@@ -80,45 +82,49 @@ def _look(watcher: Watcher, gpus: int, seconds: float) -> Cost:
         memory_bytes=after["process_resident_memory_bytes"][""],
         heap_bytes=after["go_memstats_heap_inuse_bytes"][""],
         cpu_seconds=spent / intervals,
-        rules_seconds=sum(_least(rules).values()),
-        rules=_least(rules),
-        panels=_least(panels),
+        rules_seconds=sum(_minimum(rules).values()),
+        rules=_minimum(rules),
+        panels=_minimum(panels),
         down=watcher.value("count(up == 0)"),
         missed=sum(after["prometheus_rule_group_iterations_missed_total"].values()),
     )
 
 
-def _least(seen: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: min(each[name] for each in seen) for name in seen[0]}
+def _minimum(reads: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: min(read[name] for read in reads) for name in reads[0]}
 
 
 def show_series() -> None:
-    """Series of a GPU and of a rank at defaults, and the families with most of them."""
+    """Print the series per node, GPU and rank with default settings."""
     uuids = [f"GPU-{index}" for index in range(GPUS)]
     with h100_node([], 0) as bare, h100_node(uuids, 0) as idle, h100_node(uuids, GPUS) as busy:
-        counts = [series(each.page(1.0)) for each in (bare, idle, busy)]
-    print(f"Series: {counts[0]} of a node, {(counts[1] - counts[0]) / GPUS:g} of each GPU, "
-          f"{(counts[2] - counts[1]) / GPUS:g} of each rank\n")  # fmt: skip
+        counts = [series(node.page(1.0)) for node in (bare, idle, busy)]
+    per_gpu, per_rank = (counts[1] - counts[0]) / GPUS, (counts[2] - counts[1]) / GPUS
+    print(f"Series: {counts[0]} per node, {per_gpu:g} per GPU, {per_rank:g} per rank\n")
 
 
 def show(costs: Sequence[Cost]) -> None:
-    """The table, the line through its rows, and what costs most."""
-    print("| GPUs | samples an interval | + recorded | per second | series in the head | memory MiB | bytes a series "
-          "| CPU s an interval | all rules s | slowest panel s | all panels s |")  # fmt: skip
+    """Print the table, the extrapolation of its rows, and the slowest rules and panels."""
+    print(
+        "| GPUs | samples per interval | + recorded | per second | series in the head "
+        "| memory MiB | bytes per series | CPU s per interval | all rules s | slowest panel s "
+        "| all panels s |"
+    )
     print("|" + "---|" * 11)
     for cost in costs:
         print(_row(cost))
         if cost.down or cost.missed:
             print(
-                f"<!-- {cost.down:g} targets down, {cost.missed:g} evaluations missed: too much for this machine -->"
+                f"<!-- {cost.down:g} targets down, {cost.missed:g} evaluations missed: "
+                "too much for this machine -->"
             )
     if len(costs) > 1:
         for gpus in TARGETS:
             print(_estimate(costs, gpus))
     largest = costs[-1]
     for title, seconds in (("rules", largest.rules), ("panels", largest.panels)):
-        print(f"\nCostliest {title} at {largest.gpus:,} GPUs:")
-        for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:COSTLY]:
+        print(f"\nSlowest {title} at {largest.gpus:,} GPUs:")
+        for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:MAX_LISTED]:
             print(f"- {value * 1e3:.0f} ms {name}")
 
 
@@ -126,7 +132,8 @@ def _row(cost: Cost) -> str:
     return (
         f"| {cost.gpus:,} | {cost.scraped:,.0f} | {cost.recorded:,.0f} "
         f"| {(cost.scraped + cost.recorded) / INTERVAL:,.0f} "
-        f"| {cost.head_series:,.0f} | {cost.memory_bytes / 2**20:,.0f} | {cost.memory_bytes / cost.head_series:,.0f} "
+        f"| {cost.head_series:,.0f} | {cost.memory_bytes / 2**20:,.0f} "
+        f"| {cost.memory_bytes / cost.head_series:,.0f} "
         f"| {cost.cpu_seconds:.2f} | {cost.rules_seconds:.3f} | {max(cost.panels.values()):.3f} "
         f"| {sum(cost.panels.values()):.3f} |"
     )
@@ -141,11 +148,13 @@ def _estimate(costs: Sequence[Cost], gpus: int) -> str:
 
     samples = at(lambda cost: cost.scraped + cost.recorded)
     return (
-        f"| {gpus:,} by the line | {at(lambda c: c.scraped):,.0f} | {at(lambda c: c.recorded):,.0f} "
+        f"| {gpus:,} extrapolated | {at(lambda c: c.scraped):,.0f} "
+        f"| {at(lambda c: c.recorded):,.0f} "
         f"| {samples / INTERVAL:,.0f} | {at(lambda c: c.head_series):,.0f} "
         f"| {at(lambda c: c.memory_bytes) / 2**20:,.0f} "
         f"| | {at(lambda c: c.cpu_seconds):.2f} | {at(lambda c: c.rules_seconds):.3f} "
-        f"| {at(lambda c: max(c.panels.values())):.3f} | {at(lambda c: sum(c.panels.values())):.3f} |"
+        f"| {at(lambda c: max(c.panels.values())):.3f} "
+        f"| {at(lambda c: sum(c.panels.values())):.3f} |"
     )
 
 
@@ -156,18 +165,18 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument(
-        "--speed", type=float, default=8, help="how much faster time runs (default: %(default)s)"
+        "--speed", type=float, default=8, help="simulated seconds per second (default: %(default)s)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=170, help="for each size (default: %(default)s)"
+        "--seconds", type=float, default=170, help="seconds to run each size (default: %(default)s)"
     )
     parser.add_argument(
         "--state",
         choices=("healthy", "sick"),
         default="healthy",
-        help="sick: every rank has every trouble",
+        help="sick: every rank fires every alert",
     )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     show_series()
     costs = [

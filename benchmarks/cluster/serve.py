@@ -1,8 +1,11 @@
-"""Every node of a simulated fleet on one port of loopback: /node/NUMBER/metrics (PORT SPEED START healthy|sick).
+"""Serve all nodes of a simulated fleet on loopback: /node/NUMBER/metrics.
 
-Two nodes are rendered anew by the exporter's own code at each interval, one of them with ranks that ended. All others
-are these with other names: UUIDs, pids, ranks and runs. A run takes four nodes and an hour; the next one starts at
-once, with new pids, and for 15 minutes the exporter shows the ended one beside it.
+    python -m benchmarks.cluster.serve PORT SPEED START healthy|sick
+
+At each interval, the exporter's own code renders two nodes, one of them with ranks that ended. All
+other nodes are copies with other UUIDs, pids, ranks and runs. A run takes four nodes and an hour.
+The next one starts immediately, with new pids, and for 15 minutes the exporter also serves the
+ended one.
 """
 
 from __future__ import annotations
@@ -20,36 +23,36 @@ from support.h100_node import FIRST_DEAD_PID, H100Node, h100_node
 GPUS = 8
 NODES_OF_A_RUN = 4
 RUN_SECONDS = 3600.0
-SHOWN_SECONDS = 900.0
+SERVED_SECONDS = 900.0
 INTERVAL = 15.0
 _NODE, _NEW, _OLD = "NODENODE", "NEWRUN", "OLDRUN"
 _CHANGING = re.compile(rf'({_NODE}|{_NEW}|{_OLD}|pid="\d+"|rank="\d+")')
 
 
 class Fleet:
-    """Pages of all nodes; `speed` simulated seconds pass in one second, since `start` (Unix seconds)."""
+    """Pages of all nodes; `speed` simulated seconds pass per second since `start` (Unix time)."""
 
     def __init__(self, plain: H100Node, changing: H100Node, speed: float, start: float) -> None:
         self._nodes = {False: plain, True: changing}
         self._cards = {
-            pid: card for each in (plain, changing) for card, pid in enumerate(each.pids)
+            pid: card for node in (plain, changing) for card, pid in enumerate(node.pids)
         }
         self._speed, self._start = speed, start
         self._pieces: dict[bool, tuple[int, list[str]]] = {}
 
     def page(self, number: int) -> bytes:
-        """The exposition of one node now."""
-        moment = RUN_SECONDS + (time.time() - self._start) * self._speed
-        # Runs end one after the other, not all at once.
+        """Return the current exposition of one node."""
+        now = RUN_SECONDS + (time.time() - self._start) * self._speed
+        # Runs end one after another, not at the same time.
         run = number // NODES_OF_A_RUN
-        generation, age = divmod(moment + run * 0.618 * RUN_SECONDS, RUN_SECONDS)
-        pieces = list(self._rendered(age < SHOWN_SECONDS, moment))
+        generation, age = divmod(now + run * 0.618 * RUN_SECONDS, RUN_SECONDS)
+        pieces = list(self._rendered(age < SERVED_SECONDS, now))
         names = _names(number, run, int(generation), self._cards)
         pieces[1::2] = [names(piece) for piece in pieces[1::2]]
         return "".join(pieces).encode()
 
-    def _rendered(self, changing: bool, moment: float) -> list[str]:
-        tick = int(moment / INTERVAL)
+    def _rendered(self, changing: bool, now: float) -> list[str]:
+        tick = int(now / INTERVAL)
         if self._pieces.get(changing, (None,))[0] != tick:
             self._pieces[changing] = (
                 tick,
@@ -85,9 +88,9 @@ def _number(label: str, value: int, number: int, generation: int, cards: Mapping
 
 
 def application(fleet: Fleet) -> Callable[..., Any]:
-    """The ASGI application; its paths end in /NUMBER/metrics."""
+    """Return the ASGI application; its paths end in /NUMBER/metrics."""
 
-    async def answer(scope: Mapping[str, Any], _receive: object, send: Callable[..., Any]) -> None:
+    async def respond(scope: Mapping[str, Any], _receive: object, send: Callable[..., Any]) -> None:
         if scope["type"] != "http":
             return
         body = fleet.page(int(scope["path"].split("/")[-2]))
@@ -95,7 +98,7 @@ def application(fleet: Fleet) -> Callable[..., Any]:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    return answer
+    return respond
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real Prometheus that watches a simulated fleet with the shipped rules, in simulated time; and what it costs."""
+"""Prometheus with the shipped rules, which scrapes a simulated fleet, and its resource usage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FLEET = "fleet: "
 
 
 def shortened(rules: str, speed: float) -> str:
-    """The rules with every window, offset and delay divided by `speed`: as many samples in each as before."""
-    return _DURATION.sub(lambda found: _divided(found[0], speed), rules)
+    """Divide every window, offset and delay by `speed`, so that each has the same samples."""
+    return _DURATION.sub(lambda match: _divided(match[0], speed), rules)
 
 
 def _divided(duration: str, speed: float) -> str:
@@ -37,32 +37,32 @@ def _divided(duration: str, speed: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """A running Prometheus with its URL; `speed` simulated seconds pass in one second."""
+    """A running Prometheus; `speed` simulated seconds pass in one second."""
 
     url: str
     speed: float
 
     def own(self) -> dict[str, dict[str, float]]:
-        """Prometheus' metrics about itself: value by the text of the labels, by name."""
-        found: dict[str, dict[str, float]] = {}
+        """Return Prometheus' own metrics: by name, the value by the text of the labels."""
+        metrics: dict[str, dict[str, float]] = {}
         for line in get(f"{self.url}/metrics").decode().splitlines():
             if matched := re.fullmatch(r"([a-z_]+)(\{.*\})? (\S+)", line):
-                found.setdefault(matched[1], {})[matched[2] or ""] = float(matched[3])
-        return found
+                metrics.setdefault(matched[1], {})[matched[2] or ""] = float(matched[3])
+        return metrics
 
     def ask(self, path: str, **parameters: Any) -> Any:
-        """The data of an answer of the HTTP API."""
+        """Return the data of a response of the HTTP API."""
         return json.loads(get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))[
             "data"
         ]
 
     def value(self, expression: str) -> float:
-        """The single value of an expression; 0 without one."""
+        """Return the only value of an expression, 0 if it has none."""
         result = self.ask("query", query=expression)["result"]
         return float(result[0]["value"][1]) if result else 0.0
 
     def rules(self) -> dict[str, float]:
-        """Seconds of the newest evaluation of each rule, by its group and name."""
+        """Return seconds of the newest evaluation of each rule, by group and name."""
         groups = self.ask("rules")["groups"]
         return {
             f"{group['name']}: {number} {rule['name']}": rule["evaluationTime"]
@@ -71,7 +71,7 @@ class Watcher:
         }
 
     def panels(self) -> dict[str, float]:
-        """Seconds that each panel of the dashboard Fleet waits: the sum over its queries."""
+        """Return seconds that each panel of the dashboard Fleet takes, over all of its queries."""
         panels = {
             name.removeprefix(FLEET): panel
             for name, panel in PANELS.items()
@@ -93,7 +93,10 @@ class Watcher:
 
 @contextmanager
 def watching(folder: Path, nodes: int, speed: float, state: str) -> Iterator[Watcher]:
-    """A fleet of `nodes`, all `state` (healthy or sick), and Prometheus that scrapes it every 15 simulated seconds."""
+    """Run a fleet, and Prometheus that scrapes it every 15 simulated seconds.
+
+    The state of all `nodes` is `state`: healthy or sick.
+    """
     server, port = f"127.0.0.1:{free_port()}", free_port()
     _configure(folder, server, nodes, speed)
     fleet = [
@@ -105,8 +108,13 @@ def watching(folder: Path, nodes: int, speed: float, state: str) -> Iterator[Wat
         str(time.time()),
         state,
     ]
-    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-               f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]  # fmt: skip
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=warn",
+    ]
     with ExitStack() as stack:
         stack.enter_context(running(fleet, folder / "fleet.log"))
         until(lambda: answers(f"http://{server}/node/0/metrics"), 60)
@@ -127,9 +135,11 @@ def _configure(folder: Path, server: str, nodes: int, speed: float) -> None:
         for number in range(nodes)
     ]
     (folder / "targets.json").write_text(json.dumps(targets))
-    every = f"{INTERVAL * 1000 / speed:.0f}ms"
+    interval = f"{INTERVAL * 1000 / speed:.0f}ms"
     (folder / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {every}}}\n"
+        "global:\n"
+        f"  {{scrape_interval: {interval}, scrape_timeout: {interval}, "
+        f"evaluation_interval: {interval}}}\n"
         "rule_files: [rules/*.yml]\n"
         "scrape_configs: [{job_name: torchmem, file_sd_configs: [{files: [targets.json]}]}]\n"
     )

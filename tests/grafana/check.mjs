@@ -1,7 +1,7 @@
-// Hold dashboards/json against the types that Grafana 11, 12 and 13 publish: node check.mjs DASHBOARD.json...
+// Check dashboards/json against the types that Grafana 11, 12 and 13 publish: node check.mjs DASHBOARD.json...
 //
-// The types leave a panel's `options` and `fieldConfig` open; each panel type publishes its own, which are looked up
-// here. Unknown keys are errors: they are what a renamed option looks like.
+// The types of a dashboard do not define a panel's `options` and `fieldConfig`. Each panel type publishes its own types,
+// which are used for these. Unknown keys are errors, because a renamed option leaves its old key behind.
 import Ajv from "ajv";
 import { existsSync, mkdirSync, readFileSync, symlinkSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -10,19 +10,19 @@ import { createGenerator } from "ts-json-schema-generator";
 
 const require = createRequire(import.meta.url);
 const VERSIONS = ["grafana-11", "grafana-12", "grafana-13"];
-// What Grafana reads but its types do not know: data sources add their own words to an annotation.
-const ANNOTATION_WORDS = ["expr", "titleFormat", "textFormat", "useValueForTime"];
+// Keys that Grafana reads but its types lack: data sources add their own keys to an annotation.
+const ANNOTATION_KEYS = ["expr", "titleFormat", "textFormat", "useValueForTime"];
 
 class Types {
   constructor(version) {
     this.version = version;
     this.root = dirname(require.resolve(`${version}/package.json`));
     this.known = new Map();
-    this.#nameItself();
+    this.#linkSchema();
   }
 
-  // A panel's types import "@grafana/schema", which here has the version in its name.
-  #nameItself() {
+  // A panel's types import "@grafana/schema"; here, the name of that package contains the version.
+  #linkSchema() {
     const folder = join(this.root, "node_modules", "@grafana");
     if (existsSync(folder)) return;
     mkdirSync(folder, { recursive: true });
@@ -31,9 +31,9 @@ class Types {
 
   file(folder, name) {
     const places = [`dist/types/raw/${folder}/x/types.gen.d.ts`, `dist/esm/raw/${folder}/x/${name}_types.gen.d.ts`];
-    const found = places.map((place) => join(this.root, place)).find(existsSync);
-    if (!found) throw new Error(`${this.version} has no types of ${folder}`);
-    return found;
+    const path = places.map((place) => join(this.root, place)).find(existsSync);
+    if (!path) throw new Error(`${this.version} has no types of ${folder}`);
+    return path;
   }
 
   panel(type, part) {
@@ -65,7 +65,7 @@ function withoutRequired(schema) {
   return copy;
 }
 
-function* wrong(where, validate, value) {
+function* errors(where, validate, value) {
   if (validate(value)) return;
   for (const error of validate.errors) {
     yield `${where}${error.instancePath}: ${error.message} ${JSON.stringify(error.params)}`;
@@ -75,20 +75,20 @@ function* wrong(where, validate, value) {
 function* findings(types, board) {
   const plain = structuredClone(board);
   for (const annotation of plain.annotations?.list ?? []) {
-    for (const word of ANNOTATION_WORDS) delete annotation[word];
+    for (const key of ANNOTATION_KEYS) delete annotation[key];
   }
-  yield* wrong("dashboard", types.dashboard("Dashboard").some, plain);
+  yield* errors("dashboard", types.dashboard("Dashboard").some, plain);
   for (const panel of board.panels.filter((panel) => panel.type !== "row")) {
     const where = `panel "${panel.title}" (${panel.type})`;
-    yield* wrong(`${where} options`, types.panel(panel.type, "Options").some, panel.options);
+    yield* errors(`${where} options`, types.panel(panel.type, "Options").some, panel.options);
     const custom = panel.fieldConfig.defaults.custom ?? {};
     if (Object.keys(custom).length) {
-      yield* wrong(`${where} custom`, types.panel(panel.type, "FieldConfig").some, custom);
+      yield* errors(`${where} custom`, types.panel(panel.type, "FieldConfig").some, custom);
     }
     for (const { id, value } of panel.fieldConfig.overrides.flatMap((override) => override.properties)) {
       const own = id.startsWith("custom.");
       const validator = own ? types.panel(panel.type, "FieldConfig") : types.dashboard("FieldConfig");
-      yield* wrong(`${where} override ${id}`, validator.some, { [id.replace("custom.", "")]: value });
+      yield* errors(`${where} override ${id}`, validator.some, { [id.replace("custom.", "")]: value });
     }
   }
 }
@@ -97,9 +97,9 @@ let failed = 0;
 for (const version of VERSIONS) {
   const types = new Types(version);
   for (const path of process.argv.slice(2)) {
-    const found = [...findings(types, JSON.parse(readFileSync(path, "utf8")))];
-    for (const finding of found) console.error(`${version}: ${path}: ${finding}`);
-    failed += found.length ? 1 : 0;
+    const all = [...findings(types, JSON.parse(readFileSync(path, "utf8")))];
+    for (const finding of all) console.error(`${version}: ${path}: ${finding}`);
+    failed += all.length ? 1 : 0;
   }
 }
 console.log(`${VERSIONS.length * (process.argv.length - 2) - failed} passed, ${failed} failed`);

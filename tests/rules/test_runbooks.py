@@ -34,21 +34,20 @@ def queries() -> list[tuple[str, str]]:
 
 
 def test_every_alert_has_a_runbook() -> None:
-    """Runbooks, alerts, the index of the runbooks and docs/alerts.md have the same names."""
+    """Every alert has a runbook and a row in docs/alerts.md, and no other page exists."""
     pages = {page.stem for page in BOOKS.glob("Torchmem*.md")}
 
     assert pages == ALERTS
-    assert pages == set(re.findall(r"\((Torchmem\w+)\.md\)", (BOOKS / "README.md").read_text()))
     alerts = (promql.ROOT / "docs" / "alerts.md").read_text()
     assert pages == set(re.findall(r"\(runbooks/(Torchmem\w+)\.md\)", alerts))
 
 
 @pytest.mark.parametrize("page", sorted(BOOKS.glob("Torchmem*.md")), ids=lambda page: page.stem)
 def test_a_runbook_has_four_sections(page: Path) -> None:
-    """A runbook has a meaning, confirmation, remedy and verification, and its links are valid."""
+    """A runbook has a summary and four sections, and its links are valid."""
     text = page.read_text()
 
-    assert text.startswith(f"# {page.stem}\n")
+    assert re.match(rf"# {page.stem}\n\n[A-Z].*\.\n\n", text)
     assert ["What it means.", "Confirm.", "Do.", "Verify."] == re.findall(
         r"^\*\*(.+?)\*\*", text, re.MULTILINE
     )
