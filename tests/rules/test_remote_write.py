@@ -26,8 +26,8 @@ Answer = dict[str, list[tuple[float, float]]]
 """Time and value of each point, by the labels of the series."""
 
 BUSY = GOLDEN / "h100_busy.metrics"
-PLAYED_SECONDS = 30.0
-STEP = 5
+PLAYED_SECONDS = 10.0
+STEP = 2
 # VictoriaMetrics keeps twelve decimal digits, Prometheus binary numbers of fifteen.
 PRECISION = 1e-11
 FLEET = {
