@@ -61,13 +61,13 @@ def test_everything_that_a_replay_needs_is_read(
         (e.action, e.address, e.size, e.stream, e.pool) for e in recording.events
     ]
     for expected, segment in zip(snapshot["segments"], recording.segments, strict=True):
-        found = asdict(segment)
-        assert expected["segment_type"] == ("small" if found["is_small"] else "large")
-        assert expected["segment_pool_id"] == found["pool"]
+        fields = asdict(segment)
+        assert expected["segment_type"] == ("small" if fields["is_small"] else "large")
+        assert expected["segment_pool_id"] == fields["pool"]
         for name in ("address", "total_size", "stream", "is_expandable"):
-            assert expected[name] == found[name]
+            assert expected[name] == fields[name]
         assert [{**block, "frames": None} for block in expected["blocks"]] == [
-            {**block, "frames": None} for block in found["blocks"]
+            {**block, "frames": None} for block in fields["blocks"]
         ]
 
 

@@ -147,14 +147,14 @@ def test_no_recommendation_without_fidelity(snapshot: Path, tmp_path: Path) -> N
     for entry in content["device_traces"][0]:
         if entry["action"] in {"alloc", "free_requested", "free_completed"}:
             entry["addr"] ^= 1 << 40
-    picture = tmp_path / "picture.png"
-    done = whatif(write(content, tmp_path / "odd.pickle"), "--plot", picture)
+    plot = tmp_path / "plot.png"
+    done = whatif(write(content, tmp_path / "odd.pickle"), "--plot", plot)
 
     assert 1 == done.returncode
     assert (
         "torchmem: no plot is drawn: the replay does not reproduce the recording.\n" == done.stderr
     )
-    assert not picture.exists()
+    assert not plot.exists()
     assert "No recommendation" in done.stdout
     assert "ALLOC_CONF" not in done.stdout
 
@@ -163,7 +163,7 @@ def test_no_recommendation_without_fidelity(snapshot: Path, tmp_path: Path) -> N
 def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
     """The format follows from the suffix; the plot names the snapshot and each setting."""
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"picture{suffix}"
+    path = tmp_path / f"plot{suffix}"
     done = whatif(snapshot, "--card", "1.5GiB", "--plot", path, "--json")
 
     assert (0, "") == (done.returncode, done.stderr)
@@ -190,8 +190,8 @@ def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
             ("--setting", "max_split_size_mb:many"),
             "--setting: max_split_size_mb must be 20 or more.",
         ),
-        (("--plot", "picture.pdf"), "--plot draws png and svg"),
-        (("--plot", "nowhere/picture.png"), "--plot: there is no directory nowhere"),
+        (("--plot", "plot.pdf"), "--plot draws png and svg"),
+        (("--plot", "nowhere/plot.png"), "--plot: there is no directory nowhere"),
     ],
 )
 def test_an_invalid_flag_is_one_sentence(

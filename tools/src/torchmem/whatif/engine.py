@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from torchmem.allocator.remedies import export_line
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.recording.recording import Recording
-from torchmem.sample.errors import UsageError
 from torchmem.whatif.fidelity import Progress, ReplayProgress, caveats, reproduce_best
 from torchmem.whatif.recommendation import decide
 from torchmem.whatif.recorded_run import RecordedRun, recorded_run
@@ -40,9 +39,8 @@ def what_if(
         recording: one device of one snapshot.
         card_bytes: what PyTorch can get of the card in bytes, without the CUDA context and other
             processes; an OOM in the trace takes precedence.
-        total_bytes: all memory of the card in bytes, which a memory fraction refers to;
-        `card_bytes`
-            by default.
+        total_bytes: all memory of the card in bytes, which a memory fraction refers to; by default
+            `card_bytes`.
         settings: settings to try instead of the usual ones, as in PYTORCH_CUDA_ALLOC_CONF.
         progress: called a few hundred times for each replay.
 
@@ -50,35 +48,19 @@ def what_if(
         UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
             there is nothing to replay.
     """
-    if any(size is not None and size <= 0 for size in (card_bytes, total_bytes)):
-        raise UsageError("The memory of the card must be more than 0 bytes.")
     run = recorded_run(recording, card_bytes, total_bytes)
     candidates = _candidates(run, settings)
     replays = ReplayProgress(progress, max(1, run.events), 3 + len(candidates))
     reproduction, fidelity, is_newer = reproduce_best(run, replays)
     results = [_recorded(run, reproduction)]
     if fidelity.trusted:
-        replayer = Replayer(
-            reproduction.program,
-            run.before,
-            run.events,
-            run.card_bytes,
-            total_bytes,
-            is_newer,
-            replays.on_sample,
-        )
-        results += _replay_all(replayer, run, candidates, replays)
-    return WhatIf(
-        recording.name,
-        recording.device,
-        run.events,
-        run.card_bytes,
-        run.card_source,
-        fidelity,
-        tuple(results),
-        _recommend(recording, fidelity, results),
-        caveats(run, reproduction, fidelity),
-    )
+        program = reproduction.program
+        results += _replay_all(run, program, candidates, replays, is_newer=is_newer)
+    recommendation = _recommend(recording, fidelity, results)
+    notes = caveats(run, reproduction, fidelity)
+    card = run.card_bytes, run.card_source
+    source = recording.name, recording.device, run.events
+    return WhatIf(*source, *card, fidelity, tuple(results), recommendation, notes)
 
 
 def _candidates(run: RecordedRun, settings: Sequence[str] | None) -> list[Candidate]:
@@ -98,11 +80,22 @@ def _recorded(run: RecordedRun, reproduction: Reproduction) -> ReplayResult:
 
 
 def _replay_all(
-    replayer: Replayer,
     run: RecordedRun,
+    program: Program,
     candidates: Sequence[Candidate],
     progress: ReplayProgress,
+    *,
+    is_newer: bool,
 ) -> list[ReplayResult]:
+    replayer = Replayer(
+        program,
+        run.before,
+        run.events,
+        run.card_bytes,
+        run.total_bytes,
+        is_newer,
+        progress.on_sample,
+    )
     results = []
     baseline = _baseline(run)
     if baseline is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchmem.allocator.sizes import LARGE_BUFFER
 from torchmem.recording.recording import Event, Recording
+from torchmem.sample.errors import UsageError
 from torchmem.whatif.initial_memory import InitialMemory, rebuild
 from torchmem.whatif.result import CardSource
 from torchmem.whatif.settings import Candidate, recorded_settings
@@ -44,10 +45,12 @@ def recorded_run(
     recording: Recording, card_bytes: int | None, total_bytes: int | None
 ) -> RecordedRun:
     """Return what is known of a recording. Arguments and errors are those of `what_if`."""
+    if any(size is not None and size <= 0 for size in (card_bytes, total_bytes)):
+        raise UsageError("The memory of the card must be more than 0 bytes.")
     settings = recorded_settings(recording)
     before = rebuild(recording, settings.config)
     card, source = find_card(recording, before, card_bytes)
-    if source == "oom":  # the card found by an OOM is what the memory fraction left of the real one
+    if source == "oom":  # then `card` is what the memory fraction allowed, so apply it only once
         config = replace(settings.config, per_process_memory_fraction=1.0)
         settings = replace(settings, config=config)
     peak = max(reserved_over_time(recording, before))
