@@ -183,7 +183,7 @@ def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
 
 
 def test_an_error_ends_a_search(run: Preflight) -> None:
-    """The script's output is stdout, and there is no verdict."""
+    """The script's output is shown, and there is no verdict."""
     script = PlayedScript(words="ValueError: mine\n", then=ends("error", exit_code=5))
     code, stdout, stderr = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
 

@@ -1,6 +1,6 @@
-"""`torchmem preflight`: its flags, and what it does with them.
+"""`torchmem preflight`: its flags, and the control of its runs.
 
-Needs no extra except for `--plot`. All imports that cost time are made when the command runs.
+Only `--plot` needs an extra. The imports inside functions keep `torchmem --help` fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["HELP", "InterruptedRunError", "add_arguments", "run"]
 HELP = "run a training script on a phantom GPU and report whether its memory fits a card"
 EPILOG = (
     "Exit code: 0 if it fits, 1 if it does not, 2 if there is no verdict because a flag is wrong, "
-    "the script cannot be run, or the script fails with an error of its own."
+    "the script cannot be run, or the script fails with its own error."
 )
 DEFAULT_STEPS = 20
 

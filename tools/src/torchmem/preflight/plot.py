@@ -75,7 +75,7 @@ def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> N
         heights = [getattr(step, column) / GIB for step in device.steps]
         panel.bar(numbers, heights, width=0.8, color=color, label=column.replace("_", " "))
     left = [step.allocated / GIB for step in device.steps]
-    label = "allocated at its end"
+    label = "allocated at the end of the step"
     panel.plot(numbers, left, color=STRANDED, linewidth=1.4, marker=".", label=label)
     _draw_limit(panel, device, report.plan.card.memory_bytes - device.outside)
     _draw_axes(panel, len(numbers), on_larger_card=report.larger_run is not None)
