@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from support import promql
 
 from torchmem.cli.main import COMMANDS
 from torchmem.sdk._settings import PREFIX, Settings
@@ -108,11 +107,3 @@ def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
     for field in settings:
         if isinstance(field.default, float):
             assert f"| `{field.name}` | `{rows[field.name]}` | {field.default:g} |" in page
-
-
-def test_every_alert_is_listed(root: Path) -> None:
-    """The table in docs/alerts.md lists each alert of the rules once."""
-    page = (root / "docs" / "alerts.md").read_text()
-    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/", page, re.MULTILINE)
-
-    assert sorted({rule["alert"] for rule in promql.rules("alert")}) == sorted(listed)
