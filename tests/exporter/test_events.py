@@ -139,6 +139,23 @@ def test_failed_wait_is_started_again(open_exporter: OpenExporter, error: Except
     scrape_until(exporter, XIDS, 2.0, xid="79")
 
 
+def test_failed_subscription_is_repeated(open_exporter: OpenExporter) -> None:
+    """A subscription that fails costs the scrape nothing, and the next scrape tries again."""
+    errors: list[Exception] = [GpuLostError(15)]
+
+    def fail_once(call: object, _gpu: object) -> None:
+        if call == "subscribe" and errors:
+            raise errors.pop()
+
+    nvml = FakeNvml(lambda: [card(A, 0)], on_call=fail_once)
+    exporter = open_exporter(nvml)
+    without, with_events = scrape(exporter), scrape(exporter)
+
+    assert 1.0 == without.value("nvml_up")
+    assert {} == without.matching(XIDS)
+    assert 0.0 == with_events.value(XIDS, uuid=A, xid="79")
+
+
 def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
     open_exporter: OpenExporter,
 ) -> None:
@@ -262,6 +279,16 @@ def test_events_have_gpu_kind_and_xid(node: FakeNode, subscribe: Subscribe) -> N
     assert GpuEvent(B, "xid", 79) == events.wait(0.5)
     assert GpuEvent(A, "double_bit_ecc_error") == events.wait(0.5)
     assert events.wait(0.01) is None
+
+
+def test_event_of_an_unknown_gpu_is_ignored(node: FakeNode, subscribe: Subscribe) -> None:
+    """A GPU that has no UUID any more cannot be counted."""
+    events = subscribe()
+    assert events is not None
+    node.change("gpu 1", nvmlDeviceGetUUID="not_supported")
+    node.change("node", **{"event.1": f"1 {XID_BIT} 79"})
+
+    assert events.wait(0.5) is None
 
 
 def test_gpu_that_cannot_register_is_left_out(node: FakeNode, subscribe: Subscribe) -> None:

@@ -14,7 +14,7 @@ from support.fake_nvml import FakeNode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.driver import MIN_RETRY_SECONDS, Driver
 from torchmem.exporter.gpus import GpuFault, GpuIdentity
-from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError, NvmlLibrary
+from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError, NvmlLibrary, text
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 
@@ -105,6 +105,14 @@ def test_list_that_grew_is_read_again() -> None:
     """A process that starts while the list is read does not hide the others."""
     assert library_returning(7).call("nvmlPing") == "pong"
     assert library_returning(7, 7).call("nvmlPing") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(b"580\xff", "580\ufffd"), ("580", "580"), (None, None)]
+)
+def test_text_of_older_bindings(value: object, expected: str | None) -> None:
+    """Older versions of nvidia-ml-py return text as bytes."""
+    assert expected == text(value)
 
 
 def test_missing_binding_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,15 @@ def test_temperatures(card: Card) -> None:
     assert Temperatures({"gpu": 61, "memory": 70}, thresholds) == card.read(Temperatures)
 
 
+def test_driver_without_field_values(card: Card) -> None:
+    """The sensor that is read as a field value is unknown, the other one is there."""
+    card.set(Temperature=61, nvmlDeviceGetFieldValues="function_not_found")
+    temperatures = card.read(Temperatures)
+    assert temperatures
+
+    assert {"gpu": 61, "memory": None} == temperatures.sensors
+
+
 def test_older_driver_has_the_older_temperature_function(card: Card) -> None:
     """nvmlDeviceGetTemperature is used where nvmlDeviceGetTemperatureV is missing."""
     card.set(Temperature=61, nvmlDeviceGetTemperatureV="function_not_found")
