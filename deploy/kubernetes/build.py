@@ -57,7 +57,7 @@ def _rules() -> dict[str, Any]:
 def _dashboards() -> dict[str, Any]:
     """Return a component with one ConfigMap per dashboard.
 
-    It lies in the folder of the dashboards because kustomize reads no file from outside a
+    It is in the folder of the dashboards because kustomize reads no file from outside a
     component. All dashboards together could exceed the 1 MiB limit of one ConfigMap.
     """
     files = sorted(DASHBOARDS.glob("*.json"))
