@@ -30,14 +30,38 @@ WORLD_SIZE_VARIABLES = (
     "MV2_COMM_WORLD_SIZE",
 )
 
-# torchrun sets its run id to "none" unless --rdzv-id is given.
-RUN_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_NAME")
-UNNAMED_RUNS = {"", "none", "static"}
+# `sys.argv[0]` without a script.
+NO_SCRIPT = {"", "-c", "-m"}
 
-SCHEDULER_LABELS = {
+# Names that people give to a job, and that stay the same from launch to launch: Slurm, PBS, LSF,
+# and Grid Engine, whose variable is also the usual one for the name of a Kubernetes Job.
+RUN_VARIABLES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
+# The schedulers' defaults for a job without a name: the command, or a word for interactive use.
+UNNAMED_JOBS = {
+    "",
+    "bash",
+    "interactive",
+    "python",
+    "python3",
+    "qlogin",
+    "sh",
+    "stdin",
+    "torchrun",
+    "wrap",
+    "zsh",
+}
+
+# Ids that differ from launch to launch belong on torchmem_process_info and not in `run`.
+LAUNCH_LABELS = {
+    "TORCHELASTIC_RUN_ID": "torchelastic_run_id",
+    "TORCHELASTIC_RESTART_COUNT": "torchelastic_restart_count",
     "SLURM_JOB_ID": "slurm_job_id",
+    "SLURM_ARRAY_TASK_ID": "slurm_array_task_id",
     "SLURM_JOB_NAME": "slurm_job_name",
     "SLURM_JOB_USER": "slurm_job_user",
+    "PBS_JOBID": "pbs_job_id",
+    "LSB_JOBID": "lsf_job_id",
+    "JOB_NAME": "job_name",
     "POD_NAME": "pod",
     "POD_NAMESPACE": "namespace",
     "GROUP_RANK": "group_rank",
@@ -50,20 +74,21 @@ def identify(
     """Return the identity of the calling process; without a launcher it is rank 0."""
     rank = settings.rank if settings.rank is not None else _number(environment, RANK_VARIABLES)
     script = _script()
+    name = settings.run or _job_name(environment) or script_name(sys.argv[0] if sys.argv else "")
     return Process(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
         start_ticks=own_start_ticks(),
         hostname=socket.gethostname(),
-        run=settings.run or _run_name(environment) or (Path(script).stem if script else "python"),
+        run=name,
         rank=rank or 0,
         local_rank=_number(environment, LOCAL_RANK_VARIABLES),
         world_size=_number(environment, WORLD_SIZE_VARIABLES),
         script=script,
         labels={
-            label: environment[name]
-            for name, label in SCHEDULER_LABELS.items()
-            if environment.get(name)
+            label: environment[variable]
+            for variable, label in LAUNCH_LABELS.items()
+            if environment.get(variable)
         },
         versions={"python": platform.python_version(), **versions},
     )
@@ -86,12 +111,22 @@ def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | Non
     return None
 
 
-def _run_name(environment: Mapping[str, str]) -> str | None:
+def _job_name(environment: Mapping[str, str]) -> str | None:
     names = (environment.get(name, "") for name in RUN_VARIABLES)
-    return next((name for name in names if name not in UNNAMED_RUNS), None)
+    return next((name for name in names if name.lower() not in UNNAMED_JOBS), None)
+
+
+def script_name(path: str) -> str:
+    """Return the name of a run after its script: `train` for train.py or `python -m train`.
+
+    It is "python" without a script, as in a notebook or with `python -c`.
+    """
+    script = Path(path)
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    return "python" if path in NO_SCRIPT else name or "python"
 
 
 def _script() -> str | None:
     """Return the script's file name; its directory and arguments are not published."""
     first = sys.argv[0] if sys.argv else ""
-    return Path(first).name if first not in {"", "-c", "-m"} else None
+    return Path(first).name if first not in NO_SCRIPT else None
