@@ -100,10 +100,14 @@ def test_the_tools_accept_the_configuration(command: list[str], root: Path) -> N
 
 
 @pytest.mark.stack
-def test_the_rules_pass_their_unit_tests(root: Path) -> None:
+@pytest.mark.parametrize(
+    "path",
+    sorted((promql.ROOT / "prometheus" / "tests").glob("*.yml")),
+    ids=lambda path: path.stem,
+)
+def test_the_rules_pass_their_unit_tests(path: Path) -> None:
     """The promtool tests pass: alerts fire exactly when expected, and parts of a device add up."""
-    files = sorted(str(path) for path in (root / "prometheus" / "tests").glob("*.yml"))
     tested = subprocess.run(
-        ["promtool", "test", "rules", *files], capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr
