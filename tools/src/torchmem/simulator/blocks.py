@@ -236,13 +236,15 @@ class BlockPool:
 
     def add_reserved(self, size: int) -> None:
         """Count memory that the driver gave to this pool."""
-        for stat in self._reserved_bytes():
-            stat.increase(size)
+        self.stats.reserved_bytes.increase(size)
+        if self.owner is not None:
+            self.owner.reserved_bytes(is_small=self.is_small).increase(size)
 
     def subtract_reserved(self, size: int) -> None:
         """Count memory that this pool gave back to the driver."""
-        for stat in self._reserved_bytes():
-            stat.current -= size
+        self.stats.reserved_bytes.current -= size
+        if self.owner is not None:
+            self.owner.reserved_bytes(is_small=self.is_small).current -= size
 
     def insert_into_blocks(self, block: Block) -> None:
         """Add a free block; its age for the garbage collection starts at 0."""
@@ -266,12 +268,6 @@ class BlockPool:
     def __iter__(self) -> Iterator[Block]:
         for free in self.streams.values():
             yield from free
-
-    def _reserved_bytes(self) -> tuple[Stat, ...]:
-        reserved = self.stats.reserved_bytes
-        if self.owner is None:
-            return (reserved,)
-        return reserved, self.owner.reserved_bytes(is_small=self.is_small)
 
 
 @dataclass(slots=True, eq=False)
