@@ -84,7 +84,7 @@ def compare(
 
 
 def nearby_cards(card: Card) -> list[Card]:
-    """Return the card between the next smaller and larger ones of the catalog, in ascending order."""
+    """Return the card with its next smaller and larger neighbor in the catalog, ascending."""
     ascending = sorted(CATALOG, key=lambda each: each.memory_bytes)
     cards = [card]
     for each in reversed(ascending):
