@@ -103,6 +103,29 @@ def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
     assert (0, True) == (done.returncode, done.stdout.startswith(f"{out.name}: ")), done.stderr
 
 
+def test_an_existing_file_is_replaced_and_a_link_is_not_followed(
+    train: Train, tmp_path: Path
+) -> None:
+    """The file is the caller's own and private, whatever had its name before."""
+    train(0)
+    mine, linked, target = (tmp_path / name for name in ("mine.pickle", "linked.pickle", "target"))
+    for file in (mine, target):
+        file.write_text("precious")
+        file.chmod(0o666)
+    if os.geteuid() == 0:
+        os.chown(mine, 65534, 65534)
+    linked.symlink_to(target)
+    done = [capture(tmp_path, "--seconds", "0.01", "--out", out.name) for out in (mine, linked)]
+
+    assert [0, 0] == [process.returncode for process in done], done
+    assert [(0o100600, os.geteuid())] * 2 == [
+        (file.lstat().st_mode, file.lstat().st_uid) for file in (mine, linked)
+    ]
+    assert load_snapshot(linked)
+    assert "precious" == target.read_text()
+    assert {mine, linked, target, tmp_path / "run"} == set(tmp_path.iterdir())
+
+
 def test_a_refusal_is_passed_on(train: Train, tmp_path: Path) -> None:
     """The error is the reason that the process gives."""
     train(0, "records")
@@ -154,6 +177,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         "--rank 5": f"{ended} has ended; only a running process can be captured.",
         "--seconds 0": "--seconds must be above 0 and at most 300.",
         "--run day --out no/where": "--out: the directory no does not exist; create it first.",
+        "--run day --out run": "--out: run is not a regular file; give another name.",
         "--run-dir /no": unreadable,
     }
     done = {arguments: capture(tmp_path, *arguments.split()) for arguments in expected}

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pwd
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path(
         f"rank{process.process.rank}-{time.strftime('%Y%m%d-%H%M%S')}.pickle"
     )
-    if not out.parent.is_dir():
-        raise UsageError(f"--out: the directory {out.parent} does not exist; create it first.")
+    _check_out(out)
     try:
         with _request(process, arguments.seconds) as request_ns:
             _wait(process, request_ns, arguments.seconds)
@@ -82,6 +82,13 @@ def _check_permission(process: TrainingProcess) -> None:
     except KeyError:
         owner = str(process.uid)
     raise UsageError(f"{process} belongs to user {owner}; run this as that user or as root.")
+
+
+def _check_out(out: Path) -> None:
+    if not out.parent.is_dir():
+        raise UsageError(f"--out: the directory {out.parent} does not exist; create it first.")
+    if out.exists() and not out.is_file():
+        raise UsageError(f"--out: {out} is not a regular file; give another name.")
 
 
 @contextmanager
@@ -176,11 +183,20 @@ def _fetch(process: TrainingProcess, out: Path) -> int:
 
 
 def _copy(source: int, out: Path, size: int) -> None:
-    """Copy at most `size` bytes, even if the source grows meanwhile."""
-    target = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """Copy at most `size` bytes, even if the source grows meanwhile.
+
+    The file is new and replaces an existing one, so it belongs to the caller and no link is
+    followed.
+    """
+    target, name = tempfile.mkstemp(".tmp", f".{out.name}.", out.parent)
+    temporary = Path(name)
     try:
         offset = 0
         while offset < size and (sent := os.sendfile(target, source, offset, size - offset)):
             offset += sent
+        temporary.replace(out)
+    except BaseException:
+        temporary.unlink()
+        raise
     finally:
         os.close(target)
