@@ -180,21 +180,47 @@ def test_an_empty_path_has_no_compiler(tmp_path: Path) -> None:
         library_folder(None, {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)})
 
 
-def test_a_read_only_cache_is_replaced(tmp_path: Path) -> None:
-    """The library is built in a folder of the user below the temporary one."""
+@pytest.fixture
+def without_cache(tmp_path: Path) -> dict[str, str]:
+    """Return an environment whose cache cannot be used, with a compiler that writes empty files."""
     (tmp_path / "file").write_text("")
     compiler = tmp_path / "cc"
     compiler.write_text(
         '#!/bin/sh\nfor word; do [ "$before" = -o ] && : > "$word"; before=$word; done\n'
     )
     compiler.chmod(0o755)
-
     settings = {
         "XDG_CACHE_HOME": str(tmp_path / "file"),
         "CC": str(compiler),
         "TMPDIR": str(tmp_path),
     }
-    folder = library_folder(None, {**os.environ, **settings})
+    return {**os.environ, **settings}
+
+
+def test_a_read_only_cache_is_replaced(without_cache: dict[str, str], tmp_path: Path) -> None:
+    """The library is built in a folder of the user below the temporary one."""
+    folder = library_folder(None, without_cache)
 
     assert tmp_path / f"torchmem-phantom-{os.getuid()}" == folder.parent
     assert 0 == folder.parent.stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize("premade", ["by another user", "for a group", "as a link", "replaceable"])
+def test_a_folder_that_others_can_change_is_not_used(
+    without_cache: dict[str, str], tmp_path: Path, premade: str
+) -> None:
+    """A library that is there already is not preloaded, although its own folder is private."""
+    place = library_folder(None, without_cache).parent
+    if premade == "by another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can make a folder of another user")
+        os.chown(place, 65534, 65534)
+    elif premade == "for a group":
+        place.chmod(0o770)
+    elif premade == "as a link":
+        place.symlink_to(place.rename(tmp_path / "elsewhere"))
+    else:
+        tmp_path.chmod(0o777)
+
+    with pytest.raises(UsageError, match="set XDG_CACHE_HOME to a folder that only you can write"):
+        library_folder(None, without_cache)

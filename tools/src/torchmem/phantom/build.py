@@ -40,9 +40,9 @@ def library_folder(
     _check_machine()
     libraries = torch_libraries(torch.folder) if torch else []
     name = _digest(libraries)
-    places = (_cache(environment), _fallback(environment))
+    places = [place for place in _places(environment) if _is_trusted(place)]
     built = next((place / name for place in places if _is_trusted(place / name)), None)
-    return built or _build(libraries, _writable(*places) / name, _compiler(environment))
+    return built or _build(libraries, _writable(environment) / name, _compiler(environment))
 
 
 def _check_machine() -> None:
@@ -69,35 +69,39 @@ def _sources() -> list[Path]:
     return sorted(path for path in SOURCES.iterdir() if path.suffix in {".c", ".h", ".map"})
 
 
-def _cache(environment: Mapping[str, str]) -> Path:
+def _places(environment: Mapping[str, str]) -> tuple[Path, Path]:
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "torchmem" / "phantom"
-
-
-def _fallback(environment: Mapping[str, str]) -> Path:
-    folder = environment.get("TMPDIR") or tempfile.gettempdir()
-    return Path(folder, f"torchmem-phantom-{os.getuid()}")
+    temporary = environment.get("TMPDIR") or tempfile.gettempdir()
+    return cache / "torchmem" / "phantom", Path(temporary, f"torchmem-phantom-{os.getuid()}")
 
 
 def _is_trusted(folder: Path) -> bool:
-    """Return whether only this user or root can write to the folder, whose library is preloaded."""
+    """Return whether only this user or root can change the folder, whose library is preloaded.
+
+    It must not be a link, and its parent must not let other users replace it.
+    """
     try:
-        info = folder.stat()
+        info, parent = folder.lstat(), folder.parent.stat()
     except OSError:
         return False
-    return info.st_uid in (os.getuid(), 0) and not info.st_mode & stat.S_IWOTH
+    is_private = not info.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+    is_replaceable = parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX
+    is_own = info.st_uid in (os.getuid(), 0)
+    return stat.S_ISDIR(info.st_mode) and is_own and is_private and not is_replaceable
 
 
-def _writable(*folders: Path) -> Path:
-    for folder in folders:
+def _writable(environment: Mapping[str, str]) -> Path:
+    places = _places(environment)
+    for place in places:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
             continue
-        if _is_trusted(folder) and os.access(folder, os.W_OK):
-            return folder
+        if _is_trusted(place) and os.access(place, os.W_OK):
+            return place
     raise UsageError(
-        f"cannot write {folders[0]}, the folder for the phantom GPU's library: set XDG_CACHE_HOME"
+        f"cannot use {places[0]} or {places[1]} for the phantom GPU's library: set XDG_CACHE_HOME "
+        "to a folder that only you can write to"
     )
 
 
