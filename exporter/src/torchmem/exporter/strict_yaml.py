@@ -16,6 +16,8 @@ import yaml
 from torchmem.sample.errors import UsageError, did_you_mean
 
 MAX_BYTES = 1 << 20
+MAX_NUMBER_LENGTH = 100
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 T = TypeVar("T")
 
 
@@ -169,7 +171,7 @@ def _entries(file: Path) -> dict[str, Entry]:
 
 
 def _parse(content: bytes, file: Path) -> Entry:
-    """Parse YAML. Python's ValueError comes from a scalar such as 2001-99-99."""
+    """Parse YAML. Constructing a scalar that its tag does not fit raises any of these errors."""
     try:
         loader = yaml.SafeLoader(content)
         try:
@@ -182,6 +184,7 @@ def _parse(content: bytes, file: Path) -> Entry:
         UnicodeError,
         ValueError,
         ArithmeticError,
+        AttributeError,
         LookupError,
         RecursionError,
     ) as error:
@@ -208,12 +211,18 @@ class _Converter:
             return [self.entry(item) for item in node.value]
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node)
+        if node.tag in _NUMBER_TAGS and len(node.value) > MAX_NUMBER_LENGTH:
+            line = node.start_mark.line + 1
+            raise UsageError(f"The number in {self._file}, line {line}, is too long: correct it.")
         return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         for key, value in node.value:
-            name, line = str(key.value)[:80], key.start_mark.line + 1
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise UsageError(f"A key in {self._file}, line {line}, is not text: correct it.")
+            name = key.value[:80]
             if name in entries:
                 raise UsageError(f"Duplicate key {name!r} in {self._file}, line {line}: keep one.")
             entries[name] = replace(self.entry(value), line=line)
