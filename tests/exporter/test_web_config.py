@@ -113,6 +113,15 @@ def test_certificate_and_key_in_the_file_itself(write: Write, folder: Path) -> N
     assert (ssl.CERT_OPTIONAL, ()) == (config.tls.context.verify_mode, config.tls.files)
 
 
+def test_ciphers_of_tls_12_have_forward_secrecy_and_authenticate_data(write: Write) -> None:
+    """By default there is no suite with static RSA or CBC, whatever the system's OpenSSL offers."""
+    tls = load(write(TLS)).tls
+
+    assert tls is not None
+    ciphers = [cipher for cipher in tls.context.get_ciphers() if cipher["protocol"] == "TLSv1.2"]
+    assert {("kx-ecdhe", True)} == {(cipher["kea"], cipher["aead"]) for cipher in ciphers}
+
+
 def test_only_tls_13_suites_require_tls_13(write: Write) -> None:
     """Without a suite for TLS 1.2, clients need TLS 1.3, as in Go."""
     tls = load(write(TLS + "  cipher_suites: [TLS_AES_128_GCM_SHA256]")).tls

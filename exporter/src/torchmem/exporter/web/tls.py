@@ -41,6 +41,7 @@ _CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
     **dict.fromkeys(_TLS13_CIPHERS, ""),
 }
+_DEFAULT_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2: forward secrecy and an AEAD
 _CURVES = {
     "CurveP256": "prime256v1",
     "CurveP384": "secp384r1",
@@ -169,11 +170,12 @@ def _limit_ciphers(context: ssl.SSLContext, section: Section) -> None:
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     suites = section.choices("cipher_suites", _CIPHERS)
+    context.set_ciphers(":".join(filter(None, suites)) or _DEFAULT_CIPHERS)
     if any(suites):
-        context.set_ciphers(":".join(filter(None, suites)))
-    elif suites and context.maximum_version is ssl.TLSVersion.TLSv1_2:
+        return
+    if suites and context.maximum_version is ssl.TLSVersion.TLSv1_2:
         section.refuse("cipher_suites", "has no suite for TLS 1.2: add one or raise max_version.")
-    elif suites:
+    if suites:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
 
 
