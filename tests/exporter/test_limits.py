@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,19 +18,23 @@ from torchmem.exporter.web.connections import Limits
 
 LONG = 600.0
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+GET_HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 GET_METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 CLOSE = b"\r\nConnection: close\r\n\r\n"
 Open = Callable[..., ExporterServer]
 
 
 class Families:
-    """A collector of one family with a number of series."""
+    """A collector of one family with a number of series, which it returns when the gate is open."""
 
-    def __init__(self, series: int = 1) -> None:
-        self._series = series
+    def __init__(self, series: int = 1, gate: threading.Event | None = None) -> None:
+        self._series, self._gate = series, gate
+        self.runs = 0
 
     def collect(self) -> list[Metric]:
         """Return the family."""
+        self.runs += 1
+        assert self._gate is None or self._gate.wait(120)
         family = GaugeMetricFamily("something", "Numbers.", labels=["number"])
         for number in range(self._series):
             family.add_metric([str(number)], number)
@@ -76,7 +81,7 @@ def test_slow_head_is_cut_off(open_server: Open, start: bytes) -> None:
 def test_slow_head_on_a_used_connection_is_cut_off(open_server: Open) -> None:
     """The time limit also applies to the second request, and single bytes do not restart it."""
     with connect(open_server(head_seconds=2.0).url) as client:
-        client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(GET_HEALTHY)
         client.sendall(b"G")
 
         assert 1 == everything(client).count(b"HTTP/1.1 ")
@@ -85,7 +90,7 @@ def test_slow_head_on_a_used_connection_is_cut_off(open_server: Open) -> None:
 def test_idle_connection_is_closed(open_server: Open) -> None:
     """A connection without a further request is closed after a while."""
     with connect(open_server(idle_seconds=0.2).url) as client:
-        client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(GET_HEALTHY)
 
         assert everything(client).endswith(b"Healthy.\n")
 
@@ -104,6 +109,26 @@ def test_huge_head_is_rejected(open_server: Open, head: bytes) -> None:
 
     assert status(ask(server.url, b"GET / HTTP/1.1\r\nHost: x\r\n" + head)) in {0, 400, 431}
     assert is_served(server)
+
+
+def head_of(size: int) -> bytes:
+    """Return a request head of exactly this many bytes."""
+    start = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nX: "
+    return start + b"a" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", [0, 1, 30])
+def test_head_is_limited_to_the_byte(open_server: Open, before: int) -> None:
+    """The limit holds however a head arrives, also in one piece with the requests before it."""
+    limit = Limits().head_bytes
+    answers = [
+        ask(open_server().url, GET_HEALTHY * before + head_of(size) + GET)
+        for size in (limit, limit + 1)
+    ]
+
+    assert [(before + 2, 0), (before, 1)] == [
+        (answer.count(b" 200 OK"), answer.count(b" 400 ")) for answer in answers
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,12 +254,36 @@ def test_one_client_cannot_take_all_concurrent_scrapes(open_server: Open) -> Non
         assert 200 == status(everything(other))
 
 
+def connect_from(address: str, server: ExporterServer) -> socket.socket:
+    """Open a connection from an address of the loopback network."""
+    port = int(server.url.rsplit(":", 1)[1])
+    return socket.create_connection(("127.0.0.1", port), 60, (address, 0))
+
+
+@pytest.mark.parametrize("clients", [1, 3, 12])
+def test_clients_with_many_connections_do_not_keep_others_out(clients: int) -> None:
+    """However many addresses scrape on twelve connections each, another one is answered."""
+    gate = threading.Event()
+    collector = Families(gate=gate)
+    with closing(serve(collector)) as server, ExitStack() as stack:
+        stack.callback(gate.set)
+        for number in range(12 * clients):
+            client = stack.enter_context(connect_from(f"127.0.0.{2 + number // 12}", server))
+            client.sendall(GET_METRICS * 20)
+        other = stack.enter_context(connect_from("127.0.0.1", server))
+        other.sendall(GET_HEALTHY + GET_METRICS.replace(b"\r\n\r\n", CLOSE))
+        received = other.recv(4096)  # now the scrape starts
+        gate.set()
+
+        assert 2 == (received + everything(other)).count(b"HTTP/1.1 200 OK")
+
+
 def test_limits_do_not_disconnect_a_busy_client(open_server: Open) -> None:
     """Twenty consecutive requests on one connection are answered."""
     server = open_server(head_seconds=5.0)
     with connect(server.url) as client:
         for _ in range(20):
-            client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(GET_HEALTHY)
             received = b""
             while not received.endswith(b"Healthy.\n"):
                 received += client.recv(4096)

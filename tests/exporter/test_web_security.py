@@ -25,7 +25,7 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS, BasicAuth, BusyError
+from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS_PER_CLIENT, BasicAuth, BusyError
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.exporter.web.connections import Limits
 
@@ -181,41 +181,122 @@ def header(name: str, password: str) -> str:
 
 def test_bcrypt_is_skipped_only_for_verified_passwords() -> None:
     """A verified password is remembered; an unknown name costs as much as a known one."""
-    checked: list[str] = []
-
-    def check(password: bytes, hashed: str) -> bool:
-        checked.append(hashed[:7])
-        return bcrypt.checkpw(password, hashed.encode())
+    checks = Checks()
 
     async def ask() -> list[bool]:
-        auth, users = BasicAuth(check), {"prometheus": HASH}
+        auth, users = BasicAuth(checks), {"prometheus": HASH}
         asked = [("prometheus", PASSWORD)] * 5 + [
             ("unknown", PASSWORD),
             ("prometheus", "wrong"),
         ] * 2
-        return [await auth.admits(header(*who), users) for who in asked]
+        return [await auth.admits(header(*who), "client", users) for who in asked]
 
     assert [True] * 5 + [False] * 4 == asyncio.run(ask())
-    assert [HASH[:7]] * 5 == checked
+    assert [4] * 5 == checks.costs
 
 
-def test_concurrent_password_checks_are_limited() -> None:
-    """Of many concurrent passwords, a few wait for their check and the rest get BusyError."""
+class Checks:
+    """A check of passwords that notes each password and the cost of its hash."""
+
+    def __init__(self) -> None:
+        self.passwords: list[bytes] = []
+        self.costs: list[int] = []
+
+    def __call__(self, password: bytes, hashed: str) -> bool:
+        """Return whether the password matches."""
+        self.passwords.append(password)
+        self.costs.append(int(hashed[4:6]))
+        return bcrypt.checkpw(password, hashed.encode())
+
+
+@pytest.mark.parametrize("name", ["cheap", "costly", "unknown"])
+def test_wrong_password_takes_as_long_for_every_name(name: str) -> None:
+    """A wrong password costs the work of the highest cost, so its time does not show who exists."""
+    checks = Checks()
+    users = {
+        "cheap": HASH,
+        "costly": bcrypt.hashpw(b"other", bcrypt.gensalt(7)).decode(),
+    }
+
+    assert not asyncio.run(BasicAuth(checks).admits(header(name, "wrong"), "client", users))
+    assert 2**7 == sum(2**cost for cost in checks.costs)
+
+
+def test_concurrent_password_checks_of_one_client_are_limited() -> None:
+    """Of many concurrent passwords of one client, some wait and the rest get BusyError."""
 
     async def guess() -> list[bool | BaseException]:
         auth, users = BasicAuth(), {"prometheus": HASH}
         asked = (
-            auth.admits(header("prometheus", str(number)), users)
-            for number in range(MAX_WAITING_PASSWORDS + 30)
+            auth.admits(header("prometheus", str(number)), "client", users)
+            for number in range(MAX_WAITING_PASSWORDS_PER_CLIENT + 30)
         )
         return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(guess())
+    busy = sum(isinstance(answer, BusyError) for answer in answers)
 
-    assert (MAX_WAITING_PASSWORDS, 30) == (
-        answers.count(False),
-        sum(isinstance(answer, BusyError) for answer in answers),
-    )
+    # The first one is checked at once and does not wait.
+    assert (MAX_WAITING_PASSWORDS_PER_CLIENT + 1, 29) == (answers.count(False), busy)
+
+
+def test_wrong_passwords_of_some_clients_do_not_delay_another_one() -> None:
+    """While three clients have forty passwords each in the queue, another client is served next."""
+    checks = Checks()
+
+    async def flood() -> bool:
+        auth, users = BasicAuth(checks), {"prometheus": HASH}
+        guesses = [
+            asyncio.ensure_future(
+                auth.admits(header("prometheus", f"{client} {number}"), client, users)
+            )
+            for number in range(40)
+            for client in ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        ]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        admitted = await auth.admits(header("prometheus", PASSWORD), "10.0.0.9", users)
+        await asyncio.wait(guesses)
+        return admitted
+
+    assert asyncio.run(flood())
+    assert checks.passwords.index(PASSWORD.encode()) <= 6
+    assert [b"10.0.0.%d" % n for n in (1, 2, 3)] * 12 == [
+        password.split()[0] for password in checks.passwords[-36:]
+    ]
+
+
+def test_passwords_of_clients_that_have_gone_are_not_checked() -> None:
+    """A request that is cancelled leaves the queue."""
+    checks = Checks()
+
+    async def go_away() -> None:
+        auth, users = BasicAuth(checks), {"prometheus": HASH}
+        guesses = [
+            asyncio.ensure_future(auth.admits(header("prometheus", str(number)), "client", users))
+            for number in range(40)
+        ]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        for guess in guesses:
+            guess.cancel()
+        await asyncio.wait(guesses)
+        await auth.admits(header("prometheus", "last"), "client", users)
+
+    asyncio.run(go_away())
+
+    assert b"last" == checks.passwords[-1]
+    assert len(checks.passwords) < 40
+
+
+def test_correct_password_after_a_restart_with_a_flood_of_wrong_ones(open_server: Open) -> None:
+    """The first correct password is admitted while 36 connections guess without a pause."""
+    server = open_server(USERS)
+    guess = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nAuthorization: %s\r\n\r\n"
+    with ExitStack() as stack:
+        for number in range(36):
+            client = stack.enter_context(connect(server.url))
+            client.sendall(guess % header("prometheus", str(number)).encode() * 100)
+
+        assert 200 == get(server, auth=("prometheus", PASSWORD))
 
 
 def test_headers_and_rate_limit(open_server: Open) -> None:

@@ -1,8 +1,8 @@
 """Answers to /metrics and /-/ready.
 
-Scrapes that arrive while a collection runs share it, and each one is answered before its own
-timeout. The format and compression follow the client's Accept headers with their weights
-(RFC 9110, sections 12.4.2 and 12.5).
+Scrapes that arrive while a collection runs share it, so a waiting scrape costs only its connection.
+Each one is answered before its own timeout. The format and compression follow the client's Accept
+headers with their weights (RFC 9110, sections 12.4.2 and 12.5).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from torchmem.exporter.run_directory import Published
+from torchmem.exporter.web.connections import client_of
 
-MAX_CONCURRENT_SCRAPES = 16
-MAX_CONCURRENT_SCRAPES_PER_CLIENT = 8
+MAX_CONCURRENT_SCRAPES_PER_CLIENT = 32
 MARGIN_SECONDS = 0.5
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
@@ -135,12 +135,9 @@ class Scrapes:
         return collection
 
     async def metrics(self, request: Request) -> Response:
-        """Answer /metrics in the format that the client prefers; 503 beyond the limits."""
-        client = request.client.host if request.client else ""
-        if (
-            self._waiting.total() >= MAX_CONCURRENT_SCRAPES
-            or self._waiting[client] >= MAX_CONCURRENT_SCRAPES_PER_CLIENT
-        ):
+        """Answer /metrics in the format that the client prefers; 503 beyond the limit."""
+        client = client_of(request.client.host) if request.client else ""
+        if self._waiting[client] >= MAX_CONCURRENT_SCRAPES_PER_CLIENT:
             return PlainTextResponse("Too many concurrent scrapes: try again later.\n", 503)
         self._waiting[client] += 1
         try:

@@ -79,7 +79,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                h11_max_incomplete_event_size=limits.head_bytes,
+                h11_max_incomplete_event_size=limits.head_bytes - 1,
                 timeout_keep_alive=int(limits.idle_seconds) + 1,
                 timeout_graceful_shutdown=1,
                 timeout_notify=_HEARTBEAT_SECONDS,
@@ -87,6 +87,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._head_bytes = limits.head_bytes
         self._connections = Connections(limits, lambda: web.current().tls, self._protocol)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -120,7 +121,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=[])
 
     def _protocol(self, connection: Connection) -> HttpProtocol:
-        return HttpProtocol(connection, self.config, self.server_state, self.lifespan.state)
+        state = self.lifespan.state
+        return HttpProtocol(connection, self.config, self.server_state, state, self._head_bytes)
 
 
 def serve(  # noqa: PLR0913 - keyword arguments of one call

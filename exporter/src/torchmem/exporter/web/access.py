@@ -9,8 +9,12 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
 import bcrypt
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,8 +22,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchmem.exporter.web.config import RateLimit, WebConfig
+from torchmem.exporter.web.connections import client_of
 
-MAX_WAITING_PASSWORDS = 8
+MAX_WAITING_PASSWORDS_PER_CLIENT = 64
+_MAX_REMEMBERED_CLIENTS = 1024
 _METHODS = ("GET", "HEAD")
 _BCRYPT_BYTES = 72  # bcrypt ignores the rest of a password; Go and htpasswd cut it there too
 
@@ -55,11 +61,15 @@ class Access:
             return _plain_text(413, "Requests must not have a body.", {"Connection": "close"})
         if not self._bucket.take(config.rate_limit):
             return _plain_text(429, "Too many requests: try again later.")
-        return await self._password_refusal(headers, config) if config.users else None
+        client = client_of(scope["client"][0]) if scope["client"] else ""
+        return await self._password_refusal(headers, client, config) if config.users else None
 
-    async def _password_refusal(self, headers: Headers, config: WebConfig) -> Response | None:
+    async def _password_refusal(
+        self, headers: Headers, client: str, config: WebConfig
+    ) -> Response | None:
+        header = headers.get("authorization")
         try:
-            admitted = await self._auth.admits(headers.get("authorization"), dict(config.users))
+            admitted = await self._auth.admits(header, client, dict(config.users))
         except BusyError:
             return _plain_text(503, "Too many passwords are being checked: try again later.")
         if admitted:
@@ -73,24 +83,24 @@ def _plain_text(status: int, sentence: str, headers: Mapping[str, str] | None = 
 
 
 class BusyError(Exception):
-    """MAX_WAITING_PASSWORDS passwords are waiting for their check already."""
+    """MAX_WAITING_PASSWORDS_PER_CLIENT passwords of this client are waiting for their check."""
 
 
 class BasicAuth:
-    """Checks the Authorization header, one bcrypt at a time, so that guessing takes at most a core.
+    """Checks the Authorization header.
 
-    An unknown name takes as long as a known one. A correct password costs bcrypt once: only
-    verified passwords are remembered, as keyed digests, so strangers cannot make memory grow.
+    An unknown name and a wrong password cost the same, whoever's it is, so that the time of an
+    answer does not show which names exist. A correct password costs bcrypt once: only verified
+    passwords are remembered, as keyed digests, so strangers cannot make memory grow.
     """
 
     def __init__(self, check: Callable[[bytes, str], bool] | None = None) -> None:
         self._check = check or _check
         self._key = secrets.token_bytes(32)
         self._verified: dict[str, bytes] = {}
-        self._waiting = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torchmem-bcrypt")
+        self._queue = _Queue()
 
-    async def admits(self, header: str | None, users: Mapping[str, str]) -> bool:
+    async def admits(self, header: str | None, client: str, users: Mapping[str, str]) -> bool:
         """Return whether the header has the password of one of `users` (name to bcrypt hash).
 
         Raises BusyError.
@@ -103,21 +113,28 @@ class BasicAuth:
         digest = self._digest(name, known or "", password)
         if known and hmac.compare_digest(self._verified.get(name, b""), digest):
             return True
-        if not await self._matches(password, known or _decoy(users)) or not known:
+        max_cost = max(map(_cost, users.values()))
+        hashed = known or _decoy(max_cost)
+        matches = await self._queue.run(
+            client, partial(self._matches, password, hashed, max_cost - _cost(hashed))
+        )
+        if not matches or not known:
             return False
         self._verified = {user: kept for user, kept in self._verified.items() if user in users}
         self._verified[name] = digest
         return True
 
-    async def _matches(self, password: bytes, hashed: str) -> bool:
-        if self._waiting >= MAX_WAITING_PASSWORDS:
-            raise BusyError
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._check, password, hashed)
-        finally:
-            self._waiting -= 1
+    def _matches(self, password: bytes, hashed: str, missing_cost: int) -> bool:
+        """Check a password; a wrong one takes as long as with a cost higher by `missing_cost`.
+
+        Each cost doubles the work, so one more check at each cost from that of `hashed` up to below
+        the higher one adds up to the difference.
+        """
+        if self._check(password, hashed):
+            return True
+        for cost in range(_cost(hashed), _cost(hashed) + missing_cost):
+            self._check(password, _decoy(cost))
+        return False
 
     def _digest(self, name: str, hashed: str, password: bytes) -> bytes:
         parts = (name.encode(), hashed.encode(), password)
@@ -144,9 +161,85 @@ def _check(password: bytes, hashed: str) -> bool:
         return False
 
 
-def _decoy(users: Mapping[str, str]) -> str:
-    """Return a hash that no password matches, with the highest cost among `users`."""
-    return max(users.values(), key=lambda hashed: int(hashed[4:6]))[:7] + "." * 53
+def _cost(hashed: str) -> int:
+    return int(hashed[4:6])
+
+
+def _decoy(cost: int) -> str:
+    """Return a hash that no password matches."""
+    return f"$2b${cost:02}$" + "." * 53
+
+
+class _Queue:
+    """Runs functions one at a time in a thread, so that guessing takes at most one core.
+
+    The next one is of the client that was served least recently; one that was never served, such
+    as Prometheus after a restart, comes before those that have failed. A client's own functions
+    run in their order.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torchmem-bcrypt")
+        self._waiting: dict[str, deque[_Job]] = {}
+        self._served: OrderedDict[str, int] = OrderedDict()
+        self._number = count(1)
+        self._is_busy = False
+
+    async def run(self, client: str, function: Callable[[], bool]) -> bool:
+        """Return the function's result; raise BusyError if too many of this client wait."""
+        waiting = self._waiting.setdefault(client, deque())
+        if len(waiting) >= MAX_WAITING_PASSWORDS_PER_CLIENT:
+            raise BusyError
+        job = _Job(function, asyncio.get_running_loop().create_future())
+        waiting.append(job)
+        self._start_next()
+        try:
+            return await job.result
+        finally:
+            if job in waiting:  # the request was cancelled
+                self._remove(client, job)
+
+    def _start_next(self) -> None:
+        if self._is_busy or not self._waiting:
+            return
+        client = min(self._waiting, key=lambda client: self._served.get(client, 0))
+        job = self._waiting[client][0]
+        self._remove(client, job)
+        self._note_served(client)
+        self._is_busy = True
+        running = asyncio.get_running_loop().run_in_executor(self._thread, job.function)
+        running.add_done_callback(partial(self._finish, job))
+
+    def _remove(self, client: str, job: _Job) -> None:
+        waiting = self._waiting[client]
+        waiting.remove(job)
+        if not waiting:
+            del self._waiting[client]
+
+    def _note_served(self, client: str) -> None:
+        self._served[client] = next(self._number)
+        self._served.move_to_end(client)
+        if len(self._served) > _MAX_REMEMBERED_CLIENTS:
+            self._served.popitem(last=False)
+
+    def _finish(self, job: _Job, running: asyncio.Future[bool]) -> None:
+        self._is_busy = False
+        if not job.result.done():
+            if running.cancelled():
+                job.result.cancel()
+            elif error := running.exception():
+                job.result.set_exception(error)
+            else:
+                job.result.set_result(running.result())
+        self._start_next()
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A function and the future of its result."""
+
+    function: Callable[[], bool]
+    result: asyncio.Future[bool]
 
 
 class TokenBucket:

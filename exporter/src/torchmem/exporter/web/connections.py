@@ -1,13 +1,18 @@
-"""The server's connections, bounded in number, memory and time, so that no client blocks others."""
+"""The server's connections, bounded in number, memory and time, and shared fairly by addresses.
+
+A client that opens more connections than others loses its own first, so no client blocks others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,10 +35,11 @@ _MAX_REASONS = 32
 class Limits:
     """Bounds of the server.
 
-    `head_seconds`: from the first byte of a request to the end of its head; for a new connection,
-    from its start through the TLS handshake to the end of the first head. `answer_seconds`: to
-    produce an answer. `unsent_seconds`: for the client to receive it. `idle_seconds`: between
-    requests. `unsent_bytes`: of all answers that clients have not received yet.
+    `head_bytes`: of the request line and the headers with all their line ends. `head_seconds`: from
+    the first byte of a request to the end of its head; for a new connection, from its start through
+    the TLS handshake to the end of the first head. `answer_seconds`: to produce an answer.
+    `unsent_seconds`: for the client to receive it. `idle_seconds`: between requests.
+    `unsent_bytes`: of all answers that clients have not received yet.
     """
 
     connections: int = 128
@@ -46,10 +52,25 @@ class Limits:
     sweep_seconds: float = 1.0
 
 
-class Connection:
-    """One client's connection: its phase, and since when (monotonic seconds)."""
+def client_of(address: str) -> str:
+    """Return the network that counts as one client: an IPv4 address, or 64 bits of an IPv6 address.
 
-    def __init__(self, connections: Connections, tls: Tls | None) -> None:
+    A host usually has a whole IPv6 network of this size, so it can choose among its addresses.
+    """
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return address
+    return str(ip.ipv4_mapped or ipaddress.IPv6Address(int(ip) >> 64 << 64))
+
+
+class Connection:
+    """One connection: its client, its phase, and since when (monotonic seconds)."""
+
+    def __init__(self, connections: Connections, client: str, tls: Tls | None) -> None:
+        self.client = client
         self.tls = tls
         self.transport: asyncio.Transport | None = None
         self.task: asyncio.Task[None] | None = None
@@ -106,7 +127,9 @@ class Connection:
 class HttpProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol, which reports its progress to the Connection.
 
-    A client is refused if its certificate has no allowed name.
+    A client is refused if its certificate has no allowed name. h11 gets at most `head_bytes` at a
+    time, because it limits only heads that arrive in several pieces. A request whose client has
+    gone is cancelled.
     """
 
     def __init__(
@@ -115,12 +138,17 @@ class HttpProtocol(H11Protocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-    ):
+        head_bytes: int,
+    ) -> None:
         super().__init__(config, server_state, app_state)
         self._connection = connection
+        self._head_bytes = head_bytes
+        self._received = bytearray()
         self._application, self.app = self.app, self._answer
         self._admitted = False
         self._answers = 0
+        self._answering: asyncio.Future[None] | None = None
+        self._has_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Check the client's certificate after the TCP and TLS handshakes."""
@@ -135,29 +163,52 @@ class HttpProtocol(H11Protocol):
         """Handle bytes of a request."""
         if self._admitted:
             self._connection.on_data()
-            super().data_received(data)
+            self._received += data
+            self._pass_on()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request."""
+        super().on_response_complete()
+        self._pass_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection."""
         self._connection.on_close()
         super().connection_lost(exc)
+        self._has_closed = True
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def _pass_on(self) -> None:
+        while self._received and not self.transport.is_closing():
+            room = self._head_bytes - len(self.conn.trailing_data[0])
+            if room <= 0:
+                return
+            data = bytes(self._received[:room])
+            del self._received[:room]
+            super().data_received(data)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection.enter("answering")
         self._answers += 1
+        self._answering = asyncio.ensure_future(self._application(scope, receive, send))
         try:
-            await self._application(scope, receive, send)
+            await self._answering
+        except asyncio.CancelledError:
+            if not self._has_closed:
+                raise
         finally:
             self._answers -= 1
             if not self._answers:
-                self._connection.on_answer(more_received=bool(self.conn.trailing_data[0]))
+                more_received = bool(self._received or self.conn.trailing_data[0])
+                self._connection.on_answer(more_received=more_received)
 
 
 ProtocolFactory = Callable[[Connection], asyncio.Protocol]
 
 
 class Connections:
-    """Accepts connections. At the limit, the connection that has idled longest is closed.
+    """Accepts connections. At the limit, a new one replaces one of the client that has most.
 
     `tls` returns the TLS settings for a new connection, None for plain HTTP; `protocol` makes its
     protocol.
@@ -190,14 +241,19 @@ class Connections:
         self._open.pop(connection, None)
 
     def limit_memory(self) -> None:
-        """Close the slowest readers while all unsent answers exceed the limit."""
+        """Close connections while all unsent answers exceed the limit.
+
+        The first is the slowest reader of the client that has the most unsent bytes.
+        """
         unsent = {item: item.unsent_bytes for item in self._open if item.unsent_bytes}
         excess = sum(unsent.values()) - self._limits.unsent_bytes
-        for connection in sorted(unsent, key=lambda item: item.since):
-            if excess <= 0:
-                return
-            excess -= unsent[connection]
-            connection.abort()
+        while excess > 0:
+            of_client = Counter[str]()
+            for item, size in unsent.items():
+                of_client[item.client] += size
+            slowest = min(unsent, key=lambda item: (-of_client[item.client], item.since))
+            excess -= unsent.pop(slowest)
+            slowest.abort()
 
     async def _accept_safely(self, listener: socket.socket) -> None:
         try:
@@ -209,25 +265,26 @@ class Connections:
     async def _accept(self, listener: socket.socket) -> None:
         await _readable(listener)
         try:
-            accepted, _ = listener.accept()
+            accepted, address = listener.accept()
         except BlockingIOError:  # the client has closed the connection already
             return
         except OSError as error:  # such as EMFILE: no file descriptor is left
             self._log_once(f"cannot accept a connection: {error.strerror}")
-            self._make_room(len(self._open))
+            self._make_room(len(self._open), "")
             await asyncio.sleep(_PAUSE_SECONDS)
             return
-        if not self._make_room(self._limits.connections):
+        client = client_of(address[0])
+        if not self._make_room(self._limits.connections, client):
             accepted.close()
             return
-        self._open_connection(accepted)
+        self._open_connection(accepted, client)
 
-    def _open_connection(self, accepted: socket.socket) -> None:
+    def _open_connection(self, accepted: socket.socket, client: str) -> None:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             # Otherwise an answer waits 40 ms for the client's delayed acknowledgment.
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(self, self._tls())
+        connection = Connection(self, client, self._tls())
         self._open[connection] = None
         connection.task = asyncio.create_task(self._start(connection, accepted))
         connection.task.add_done_callback(
@@ -249,21 +306,29 @@ class Connections:
             reason = error.reason if isinstance(error, ssl.SSLError) else type(error).__name__
             self._log_once(f"a TLS handshake failed: {reason}")
 
-    def _make_room(self, limit: int) -> bool:
-        """Return whether one more connection fits within `limit`, closing an idle one if needed.
+    def _make_room(self, limit: int, client: str) -> bool:
+        """Return whether `client` may have one more connection within `limit`, closing one for it.
 
-        A connection that is being answered is never closed.
+        A connection that is being answered is closed only if its client would still have at least
+        as many connections as the new one's.
         """
         if len(self._open) < limit:
             return True
-        oldest = min(
-            (item for item in self._open if item.phase != "answering"),
-            key=lambda item: item.since,
-            default=None,
-        )
-        if oldest is not None:
-            oldest.abort()
-        return oldest is not None
+        counts = Counter(item.client for item in self._open)
+        own = counts[client]
+        replaceable = [
+            item
+            for item in self._open
+            if counts[item.client] > own + 1
+            or (item.phase != "answering" and (counts[item.client] > own or item.client == client))
+        ]
+        if not replaceable:
+            return False
+        min(
+            replaceable,
+            key=lambda item: (-counts[item.client], item.phase == "answering", item.since),
+        ).abort()
+        return True
 
     async def _sweep(self) -> None:
         while True:
