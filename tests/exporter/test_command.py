@@ -105,6 +105,46 @@ def test_signal_stops_it_cleanly(run_dir: Path, number: signal.Signals) -> None:
     assert "Traceback" not in rest
 
 
+def test_hangup_reloads_the_configuration(run_dir: Path, tmp_path: Path) -> None:
+    """SIGHUP applies the settings that can change, keeps valid ones, and does not end it."""
+    config_file, web_file = tmp_path / "exporter.yml", tmp_path / "web.yml"
+    config_file.write_text("pcie_throughput: false\n")
+    web_file.write_text("{}")
+    command = [*EXPORTER, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    command += ["--config", str(config_file), "--web.config.file", str(web_file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
+        assert popen.stderr is not None
+        log = popen.stderr
+        served = re.search(r"http://\S+", next(line for line in log if "serving" in line))
+        assert served is not None
+
+        def reloaded(content: str) -> tuple[str, bool]:
+            """Return the new lines of the log, and whether PCIe throughput is collected."""
+            config_file.write_text(content)
+            popen.send_signal(signal.SIGHUP)
+            lines = ""
+            while "the configuration" not in lines:
+                lines += next(log)
+            with urllib.request.urlopen(served[0]) as answer:  # noqa: S310 - loopback
+                return lines, b'collector="pcie_throughput"' in answer.read()
+
+        on = reloaded("pcie_throughput: true\n")
+        invalid = reloaded("pcie_throughput: maybe\n")
+        off = reloaded("ttl_seconds: 1\n")
+        restart = next(log)
+        web_file.write_text("rate_limit: soon")
+        web = reloaded("{}")
+        popen.terminate()
+        rest = popen.communicate(timeout=60)[1]
+
+    assert "the configuration was reloaded" in on[0]
+    assert "pcie_throughput in" in invalid[0]
+    assert [True, True, False] == [on[1], invalid[1], off[1]]
+    assert "restart the exporter to apply the new values of ttl_seconds" in restart
+    assert "the web configuration was not reloaded: rate_limit in" in web[0]
+    assert (0, False) == (popen.returncode, "Traceback" in rest)
+
+
 def test_further_signals_have_no_effect(run_dir: Path) -> None:
     """Signals that arrive while the exporter stops cause no traceback."""
     command = [*EXPORTER, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]

@@ -92,29 +92,39 @@ class Exporter:
         workers: Workers[GpuLabels] | None = None,
     ) -> None:
         self._driver = Driver(nvml)
-        self._collectors = dict(COLLECTORS)
-        if not pcie_throughput:
-            del self._collectors["pcie_throughput"]
-        self._processes_per_gpu = processes_per_gpu
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
-        self._deadline_seconds = deadline_seconds
         self._clock = clock
         self._workers = workers or Workers()
-        self._failure_log = FailureLog(deadline_seconds)
+        self.configure(
+            deadline_seconds, processes_per_gpu=processes_per_gpu, pcie_throughput=pcie_throughput
+        )
+        self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
         self._is_closed = False
         self._collecting = threading.Lock()
         self._lock = threading.Lock()
+
+    def configure(
+        self, deadline_seconds: float, *, processes_per_gpu: int, pcie_throughput: bool
+    ) -> None:
+        """Set what can change while the exporter runs; it applies from the next collection on."""
+        self._deadline_seconds = deadline_seconds
+        self._processes_per_gpu = processes_per_gpu
+        self._collectors = {
+            name: collect
+            for name, collect in COLLECTORS.items()
+            if pcie_throughput or name != "pcie_throughput"
+        }
 
     def collect(self) -> list[Metric]:
         """Return all families; never raises because of a GPU, the driver or a sample file."""
         with self._collecting:
             reading = self._read_driver()
             if not self._is_closed:
-                self._failure_log.note(reading)
+                self._failure_log.note(reading, self._deadline_seconds)
             result = self._families(reading)
             self._current_reading = self._new_reading()
         return result
@@ -163,7 +173,7 @@ class Exporter:
     def _leave_hung_gpu(self) -> None:
         """If the last reading still waits for a GPU, let it wait in a thread of its own."""
         if self._workers.current.is_busy:
-            self._failure_log.note(self._last_reading)
+            self._failure_log.note(self._last_reading, self._deadline_seconds)
             hung = self._last_reading.abandon()
             if hung is not None:
                 self._workers.leave(hung)

@@ -204,13 +204,13 @@ class Driver:
 class FailureLog:
     """Logs once when a GPU, or NVML as a whole, stops responding, and once when it is back."""
 
-    def __init__(self, deadline_seconds: float) -> None:
-        self._late = f"within the deadline of {deadline_seconds:g} s; skipping it until it does"
+    def __init__(self) -> None:
         self._failed: frozenset[GpuLabels] = frozenset()
 
-    def note(self, reading: Reading) -> None:
+    def note(self, reading: Reading, deadline_seconds: float) -> None:
         """Log the changes of this reading. Only a finished one shows that a GPU is back."""
-        failures = self._failures(reading)
+        late = f"within the deadline of {deadline_seconds:g} s; skipping it until it does"
+        failures = self._failures(reading, late)
         for labels in failures.keys() - self._failed:
             _log.warning("%s %s", _name(labels), failures[labels])
         has_finished = not reading.down_reason
@@ -218,16 +218,16 @@ class FailureLog:
             _log.info("%s responds again", _name(labels))
         self._failed = frozenset(failures) if has_finished else self._failed | failures.keys()
 
-    def _failures(self, reading: Reading) -> Mapping[GpuLabels, str]:
+    def _failures(self, reading: Reading, late: str) -> Mapping[GpuLabels, str]:
         current = reading.current_gpu
         failures: dict[GpuLabels, str] = {}
         if reading.down_reason == "timeout" and current is None:
-            failures[_ALL_OF_NVML] = f"did not respond {self._late}"
+            failures[_ALL_OF_NVML] = f"did not respond {late}"
         failures |= {labels: _lost(code) for labels, code in reading.lost.items()}
-        failures |= dict.fromkeys(reading.hung, f"did not respond {self._late}")
+        failures |= dict.fromkeys(reading.hung, f"did not respond {late}")
         if current is not None:
             collector = reading.collector
-            failures[current] = f"did not respond to the collector {collector} {self._late}"
+            failures[current] = f"did not respond to the collector {collector} {late}"
         return failures
 
 

@@ -1,6 +1,6 @@
 """The exporter as a process: made from its settings, it prints once or serves until a signal.
 
-systemd passes it a listening socket and hears its state: sd_listen_fds(3), sd_notify(3).
+SIGHUP makes it read its configuration again. systemd passes it a listening socket and hears its state: sd_listen_fds(3), sd_notify(3).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 from prometheus_client import generate_latest
@@ -30,7 +30,8 @@ from torchmem.sample.errors import TorchmemError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RELOADED = {"scrape_deadline_seconds", "processes_per_gpu", "pcie_throughput"}
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
@@ -40,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises UsageError for a flag or setting that cannot be used.
     """
     flags = {setting.name: getattr(arguments, setting.name, None) for setting in fields(Settings)}
-    settings = config.load(arguments.config, flags)
+    load = partial(config.load, arguments.config, flags)
+    settings = load()
     if arguments.print_config:
         _print(settings.as_yaml())
         return 0
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.once:
             _print(generate_latest(exporter).decode())
         else:
-            serve_until_signal(exporter, settings)
+            serve_until_signal(exporter, settings, load)
     return 0
 
 
@@ -77,28 +79,59 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def serve_until_signal(exporter: Exporter, settings: Settings) -> None:
+def serve_until_signal(
+    exporter: Exporter, settings: Settings, load: Callable[[], Settings] | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then stop at once, even while a scrape waits for the driver.
 
-    Raises TorchmemError when the server stops by itself.
+    At SIGHUP, `load` reads the settings again; without it they stay as they are. Raises
+    TorchmemError when the server stops by itself.
     """
     listener = systemd_listener() if settings.systemd_socket else None
     heartbeat = partial(notify_systemd, "WATCHDOG=1")
     web = LiveConfig(settings.web_config_file)
     # Signals are blocked in every thread that starts from here on, and polled. A handler would
     # interrupt the main thread anywhere, perhaps while it holds a lock that the handler needs.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     running = serve(exporter, *settings.address, listener=listener, web=web, heartbeat=heartbeat)
     with closing(running) as server, closing(exporter):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         notify_systemd("READY=1")
-        while not server.stopped.is_set() and signal.sigtimedwait(_STOP_SIGNALS, 1) is None:
-            pass
+        while not server.stopped.is_set():
+            received = signal.sigtimedwait(_SIGNALS, 1)
+            if received is not None and received.si_signo != signal.SIGHUP:
+                break
+            if received is not None:
+                web.reload()
+                settings = reload(exporter, settings, load) if load else settings
         notify_systemd("STOPPING=1")
         if server.stopped.is_set():
             raise TorchmemError(
                 "The HTTP server stopped by itself: see the error above, then start it again."
             )
+
+
+def reload(exporter: Exporter, settings: Settings, load: Callable[[], Settings]) -> Settings:
+    """Read the settings again, apply what a running exporter can change, and return them.
+
+    Settings that cannot be used are logged, and `settings` stay in use.
+    """
+    try:
+        loaded = load()
+    except UsageError as error:
+        _log.error("the configuration was not reloaded: %s", error)
+        return settings
+    exporter.configure(
+        loaded.scrape_deadline_seconds,
+        processes_per_gpu=loaded.processes_per_gpu,
+        pcie_throughput=loaded.pcie_throughput,
+    )
+    names = [setting.name for setting in fields(Settings) if setting.name not in _RELOADED]
+    changed = [name for name in names if getattr(loaded, name) != getattr(settings, name)]
+    _log.info("the configuration was reloaded")
+    if changed:
+        _log.warning("restart the exporter to apply the new values of %s", ", ".join(changed))
+    return replace(loaded, **{name: getattr(settings, name) for name in names})
 
 
 def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> None:

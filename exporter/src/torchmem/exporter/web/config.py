@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class LiveConfig:
     """The current web configuration, read again when one of its files changes.
 
     A file that becomes invalid is logged once, and the last valid configuration stays in use. The
-    constructor raises UsageError for an invalid file.
+    constructor raises UsageError for an invalid file. Safe to use from several threads.
     """
 
     def __init__(
@@ -126,12 +127,21 @@ class LiveConfig:
         self._config, self._versions = _read(file, load) if file else (WebConfig(), ())
         self._error = ""
         self._retry_at = 0.0
+        self._lock = threading.Lock()
 
     def current(self) -> WebConfig:
         """Return the configuration for a new connection or request."""
-        if self._file is not None and self._is_due(self._file):
-            self._reload(self._file)
+        if self._file is not None:
+            with self._lock:
+                if self._is_due(self._file):
+                    self._reload(self._file)
         return self._config
+
+    def reload(self) -> None:
+        """Read the file again, changed or not."""
+        if self._file is not None:
+            with self._lock:
+                self._reload(self._file)
 
     def _is_due(self, file: Path) -> bool:
         versions = _versions(file, self._config)
