@@ -51,11 +51,19 @@ STATES = {
     "running": "green",
     "stalled": "yellow",
     "exited": "text",
+    "failed": "light-red",
     "oom": FAILED,
     "killed": ATTENTION,
 }
 SEVERITIES = {"critical": FAILED, "warning": ATTENTION, "info": "blue"}
-CAUSES = {"capacity": "blue", "fragmentation": "orange", "limit": "purple", "external": "yellow"}
+CAUSES = {
+    "capacity": "blue",
+    "fragmentation": "orange",
+    "limit": "purple",
+    "external": "yellow",
+    "pending": "light-orange",
+    "library": "light-purple",
+}
 
 # The parts of a device's memory, as gpu:torchmem_memory_bytes:sum names them: legend and color.
 PARTS = {

@@ -194,14 +194,14 @@ def _runs() -> Panel:
     text = Text(
         "Runs",
         "How is each run doing? Alive counts processes that are running or stalled. Failed counts "
-        "processes that ran out of memory or were killed in the last 15 minutes. Imbalance is the "
-        "most loaded rank divided by the mean of the others.",
+        "processes that failed with an exception, ran out of memory, or were killed in the last 15 "
+        "minutes. Imbalance is the most loaded rank divided by the mean of the others.",
         NO_RUN,
     )
     columns = [
         Column("Run", label="run", link=LINK_TO_RUN),
         Column("Alive", _ranks_in("running|stalled"), width=80),
-        Column("Failed", _ranks_in("oom|killed"), width=80),
+        Column("Failed", _ranks_in("failed|oom|killed"), width=80),
         Column("Reserved, fullest GPU", _of_run(recorded.RUN_RESERVED_MAX), unit=Unit.BYTES),
         Column("Least headroom", _of_run(recorded.RUN_HEADROOM), unit=Unit.BYTES),
         Column("Slack at peak", _of_run(recorded.RUN_SLACK), unit=Unit.RATIO, bar=True),

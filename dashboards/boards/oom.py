@@ -45,7 +45,7 @@ from torchmem.sample import catalog
 NO_OOM = "No rank ran out of memory in this time range"
 
 # The state timeline shows a state as its index here.
-STATE_NUMBERS = ("running", "stalled", "exited", "oom", "killed")
+STATE_NUMBERS = ("running", "stalled", "exited", "failed", "oom", "killed")
 
 
 def _state(states: str) -> str:

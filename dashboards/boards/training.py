@@ -41,8 +41,9 @@ OVERVIEW: list[Panel] = [
         Text(
             "Ranks by state",
             "What state are the training processes in? A stalled rank is alive but has not "
-            "finished a step for a while. oom and killed: the process ended that way, or its "
-            "newest step ran out of memory; shown for 15 minutes.",
+            "finished a step for a while. failed: an uncaught exception ended the process. oom and "
+            "killed: it ended that way, or its newest step ran out of memory. Shown for 15 minutes "
+            "after the end.",
             "No ranks",
         ),
         Query(RANKS_BY_STATE, "{{state}}"),

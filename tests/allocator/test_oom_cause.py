@@ -56,7 +56,7 @@ def test_causes(facts: OomFacts, cause: str) -> None:
 
 @given(st.builds(OomFacts, sizes, sizes, sizes, sizes, sizes, st.none() | sizes))
 def test_every_oom_has_a_known_cause(facts: OomFacts) -> None:
-    """For any numbers, the cause is one of the four that the counter exports."""
+    """For any numbers, the cause is one of those that the counter exports."""
     assert classify(facts) in OOM_CAUSES
 
 
@@ -79,7 +79,6 @@ LARGE_SEGMENT = replace(FREE, requested=64 * MIB, large_segment=64 * MIB)
     ("facts", "blocks", "detail"),
     [
         (FREE, LargestFreeBlocks(own=GIB), "stranded"),
-        (FREE, LargestFreeBlocks(own=2 * GIB), "pending"),
         (FREE, LargestFreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
         (FREE, LargestFreeBlocks(own=GIB, other_pool=2 * GIB), "pool"),
         (PRIVATE_FREE, LargestFreeBlocks(own=GIB, other_pool=GIB), "pool"),
@@ -94,6 +93,13 @@ LARGE_SEGMENT = replace(FREE, requested=64 * MIB, large_segment=64 * MIB)
 def test_kinds_of_fragmentation(facts: OomFacts, blocks: LargestFreeBlocks, detail: str) -> None:
     """The location of a block that would fit determines the kind of fragmentation."""
     assert detail == fragmentation_detail(facts, blocks)
+
+
+@pytest.mark.parametrize("facts", [FREE, replace(FREE, limit=40 * GIB, reserved=70 * GIB)])
+def test_a_block_that_fits_was_pending(facts: OomFacts) -> None:
+    """If a block of the request's stream and pool fits, it became free after the search."""
+    assert "pending" == classify(facts, LargestFreeBlocks(own=2 * GIB))
+    assert "pending" != classify(facts, LargestFreeBlocks(own=GIB, other_stream=9 * GIB))
 
 
 @given(segments(), st.sampled_from([0, 7, None]), st.sampled_from([2 * MIB, 20 * MIB, GIB]))

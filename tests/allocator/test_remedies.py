@@ -88,6 +88,7 @@ def test_the_suggested_fraction_is_enough() -> None:
 
     assert reserved is not None
     assert total is not None
+    assert LIMIT.oom.requested_bytes is not None
     assert reserved + LIMIT.oom.requested_bytes <= fraction * total
     assert fraction <= 1
 

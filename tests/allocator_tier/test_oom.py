@@ -89,7 +89,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "expandable": (EXPANDABLE, "fragmentation", "stranded"),
     "stream": (SIDE_STREAM, "fragmentation", "stream"),
     "private pool": (PRIVATE_POOL, "fragmentation", "pool"),
-    "pending": (PENDING, "fragmentation", "pending"),
+    "pending": (PENDING, "pending", None),
     "small segment": (SMALL_SEGMENT, "fragmentation", "small_segment"),
     "limit": (LIMITED, "limit", None),
     "external": (NEIGHBOUR, "external", None),
@@ -130,6 +130,7 @@ def test_every_cause_agrees_with_pytorchs_own_text(failing: Failing, case: str) 
 
     assert (cause, detail) == (report.oom.cause, report.oom.detail)
     assert allocator is not None
+    assert report.oom.requested_bytes is not None
     assert [format_size(report.oom.requested_bytes)] == _sizes(error, "Tried to allocate {}")
     assert [format_size(report.device.total_bytes or 0)] == _sizes(error, "total capacity of {}")
     assert [format_size(report.driver_free_bytes)] == _sizes(error, "of which {} is free")

@@ -53,11 +53,11 @@ def test_panel_titles_are_unique() -> None:
 
 @each_panel
 def test_red_means_failed(panel: Json) -> None:
-    """Only the state oom, critical alerts and failed collectors are red; thresholds are not."""
+    """Only the states oom and failed, critical alerts and failed collectors are red; thresholds are not."""
     config = panel["fieldConfig"]
     for override in config["overrides"]:
         if re.search(r'"(dark-|semi-dark-|light-)?red"', json.dumps(override["properties"])):
-            assert override["matcher"]["options"] in {"oom", "State", "Severity"}
+            assert override["matcher"]["options"] in {"oom", "failed", "State", "Severity"}
     assert "red" not in json.dumps(config["defaults"].get("thresholds", {})).replace("reduce", "")
     for mapping in config["defaults"].get("mappings", []):
         assert {

@@ -51,6 +51,7 @@ def states(directory: RunDirectory, now: float | None = None) -> list[State]:
         (True, None, True, 0, "running"),
         (True, None, False, 9999, "running"),
         (True, "exited", False, 0, "exited"),
+        (False, "failed", False, 0, "failed"),
         (False, "exited", False, 0, "exited"),
         (False, "oom", True, 0, "oom"),
         (False, None, True, 0, "oom"),

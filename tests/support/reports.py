@@ -159,7 +159,10 @@ POOL = replace(
     oom=OomRecord(NOW, 3 * GIB, "fragmentation", "pool"),
     layout=_layout(NOW, 0, GIB, 256 * MIB, 9 * GIB),
 )
-PENDING = replace(STRANDED, oom=OomRecord(NOW, 512 * MIB, "fragmentation", "pending"))
+PENDING = replace(STRANDED, oom=OomRecord(NOW, 512 * MIB, "pending"))
+LIBRARY = replace(
+    STRANDED, oom=OomRecord(NOW, None, "library"), layout=_layout(NOW, 9 * GIB, GIB, 4 * GIB)
+)
 SMALL_SEGMENT = replace(
     _report(
         OomRecord(NOW, 20 * MIB, "fragmentation", "small_segment"),
@@ -195,6 +198,7 @@ BY_NAME = {
     "stream": STREAM,
     "pool": POOL,
     "pending": PENDING,
+    "library": LIBRARY,
     "small_segment": SMALL_SEGMENT,
     "limit": LIMIT,
     "external": EXTERNAL,

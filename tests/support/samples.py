@@ -54,7 +54,7 @@ layouts = st.builds(
 ooms = st.builds(
     OomRecord,
     seconds,
-    size,
+    _optional(size),
     st.sampled_from(OOM_CAUSES),
     _optional(st.sampled_from(get_args(OomDetail))),
 )
@@ -113,7 +113,7 @@ samples = st.builds(
     allocator_settings=st.dictionaries(text, text, max_size=3),
     settings_ignored=st.dictionaries(text, st.booleans(), max_size=3),
     oom_pending=st.booleans(),
-    ended=_optional(st.sampled_from(["exited", "oom"])),
+    ended=_optional(st.sampled_from(["exited", "failed", "oom"])),
     metrics_url=_optional(text),
     stall_after_seconds=_optional(seconds),
 )

@@ -1,4 +1,4 @@
-"""Classify an OOM: capacity, fragmentation, the process's own limit, or memory of other processes.
+"""Classify an OOM of PyTorch's allocator: capacity, fragmentation, limit, external, or pending.
 
 The inputs are taken after the allocator has emptied its cache: the arguments of the observer in
 PyTorch's CUDACachingAllocator.cpp (2.13, `OutOfMemoryObserver`), the statistics and the snapshot.
@@ -43,6 +43,15 @@ class OomFacts:
     large_segment: int = LARGE_BUFFER
 
     @property
+    def needed(self) -> int:
+        """The largest block that the request may need.
+
+        A request for a small segment is at most kSmallSize; any other may be as large as its
+        segment.
+        """
+        return SMALL_SIZE if self.requested == SMALL_BUFFER else self.requested
+
+    @property
     def outside(self) -> int:
         """Bytes of the device held by other processes and other libraries; 0 without a total."""
         return 0 if self.total is None else max(0, self.total - self.driver_free - self.reserved)
@@ -52,22 +61,6 @@ class OomFacts:
         """Bytes the driver can still give to this process; negative if it is over its limit."""
         limited = self.total is not None and self.limit < self.total
         return min(self.driver_free, self.limit - self.reserved) if limited else self.driver_free
-
-
-def classify(facts: OomFacts) -> OomCause:
-    """Return the cause of the OOM.
-
-    It is fragmentation if the request would have fitted after compacting PyTorch's own memory.
-    """
-    free = facts.cached_free + facts.private_free
-    if facts.obtainable + free >= facts.requested:
-        return "fragmentation"
-    if facts.driver_free + free >= facts.requested:
-        return "limit"
-    foreign = facts.outside - CONTEXT_ALLOWANCE_BYTES
-    if foreign > 0 and facts.driver_free + free + foreign >= facts.requested:
-        return "external"
-    return "capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +102,37 @@ def largest_free_blocks(
     return LargestFreeBlocks(**largest)
 
 
+def classify(facts: OomFacts, blocks: LargestFreeBlocks | None = None) -> OomCause:
+    """Return the cause of the OOM; `blocks` is None without a snapshot.
+
+    It is pending if a block fits but became free only after PyTorch had searched, while it waited
+    for the streams (pytorch/pytorch#189504, up to 2.15), and fragmentation if the request would
+    have fitted after compacting PyTorch's own memory.
+    """
+    if blocks is not None and blocks.own >= facts.needed:
+        return "pending"
+    free = facts.cached_free + facts.private_free
+    if facts.obtainable + free >= facts.requested:
+        return "fragmentation"
+    if facts.driver_free + free >= facts.requested:
+        return "limit"
+    foreign = facts.outside - CONTEXT_ALLOWANCE_BYTES
+    if foreign > 0 and facts.driver_free + free + foreign >= facts.requested:
+        return "external"
+    return "capacity"
+
+
 def fragmentation_detail(facts: OomFacts, blocks: LargestFreeBlocks) -> OomDetail:
     """Return the kind of fragmentation; valid only if `classify` returned fragmentation.
 
-    pending: a block fits, but became free only after PyTorch had searched
-        (pytorch/pytorch#189504).
     stream, pool: a block fits, but on another stream, or in a pool that the request may not use.
     small_segment: the request was rounded up to a whole segment (`get_allocation_size`, 1 to
         10 MiB), and a smaller one might have been available.
     stranded: the free bytes lie between live tensors.
     """
-    # A request for a small segment is at most kSmallSize; any other may be as large as its segment.
-    needed = SMALL_SIZE if facts.requested == SMALL_BUFFER else facts.requested
-    if blocks.own >= needed:
-        return "pending"
-    if blocks.other_stream >= needed:
+    if blocks.other_stream >= facts.needed:
         return "stream"
-    if blocks.other_pool >= needed or facts.obtainable + facts.cached_free < facts.requested:
+    if blocks.other_pool >= facts.needed or facts.obtainable + facts.cached_free < facts.requested:
         return "pool"
     rounded = facts.requested == facts.large_segment and blocks.own < MIN_LARGE_ALLOC
     return "small_segment" if rounded and facts.obtainable > SMALL_SIZE else "stranded"

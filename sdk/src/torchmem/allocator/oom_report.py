@@ -6,7 +6,7 @@ The SDK writes each report as one file of a few KB in the run directory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -116,9 +116,21 @@ def decode(data: bytes) -> OomReport:
     if schema != SCHEMA_VERSION:
         raise UsageError("is not an OOM report of torchmem.")
     try:
-        return _checked(convert(sanitize_json(raw), OomReport))
+        return _checked(convert(sanitize_json(_current(raw)), OomReport))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"is not a valid OOM report: {error}.") from None
+
+
+def _current(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a report with `pending` as a cause, which was a detail of fragmentation before 0.2."""
+    for oom in (raw.get("oom"), *(_last_ooms(raw.get("device")))):
+        if isinstance(oom, dict) and oom.get("detail") == "pending":
+            oom |= {"cause": "pending", "detail": None}
+    return raw
+
+
+def _last_ooms(device: Any) -> tuple[Any, ...]:
+    return (device.get("last_oom"),) if isinstance(device, dict) else ()
 
 
 def _reject_constant(name: str) -> Any:
@@ -143,6 +155,8 @@ CAUSE_SUMMARIES: dict[OomCause, str] = {
     "fragmentation": "enough free memory, but not in one piece",
     "limit": "the process reached its own memory limit",
     "external": "other processes hold the memory of the device",
+    "pending": "a block that fits was still waiting for another stream",
+    "library": "a library other than PyTorch got no memory from the driver",
 }
 
 FRAGMENTATION_REASONS: dict[OomDetail, str] = {
@@ -152,8 +166,6 @@ FRAGMENTATION_REASONS: dict[OomDetail, str] = {
     "never moves to another stream.",
     "pool": "The missing memory is free in a pool that this request cannot use: the pool of a CUDA "
     "graph or MemPool, or that of the other size class (tensors up to 1 MiB, or larger ones).",
-    "pending": "One of them is large enough, but it still waited for another stream when PyTorch "
-    "searched. When it became free, PyTorch asked only the driver (pytorch/pytorch#189504).",
     "small_segment": "PyTorch allocates 20 MiB from the driver for any tensor of 1 to 10 MiB. The "
     "tensor alone might have fitted.",
 }
@@ -166,7 +178,9 @@ def summary(report: OomReport) -> str:
 
 def failure_reason(report: OomReport) -> tuple[str, ...]:
     """Return why the request failed, in a few sentences with numbers."""
-    requested = format_size(report.oom.requested_bytes)
+    if report.oom.cause == "library":
+        return tuple(_library(report))
+    requested = format_size(report.oom.requested_bytes or 0)
     cached, driver = format_size(report.cached_free_bytes), format_size(report.driver_free_bytes)
     request = f"PyTorch asked the driver for {requested} on GPU {report.device.index}."
     free = (
@@ -177,7 +191,7 @@ def failure_reason(report: OomReport) -> tuple[str, ...]:
 
 
 def _capacity(report: OomReport) -> Sequence[str]:
-    requested, total = report.oom.requested_bytes, report.device.total_bytes
+    requested, total = report.oom.requested_bytes or 0, report.device.total_bytes
     if total is not None and requested > total:
         return (f"That is more than the total memory of the device ({format_size(total)}).",)
     missing = requested - report.driver_free_bytes - report.cached_free_bytes
@@ -220,11 +234,40 @@ def _external(report: OomReport) -> Sequence[str]:
     )
 
 
+def _pending(report: OomReport) -> Sequence[str]:
+    layout = report.layout
+    largest = f" ({format_size(layout.largest_free_block_bytes)})" if layout else ""
+    reason = (
+        f"The largest of these blocks{largest} fits the request, but still waited for another "
+        "stream when PyTorch searched. When it became free, PyTorch asked only the driver "
+        "(pytorch/pytorch#189504)."
+    )
+    return (reason,)
+
+
+def _library(report: OomReport) -> Iterator[str]:
+    requested, reserved = report.oom.requested_bytes, report.reserved_bytes
+    size = "memory" if requested is None else format_size(requested)
+    yield (
+        f"A library such as NCCL, cuBLAS, cuDNN or Triton asked the driver for {size} on GPU "
+        f"{report.device.index}, outside PyTorch's allocator."
+    )
+    yield f"The driver had {format_size(report.driver_free_bytes)} free."
+    if reserved is not None and report.layout is not None:
+        yield (
+            f"PyTorch held {format_size(reserved)}, of which it could have released "
+            f"{format_size(report.layout.releasable_bytes)}, but it does so only for its own "
+            "requests."
+        )
+
+
 _REASONS: dict[OomCause, Callable[[OomReport], Sequence[str]]] = {
     "capacity": _capacity,
     "fragmentation": _fragmentation,
     "limit": _limit,
     "external": _external,
+    "pending": _pending,
+    "library": lambda report: tuple(_library(report)),
 }
 
 

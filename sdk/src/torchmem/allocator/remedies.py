@@ -41,6 +41,13 @@ REMEDY_BY_CAUSE: Mapping[str, str] = {
         "Find out which processes hold the memory (nvml_process_memory_bytes), then stop them or "
         "use another GPU"
     ),
+    "pending": (
+        "Catch the error and repeat the call, or wait for the other stream before large allocations"
+    ),
+    "library": (
+        "Leave memory for libraries: set a memory fraction below 1, or call "
+        "torch.cuda.empty_cache() before the first collective"
+    ),
 }
 """The most promising remedy in one line, for alerts and dashboards, which have no report."""
 
@@ -49,6 +56,9 @@ GARBAGE_COLLECTION_THRESHOLD = 0.8
 SPLIT_SIZES_MB = (64, 128, 256, 512)
 MIN_SPLIT_SIZE_MB = 32  # the setting must exceed 20 MiB
 LARGE_SEGMENT_SIZE_MB = 12
+
+LIBRARY_FRACTION = 0.95
+"""The memory fraction that leaves a margin for NCCL, cuBLAS, cuDNN and their like."""
 
 WORTH_RELEASING = 0.05
 """The share of the device's memory from which cached memory is worth a remedy."""
@@ -141,7 +151,8 @@ def _expandable(report: OomReport) -> Iterator[Remedy]:
 
 def _max_split_size(report: OomReport) -> Remedy:
     """Suggest the largest size at which blocks of the failed request's size are not split."""
-    smaller = [size for size in SPLIT_SIZES_MB if size * MIB < report.oom.requested_bytes]
+    requested = report.oom.requested_bytes or 0
+    smaller = [size for size in SPLIT_SIZES_MB if size * MIB < requested]
     return _setting(report, "max_split_size_mb", str(max(smaller, default=MIN_SPLIT_SIZE_MB)))
 
 
@@ -185,7 +196,7 @@ def _stream(report: OomReport) -> Iterator[Remedy]:
 
 
 def _pool(report: OomReport) -> Iterator[Remedy]:
-    if report.layout and report.layout.private_free_bytes >= report.oom.requested_bytes:
+    if report.layout and report.layout.private_free_bytes >= (report.oom.requested_bytes or 0):
         yield Remedy(
             "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used."
         )
@@ -220,7 +231,7 @@ def _small_segment(report: OomReport) -> Iterator[Remedy]:
 
 def _capacity(report: OomReport) -> Iterator[Remedy]:
     total = report.device.total_bytes
-    if total is not None and report.oom.requested_bytes > total:
+    if total is not None and (report.oom.requested_bytes or 0) > total:
         yield Remedy(
             "Check the line that failed: a tensor of that size most likely has a wrong shape."
         )
@@ -271,7 +282,7 @@ def _shard(report: OomReport) -> Remedy:
 def _limit(report: OomReport) -> Iterator[Remedy]:
     total, reserved = report.device.total_bytes, report.reserved_bytes
     if total and reserved is not None:
-        needed = (reserved + report.oom.requested_bytes) / total
+        needed = (reserved + (report.oom.requested_bytes or 0)) / total
         if needed < 1:
             yield _raised_limit(needed, report.device.index)
     yield from _garbage_collection(report)
@@ -306,16 +317,34 @@ def _external(report: OomReport) -> Iterator[Remedy]:
     )
 
 
+def _library(report: OomReport) -> Iterator[Remedy]:
+    if _releasable(report):
+        yield Remedy(
+            f"{format_size(_releasable(report))} was cached in whole segments. Release it before "
+            "the library needs memory: before the first collective, a new process group, or the "
+            "first use of a library in a thread or stream.",
+            ("torch.cuda.empty_cache()",),
+        )
+    index = report.device.index
+    yield Remedy(
+        "Keep memory free for libraries: below a memory fraction, PyTorch releases its cache "
+        "before it takes the last of the device.",
+        (f"torch.cuda.set_per_process_memory_fraction({LIBRARY_FRACTION}, {index})",),
+    )
+    yield from _smaller()
+
+
 _REMEDIES: dict[OomCause, Callable[[OomReport], Iterable[Remedy]]] = {
     "capacity": _capacity,
     "fragmentation": _fragmentation,
     "limit": _limit,
     "external": _external,
+    "pending": _pending,
+    "library": _library,
 }
 _FRAGMENTATION: dict[OomDetail, Callable[[OomReport], Iterable[Remedy]]] = {
     "stranded": _stranded,
     "stream": _stream,
     "pool": _pool,
-    "pending": _pending,
     "small_segment": _small_segment,
 }

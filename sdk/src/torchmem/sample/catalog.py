@@ -129,7 +129,8 @@ ALLOC_RETRIES = _group.counter(
 )
 OOMS = _group.counter(
     "torchmem_ooms_total",
-    "OutOfMemoryErrors raised, caught or not, by cause: capacity, fragmentation, limit, external.",
+    "OutOfMemoryErrors raised, caught or not, by cause: capacity, fragmentation, limit, external, "
+    "pending; and those of libraries that nothing caught: library.",
     "cause",
 )
 OOM_REJECTIONS = _group.counter(
@@ -173,7 +174,8 @@ SETTING_IGNORED = _group.gauge(
 )
 PROCESS_STATE = _group.gauge(
     "torchmem_process_state",
-    "1 for the current state of the process, else 0: running, stalled, exited, oom, killed.",
+    "1 for the current state of the process, else 0: running, stalled, exited, failed (an uncaught "
+    "exception), oom, killed.",
     "state",
 )
 STEPS = _group.counter("torchmem_steps_total", "Optimizer steps finished.")

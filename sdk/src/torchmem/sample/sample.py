@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 SCHEMA_VERSION = 1
 
-OomCause = Literal["capacity", "fragmentation", "limit", "external"]
-OomDetail = Literal["stranded", "stream", "pool", "pending", "small_segment"]
-Ending = Literal["exited", "oom"]
-State = Literal["running", "stalled", "exited", "oom", "killed"]
+OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", "library"]
+OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
+Ending = Literal["exited", "failed", "oom"]
+State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
 
-OOM_CAUSES: tuple[OomCause, ...] = ("capacity", "fragmentation", "limit", "external")
+OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
-STATES: tuple[State, ...] = (*LIVE_STATES, "exited", "oom", "killed")
+STATES: tuple[State, ...] = get_args(State)
 
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
@@ -129,12 +129,13 @@ class Layout:
 class OomRecord:
     """The latest OutOfMemoryError of one device.
 
-    `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment;
+    `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment, or
+    None for a library that did not name it;
     `detail` is the kind of fragmentation where that is the cause.
     """
 
     timestamp: float
-    requested_bytes: int
+    requested_bytes: int | None
     cause: OomCause
     detail: OomDetail | None = None
 

@@ -82,6 +82,10 @@ class DeviceRecord:
             reserved_peak_bytes=self._peaks["reserved_bytes"],
         )
 
+    def reserved_bytes(self) -> int:
+        """Return the reserved bytes at the latest read; 0 if they are unknown."""
+        return self.allocator.reserved_bytes.total if self.allocator else 0
+
     def end_window(self) -> int:
         """Start a new window and return the highest active bytes of the one that ends.
 

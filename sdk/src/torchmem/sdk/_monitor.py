@@ -27,10 +27,11 @@ from torchmem.sdk._cost import (
     CpuMeter,
     routine_pause,
 )
+from torchmem.sdk._ending import UncaughtErrors
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._identity import identify
 from torchmem.sdk._main_thread import MainThreadReader
-from torchmem.sdk._oom import ReportWriter
+from torchmem.sdk._oom import OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
@@ -57,6 +58,7 @@ class Monitor:
             self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks
         )
         self.oom_pending = False
+        self.uncaught: UncaughtErrors | None = None
         self.publisher: Publisher | None = None
         self._settings = settings
         self._backend = backend
@@ -99,6 +101,8 @@ class Monitor:
             self._sampler.start()
         with self._errors.suppress("oom"):
             self._backend.on_oom(self._on_oom)
+            if self.uncaught:
+                self.uncaught.install()
         if self.publisher:
             self.publisher.open_endpoint()
 
@@ -177,12 +181,22 @@ class Monitor:
         """Write the evidence; an exception here would replace the user's OutOfMemoryError."""
         if self._ended or not self.is_active:
             return
+        self._keep_oom(lambda: self.recorder.record_oom(device, requested, limit, driver_free))
+
+    def on_library_oom(self, requested: int | None) -> None:
+        """Write the evidence of a library's OOM; `requested` in bytes."""
+        if not self._ended and self.is_active:
+            self._keep_oom(lambda: self.recorder.record_library_oom(requested))
+
+    def _keep_oom(self, record: Callable[[], OomObservation | None]) -> None:
         started, spent, observation = time.perf_counter(), time.thread_time(), None
         self.oom_pending = True
         with self._errors.suppress("setup"):
+            if self.uncaught:
+                self.uncaught.watch_exit()
             self.recorder.read_settings()
         with self._errors.suppress("oom"):
-            observation = self.recorder.record_oom(device, requested, limit, driver_free)
+            observation = record()
         if self.publisher:
             self.publisher.publish()
         with self._errors.suppress("report"):

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ from torchmem.allocator.oom_cause import (
 )
 from torchmem.allocator.oom_report import OomReport, Trend, encode
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, replace_file, report_name
-from torchmem.sample.sample import Allocator, DeviceSample, Layout, OomDetail, OomRecord, Sample
+from torchmem.sample.sample import DeviceSample, Layout, OomRecord, Sample
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._publish import make_run_directory
 
@@ -83,27 +82,46 @@ def examine(
     index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
     layout = None
     if segments is not None:
-        reserved = _reserved(record.allocator)
+        reserved = record.reserved_bytes()
         available = AvailableMemory(failed.driver_free, reserved, failed.limit)
         layout = record.layout = measure(segments, index, now, available, config)
     facts = _facts(failed, record, layout, config)
-    oom = OomRecord(
-        now, failed.requested, classify(facts), _detail(backend, index, facts, segments)
-    )
+    blocks = None
+    if segments is not None:
+        stream = backend.current_stream(index)
+        blocks = largest_free_blocks(segments, index, facts.requested, stream)
+    cause = classify(facts, blocks)
+    detail = fragmentation_detail(facts, blocks) if blocks and cause == "fragmentation" else None
+    oom = OomRecord(now, failed.requested, cause, detail)
     record.record_oom(oom)
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
     return OomObservation(index, oom, failed.driver_free, limit, layout, record.periodic_layout)
 
 
-def _reserved(allocator: Allocator | None) -> int:
-    return allocator.reserved_bytes.total if allocator else 0
+def examine_library_oom(
+    backend: Backend, record: DeviceRecord, config: AllocatorConfig, requested: int | None
+) -> OomObservation:
+    """Measure what a library's failed allocation left, and count it in `record`.
+
+    The statistics in `record` must be new. PyTorch's cache is still as it was at the failure.
+    """
+    index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
+    free = backend.free_bytes(index) or 0
+    if segments is not None:
+        record.layout = measure(segments, index, now, AvailableMemory(free), config)
+    oom = OomRecord(now, requested, "library")
+    record.record_oom(oom)
+    limit, total = backend.limit_bytes(index), record.device.total_bytes
+    limit = limit if limit is not None and total is not None and limit < total else None
+    layout = record.layout if segments is not None else None
+    return OomObservation(index, oom, free, limit, layout, record.periodic_layout)
 
 
 def _facts(
     failed: FailedAllocation, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
 ) -> OomFacts:
     """Return the facts of the OOM; without a snapshot all free bytes count as default pools'."""
-    reserved = _reserved(record.allocator)
+    reserved = record.reserved_bytes()
     unused = reserved - record.allocator.active_bytes.total if record.allocator else 0
     return OomFacts(
         requested=failed.requested,
@@ -114,17 +132,6 @@ def _facts(
         total=record.device.total_bytes,
         private_free=layout.private_free_bytes if layout else 0,
         large_segment=config.large_segment_size,
-    )
-
-
-def _detail(
-    backend: Backend, device: int, facts: OomFacts, segments: Sequence[SegmentInfo] | None
-) -> OomDetail | None:
-    if segments is None or classify(facts) != "fragmentation":
-        return None
-    stream = backend.current_stream(device)
-    return fragmentation_detail(
-        facts, largest_free_blocks(segments, device, facts.requested, stream)
     )
 
 

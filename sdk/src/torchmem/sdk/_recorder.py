@@ -15,7 +15,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
 from torchmem.sdk._device import DeviceRecord
-from torchmem.sdk._oom import FailedAllocation, OomObservation, examine
+from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
 
 OBSERVER_LOCK_SECONDS = 1.0
 
@@ -160,6 +160,21 @@ class Recorder:
             failed = FailedAllocation(requested, limit, driver_free)
             return examine(
                 self.backend, self._records[device], AllocatorConfig.of(self.settings), failed
+            )
+
+    def record_library_oom(self, requested: int | None) -> OomObservation | None:
+        """Count an OOM of a library other than PyTorch, and read the state it left.
+
+        The error does not name the device, so the one with most reserved memory is taken. Return
+        None without any device. `requested` in bytes, if known.
+        """
+        with self._locked(OBSERVER_LOCK_SECONDS):
+            self._read_stats()
+            record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
+            if record is None:
+                return None
+            return examine_library_oom(
+                self.backend, record, AllocatorConfig.of(self.settings), requested
             )
 
     def records(self) -> dict[int, DeviceRecord]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torchmem.allocator.backend import Backend, Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import Ending
+from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._identity import is_multiprocessing_child
 from torchmem.sdk._monitor import Monitor
@@ -45,12 +46,16 @@ class Session:
         self._iterations = Iterations()
         self._explicit_steps = False
         self._closed = False
+        self._ending: Ending | None = None
+        self._uncaught = UncaughtErrors(self._on_uncaught)
         self._monitor = self._new_monitor()
         self._remove_step_hook = backend.on_step(self._on_step)
         backend.on_init(self._on_init)
 
     def _new_monitor(self) -> Monitor:
-        return Monitor(self.settings, self._backend, self._environment, self.errors)
+        monitor = Monitor(self.settings, self._backend, self._environment, self.errors)
+        monitor.uncaught = self._uncaught
+        return monitor
 
     @property
     def url(self) -> str | None:
@@ -85,8 +90,11 @@ class Session:
         return Phase(self._monitor.phases, name)
 
     def close(self) -> None:
-        """Publish the last state, marked as ended, and stop. Calling it again has no effect."""
-        self._close("exited")
+        """Publish the last state, marked as ended, and stop. Calling it again has no effect.
+
+        An exception that is being handled counts as the reason.
+        """
+        self._close_after(sys.exc_info()[1])
 
     def __enter__(self) -> Self:
         return self
@@ -97,17 +105,34 @@ class Session:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._close("oom" if error is not None and self._monitor.oom_pending else "exited")
+        self._close_after(error)
 
     def at_exit(self) -> None:
         """Close at interpreter exit.
 
-        An uncaught exception after an OOM, with no step between them, counts as that OOM. In a
-        multiprocessing child, which catches every exception itself, an OOM without a later step
-        is enough.
+        An uncaught exception after an OOM, with no step between them, counts as that OOM. A
+        multiprocessing child closes while its exception is still on its way.
         """
-        uncaught = getattr(sys, "last_value", None) is not None or is_multiprocessing_child()
-        self._close("oom" if uncaught and self._monitor.oom_pending else "exited")
+        in_child = is_multiprocessing_child()
+        self._close_after(sys.exc_info()[1] if in_child else last_error())
+
+    def _close_after(self, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        with self.errors.suppress("exit"):
+            if self._ending is None and error is not None:
+                self._on_uncaught(error, ends_process=True)
+        exits_after_oom = self._uncaught.exit_ends_oom and self._monitor.oom_pending
+        self._close("oom" if exits_after_oom else self._ending or "exited")
+
+    def _on_uncaught(self, error: BaseException, ends_process: bool) -> None:
+        """Count a library's OOM that nothing caught, and keep how it ends the process."""
+        with self.errors.suppress("exit"):
+            oom = None if self._closed else library_oom(error)
+            if oom is not None:
+                self._monitor.on_library_oom(oom.requested)
+            if ends_process and not hasattr(sys, "ps1"):
+                self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
 
     def after_fork(self) -> None:
         """Give up the parent's thread, file, and sockets in a forked child.
@@ -140,6 +165,7 @@ class Session:
             return
         self._closed = True
         with self.errors.suppress("exit"):
+            self._uncaught.remove()
             self._remove_step_hook()
             self._monitor.end(ending)
 

@@ -24,6 +24,7 @@ STATE_STYLES = {
     "running": "green",
     "stalled": "yellow",
     "exited": "dim",
+    "failed": "red",
     "oom": "bold red",
     "killed": "red",
 }
@@ -31,6 +32,8 @@ OOM_CAUSES = {
     "capacity": "the whole card is in use.",
     "external": "other processes hold the memory.",
     "limit": "the process has reached its memory fraction.",
+    "pending": "a block that fits still waited for another stream.",
+    "library": "a library got no memory from the driver.",
 }
 # As `fragmentation_ratio` in the thresholds of the alerts.
 SEVERE_FRAGMENTATION = 0.7
@@ -201,13 +204,17 @@ def _legend() -> Text:
 
 
 def _oom_message(rank: RankReading) -> Text | None:
-    if rank.state != "oom" or rank.last_oom_requested is None:
+    if rank.state != "oom" or not rank.oom_causes:
         return None
     return Text.assemble(
         (f"rank {rank.rank} is out of memory: ", "bold red"),
-        f"{rank.last_oom_requested / MIB:.0f} MiB requested, ",
+        _requested(rank.last_oom_requested),
         (" ".join(_cause(rank, cause) for cause in rank.oom_causes), "bold"),
     )
+
+
+def _requested(size: float | None) -> str:
+    return "" if size is None else f"{size / MIB:.0f} MiB requested, "
 
 
 def _cause(rank: RankReading, cause: str) -> str:

@@ -50,7 +50,7 @@ def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
 def _row(report: OomReport) -> str:
     process, oom = report.process, report.oom
     cause = f"{oom.cause} ({oom.detail})" if oom.detail else oom.cause
-    requested = format_size(oom.requested_bytes)
+    requested = "" if oom.requested_bytes is None else format_size(oom.requested_bytes)
     origin = f"{_local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
     return f"{origin}  {requested:>10}  {cause}"
 

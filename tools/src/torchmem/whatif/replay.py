@@ -242,8 +242,8 @@ class Executor:
             private_free=layout.private_free_bytes,
             large_segment=self.allocator.config.large_segment_size,
         )
-        cause = classify(facts)
         free = largest_free_blocks(segments, details.device, details.requested, stream)
+        cause = classify(facts, free)
         kind = fragmentation_detail(facts, free) if cause == "fragmentation" else None
         allocated, stranded = stats.allocated_bytes.current, layout.stranded_bytes
         self.oom = FailedRequest(number, size, reserved, allocated, stranded, cause, kind)

@@ -1,0 +1,231 @@
+"""How a process ends: out of memory in PyTorch or in a library, another exception, or an exit."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torchmem.allocator.oom_report import decode
+from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.sdk._ending import ending_of, library_oom
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Published = Callable[[], list[dict[str, Any]]]
+
+NCCL = (
+    "NCCL error in: ProcessGroupNCCL.cpp:2251, unhandled cuda error, NCCL version 2.21.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+    "Failed to CUDA calloc 6291456 bytes"
+)
+# Texts from the issue threads of pytorch, torchtitan, NCCL, slime, Triton and CuPy.
+LIBRARY_TEXTS = [
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    NCCL,
+    "NCCL WARN Cuda failure 'out of memory'",
+    "NCCL WARN Cuda failure 2 'out of memory'",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA driver error: out of memory",
+    "HIP error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "cuFFT error: CUFFT_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+]
+OTHER_TEXTS = [
+    "CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "CUDA error: device-side assert triggered",
+    "out of resource: shared memory, Required: 131072, Hardware limit: 101376",
+    "DefaultCPUAllocator: can't allocate memory",
+    "ncclUnhandledCudaError: Call to CUDA function failed.",
+    "Failed to CUDA host alloc 512 bytes",
+]
+
+
+@pytest.mark.parametrize("text", LIBRARY_TEXTS)
+def test_a_librarys_oom_is_recognized(text: str) -> None:
+    """A library's text means a failed allocation, also as the reason of another exception."""
+    wrapper = ValueError("training failed")
+    wrapper.__cause__ = RuntimeError(text)
+
+    assert library_oom(RuntimeError(text)) is not None
+    assert library_oom(wrapper) is not None
+    assert "oom" == ending_of(wrapper, oom_pending=False)
+
+
+@pytest.mark.parametrize("text", OTHER_TEXTS)
+def test_other_errors_are_no_librarys_oom(text: str) -> None:
+    """Errors of PyTorch's allocator, of kernels, and of host memory are not a library's OOM."""
+    assert library_oom(RuntimeError(text)) is None
+    assert "failed" == ending_of(RuntimeError(text), oom_pending=False)
+
+
+def test_the_size_is_read_from_the_text() -> None:
+    """NCCL names the size of its request."""
+    oom = library_oom(RuntimeError(NCCL))
+
+    assert oom is not None
+    assert 6291456 == oom.requested
+
+
+def test_an_exception_whose_text_fails_is_a_failure() -> None:
+    """An exception that raises in `__str__` ends the process like any other."""
+
+    class UnprintableError(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert "failed" == ending_of(UnprintableError(), oom_pending=False)
+
+
+def test_a_librarys_oom_that_ends_the_script(
+    run_script: Run, published: Published, tmp_path: Any
+) -> None:
+    """It is counted with the cause library, leaves a report, and the state is oom."""
+    done = run_script(
+        "sdk.instrument(backend=backend); allocator.malloc(30 << 20); backend.step()\n"
+        f"raise RuntimeError({NCCL!r})"
+    )
+
+    (sample,) = published()
+    (device,) = sample["devices"]
+    assert (1, "oom") == (done.returncode, sample["ended"])
+    assert 1 == done.stderr.count("Traceback")
+    assert {"library": 1} == device["counters"]["ooms"]
+    assert ("library", 6291456) == (
+        device["last_oom"]["cause"],
+        device["last_oom"]["requested_bytes"],
+    )
+    (report,) = tmp_path.rglob(f"*{REPORT_SUFFIX}")
+    assert "library" == decode(report.read_bytes()).oom.cause
+
+
+def test_a_librarys_oom_in_a_thread_is_counted(run_script: Run, published: Published) -> None:
+    """A thread that dies of it does not end the process."""
+    done = run_script("""
+sdk.instrument(backend=backend); backend.step()
+def work(): raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+thread = threading.Thread(target=work); thread.start(); thread.join()
+backend.step()
+""")
+
+    (sample,) = published()
+    assert (0, "exited") == (done.returncode, sample["ended"])
+    assert {"library": 1} == sample["devices"][0]["counters"]["ooms"]
+    assert 1 == done.stderr.count("CUBLAS_STATUS_ALLOC_FAILED\n")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_scripts_own_hook_is_called(run_script: Run, published: Published, moment: str) -> None:
+    """A hook of the script runs once, whether it was set before or after, chained or not."""
+    hook = "sys.excepthook = lambda kind, error, tb: print('own hook', error)\n"
+    start = "sdk.instrument(backend=backend); backend.step()\n"
+    script = hook + start if moment == "before" else start + hook
+    done = run_script(script + "raise RuntimeError('CUDA error: out of memory')")
+
+    (sample,) = published()
+    assert ("own hook CUDA error: out of memory\n", "") == (done.stdout, done.stderr)
+    assert {"library": 1} == sample["devices"][0]["counters"]["ooms"]
+    assert "oom" == sample["ended"]
+
+
+def test_the_hooks_are_as_before_after_the_end(run_script: Run) -> None:
+    """A session that is closed leaves no hook, and none is set before CUDA starts."""
+    done = run_script("""
+before = sys.excepthook, threading.excepthook, sys.exit
+waiting = SimulatedBackend([allocator], initialized=False)
+session = sdk.instrument(backend=waiting)
+assert before == (sys.excepthook, threading.excepthook, sys.exit)
+waiting.init()
+assert before[0] != sys.excepthook and before[2] == sys.exit
+try:
+    allocator.malloc(2 << 30)
+except OutOfMemoryError:
+    pass
+assert before[2] != sys.exit
+session.close()
+assert before == (sys.excepthook, threading.excepthook, sys.exit)
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+CAUGHT = """
+sdk.instrument(backend=backend); backend.step()
+try:
+    allocator.malloc(2 << 30)
+except OutOfMemoryError:
+    {handler}
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "after", "expected"),
+    [
+        ("sys.exit()", "", ("oom", 0)),
+        ("sys.exit(3)", "", ("oom", 3)),
+        ("pass", "sys.exit(3)", ("oom", 3)),
+        ("pass", "sys.exit(0)", ("exited", 0)),
+        ("pass", "backend.step(); sys.exit(3)", ("exited", 3)),
+        ("raise ValueError", "", ("oom", 1)),
+        ("backend.step()", "raise ValueError", ("failed", 1)),
+        ("backend.step()", "raise KeyboardInterrupt", ("exited", -2)),
+    ],
+)
+def test_the_ending_after_a_caught_oom(
+    run_script: Run, published: Published, handler: str, after: str, expected: tuple[str, int]
+) -> None:
+    """It is the OOM if the process exits while it handles the OOM or with an error after it."""
+    done = run_script(CAUGHT.format(handler=handler, after=after))
+
+    assert [expected] == [(sample["ended"], done.returncode) for sample in published()]
+
+
+@pytest.mark.parametrize(
+    ("body", "ending"),
+    [
+        ("raise ValueError", "failed"),
+        ("raise RuntimeError('CUDA error: out of memory')", "oom"),
+        ("allocator.malloc(2 << 30)", "oom"),
+        ("sys.exit(0)", "exited"),
+        ("pass", "exited"),
+    ],
+)
+def test_the_ending_of_a_multiprocessing_child(
+    run_script: Run, published: Published, body: str, ending: str
+) -> None:
+    """A child of multiprocessing, which catches every exception itself, ends alike."""
+    run_script(f"""
+import multiprocessing
+def work():
+    sdk.instrument(backend=backend); backend.step()
+    {body}
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start(); process.join()
+""")
+
+    assert [ending] == [sample["ended"] for sample in published()]
+
+
+def test_ctrl_c_in_the_hook_is_not_lost(run_script: Run) -> None:
+    """What a signal handler raises while the error is recorded reaches the interpreter."""
+    done = run_script("""
+class Interrupting(SimulatedBackend):
+    asked = False
+    def memory_snapshot(self):
+        if self.asked:
+            signal.raise_signal(signal.SIGINT)
+        return super().memory_snapshot()
+backend = Interrupting([allocator])
+sdk.instrument(backend=backend, interval=3600.0); backend.step(); backend.asked = True
+raise RuntimeError("CUDA error: out of memory")
+""")
+
+    assert 1 == done.returncode
+    assert "KeyboardInterrupt" in done.stderr
+    assert "RuntimeError: CUDA error: out of memory" in done.stderr
