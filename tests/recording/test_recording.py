@@ -25,6 +25,7 @@ from support.recordings import RecordedJob, varying_lengths, write
 from torchmem.allocator.sizes import MIB
 from torchmem.recording import read, reading
 from torchmem.recording.content import InvalidSnapshotError, check
+from torchmem.recording.reading import MAX_PLACES
 from torchmem.recording.worker import load
 from torchmem.sample.errors import UsageError
 
@@ -147,6 +148,44 @@ def test_expandable_segments_and_streams_are_read(job: RecordedJob, path: Path) 
     assert "segment_map" in {event.action for event in recording.events}
     assert {94_000_000_000_000} == {event.stream for event in recording.events}
     assert all(segment.is_expandable for segment in recording.segments)
+
+
+def many_streams(snapshot: Snapshot, number: int) -> None:
+    (event, *_), (trace,) = snapshot["device_traces"][0], snapshot["device_traces"]
+    trace += [event | {"stream": stream} for stream in range(1, number)]
+
+
+def many_pools(snapshot: Snapshot, number: int) -> None:
+    (event, *_), (trace,) = snapshot["device_traces"][0], snapshot["device_traces"]
+    trace += [event | {"pool_id": (0, pool)} for pool in range(1, number)]
+
+
+def many_segments(snapshot: Snapshot, number: int) -> None:
+    first, size = snapshot["segments"][0], snapshot["segments"][0]["total_size"]
+    for stream in range(1, number):
+        block = {"address": stream << 40, "size": size, "state": "inactive"}
+        changes = {"address": stream << 40, "stream": stream, "blocks": [block]}
+        snapshot["segments"].append(first | changes)
+
+
+def many_on_devices(snapshot: Snapshot, number: int) -> None:
+    event = next(event for event in snapshot["device_traces"][0] if event["action"] == "alloc")
+    traces = [[event | {"stream": stream} for stream in range(number // 8)] for _ in range(8)]
+    snapshot.update(device_traces=traces, segments=[])
+
+
+@pytest.mark.parametrize("many", [many_streams, many_pools, many_segments, many_on_devices])
+def test_streams_and_pools_are_limited(
+    job: RecordedJob, path: Path, many: Callable[[Snapshot, int], None]
+) -> None:
+    """A snapshot with thousands of them, which would take minutes to replay, is one sentence."""
+    most, too_many = (copy.deepcopy(job.snapshot()) for _ in range(2))
+    many(most, MAX_PLACES)
+    many(too_many, MAX_PLACES + 8)
+
+    assert read(write(most, path))
+    with pytest.raises(UsageError, match=r"more than 1,024 combinations of device, stream and"):
+        read(write(too_many, path))
 
 
 def lose_allocs(snapshot: Snapshot) -> None:

@@ -35,6 +35,8 @@ from torchmem.sample.untrusted import (
 )
 
 MAX_FILE_BYTES = 1 << 30
+MAX_PLACES = 1024
+"""Combinations of device, stream and pool. A replay takes about 3 ms for each; jobs have dozens."""
 _ADVICE: dict[FileProblem, str] = {
     "not_regular": "name a snapshot file.",
     "unreadable": "name a file that you may read.",
@@ -120,6 +122,7 @@ def _header(answer: IO[bytes], name: str) -> dict[str, Any]:
 
 def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[Recording]:
     rows = dict(header["segments"])
+    places: set[tuple[int, int, PoolId]] = set()
     for trace in header["traces"]:
         columns = Columns()
         for column in columns.arrays():
@@ -127,11 +130,20 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
         columns.device_free = dict(trace["device_free"])
         segments = tuple(map(_segment, rows.get(trace["device"], ())))
         pools = [(pool[0], pool[1]) for pool in trace["pools"]]
+        events = _events(columns, pools, segments)
+        for item in (*segments, *events):
+            places.add((trace["device"], item.stream, item.pool))
+        if len(places) > MAX_PLACES:
+            raise UsageError(
+                f"{sanitize_text(name)} uses more than {MAX_PLACES:,} combinations of device, "
+                "stream and private pool, which is the limit: record fewer steps, or a job that "
+                "reuses its streams."
+            )
         yield Recording(
             name=name,
             device=trace["device"],
             segments=segments,
-            events=_events(columns, pools, segments),
+            events=events,
             settings=header["settings"],
             truncated=trace["truncated"],
             ignored=trace["ignored"],
