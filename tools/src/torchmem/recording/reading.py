@@ -131,8 +131,8 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
         segments = tuple(map(_segment, rows.get(trace["device"], ())))
         pools = [(pool[0], pool[1]) for pool in trace["pools"]]
         events = _events(columns, pools, segments)
-        for item in (*segments, *events):
-            places.add((trace["device"], item.stream, item.pool))
+        places.update((trace["device"], item.stream, item.pool) for item in segments)
+        places.update((trace["device"], item.stream, item.pool) for item in events)
         if len(places) > MAX_PLACES:
             raise UsageError(
                 f"{sanitize_text(name)} uses more than {MAX_PLACES:,} combinations of device, "
