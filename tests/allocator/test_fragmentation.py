@@ -164,3 +164,28 @@ def test_the_memory_fraction_limits_the_headroom() -> None:
     )
 
     assert 2 * GIB == layout.headroom_bytes
+
+
+def test_a_flush_waits_for_pending_blocks() -> None:
+    """A segment that becomes free counts as releasable; a block in a split segment serves no one.
+
+    The allocator does not search its blocks again after it has waited for the streams.
+    """
+    used, waiting, free = "active_allocated", "active_pending_free", "inactive"
+    whole = segment(1 << 40, "large", [(30 * MIB, waiting), (10 * MIB, free), (20 * MIB, waiting)])
+    split = segment(2 << 40, "large", [(200 * MIB, waiting), (2 * MIB, used)])
+    layout = measure([whole, split], 0, 1.0, AvailableMemory(16 * MIB))
+
+    assert (16 * MIB, 76 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+    assert (250 * MIB, 0) == (layout.pending_free_bytes, layout.releasable_bytes)
+
+
+def test_a_flush_waits_for_pending_pages() -> None:
+    """Of an expandable segment, the full pages in blocks that become free count as releasable."""
+    used, waiting, free = "active_allocated", "active_pending_free", "inactive"
+    blocks = [(20 * MIB, used), (50 * MIB, waiting), (30 * MIB, free)]
+    info = segment(1 << 40, "large", blocks, is_expandable=True)
+    config = AllocatorConfig(expandable_segments=True)
+    layout = measure([info], 0, 1.0, AvailableMemory(0), config)
+
+    assert (30 * MIB, 80 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)

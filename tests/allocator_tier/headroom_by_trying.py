@@ -3,11 +3,13 @@
 python headroom_by_trying.py STATES SEED [bound]
 
 Prints the number of states and every disagreement. With `bound`, headroom may be too small, but
-never too large. The environment variable FRACTION sets the memory fraction.
+never too large. The environment variable FRACTION sets the memory fraction; with PENDING, freed
+blocks may wait for an event of another stream, which completes only when the allocator waits.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import sys
@@ -23,30 +25,69 @@ from torchmem.sdk.torch_backend import AllocatorReader
 MIB = 1 << 20
 FRACTION = float(os.environ.get("FRACTION", "1"))
 READER = AllocatorReader(torch, {})
+PENDING = "PENDING" in os.environ
 Headroom = tuple[int, int]
 
 
-def build(seed: int) -> list[int]:
-    """Bring the empty allocator into a random state; return the live pointers."""
+def hold_events(hold: int) -> None:
+    """Hold all events of the phantom GPU as pending, or release them."""
+    if PENDING:
+        ctypes.CDLL(None).phantom_hold_events(hold)
+
+
+class Memory:
+    """Live memory: pointers, and tensors that another stream has used."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.pointers: list[int] = []
+        self.tensors: list[torch.Tensor] = []
+        self.side = torch.cuda.Stream() if PENDING else None
+
+    def take(self, size: int) -> None:
+        """Allocate `size` bytes."""
+        if self.side is None or self.chance.random() < 0.5:
+            self.pointers.append(torch.cuda.caching_allocator_alloc(size))
+            return
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        tensor.record_stream(self.side)
+        self.tensors.append(tensor)
+
+    def free_one(self) -> None:
+        """Free any."""
+        number = self.chance.randrange(len(self))
+        if number < len(self.pointers):
+            torch.cuda.caching_allocator_delete(self.pointers.pop(number))
+        else:
+            del self.tensors[number - len(self.pointers)]
+
+    def __len__(self) -> int:
+        return len(self.pointers) + len(self.tensors)
+
+    def clear(self) -> None:
+        """Free everything."""
+        hold_events(0)
+        for pointer in self.pointers:
+            torch.cuda.caching_allocator_delete(pointer)
+        self.pointers, self.tensors = [], []
+        torch.cuda.empty_cache()
+
+
+def build(seed: int) -> Memory:
+    """Bring the empty allocator into a random state."""
     chance = random.Random(seed)
-    live: list[int] = []
+    live = Memory(chance)
+    hold_events(1)
     sizes = [(1, MIB), (MIB + 1, 10 * MIB), (10 * MIB, 120 * MIB)]
     for _ in range(chance.randrange(5, 80)):
-        if live and chance.random() < 0.45:
-            torch.cuda.caching_allocator_delete(live.pop(chance.randrange(len(live))))
+        if len(live) and chance.random() < 0.45:
+            live.free_one()
             continue
         try:
-            live.append(torch.cuda.caching_allocator_alloc(chance.randint(*chance.choice(sizes))))
+            live.take(chance.randint(*chance.choice(sizes)))
         except torch.OutOfMemoryError:
             break
     return live
-
-
-def clear(live: list[int]) -> None:
-    """Free everything."""
-    for pointer in live:
-        torch.cuda.caching_allocator_delete(pointer)
-    torch.cuda.empty_cache()
 
 
 def headroom() -> Headroom:
@@ -69,21 +110,21 @@ def outcome(seed: int, size: int) -> str:
     live = build(seed)
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     try:
-        live.append(torch.cuda.caching_allocator_alloc(size))
+        live.pointers.append(torch.cuda.caching_allocator_alloc(size))
     except torch.OutOfMemoryError:
         return "failed"
     else:
         flushed = torch.cuda.memory_stats()["num_alloc_retries"] > retries
         return "flushed" if flushed else "served"
     finally:
-        clear(live)
+        live.clear()
 
 
 def disagreements(seed: int, *, exact: bool) -> list[str]:
     """Return where allocations disagree with `headroom` in a state."""
     live = build(seed)
     direct, flushed = headroom()
-    clear(live)
+    live.clear()
     expected = {direct: {"served"}}
     if exact:
         expected |= {direct + 1: {"flushed", "failed"}, flushed + 1: {"failed"}}

@@ -12,8 +12,16 @@ pytestmark = pytest.mark.allocator
 SCRIPT = Path(__file__).with_name("headroom_by_trying.py")
 
 
-def test_headroom_is_the_largest_allocation_that_succeeds(tmp_path: Path) -> None:
-    """In 400 random states, exactly `headroom` bytes can be allocated, with and without a flush."""
-    done = run_on_phantom(SCRIPT, "400", "0", memory="1300MiB", state=tmp_path, environment={})
+@pytest.mark.parametrize("environment", [{}, {"PENDING": "1"}], ids=["plain", "pending"])
+def test_headroom_is_the_largest_allocation_that_succeeds(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """In 400 random states, exactly `headroom` bytes can be allocated, with and without a flush.
+
+    This holds also where freed blocks wait for another stream.
+    """
+    done = run_on_phantom(
+        SCRIPT, "400", "0", memory="1300MiB", state=tmp_path, environment=environment
+    )
 
     assert "400 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]

@@ -53,7 +53,7 @@ def test_panel_titles_are_unique() -> None:
 
 @each_panel
 def test_red_means_failed(panel: Json) -> None:
-    """Only the states oom and failed, critical alerts and failed collectors are red; thresholds are not."""
+    """Only the states oom and failed, critical alerts and failed collectors are red."""
     config = panel["fieldConfig"]
     for override in config["overrides"]:
         if re.search(r'"(dark-|semi-dark-|light-)?red"', json.dumps(override["properties"])):

@@ -160,6 +160,33 @@ def test_an_oom_despite_stranded_bytes_is_fragmentation(
     assert device["layout"]["stranded_bytes"] > device["last_oom"]["requested_bytes"]
 
 
+def test_an_oom_while_a_fitting_block_waits_is_pending(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
+) -> None:
+    """A block that fits and waited for a stream gives the cause pending; a second try succeeds."""
+    open_session(backend)
+    allocator.free(allocator.malloc(900 * MIB))
+    allocator.malloc(30 * MIB)
+    block = allocator.malloc(600 * MIB)
+    allocator.record_stream(block, 7)
+    allocator.card.hold_events(True)
+    allocator.free(block)
+
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(500 * MIB)
+    allocator.malloc(500 * MIB)
+
+    (device,) = published()[0]["devices"]
+    assert {"pending": 1} == device["counters"]["ooms"]
+    assert (0, "pending") == (
+        device["layout"]["pending_free_bytes"],
+        device["last_oom"]["cause"],
+    )
+
+
 def test_a_survived_oom_is_not_a_death(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,

@@ -125,6 +125,7 @@ class H100Node:
             releasable_bytes=self._bytes(4),
             headroom_bytes=self._bytes(3),
             headroom_flush_bytes=self._bytes(9),
+            pending_free_bytes=self._bytes(7),
         )
         allocator = replace(
             device.allocator,

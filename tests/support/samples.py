@@ -50,6 +50,7 @@ layouts = st.builds(
     private_free_bytes=size,
     headroom_bytes=_optional(size),
     headroom_flush_bytes=_optional(size),
+    pending_free_bytes=_optional(size),
 )
 ooms = st.builds(
     OomRecord,
@@ -152,6 +153,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             private_free_bytes=gib // 2,
             headroom_bytes=2 * gib,
             headroom_flush_bytes=9 * gib,
+            pending_free_bytes=gib,
         ),
         last_oom=OomRecord(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
         phase_peaks={"forward": 48 * gib},

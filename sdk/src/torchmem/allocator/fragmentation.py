@@ -20,7 +20,7 @@ from torchmem.allocator.headroom import (
 )
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.allocator.sizes import SMALL_BUFFER
-from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, SegmentInfo
+from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, BlockState, SegmentInfo
 from torchmem.sample.sample import FREE_BLOCK_BOUNDS, BlockCounts, ByPool, Layout
 
 
@@ -43,20 +43,25 @@ class _PoolCounts:
 class _DeviceTotals:
     """Running totals over the blocks of one device.
 
-    `ranges` holds the mapped ranges of expandable segments in the large pool, by stream.
+    `ranges` holds the mapped ranges of expandable segments in the large pool, by stream. A flush
+    waits for all streams first; `flushed_ranges` are the ranges and `flushed_bytes` the bytes that
+    can be released after that.
     """
 
     large_page: int
     small: _PoolCounts = field(default_factory=_PoolCounts)
     large: _PoolCounts = field(default_factory=_PoolCounts)
     free_sizes: list[int] = field(default_factory=list)
+    pending_bytes: int = 0
     releasable_bytes: int = 0
+    flushed_bytes: int = 0
     largest_by_stream: dict[tuple[str, int], int] = field(default_factory=dict)
     reserved_by_stream: dict[int, int] = field(default_factory=dict)
     private_used_bytes: int = 0
     private_free_bytes: int = 0
     has_expandable: bool = False
     ranges: dict[int, list[SegmentInfo]] = field(default_factory=dict)
+    flushed_ranges: dict[int, list[SegmentInfo]] = field(default_factory=dict)
 
 
 def measure(
@@ -91,6 +96,7 @@ def measure(
         private_free_bytes=totals.private_free_bytes,
         headroom_bytes=_headroom(totals, available, config, flush=False),
         headroom_flush_bytes=_headroom(totals, available, config, flush=True),
+        pending_free_bytes=totals.pending_bytes,
     )
 
 
@@ -118,39 +124,69 @@ def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
     stream = segment["stream"]
     reserved = totals.reserved_by_stream.get(stream, 0)
     totals.reserved_by_stream[stream] = reserved + segment["total_size"]
-    free = _count_blocks(pool, segment["blocks"])
+    free, pending = _count_blocks(pool, segment["blocks"])
     if free:
         _add_free_blocks(totals, segment, free)
+    synchronized = _synchronized(segment) if pending else segment
+    releasable = _releasable_bytes(segment, totals.large_page) if free else 0
+    totals.pending_bytes += pending
+    totals.releasable_bytes += releasable
+    totals.flushed_bytes += (
+        _releasable_bytes(synchronized, totals.large_page) if pending else releasable
+    )
     if segment["is_expandable"]:
         totals.has_expandable = True
         if segment["segment_type"] == "large":
             totals.ranges.setdefault(stream, []).append(segment)
+            totals.flushed_ranges.setdefault(stream, []).append(synchronized)
 
 
-def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> list[int]:
-    """Count the blocks of one segment by state, and return the sizes of the free ones."""
-    free = []
+def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> tuple[list[int], int]:
+    """Count the blocks of one segment by state.
+
+    Return the sizes of the free ones, and the bytes of those that wait for another stream.
+    """
+    free, pending = [], 0
     for block in blocks:  # kept fast, as a snapshot has up to 10^5 blocks
         state = block["state"]
         if state == "inactive":
             free.append(block["size"])
         elif state == "active_pending_free":
             pool.pending += 1
+            pending += block["size"]
     pool.segments += 1
     pool.blocks += len(blocks)
     pool.free += len(free)
-    return free
+    return free, pending
 
 
 def _add_free_blocks(totals: _DeviceTotals, segment: SegmentInfo, sizes: list[int]) -> None:
     totals.free_sizes += sizes
     key = segment["segment_type"], segment["stream"]
     totals.largest_by_stream[key] = max(totals.largest_by_stream.get(key, 0), *sizes)
+
+
+def _releasable_bytes(segment: SegmentInfo, large_page: int) -> int:
+    """Return what releasing the cache returns to the driver of a segment."""
     if segment["is_expandable"]:
-        page = SMALL_BUFFER if segment["segment_type"] == "small" else totals.large_page
-        totals.releasable_bytes += returnable_bytes(segment, page)
-    elif sizes[0] == segment["total_size"]:
-        totals.releasable_bytes += sizes[0]
+        page = SMALL_BUFFER if segment["segment_type"] == "small" else large_page
+        return returnable_bytes(segment, page)
+    first = segment["blocks"][0]
+    is_whole = first["state"] == "inactive" and first["size"] == segment["total_size"]
+    return first["size"] if is_whole else 0
+
+
+def _synchronized(segment: SegmentInfo) -> SegmentInfo:
+    """Return a segment as it is once the streams that its blocks wait for have finished."""
+    blocks: list[BlockInfo] = []
+    for block in segment["blocks"]:
+        is_free = block["state"] != "active_allocated"
+        if is_free and blocks and blocks[-1]["state"] == "inactive":
+            blocks[-1]["size"] += block["size"]
+        else:
+            state: BlockState = "inactive" if is_free else "active_allocated"
+            blocks.append({**block, "state": state})
+    return {**segment, "blocks": blocks}
 
 
 def main_stream(reserved_by_stream: dict[int, int]) -> int:
@@ -173,14 +209,19 @@ def _headroom(
     """Return the headroom on the main stream.
 
     Return None if the available memory or the settings are unknown, or if expandable segments were
-    disabled after use.
+    disabled after use. Blocks that wait for another stream count as in use, but a flush waits for
+    them: what they make releasable goes to the driver. A block that thereby becomes free beside a
+    live one serves no request, because the allocator does not search again (up to PyTorch 2.15,
+    pytorch/pytorch#189504).
     """
     was_disabled = totals.has_expandable and not config.expandable_segments
     if available is None or not config.known or was_disabled:
         return None
     stream = main_stream(totals.reserved_by_stream)
-    ranges = sorted(totals.ranges.get(stream, []), key=itemgetter("address"))
+    by_stream = totals.flushed_ranges if flush else totals.ranges
+    ranges = sorted(by_stream.get(stream, []), key=itemgetter("address"))
     ends = tuple(range_ends(ranges, config.large_segment_size))
     small, large = (totals.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
-    cached = CachedFree(small, large, totals.releasable_bytes, ends)
+    releasable = totals.flushed_bytes if flush else totals.releasable_bytes
+    cached = CachedFree(small, large, releasable, ends)
     return headroom(cached, available, config, flush=flush)

@@ -99,6 +99,9 @@ FREE = _group.gauge(
     "Cached free bytes: releasable (whole free segments) or stranded (beside live blocks).",
     "state",
 )
+PENDING_FREE = _group.gauge(
+    "torchmem_pending_free_bytes", "Freed bytes that still wait for the event of another stream."
+)
 LARGEST_FREE_BLOCK = _group.gauge(
     "torchmem_largest_free_block_bytes", "Largest free block in the default pools."
 )

@@ -164,6 +164,7 @@ def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
     blocks = chain.from_iterable(_blocks(labels, layout.blocks) for labels, layout in rows)
     yield family(catalog.BLOCKS, blocks)
     yield keyed_family(catalog.FREE, rows, _free)
+    yield value_family(catalog.PENDING_FREE, rows, lambda layout: layout.pending_free_bytes)
     yield value_family(
         catalog.LARGEST_FREE_BLOCK, rows, lambda layout: layout.largest_free_block_bytes
     )

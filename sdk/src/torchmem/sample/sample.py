@@ -98,6 +98,7 @@ class Layout:
     """What one memory snapshot shows of one device, in bytes; `timestamp` in Unix seconds.
 
     All fields describe the default pools, except the `private_` ones (CUDA graphs and MemPools).
+    Samples of older versions lack `pending_free_bytes`.
     """
 
     timestamp: float
@@ -111,6 +112,7 @@ class Layout:
     private_free_bytes: int
     headroom_bytes: int | None
     headroom_flush_bytes: int | None
+    pending_free_bytes: int | None = None
 
     @property
     def free_bytes(self) -> int:
