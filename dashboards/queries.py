@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from dashboards import recorded
 
+from torchmem.rules import counters
 from torchmem.sample import catalog
 from torchmem.sample.catalog import CATALOG, GPU, RANK, MetricSpec
 
@@ -81,7 +82,15 @@ def sum_without_pool(spec: MetricSpec) -> str:
 
 
 # Queries that more than one dashboard shows.
-OOMS_IN_RANGE = f"sum(max_over_time({select(catalog.OOMS, over='$__range')}))"
+# The OOMs of each process within the time range, by cause; also of processes that have ended.
+OOMS_OF_PROCESSES = counters.ooms(
+    select(catalog.OOMS),
+    select(catalog.LAST_OOM_TIMESTAMP),
+    window="$__range",
+    seconds="$__range_s",
+    lookback="$__range",
+)
+OOMS_IN_RANGE = f"sum({OOMS_OF_PROCESSES})"
 RANKS_BY_STATE = f"sum by (state) ({select(catalog.PROCESS_STATE)}) > 0"
 RETRIES_PER_MINUTE = f"60 * {rate(select(catalog.ALLOC_RETRIES))}"
 # Grafana's time axis counts in milliseconds since 1970.

@@ -101,8 +101,8 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "OutOfMemoryErrors",
-            "How often did processes run out of memory in this time range? The dashboard "
-            "After an OOM shows the ranks.",
+            "How often did processes run out of memory within this time range, whether the "
+            "script caught the errors or not? The dashboard After an OOM shows the ranks.",
             "No ranks",
         ),
         Query(OOMS_IN_RANGE),
@@ -190,6 +190,9 @@ def _ranks_in(states: str) -> str:
     return f"sum by (run) ({ranks})"
 
 
+_OOMS_OF_RUN = f"sum by (run) ({select(recorded.RUN_OOMS)})"
+
+
 def _runs() -> Panel:
     text = Text(
         "Runs",
@@ -207,7 +210,7 @@ def _runs() -> Panel:
         Column("Slack at peak", _of_run(recorded.RUN_SLACK), unit=Unit.RATIO, bar=True),
         Column("Imbalance", _of_run(recorded.RUN_IMBALANCE)),
         Column("Retries per min", f"60 * {_of_run(recorded.RUN_RETRIES)}", unit=Unit.PER_MINUTE),
-        Column("OOMs in 1 h", f"sum by (run) ({select(recorded.RUN_OOMS)})"),
+        Column("OOMs in 1 h", f"{_OOMS_OF_RUN} or 0 * {_ranks_in('.*')}"),
         Column("Step", _of_run(recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
     return joined_table(text, columns, sort="Least headroom")

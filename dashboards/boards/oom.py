@@ -27,6 +27,7 @@ from dashboards.queries import (
     DEVICE_ROW,
     GPU_ROW,
     OOMS_IN_RANGE,
+    OOMS_OF_PROCESSES,
     PROCESS,
     RANK_ROW,
     RETRIES_PER_MINUTE,
@@ -78,7 +79,7 @@ def _of_ooms(expression: str, labels: tuple[str, ...] = PROCESS) -> str:
     return among(labels, expression, _with_oom(labels))
 
 
-_BY_CAUSE = f"sum by (cause) (max_over_time({select(catalog.OOMS, over='$__range')})) > 0"
+_BY_CAUSE = f"sum by (cause) ({OOMS_OF_PROCESSES}) > 0"
 _NEWEST = f"1000 * max({seen(catalog.LAST_OOM_TIMESTAMP)})"
 
 
@@ -90,8 +91,8 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "OutOfMemoryErrors",
-            "How often did the processes in this time range run out of memory? Errors count "
-            "from the start of each process, whether the script caught them or not.",
+            "How often did processes run out of memory within this time range, whether the "
+            "script caught the errors or not? Processes that have ended count too.",
             NO_OOM,
         ),
         Query(OOMS_IN_RANGE),
@@ -113,8 +114,8 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "Ended by an OOM",
-            "How many processes ended with an OutOfMemoryError, or had one in their newest "
-            "step? A process that catches the error and continues is not counted.",
+            "How many processes died of an OutOfMemoryError? A process that catches the error "
+            "and continues is not counted.",
             NO_OOM,
         ),
         _ended("oom"),

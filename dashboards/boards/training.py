@@ -53,8 +53,8 @@ OVERVIEW: list[Panel] = [
     stat_panel(
         Text(
             "Out of memory",
-            "How often did the processes in the selected time range raise OutOfMemoryError, "
-            "caught by the script or not? Errors count from the start of each process.",
+            "How often did processes raise OutOfMemoryError within the selected time range, "
+            "caught by the script or not? Processes that have ended count too.",
         ),
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
@@ -64,10 +64,11 @@ OVERVIEW: list[Panel] = [
         Text(
             "Least headroom",
             "How large a tensor could the rank with the least headroom still allocate, after "
-            "the allocator has released its cache? A larger request raises OutOfMemoryError.",
+            "the allocator has released its cache? A larger request raises OutOfMemoryError. "
+            "The lowest value of the last 5 minutes is used, as in Fleet and in the alerts.",
             NO_SNAPSHOT,
         ),
-        Query(f"bottomk(1, {live(select(catalog.HEADROOM, flush='true'))})", RANK),
+        Query(f"bottomk(1, {select(recorded.MIN_HEADROOM)})", RANK),
         Unit.BYTES,
     ),
     stat_panel(
@@ -95,9 +96,10 @@ OVERVIEW: list[Panel] = [
         Text(
             "Retries in 10 minutes",
             "How often did the allocators release their whole cache to serve a request? Each "
-            "retry synchronizes all streams; a healthy job has none after its first steps.",
+            "retry synchronizes all streams; a healthy job has none after its first steps. "
+            "Processes that have ended count too.",
         ),
-        Query(f"sum({live(select(recorded.RETRIES_10M))})"),
+        Query(f"sum({select(recorded.RETRIES_10M)})"),
         Unit.COUNT,
         warn_above=1,
     ),
@@ -113,12 +115,15 @@ PRESSURE: list[Panel] = [
         Text(
             "Headroom",
             "How large a tensor would still fit in each rank, immediately and after the "
-            "allocator has released its cache? If both are zero, the next allocation fails.",
+            "allocator has released its cache? Both are from snapshots at random moments of a "
+            "step. The lowest value of 5 minutes is close to the headroom at the peak; it is "
+            "the headroom of the tables, the numbers and the alerts.",
             NO_SNAPSHOT,
         ),
         [
             Query(_HEADROOM["false"], f"{RANK}, immediately"),
             Query(_HEADROOM["true"], f"{RANK}, after a flush"),
+            Query(select(recorded.MIN_HEADROOM), f"{RANK}, lowest of 5 minutes"),
         ],
         Unit.BYTES,
     ),
@@ -178,7 +183,7 @@ PRESSURE: list[Panel] = [
     ),
     lines(
         Text(
-            "OutOfMemoryErrors",
+            "OutOfMemoryErrors since the start",
             "Which ranks ran out of memory, and why? Errors since the process started, by "
             "cause. capacity: the job is too large. fragmentation: enough memory was free, but "
             "not in one piece. limit: the memory fraction. external: other programs.",

@@ -26,6 +26,7 @@ RANK = {
     "run": "gpt",
 }
 PROCESS = {name: RANK[name] for name in ("job", "instance", "rank", "pid", "run")}
+CRITICAL, WARNING = {"severity": "critical"}, {"severity": "warning"}
 OTHER = PROCESS | {"rank": "2", "pid": "8"}
 GPU = {name: RANK[name] for name in ("job", "instance", "uuid")}
 DATA: dict[str, Any] = {
@@ -74,10 +75,11 @@ def test_inhibitions_name_alerts_that_exist() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "inhibited"),
     [
-        (("TorchmemOutOfMemory", RANK), ("TorchmemNearCapacity", RANK), True),
-        (("TorchmemOutOfMemory", RANK), ("TorchmemNearCapacity", OTHER), False),
-        (("TorchmemOutOfMemory", RANK), ("TorchmemMemoryLeak", RANK), False),
-        (("TorchmemRankKilled", PROCESS), ("TorchmemRankStalled", OTHER), True),
+        (("TorchmemOutOfMemory", RANK | CRITICAL), ("TorchmemNearCapacity", RANK), True),
+        (("TorchmemOutOfMemory", RANK | CRITICAL), ("TorchmemNearCapacity", OTHER), False),
+        (("TorchmemOutOfMemory", RANK | CRITICAL), ("TorchmemMemoryLeak", RANK), False),
+        (("TorchmemOutOfMemory", RANK | WARNING), ("TorchmemRankStalled", OTHER), False),
+        (("TorchmemRankKilled", PROCESS | CRITICAL), ("TorchmemRankStalled", OTHER), True),
         (("TorchmemGpuLost", GPU), ("TorchmemRankKilled", PROCESS), True),
         (("TorchmemGpuLost", GPU), ("TorchmemGpuIdle", {**GPU, "uuid": "GPU-b"}), False),
         (("TorchmemExporterDown", {"instance": "n:9847"}), ("TorchmemGpuLost", GPU), True),

@@ -37,16 +37,12 @@ def documented_alerts() -> dict[str, set[str]]:
     }
 
 
-def firing_alerts(name: str, folder: Path) -> set[str]:
-    """Return the alerts that fire at any time in a scenario, according to Prometheus' rule engine.
+def evaluated(name: str, expression: str, folder: Path) -> str:
+    """Return what Prometheus' rule engine prints for an expression at the end of a scenario.
 
-    promtool expects none and therefore prints them.
+    promtool expects nothing and therefore prints the result.
     """
-    query = {
-        "expr": 'count_over_time(ALERTS{alertstate="firing"}[2h])',
-        "eval_time": f"{WATCHED_SECONDS:.0f}s",
-        "exp_samples": [],
-    }
+    query = {"expr": expression, "eval_time": f"{WATCHED_SECONDS:.0f}s", "exp_samples": []}
     series = [
         {"series": series, "values": promtool_values(points)}
         for series, points in scrapes(name).items()
@@ -66,7 +62,12 @@ def firing_alerts(name: str, folder: Path) -> set[str]:
     result = subprocess.run(
         ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
     )
-    output = result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def firing_alerts(name: str, folder: Path) -> set[str]:
+    """Return the alerts that fire at any time in a scenario."""
+    output = evaluated(name, 'count_over_time(ALERTS{alertstate="firing"}[2h])', folder)
     alerts = set(re.findall(r'\{alertname="(\w+)"', output))
     assert ("SUCCESS" in output) == (not alerts), output
     return alerts
@@ -82,3 +83,19 @@ def test_the_table_has_every_scenario() -> None:
 def test_a_scenario_fires_the_documented_alerts(name: str, tmp_path: Path) -> None:
     """Exactly these alerts fire during an hour of training and ten minutes afterwards."""
     assert documented_alerts()[name] == firing_alerts(name, tmp_path)
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", ["fragmentation", "imbalanced-ranks", "healthy-slack"])
+def test_the_ooms_of_the_last_hour_are_those_of_the_ranks(name: str, tmp_path: Path) -> None:
+    """The rule for the last hour counts each OOM of the scenario, in running and in dead ranks."""
+    counters = [
+        max(values.values())
+        for series, values in scrapes(name).items()
+        if series.startswith("torchmem_ooms_total{")
+    ]
+
+    output = evaluated(name, "sum(run:torchmem_ooms:increase1h) or vector(0)", tmp_path)
+
+    (counted,) = re.findall(r"got: \{\} (\S+)", output)
+    assert sum(counters) == float(counted)

@@ -33,5 +33,6 @@ QUERIES: dict[str, str] = {
 
 def filled_in(expression: str, value: str = ".*", span: str = "5m", **variables: str) -> str:
     """Return the expression as Grafana sends it: variables have their given value, or `value`."""
-    spans = re.sub(r"\$__\w+", span, expression)
+    seconds = re.sub(r"\$__range_s\b", "300", expression)
+    spans = re.sub(r"\$__\w+", span, seconds)
     return re.sub(r"\$(\w+)", lambda match: variables.get(match[1], value), spans)

@@ -2,7 +2,7 @@
 
 A template is a rules file with placeholders in `[[ ]]`: the name of a threshold, the name of a text
 in TEXTS, `of OBJECT SELECTOR FORMAT` for another value of the alert's object, or `links KIND ALERT`
-for the alert's links.
+for the alert's links. `ooms WINDOW` and `retries WINDOW` are how much these counters rose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from torchmem.allocator.remedies import REMEDY_BY_CAUSE
+from torchmem.rules import counters
 from torchmem.rules.thresholds import Thresholds, scope
+from torchmem.sample import catalog
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import XIDS
 
@@ -36,6 +38,33 @@ def _xid_explanation() -> str:
     return f"{{{{ {branches}\nelse }}}}NVIDIA's XID catalog explains it.{{{{ end }}}}"
 
 
+# What each cause of an OOM means, in the words of an alert.
+CAUSES: Mapping[str, str] = {
+    "fragmentation": "Enough bytes were free, but not in one piece.",
+    "limit": "The process reached its memory limit.",
+    "external": "Other processes or libraries used the device's memory.",
+    "pending": "A block that fits waited for another stream.",
+    "library": "A library other than PyTorch got no memory from the driver.",
+    "capacity": "The job needs more memory than the device has.",
+}
+
+
+def _cause_explanation() -> str:
+    """Return a Go template that explains the cause of an OOM and gives its remedy."""
+    branches = "".join(
+        f'{{{{- else if eq $labels.cause "{cause}" }}}}{meaning} {REMEDY_BY_CAUSE[cause]}.\n'
+        for cause, meaning in CAUSES.items()
+    )
+    return f"{branches.replace('- else if', ' if', 1).rstrip()}{{{{ end }}}}"
+
+
+def _increases() -> Iterator[tuple[str, str]]:
+    for window, seconds in counters.SECONDS.items():
+        ooms, newest = catalog.OOMS.name, catalog.LAST_OOM_TIMESTAMP.name
+        yield f"ooms {window}", counters.ooms(ooms, newest, window, seconds)
+        yield f"retries {window}", counters.retries(catalog.ALLOC_RETRIES.name, window)
+
+
 TEXTS: Mapping[str, str] = {
     "live": "and on (job, instance, rank, pid, run) rank:torchmem_process_state:live",
     "rank": "{{ $labels.run }} rank {{ $labels.rank }}",
@@ -49,7 +78,9 @@ TEXTS: Mapping[str, str] = {
         "on GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }}"
     ),
     "GPU": "GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }} ({{ $labels.uuid }})",
+    "oom cause": _cause_explanation(),
     "xid explanation": _xid_explanation(),
+    **dict(_increases()),
     **{f"remedy {cause}": f"{remedy}." for cause, remedy in REMEDY_BY_CAUSE.items()},
 }
 
