@@ -105,6 +105,64 @@ except KeyboardInterrupt:
     assert (0, "caught\ninterrupted\n") == (done.returncode, done.stdout), done.stderr
 
 
+def test_ctrl_c_in_a_loop_of_errors_ends_it(run: Run) -> None:
+    """In a loop that catches one OutOfMemoryError after the other, every Ctrl-C arrives."""
+    done = run("""
+import signal, threading
+sdk.instrument(capture_on_oom=True)
+torch.zeros(1, device="cuda")
+main, interrupted = threading.main_thread().ident, 0
+signal.alarm(60)  # ends a script that is not interrupted
+def fail():
+    while True:
+        try:
+            torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            pass
+for index in range(20):
+    threading.Timer(0.05 + index * 0.001, signal.pthread_kill, (main, signal.SIGINT)).start()
+    try:
+        fail()
+    except KeyboardInterrupt:
+        interrupted += 1
+print(interrupted)
+""")
+
+    assert (0, "20\n") == (done.returncode, done.stdout), done.stderr
+
+
+def test_a_timeout_in_the_observer_reaches_the_script(run: Run) -> None:
+    """A timeout that SIGALRM's handler raises arrives once, and so does the OutOfMemoryError."""
+    done = run("""
+import signal
+class Timeout(Exception): pass
+raised = 0
+def handler(*_):
+    global raised
+    raised += 1
+    raise Timeout
+session = sdk.instrument(capture_on_oom=True)
+torch.zeros(1, device="cuda")
+signal.signal(signal.SIGALRM, handler)
+delivered = 0
+for index in range(100):
+    try:
+        before = raised
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 + index * 0.00002)
+        while raised == before:
+            try:
+                torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+        for _ in range(1000): pass
+    except Timeout:
+        delivered += 1
+print(raised, delivered, sum(session.errors.counts.values()))
+""")
+
+    assert (0, "100 100 0\n") == (done.returncode, done.stdout), done.stderr
+
+
 def test_data_loader_workers_may_be_forked(run: Run, series: Series) -> None:
     """Forked workers neither hang nor publish, and the parent's numbers stay right."""
     done = run("""

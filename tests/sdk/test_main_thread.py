@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,12 +14,10 @@ import pytest
 from torchmem.sdk._main_thread import (
     MAX_DELAY_SECONDS,
     MAX_MISSES,
-    RETURN_SECONDS,
     SILENT_SECONDS,
     WAIT_SECONDS,
     MainThreadReader,
     PendingCalls,
-    raise_after_return,
 )
 
 
@@ -191,22 +190,48 @@ def test_what_a_signal_handler_raises_during_a_call_reaches_the_script(
     assert error is raised.value
 
 
-def test_raise_after_return_waits_for_the_function_to_end() -> None:
-    """However long a callback that must not raise takes, Ctrl-C is raised after it."""
-    ended: list[bool] = []
+def test_raise_after_waits_for_the_callback_to_end() -> None:
+    """However long a callback that must not raise takes, Ctrl-C is raised right after it."""
+    calls, events = PendingCalls(lambda entry: entry), list[str]()
+    error = KeyboardInterrupt()
 
     def must_not_raise() -> None:
-        raise_after_return(KeyboardInterrupt())
-        for _ in range(5):
-            time.sleep(RETURN_SECONDS)
-        ended.append(True)
+        if not events:
+            calls.raise_after(error, must_not_raise.__code__)
+        for _ in range(1000):
+            pass
+        events.append("ended")
 
     def script() -> None:
-        must_not_raise()
         while True:
-            pass
+            must_not_raise()
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         script()
 
-    assert ended
+    assert error is raised.value
+    assert ["ended"] == events
+
+
+def test_a_call_close_to_the_recursion_limit_raises_nothing() -> None:
+    """A script that is as deep as Python allows for one more call does not see a RecursionError."""
+    calls = PendingCalls(lambda entry: entry)
+
+    def leaf() -> None:
+        pass
+
+    def deeper() -> None:
+        leaf()
+
+    def descend() -> None:
+        try:
+            leaf()
+            calls.add(deeper)
+        except RecursionError:
+            return
+        leaf()
+        with contextlib.suppress(RecursionError):
+            descend()
+        leaf()
+
+    descend()

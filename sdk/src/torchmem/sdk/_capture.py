@@ -38,6 +38,7 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.run_directory import replace_file, temporary_path
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._interruptions import hold
 
 # Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
 # in memory while recording.
@@ -221,13 +222,8 @@ class Capture:
     @contextmanager
     def _locked(self) -> Iterator[bool]:
         """Hold the lock if it is free, and suppress errors; yields whether it is held."""
-        is_locked = self._lock.acquire(blocking=False)
-        try:
-            with self._errors.suppress("capture"):
-                yield is_locked
-        finally:
-            if is_locked:
-                self._lock.release()
+        with hold(self._lock) as is_locked, self._errors.suppress("capture"):
+            yield is_locked
 
     def _accept(self) -> None:
         try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torchmem.sample.sample import Ending
+from torchmem.sdk._interruptions import is_interruption
 
 MAX_CHAIN = 32
 MAX_TEXT_LENGTH = 1 << 16
@@ -88,7 +89,9 @@ def _text(error: BaseException) -> str:
     """Return the text of an exception, or "" if it fails to provide one."""
     try:
         return str(error)[:MAX_TEXT_LENGTH]
-    except Exception:  # noqa: BLE001 - code of the script's
+    except Exception as failure:  # code of the script's
+        if is_interruption(failure):
+            raise
         return ""
 
 

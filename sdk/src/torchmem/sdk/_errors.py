@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, get_args
+
+from torchmem.sdk._interruptions import is_interruption
 
 Stage = Literal[
     "stats",
@@ -24,7 +25,22 @@ Stage = Literal[
     "setup",
     "exit",
 ]
-log = logging.getLogger("torchmem")
+_log = logging.getLogger("torchmem")
+
+
+def log(level: int, message: str, *arguments: object) -> None:
+    """Log a message; an error of the script's logging handlers does not reach the caller.
+
+    It is reported as `logging` reports errors of its own handlers: on stderr, with its traceback,
+    unless `logging.raiseExceptions` is false.
+    """
+    try:
+        _log.log(level, message, *arguments)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        record = _log.makeRecord(_log.name, level, __file__, 0, message, arguments, None)
+        logging.NullHandler().handleError(record)
 
 
 class Errors:
@@ -36,7 +52,10 @@ class Errors:
         self._deferring = 0
 
     def suppress(self, stage: Stage) -> Suppress:
-        """Return a context manager that counts and logs an exception instead of raising it."""
+        """Return a context manager that counts and logs an exception instead of raising it.
+
+        An exception that came from the script, such as its signal handler's, is raised.
+        """
         return Suppress(self, stage)
 
     def count(self, stage: Stage, error: BaseException) -> None:
@@ -67,9 +86,12 @@ class Errors:
 
     def log_deferred(self) -> None:
         """Log every message that has not been logged yet."""
-        with contextlib.suppress(IndexError):  # another thread has logged the rest
-            while self._unlogged:
-                log.warning("torchmem: %s", self._unlogged.popleft())
+        while self._unlogged:
+            try:
+                message = self._unlogged.popleft()
+            except IndexError:  # another thread has logged the rest
+                return
+            log(logging.WARNING, "torchmem: %s", message)
 
 
 class Suppress:
@@ -90,7 +112,14 @@ class Suppress:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, Exception):
+        if error is None or _passes(error):
             return False
         self._errors.count(self._stage, error)
         return True
+
+
+def _passes(error: BaseException) -> bool:
+    try:
+        return is_interruption(error)
+    except RecursionError:  # too close to the limit to find out
+        return not isinstance(error, RecursionError)

@@ -16,10 +16,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 
-# A callback needs a few bytecodes to return.
-RETURN_SECONDS = 0.01
+from torchmem.sdk._interruptions import shield
 
 # A main thread that answers later came out of a long call, such as a backward pass. It would see
 # the state after that call and not a random one.
@@ -47,7 +46,9 @@ class PendingCalls:
     def __init__(self, untraced: Callable[[Entry], Entry]) -> None:
         """`untraced` keeps a compiler of Python code out of a function and of what it calls."""
         self._calls: deque[Call] = deque()
-        self._entry = type("Entry", (), {"__bool__": untraced(self._make_entry())})()
+        self._errors: deque[tuple[BaseException, CodeType]] = deque()
+        self._call_entry = _entry(untraced(shield(self._make_caller(), otherwise=False)))
+        self._raise_entry = _entry(untraced(self._make_raiser()))
 
     def add(self, call: Call) -> None:
         """Schedule `call`, which does not run while the main thread stays inside a C call.
@@ -57,12 +58,26 @@ class PendingCalls:
         queue of pending calls is full.
         """
         self._calls.append(call)
-        python = ctypes.pythonapi
-        if python.Py_AddPendingCall(python.PyObject_IsTrue, ctypes.py_object(self._entry)) != 0:
+        try:
+            _schedule(self._call_entry)
+        except RuntimeError:
             self._calls.pop()
-            raise RuntimeError("the interpreter has too many pending calls")
+            raise
 
-    def _make_entry(self) -> Entry:
+    def raise_after(self, error: BaseException, code: CodeType) -> None:
+        """Raise `error` in the main thread's Python code as soon as no frame of `code` runs there.
+
+        For an exception that a signal handler raises inside a callback that must not raise. Raises
+        RuntimeError when the interpreter's queue of pending calls is full.
+        """
+        self._errors.append((error, code))
+        try:
+            _schedule(self._raise_entry)
+        except RuntimeError:
+            self._errors.pop()
+            raise
+
+    def _make_caller(self) -> Entry:
         calls = self._calls
 
         def run_next(_: object) -> bool:
@@ -72,33 +87,34 @@ class PendingCalls:
 
         return run_next
 
+    def _make_raiser(self) -> Entry:
+        errors = self._errors
 
-def raise_after_return(error: BaseException) -> None:
-    """Raise a copy of `error` in this thread's Python code once the calling function has returned.
+        def raise_next(_: object) -> bool:
+            if errors and _is_running(errors[0][1]):
+                _schedule(self._raise_entry)
+            elif errors:
+                raise errors.popleft()[0]
+            return False
 
-    For exceptions that a signal handler raises inside a callback that must not raise, such as
-    Ctrl-C or `sys.exit` in a SIGTERM handler: they belong to the script.
-    """
-    kind = type(error)
-    copy = type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *error.args)})
-    frame = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-    arguments = (threading.get_ident(), copy, frame)
-    threading.Thread(target=_raise_in, args=arguments, daemon=True).start()
-
-
-def _raise_in(thread: int, kind: type[BaseException], frame: FrameType) -> None:
-    while not _has_ended(frame):
-        time.sleep(RETURN_SECONDS)
-    time.sleep(RETURN_SECONDS)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+        return raise_next
 
 
-def _has_ended(frame: FrameType) -> bool:
-    try:
-        frame.clear()
-    except RuntimeError:  # the frame is executing
-        return False
-    return True
+def _entry(function: Entry) -> object:
+    return type("Entry", (), {"__bool__": function})()
+
+
+def _schedule(entry: object) -> None:
+    python = ctypes.pythonapi
+    if python.Py_AddPendingCall(python.PyObject_IsTrue, ctypes.py_object(entry)) != 0:
+        raise RuntimeError("the interpreter has too many pending calls")
+
+
+def _is_running(code: CodeType) -> bool:
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 class MainThreadReader:
@@ -177,12 +193,14 @@ class _PendingRead:
         self._unfinished.acquire()
 
     def run(self) -> None:
-        if self._claimed.acquire(blocking=False):
-            try:
-                if self._clock() <= self.deadline and os.getpid() == self._pid:
-                    self._read()
-                    self.ran = True
-            finally:
+        claimed: list[bool] = []
+        try:
+            claimed += map(self._claimed.acquire, (False,))  # one call, as in `hold`
+            if claimed[0] and self._clock() <= self.deadline and os.getpid() == self._pid:
+                self._read()
+                self.ran = True
+        finally:
+            if claimed and claimed[0]:
                 self._unfinished.release()
 
     def cancel(self) -> None:

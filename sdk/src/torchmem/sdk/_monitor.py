@@ -258,11 +258,12 @@ class Sampler:
         self._meter = meter
         # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
         self._running = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
         self._running.acquire()
+        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
@@ -272,10 +273,11 @@ class Sampler:
         """
         if self._running.locked():
             self._running.release()
-        if self._thread.ident is None or self._thread is threading.current_thread():
+        thread = self._thread
+        if thread is None or thread.ident is None or thread is threading.current_thread():
             return False
-        self._thread.join(timeout)
-        return self._thread.is_alive()
+        thread.join(timeout)
+        return thread.is_alive()
 
     def _run(self) -> None:
         generator = random.Random()  # noqa: S311 - jitter, not a secret

@@ -23,9 +23,8 @@ from torchmem.sample.families import View, families
 from torchmem.sample.run_directory import replace_file
 from torchmem.sample.sample import Sample, live_state
 from torchmem.sdk._cost import TEXTFILE_SECONDS
+from torchmem.sdk._errors import log
 from torchmem.sdk._settings import Settings
-
-log = logging.getLogger("torchmem")
 
 
 class _ProcessCollector(Collector):
@@ -95,7 +94,8 @@ class Endpoint:
             if port == 0:
                 raise
             endpoint = cls._listen(0, settings.address, read)
-            log.warning(
+            log(
+                logging.WARNING,
                 "torchmem: cannot listen on port %d (%s), serving %s instead",
                 port,
                 error,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torchmem.sdk._cost import CpuMeter
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._interruptions import shield
 from torchmem.sdk._recorder import Recorder
 
 MAX_PHASES = 32
@@ -166,12 +167,14 @@ class Phase:
         self._name = name
         self._windows: dict[int, WindowPeak] | None = None
 
+    @shield
     def __enter__(self) -> None:
         started = time.thread_time()
         with self._phases.errors.suppress("phase"):
             self._windows = self._phases.begin(self._name)
         self._phases.meter.add(time.thread_time() - started)
 
+    @shield
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmem.allocator.backend import Backend, Device
@@ -15,6 +14,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
 from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._interruptions import hold
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
 
 OBSERVER_LOCK_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Recorder:
 
     def read_stats(self) -> None:
         """Read the statistics of every device; return at once when another thread is reading."""
-        with self._locked(0) as is_locked:
+        with hold(self._lock) as is_locked:
             if is_locked:
                 started = time.perf_counter()
                 self._read_stats()
@@ -72,18 +72,6 @@ class Recorder:
         for device in self.backend.devices():
             record = self._records.setdefault(device.index, DeviceRecord(device))
             record.update(self.backend.memory_stats(device.index) or {})
-
-    @contextmanager
-    def _locked(self, timeout: float) -> Iterator[bool]:
-        """Hold the lock if it is free within `timeout` seconds; yields whether it is held."""
-        is_locked = (
-            self._lock.acquire(timeout=timeout) if timeout else self._lock.acquire(blocking=False)
-        )
-        try:
-            yield is_locked
-        finally:
-            if is_locked:
-                self._lock.release()
 
     def allocated(self) -> dict[int, tuple[int, int]]:
         """Return the allocated bytes of every device, current and peak."""
@@ -155,7 +143,7 @@ class Recorder:
 
         The arguments are those of `torchmem.allocator.backend.OomObserver`.
         """
-        with self._locked(OBSERVER_LOCK_SECONDS):
+        with hold(self._lock, OBSERVER_LOCK_SECONDS):
             self._read_stats()
             failed = FailedAllocation(requested, limit, driver_free)
             return examine(
@@ -168,7 +156,7 @@ class Recorder:
         The error does not name the device, so the one with most reserved memory is taken. Return
         None without any device. `requested` in bytes, if known.
         """
-        with self._locked(OBSERVER_LOCK_SECONDS):
+        with hold(self._lock, OBSERVER_LOCK_SECONDS):
             self._read_stats()
             record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
             if record is None:

@@ -17,8 +17,9 @@ from torchmem.allocator.backend import Backend, Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import Ending
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
-from torchmem.sdk._errors import Errors
+from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._identity import is_multiprocessing_child
+from torchmem.sdk._interruptions import is_interruption, shield
 from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._peaks import Phase
 from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
@@ -50,7 +51,12 @@ class Session:
         self._uncaught = UncaughtErrors(self._on_uncaught)
         self._monitor = self._new_monitor()
         self._remove_step_hook = backend.on_step(self._on_step)
-        backend.on_init(self._on_init)
+        try:
+            backend.on_init(self._on_init)
+        except BaseException:
+            self._closed = True
+            self._remove_step_hook()
+            raise
 
     def _new_monitor(self) -> Monitor:
         monitor = Monitor(self.settings, self._backend, self._environment, self.errors)
@@ -72,13 +78,17 @@ class Session:
 
         From the first call on, only these calls count as steps, and optimizer steps do not.
         """
+        self._step(samples)
+        if self.after_step:
+            self.after_step()
+
+    @shield
+    def _step(self, samples: int | None) -> None:
         started = time.thread_time()
         with self.errors.suppress("step"):
             self._explicit_steps = True
             self._monitor.step(samples)
         self._monitor.cost.add(time.thread_time() - started)
-        if self.after_step:
-            self.after_step()
 
     def phase(self, name: str) -> Phase:
         """Measure the highest allocated bytes in a part of a step.
@@ -146,12 +156,14 @@ class Session:
             if parents.publisher:
                 parents.publisher.close_in_child()
 
+    @shield
     def _on_init(self) -> None:
         started = time.thread_time()
         if not self._closed:
             self._monitor.start()
         self._monitor.cost.add(time.thread_time() - started)
 
+    @shield
     def _on_step(self, optimizer: int) -> None:
         started = time.thread_time()
         with self.errors.suppress("step"):
@@ -160,17 +172,21 @@ class Session:
                 self._monitor.step(None)
         self._monitor.cost.add(time.thread_time() - started)
 
+    @shield
     def _close(self, ending: Ending) -> None:
         if self._closed:
             return
         self._closed = True
-        with self.errors.suppress("exit"):
-            self._uncaught.remove()
-            self._remove_step_hook()
-            self._monitor.end(ending)
+        try:
+            with self.errors.suppress("exit"):
+                self._uncaught.remove()
+                self._remove_step_hook()
+                self._monitor.end(ending)
+        except BaseException:  # from a signal handler; the next call ends what is left
+            self._closed = False
+            raise
 
 
-log = logging.getLogger("torchmem")
 _lock = threading.Lock()
 _current: Session | None = None
 
@@ -194,7 +210,10 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
         if _current is None or _current.closed:
             _current = _start(resolved, backend)
         elif settings and _current.settings != resolved:
-            log.warning("instrument() was called before; its first settings stay in effect")
+            log(
+                logging.WARNING,
+                "instrument() was called before; its first settings stay in effect",
+            )
         return _current
 
 
@@ -210,9 +229,14 @@ os.register_at_fork(after_in_child=_renew_lock)
 def _start(settings: Settings, backend: Backend | None) -> Session:
     try:
         session = Session(settings, _usable_backend(settings, backend), os.environ)
-    except Exception as error:  # noqa: BLE001 - the SDK's errors must not reach the script
-        log.warning(
-            "torchmem is inactive: starting it failed (%s: %s)", type(error).__name__, error
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        log(
+            logging.WARNING,
+            "torchmem is inactive: starting it failed (%s: %s)",
+            type(error).__name__,
+            error,
         )
         return Session(settings, IdleBackend(), os.environ)
     atexit.register(session.at_exit)
@@ -236,8 +260,11 @@ def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:
         from torchmem.sdk.torch_backend import TorchBackend
 
         return TorchBackend()
-    except Exception as error:  # noqa: BLE001 - a broken torch must fail in the script, not here
-        log.warning(
+    except Exception as error:  # a broken torch must fail in the script, not here
+        if is_interruption(error):
+            raise
+        log(
+            logging.WARNING,
             "torchmem is inactive: PyTorch cannot be used here (%s: %s)",
             type(error).__name__,
             error,

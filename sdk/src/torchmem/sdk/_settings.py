@@ -11,9 +11,9 @@ from typing import Any, TypedDict
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.run_directory import run_directory
 from torchmem.sdk._cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTERVAL_SECONDS
+from torchmem.sdk._errors import log
 
 PREFIX = "TORCHMEM_"
-log = logging.getLogger("torchmem")
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -110,7 +110,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             try:
                 values[name] = _parse(name, text)
             except UsageError as error:
-                log.warning("%s%s is ignored: %s", PREFIX, name.upper(), error)
+                log(logging.WARNING, "%s%s is ignored: %s", PREFIX, name.upper(), error)
     return values
 
 

@@ -13,8 +13,10 @@ import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -24,7 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sdk._main_thread import PendingCalls, raise_after_return
+from torchmem.sdk._interruptions import is_interruption, shield
+from torchmem.sdk._main_thread import PendingCalls
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -42,6 +45,7 @@ _MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
 _step_callbacks: list[Callable[[int], None]] = []
 
 
+@shield
 def _call_step_callbacks(optimizer: object, *_: object) -> None:
     for callback in tuple(_step_callbacks):
         callback(id(optimizer))
@@ -181,7 +185,7 @@ class TorchBackend:
         _step_callbacks.append(callback)
 
         def remove() -> None:
-            with contextlib.suppress(ValueError):
+            if callback in _step_callbacks:
                 _step_callbacks.remove(callback)
 
         return remove
@@ -193,18 +197,29 @@ class TorchBackend:
         """
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
-            # An exception here would replace the user's OutOfMemoryError. Ctrl-C is not lost: it
-            # is raised in the script afterwards.
             try:
                 observer(device, requested, limit, driver_free)
-            except Exception:  # noqa: BLE001, S110 - the observer counts its own errors
-                pass
-            except BaseException as error:  # noqa: BLE001
-                with contextlib.suppress(BaseException):
-                    raise_after_return(error)
+            except BaseException as error:  # noqa: BLE001 - the observer counts its own errors
+                self._raise_after_oom(error, callback.__code__)
 
+        callback = untraced(torch, shield(observe))
         if self._reader.backend() == "native":
-            torch._C._cuda_attach_out_of_memory_observer(untraced(torch, observe))  # noqa: SLF001
+            torch._C._cuda_attach_out_of_memory_observer(callback)  # noqa: SLF001
+
+    def _raise_after_oom(self, error: BaseException, callback: CodeType) -> None:
+        """Have a signal handler's exception raised in the script after the OutOfMemoryError.
+
+        An exception of the observer itself would replace that error. In other threads than the
+        main one, where no signal handler runs, an asynchronous exception does replace it.
+        """
+        if not is_interruption(error):
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise error
+        try:
+            self._pending.raise_after(error, callback)
+        except RuntimeError:
+            raise error from None
 
 
 class AllocatorReader:
@@ -368,7 +383,7 @@ def _uuid_by_index(
     torch: Any, index: int, entry: str, environment: Mapping[str, str]
 ) -> str | None:
     """Look the UUID up in NVML's list, before torch 2.5, if its order is CUDA's or irrelevant."""
-    with contextlib.suppress(Exception):
+    try:
         uuids: list[str] = torch.cuda._raw_device_uuid_nvml() or []  # noqa: SLF001
         if len(uuids) == 1:
             return uuids[0]
@@ -377,6 +392,9 @@ def _uuid_by_index(
             return matches[0] if len(matches) == 1 else None
         if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
             return uuids[int(torch.cuda._get_nvml_device_index(index))]  # noqa: SLF001
+    except Exception as error:
+        if is_interruption(error):
+            raise
     return None
 
 

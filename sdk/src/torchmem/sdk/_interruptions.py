@@ -1,0 +1,132 @@
+"""Exceptions that interrupt the SDK's code without coming from it.
+
+Python runs the script's signal handlers between two bytecodes of the main thread, also in the
+middle of the SDK's code, and a handler may raise: Ctrl-C, or a timeout by SIGALRM. A trace function
+may raise anywhere, and `PyThreadState_SetAsyncExc` raises in any thread. All of these belong to the
+script and must reach it.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from threading import Lock
+from types import CodeType, FrameType, TracebackType
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Instructions that only raise what interrupts them.
+_HARMLESS = {"RESUME", "JUMP_BACKWARD", "JUMP_FORWARD", "JUMP_ABSOLUTE"}
+_RAISING = {"RAISE_VARARGS", "RERAISE"}
+# Packages whose code the SDK calls, and whose errors are therefore the SDK's.
+_CALLED = sys.stdlib_module_names | {"torch", "torchmem", "prometheus_client"}
+# C code raises these without arguments.
+_WITHOUT_ARGUMENTS = (MemoryError, RecursionError, StopIteration)
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether `error`, caught in the SDK's code, came from the script.
+
+    It did if its traceback leads through a signal handler or a trace function, which are the only
+    functions that are called with the frame they interrupt. An asynchronous exception has no frame
+    of its own: no instruction at its place could have raised it, or its class is the script's, or
+    it has no arguments.
+    """
+    if not isinstance(error, Exception):
+        return True
+    entries = list(_entries(error.__traceback__))
+    frames = pairwise(entry.tb_frame for entry in entries)
+    if any(_is_interrupting(caller, frame) for caller, frame in frames):
+        return True
+    return bool(entries) and _is_asynchronous(error, entries)
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _is_interrupting(caller: FrameType, frame: FrameType) -> bool:
+    return frame.f_code in _handler_codes() or any(
+        isinstance(argument, FrameType) and (argument is caller or argument.f_back is caller)
+        for argument in _arguments(frame)
+    )
+
+
+def _arguments(frame: FrameType) -> Iterator[object]:
+    values = inspect.getargvalues(frame)
+    yield from (values.locals.get(name) for name in values.args)
+    if values.varargs:
+        yield from values.locals.get(values.varargs) or ()
+
+
+def _handler_codes() -> set[CodeType]:
+    """Return the code of the signal handlers that are installed now."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = (getattr(inspect.unwrap(h), "__code__", None) for h in handlers if callable(h))
+    return {code for code in codes if code is not None}
+
+
+def _is_asynchronous(error: Exception, entries: list[TracebackType]) -> bool:
+    if isinstance(error, _WITHOUT_ARGUMENTS):
+        return False
+    last = entries[-1]
+    operation = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    if operation in _HARMLESS:
+        return True
+    names = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
+    if not _is_called(type(error).__module__) and all(map(_is_called, names)):
+        return True
+    return not error.args and operation not in _RAISING
+
+
+def _is_called(module: str) -> bool:
+    return module.partition(".")[0] in _CALLED
+
+
+def shield(function: Callable[P, T], otherwise: T | None = None) -> Callable[P, T]:
+    """Keep a RecursionError of the SDK's frames out of a script that is close to the limit.
+
+    For functions that the script, PyTorch or the interpreter calls. Only this one frame must fit:
+    it handles the error without a call that must succeed, and returns `otherwise`.
+    """
+
+    @functools.wraps(function)
+    def entry(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except RecursionError as error:
+            try:
+                interrupts = is_interruption(error)
+            except RecursionError:
+                interrupts = False
+            if interrupts:
+                raise
+        return cast("T", otherwise)
+
+    return entry
+
+
+@contextmanager
+def hold(lock: Lock, seconds: float = 0.0) -> Iterator[bool]:
+    """Hold the lock if it is free within `seconds`; yields whether it is held.
+
+    The lock is taken and noted in one call to C, so that no exception of a signal handler can come
+    between the two and leave it locked.
+    """
+    held: list[bool] = []
+    try:
+        held += map(lock.acquire, (seconds > 0,), (seconds if seconds > 0 else -1,))
+        yield held[0]
+    finally:
+        if held and held[0]:
+            lock.release()

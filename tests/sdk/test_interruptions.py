@@ -1,0 +1,246 @@
+"""What interrupts the SDK's code belongs to the script: it arrives there, and nothing breaks."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+import pytest
+
+from torchmem.sdk import instrument
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._session import Session
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+
+MIB = 1 << 20
+Opener = Callable[..., Session]
+Handler = Callable[..., object]
+
+
+class ScriptError(Exception):
+    """An exception of the script's own."""
+
+
+def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> None:
+    """Repeat `call` until SIGALRM comes, whose handler raises; return if nothing was raised.
+
+    The garbage collector is off, because Python drops what a handler raises in its callbacks.
+    """
+    previous = signal.signal(signal.SIGALRM, handler)
+    gc.disable()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while signal.getitimer(signal.ITIMER_REAL)[0]:
+            call()
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
+
+
+def delays(number: int) -> list[float]:
+    """Times of an interruption in seconds, so that it comes at many places of a short call."""
+    return [2e-5 + index % 100 * 7e-6 for index in range(number)]
+
+
+def fail(*_: object) -> NoReturn:
+    """A signal handler that raises."""
+    raise ScriptError
+
+
+def fail_late(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler that no longer has its frame when it raises."""
+    frame = None
+    raise TimeoutError(number, frame)
+
+
+class FailingObject:
+    """A signal handler that is not a function and raises in a function that it calls."""
+
+    def __call__(self, *arguments: object) -> None:
+        fail(*arguments)
+
+
+HANDLERS: dict[str, Handler] = {
+    "function": fail,
+    "without_frame": fail_late,
+    "lambda": lambda *_: dict[str, int]()["missing"],
+    "object": FailingObject(),
+    "partial": functools.partial(fail, "bound"),
+}
+
+
+def phase(session: Session) -> None:
+    """Measure an empty phase."""
+    with session.phase("forward"):
+        pass
+
+
+CALLS: dict[str, Callable[[Session, SimulatedBackend], object]] = {
+    "step": lambda session, _: session.step(),
+    "optimizer": lambda _, backend: backend.step(),
+    "phase": lambda session, _: phase(session),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("name", CALLS)
+def test_every_exception_of_a_signal_handler_arrives(
+    open_session: Opener, backend: SimulatedBackend, name: str, handler: str
+) -> None:
+    """Wherever a handler interrupts the SDK, the script gets its exception; it is not counted."""
+    session = open_session(backend, interval=1e-9)
+    session.step()
+    for seconds in delays(200):
+        with pytest.raises((ScriptError, TimeoutError, KeyError)):
+            interrupt(HANDLERS[handler], lambda: CALLS[name](session, backend), seconds)
+
+    assert 0 == sum(session.errors.counts.values())
+
+
+def test_monitoring_goes_on_after_an_interruption(
+    open_session: Opener,
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    published: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """After a thousand timeouts within its code the SDK still reads and publishes."""
+    session = open_session(backend, interval=1e-9)
+    session.step()
+    for seconds in delays(1000):
+        with pytest.raises(ScriptError):
+            interrupt(fail, session.step, seconds)
+    allocator.malloc(30 * MIB)
+    session.step()
+    session.close()
+
+    assert 0 == sum(session.errors.counts.values())
+    (sample,) = published()
+    assert 30 * MIB == sample["devices"][0]["allocator"]["allocated_bytes"]["large"]
+
+
+# An interrupted pathlib.Path.glob leaves its directory to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupted_close_is_finished_by_the_next(
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """A timeout in `close()` arrives, and the last state is still published as ended."""
+    for seconds in delays(30):
+        backend = SimulatedBackend([allocator])
+        session = open_session(backend)
+        session.step()
+        with pytest.raises(ScriptError):
+            interrupt(fail, session.close, seconds)
+        session.close()
+        assert ["exited"] == [sample["ended"] for sample in published()]
+
+
+def test_a_timeout_in_instrument_arrives(allocator: DeviceCachingAllocator) -> None:
+    """A timeout in `instrument()` arrives and leaves no hook behind."""
+    backend, sessions = SimulatedBackend([allocator], initialized=False), list[Session]()
+
+    def start() -> None:
+        sessions.append(instrument(backend=backend))
+        sessions[-1].close()
+
+    for seconds in delays(100):
+        with pytest.raises(ScriptError):
+            interrupt(fail, start, seconds)
+    start()
+    backend.step()
+    assert all(session.closed for session in sessions)
+
+
+def test_a_trace_function_may_raise(open_session: Opener, backend: SimulatedBackend) -> None:
+    """An exception of the script's trace function reaches the script."""
+    session = open_session(backend, interval=1e-9)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        return fail(frame, event, argument) if frame.f_code.co_name == "read_stats" else trace
+
+    previous = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        with pytest.raises(ScriptError):
+            session.step()
+    finally:
+        sys.settrace(previous)
+
+    assert 0 == sum(session.errors.counts.values())
+
+
+def test_an_asynchronous_exception_arrives(open_session: Opener, backend: SimulatedBackend) -> None:
+    """What another thread raises in the training thread, as timeout libraries do, is not caught."""
+    session, thread = open_session(backend, interval=1e-9), threading.get_ident()
+    session.step()
+
+    def train(kind: type[Exception]) -> None:
+        arguments = (ctypes.c_ulong(thread), ctypes.py_object(kind))
+        threading.Timer(0.002, ctypes.pythonapi.PyThreadState_SetAsyncExc, arguments).start()
+        while True:
+            session.step()
+
+    for kind in [ScriptError, TimeoutError, ValueError] * 20:
+        with pytest.raises(kind):
+            train(kind)
+
+    assert 0 == sum(session.errors.counts.values())
+
+
+def test_the_recursion_limit_is_the_scripts(
+    open_session: Opener, backend: SimulatedBackend
+) -> None:
+    """Where the script can still call a few functions, steps and phases do not raise."""
+    session = open_session(backend, interval=1e-9)
+    session.step()
+
+    def nothing(depth: int = 4) -> None:
+        if depth:
+            nothing(depth - 1)
+
+    def descend() -> None:
+        try:
+            nothing()
+        except RecursionError:
+            return
+        session.step()
+        backend.step()
+        phase(session)
+        descend()
+
+    for _ in range(3):
+        descend()
+
+
+class FailingHandler(logging.Handler):
+    """A logging handler of the script's that raises."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ScriptError(record.getMessage())
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_failing_log_handler_is_reported_as_logging_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """The script's handler stops neither step nor instrument(); stderr shows its traceback."""
+    logger, handler = logging.getLogger("torchmem"), FailingHandler()
+    monkeypatch.setattr(logging, "raiseExceptions", raises)
+    logger.addHandler(handler)
+    try:
+        with Errors().suppress("stats"):
+            raise RuntimeError("broken")
+    finally:
+        logger.removeHandler(handler)
+
+    assert raises == ("ScriptError: torchmem: stats failed" in capsys.readouterr().err)
