@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OWN_IMAGE = "localhost/torchmem-exporter"
 EACH = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 
 
@@ -27,33 +29,136 @@ def test_images_are_pinned(service: dict[str, Any]) -> None:
     """Each image has an exact version; that of the exporter is the version of this package."""
     name, tag = service["image"].split(":")
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
-    if name == "torchmem/exporter":
+    if name == OWN_IMAGE:
         assert f'\nversion = "{tag}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
 @EACH
+def test_no_registry_is_asked_for_our_image(service: dict[str, Any]) -> None:
+    """Our image has a name that no registry serves, and `up` builds it after every change."""
+    assert (service["image"].split(":")[0] == OWN_IMAGE) == ("build" in service)
+    assert not service["image"].startswith("torchmem")
+    if "build" in service:
+        assert "build" == service["pull_policy"]
+
+
+@EACH
+def test_no_service_can_fill_the_machine(service: dict[str, Any]) -> None:
+    """Memory and logs of each service have limits, and it has time to stop."""
+    assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
+    assert {"max-size", "max-file"} == set(service["logging"]["options"])
+    assert re.fullmatch(r"\d+[sm]", service["stop_grace_period"])
+
+
+def test_prometheus_keeps_a_limited_amount() -> None:
+    """What Prometheus stores is limited in time and in size."""
+    flags = dict(flag.split("=", 1) for flag in SERVICES["prometheus"]["command"])
+    assert re.fullmatch(r"\d+d", flags["--storage.tsdb.retention.time"])
+    assert re.fullmatch(r"\d+GB", flags["--storage.tsdb.retention.size"])
+
+
+@pytest.mark.parametrize("name", ["prometheus", "alertmanager"])
+def test_links_in_messages_work_in_a_browser(name: str) -> None:
+    """Prometheus and Alertmanager know the address that a browser on this machine uses."""
+    (port,) = SERVICES[name]["ports"]
+    address = port.rpartition(":")[0]
+    assert f"--web.external-url=http://{address}" in SERVICES[name]["command"]
+
+
+def test_prometheus_serves_the_runbooks() -> None:
+    """The folder docs is mounted below the user assets, where the alerts' links point."""
+    (assets,) = [
+        flag.partition("=")[2]
+        for flag in SERVICES["prometheus"]["command"]
+        if flag.startswith("--web.user-assets=")
+    ]
+    assert f"./docs:{assets}/docs:ro" in SERVICES["prometheus"]["volumes"]
+
+
+def test_a_restart_keeps_the_run_directory() -> None:
+    """No container's end empties the run directory: Docker does that to volumes in memory."""
+    (mount,) = SERVICES["exporter"]["volumes"]
+    options = COMPOSE["volumes"][mount.split(":")[0]] or {}
+    assert "driver_opts" not in options
+    assert "tmpfs" not in SERVICES["exporter"]
+
+
+def test_a_changed_run_directory_takes_effect() -> None:
+    """TORCHMEM_RUN_DIR is part of the services: Docker never changes an existing volume."""
+    for service in GPU["services"].values():
+        assert ["${TORCHMEM_RUN_DIR:-/run/torchmem}:/run/torchmem"] == service["volumes"]
+    assert "volumes" not in GPU
+
+
+def test_down_ends_the_demo() -> None:
+    """The demo is no profile, which `down` would ignore: it is scaled to none by default."""
+    assert not any("profiles" in service for service in SERVICES.values())
+    assert "${TORCHMEM_DEMO:-0}" == SERVICES["torchmem-demo"]["scale"]
+
+
+def test_a_checkout_of_any_umask_is_readable() -> None:
+    """Every folder of the checkout that a service mounts is made readable before it starts."""
+    permissions = SERVICES["permissions"]
+    readable = {mount.split(":")[0] for mount in permissions["volumes"]}
+    for name, service in SERVICES.items():
+        mounted = {m.split(":")[0] for m in service.get("volumes", []) if m.startswith(".")}
+        if name != "permissions" and mounted:
+            assert {"permissions": {"condition": "service_completed_successfully"}} == service[
+                "depends_on"
+            ]
+            folders = {f"./{Path(folder).parts[0]}" for folder in mounted}
+            assert folders <= readable
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o005], ids=oct)
+def test_other_users_can_read_the_checkout_afterwards(mode: int, tmp_path: Path) -> None:
+    """The command of `permissions` gives others the right to read, and changes nothing else."""
+    folder = tmp_path / "checkout" / "rules"
+    folder.mkdir(parents=True)
+    (folder / "a.yml").write_text("groups: []")
+    (folder / "a.yml").chmod(0o600)
+    (folder / "b.sh").touch(0o755)
+    folder.chmod(0o700 | mode)
+    service = SERVICES["permissions"]
+    command = [*service["entrypoint"], *service["command"]]
+    subprocess.run(
+        [str(tmp_path / "checkout") if word == "/checkout" else word for word in command],
+        check=True,
+    )
+    modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "a.yml", folder / "b.sh")]
+    assert [0o705, 0o604, 0o755] == modes
+
+
+@EACH
 def test_every_mount_exists(service: dict[str, Any]) -> None:
-    """Each file and folder that a service mounts exists, and is mounted read-only."""
+    """Each mounted file and folder exists; only `permissions` may write to the checkout."""
     for mount in service.get("volumes", []):
         source, _, mode = mount.split(":") if mount.count(":") == 2 else (*mount.split(":"), "rw")
         if source.startswith("."):
             assert (ROOT / source).exists(), source
-            assert mode == "ro", mount
+            assert mode == "ro" or service is SERVICES["permissions"], mount
         else:
             assert source in COMPOSE["volumes"]
 
 
 @EACH
 def test_services_have_no_capabilities(service: dict[str, Any]) -> None:
-    """No service has a capability or can gain one, and each is restarted after a failure."""
+    """No service can gain a capability; only `permissions`, which ends at once, starts with two."""
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["restart"] == "unless-stopped"
+    if service is SERVICES["permissions"]:
+        assert service["cap_add"] == ["DAC_READ_SEARCH", "FOWNER"]
+        assert (service["restart"], service["network_mode"]) == ("no", "none")
+    else:
+        assert "cap_add" not in service
+        assert service["restart"] == "unless-stopped"
 
 
 @EACH
 def test_every_service_has_a_health_check(service: dict[str, Any]) -> None:
-    """Each service has a health check in the compose file or in its Dockerfile."""
+    """Each service that runs on has a health check in the compose file or in its Dockerfile."""
+    if service is SERVICES["permissions"]:
+        return
     if "build" in service:
         assert "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text()
     else:
@@ -61,18 +166,16 @@ def test_every_service_has_a_health_check(service: dict[str, Any]) -> None:
 
 
 def test_the_targets_are_services() -> None:
-    """Prometheus addresses services of the compose file by name and port; the demo is optional."""
-    for kind in ("exporters", "alertmanagers"):
+    """Prometheus scrapes services of the compose file, itself and Alertmanager included."""
+    for kind in ("exporters", "alertmanagers", "prometheus"):
         for group in yaml.safe_load((ROOT / f"prometheus/targets-compose/{kind}.yml").read_text()):
             for target in group["targets"]:
                 name, port = target.split(":")
+                name = kind if name == "127.0.0.1" else name
                 assert f"127.0.0.1:{port}:{port}" in SERVICES[name]["ports"]
-    scraped = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())[
-        "scrape_configs"
-    ][0]
-    assert [{"demo"}] == [
-        set(SERVICES[name]["profiles"]) for name in scraped["dns_sd_configs"][0]["names"]
-    ]
+    jobs = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    assert ["torchmem", "prometheus", "alertmanager"] == [job["job_name"] for job in jobs]
+    assert ["torchmem-demo"] == jobs[0]["dns_sd_configs"][0]["names"]
 
 
 def test_both_environments_have_the_same_target_files() -> None:
@@ -114,14 +217,21 @@ def test_no_gpu_is_needed_without_the_gpu_file() -> None:
     exporter = GPU["services"]["exporter"]
     assert exporter["pid"] == "host"
     assert exporter["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
-    folders = [file["services"]["exporter"]["volumes"][0].split(":")[1] for file in (COMPOSE, GPU)]
+    folders = [
+        file["services"]["exporter"]["volumes"][0].rpartition(":")[2] for file in (COMPOSE, GPU)
+    ]
     assert folders[0] == folders[1]
 
 
 def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
-    """Both stages use Python 3.12 slim, without a Dockerfile frontend or apt; the user is 9847."""
+    """Both stages use Python 3.12 slim, without a Dockerfile frontend or apt; the user is 9847.
+
+    The base floats, which the file says, unless a build argument pins it.
+    """
     text = (ROOT / "exporter" / "Dockerfile").read_text()
-    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["python:3.12-slim"] * 2
+    assert "\n# The base image floats" in text
+    assert "\nARG PYTHON_IMAGE=python:3.12-slim\n" in text
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
     assert "# syntax=" not in text
     assert "apt-get" not in text
     assert re.findall(r"^USER (\d+):", text, re.MULTILINE) == ["9847"]

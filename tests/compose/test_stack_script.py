@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.stack import answers, free_port, get, running
+from support.waiting import until
 
 
 def stack(root: Path, *arguments: str, **environment: str) -> tuple[int, str]:
@@ -40,3 +48,59 @@ def test_a_missing_torchmem_is_named(root: Path) -> None:
         "or set TORCHMEM to the command.\n"
     )
     assert (2, expected) == stack(root, TORCHMEM="/nowhere/torchmem")
+
+
+@pytest.mark.stack
+def test_a_port_in_use_names_its_variable(root: Path, torchmem: str) -> None:
+    """If a port is in use, the message names the variable that sets another one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        expected = (
+            f"the exporter needs port {port}, which is in use: set EXPORTER_PORT to another port.\n"
+        )
+        assert (2, expected) == stack(root, TORCHMEM=torchmem, EXPORTER_PORT=port)
+
+
+@pytest.fixture
+def torchmem(tmp_path: Path) -> str:
+    """A `torchmem` command of the code under test."""
+    command = tmp_path / "torchmem"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m torchmem.cli "$@"\n')
+    command.chmod(0o755)
+    return str(command)
+
+
+@contextmanager
+def started(root: Path, torchmem: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Run a copy of the script's files on free ports; yield its output and the ports."""
+    checkout = folder / "checkout"
+    (checkout / "deploy").mkdir(parents=True)
+    (checkout / "deploy" / "stack.sh").write_bytes((root / "deploy" / "stack.sh").read_bytes())
+    for name in ("prometheus", "alertmanager", "dashboards", "docs"):
+        (checkout / name).symlink_to(root / name)
+    names = ("EXPORTER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT", "GRAFANA_PORT")
+    ports = {name: str(free_port()) for name in names}
+    log = folder / "stack.log"
+    environment = {**os.environ, **ports, "TORCHMEM": torchmem}
+    with running(["bash", str(checkout / "deploy" / "stack.sh")], log, environment):
+        until(lambda: "Ctrl-C" in log.read_text(), pause=0.2)
+        yield log.read_text(), ports
+
+
+@pytest.mark.stack
+def test_every_printed_address_exists(root: Path, torchmem: str, tmp_path: Path) -> None:
+    """On other ports, every printed address answers, and Prometheus scrapes all three programs."""
+    with started(root, torchmem, tmp_path) as (output, ports):
+        addresses = re.findall(r"http://[\w.:/-]+", output)
+        assert {re.findall(r":(\d+)", address)[0] for address in addresses} >= {
+            ports[name] for name in ("EXPORTER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT")
+        }
+        assert [] == [address for address in addresses if not answers(address)]
+        prometheus = f"http://127.0.0.1:{ports['PROMETHEUS_PORT']}"
+        targets = f"{prometheus}/api/v1/targets"
+        until(lambda: get(targets).count(b'"scrapeUrl"') == 3)
+        found = get(targets).decode()
+        assert all(f"127.0.0.1:{ports[name]}/metrics" in found for name in list(ports)[:3])
+        assert b"# TorchmemExporterDown" in get(
+            f"{prometheus}/user/docs/runbooks/TorchmemExporterDown.md"
+        )

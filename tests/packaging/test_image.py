@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import requires
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import yaml
@@ -62,8 +61,6 @@ def test_the_user_is_not_root() -> None:
     number = USER.split(":", maxsplit=1)[0]
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == [USER]
     assert f"install -d -m 1777 -o {number} -g {number} /run/torchmem" in DOCKERFILE
-    compose: Any = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    assert f"uid={number},gid={number}" in compose["volumes"]["run-dir"]["driver_opts"]["o"]
     assert f"-o {number} -g {number} /run/torchmem" in (ROOT / "docker-compose.gpu.yml").read_text()
 
 

@@ -180,7 +180,7 @@ def test_kustomize_builds_it(folder: Path, kinds: set[str]) -> None:
     documents = list(yaml.safe_load_all(text))
     assert {document["kind"] for document in documents} == kinds
     (pod,) = [d["spec"]["template"]["spec"] for d in documents if d["kind"] == "DaemonSet"]
-    version = pod["containers"][0]["image"].removeprefix("torchmem/exporter:")
+    version = pod["containers"][0]["image"].removeprefix("localhost/torchmem-exporter:")
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
 
 

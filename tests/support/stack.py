@@ -130,6 +130,7 @@ def prometheus(
     _targets(configuration, "exporters", exporter)
     _targets(configuration, "alertmanagers", alertmanager)
     address = f"127.0.0.1:{free_port()}"
+    _targets(configuration, "prometheus", address)
     command = [
         "prometheus",
         f"--config.file={main}",
