@@ -21,6 +21,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
@@ -45,6 +46,7 @@ SCRAPES_PER_CHANGE = 5
 SCRAPES_PER_CHECK = 100
 TTL_SECONDS = 900
 STEP_SECONDS = 60  # the clock's advance at each scrape: a rank expires after 15 scrapes
+MAX_FILES = 20  # more than are exported at a time
 XIDS = (13, 31, 63, 79)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -60,6 +62,7 @@ class Node:
         self._base = re.sub(r"^event\..*\n", "", self.fake.text, flags=re.MULTILINE)
         self._changes = 0
         self.pids: set[str] = set()
+        self._published = deque[Path]()
 
     def change(self) -> None:
         """Change the processes of the GPUs, add killed ranks, lose or restore a GPU, add an XID."""
@@ -75,7 +78,9 @@ class Node:
         for rank in range(RANKS_PER_CHANGE):
             number = self._changes * RANKS_PER_CHANGE + rank
             process = own_process(pid=NO_PID, start_ticks=number, rank=number)
-            publish(self.run_dir, replace(own_sample(), process=process))
+            self._published.append(publish(self.run_dir, replace(own_sample(), process=process)))
+        while len(self._published) > MAX_FILES:  # as the SDK of the next process does
+            self._published.popleft().unlink()
 
     def _is_lost(self, gpu: int) -> bool:
         return gpu == GPUS - 1 and self._changes % 7 == 0

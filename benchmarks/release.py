@@ -108,7 +108,7 @@ def count(result: Result) -> None:
     stats = torch.cuda.memory_stats()
     result.retries = stats["num_alloc_retries"]
     result.device_allocs, result.device_frees = stats["num_device_alloc"], stats["num_device_free"]
-    (sample,) = Path(os.environ["TORCHMEM_RUN_DIR"]).glob(f"*-{os.getpid()}-*.sample.json")
+    (sample,) = Path(os.environ["TORCHMEM_RUN_DIR"]).rglob(f"*-{os.getpid()}-*.sample.json")
     counters = json.loads(sample.read_bytes())["devices"][0]["counters"]
     result.releases, result.released_gib = (
         counters["releases"] or 0,

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             "WORLD_SIZE",
         }:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def shared_dir() -> Iterator[Path]:
+    """A run directory for all users of the machine, with the group of the exporter (61009)."""
+    path = Path(tempfile.mkdtemp(prefix="torchmem-test-", dir="/tmp"))
+    if os.geteuid() == 0:
+        os.chown(path, 0, 61009)
+    path.chmod(0o3777)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

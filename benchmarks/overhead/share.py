@@ -47,7 +47,7 @@ def thread_cpu(name: str) -> float | None:
 
 def published(run_dir: str) -> dict[str, Any]:
     """Return the newest sample: the source of torchmem_sdk_cpu_seconds_total."""
-    (path,) = Path(run_dir).glob("*.sample.json")
+    (path,) = Path(run_dir).rglob("*.sample.json")
     sample: dict[str, Any] = json.loads(path.read_bytes())
     return sample
 

@@ -150,12 +150,22 @@ INPUTS: list[Panel] = [
     lines(
         Text(
             "Files rejected per minute",
-            "Why are files in the run directory rejected? Each scrape counts every rejected "
-            "file again, so one bad file is a constant line until it is removed.",
+            "Why are files in the run directory rejected? Each version of a file is counted once; "
+            "the exporter's log names the first file of each user and reason.",
             "None",
         ),
         [Query(_REJECTED, "{{instance}}: {{reason}}")],
         Unit.PER_MINUTE,
+    ),
+    lines(
+        Text(
+            "Room for files",
+            "How much can users still write to the run directory? When it is full, ranks cannot "
+            "publish and an OutOfMemoryError leaves no report.",
+            NO_EXPORTER,
+        ),
+        [Query(select(catalog.RUN_DIRECTORY_FREE), "{{instance}}")],
+        Unit.BYTES,
     ),
     stat_panel(
         Text(

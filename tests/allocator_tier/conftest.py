@@ -23,7 +23,7 @@ import glob, json, os, sys, time, torch
 from torchmem import sdk
 
 def published():
-    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*.sample.json")
+    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.sample.json")
     return [json.load(open(path)) for path in paths]
 """
 PHANTOM = [sys.executable, "-m", "torchmem.phantom"]

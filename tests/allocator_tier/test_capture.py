@@ -68,7 +68,7 @@ def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> It
                 command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
             )
         )
-        until(lambda: list((tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")))
+        until(lambda: list((tmp_path / "run").rglob(f"*{SAMPLE_SUFFIX}")))
         return started[-1]
 
     yield start_one
@@ -152,7 +152,7 @@ def test_a_script_that_records_keeps_its_recording(
 def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
     """A request by neither the process's user nor root is refused, and nothing is recorded."""
     process = start()
-    (sample,) = (tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")
+    (sample,) = (tmp_path / "run").rglob(f"*{SAMPLE_SUFFIX}")
     request = tmp_path / "request"
     request.write_bytes(encode(CaptureRequest(0.1)))
     os.chown(request, 1234, 1234)
@@ -186,7 +186,7 @@ except torch.OutOfMemoryError:
     )
 
     assert (0, "caught 0\n") == (done.returncode, done.stdout), done.stderr
-    (path,) = (tmp_path / "run").glob("*.oom.snapshot.pickle")
+    (path,) = (tmp_path / "run").rglob("*.oom.snapshot.pickle")
     snapshot = load_snapshot(path)
     assert [64 << 20] == [segment["total_size"] for segment in snapshot["segments"]]
     assert 0 == sum(len(trace) for trace in snapshot["device_traces"])

@@ -115,7 +115,7 @@ def failing(tmp_path: Path) -> Failing:
             check=False,
         )
         assert 0 == done.returncode, done.stderr
-        (path,) = (tmp_path / "run").glob(f"*{REPORT_SUFFIX}")
+        (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
         return done.stdout, decode(path.read_bytes())
 
     return run

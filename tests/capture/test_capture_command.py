@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.publishing import own_process, own_sample, publish
+from support.publishing import own_process, own_sample, publish, user_directory
 from support.snapshots import load_snapshot
+from support.users import as_user, needs_root
 from support.waiting import until
 
+from torchmem.capture.processes import ProcessFilter, find_process
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.sample import encode
 
 TRAIN = """
 import sys, time
@@ -41,7 +44,7 @@ def train(tmp_path: Path) -> Iterator[Train]:
         started.append(
             subprocess.Popen([sys.executable, "-c", TRAIN, str(rank), *arguments], env=environment)
         )
-        until(lambda: list((tmp_path / "run").glob(f"*-{started[-1].pid}-*{SAMPLE_SUFFIX}")))
+        until(lambda: list((tmp_path / "run").rglob(f"*-{started[-1].pid}-*{SAMPLE_SUFFIX}")))
         return started[-1]
 
     yield start
@@ -90,9 +93,8 @@ def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
     )
     assert load_snapshot(tmp_path / "mine.pickle")
     assert 0o600 == (tmp_path / "mine.pickle").stat().st_mode & 0o777
-    assert [] == [
-        path.name for path in (tmp_path / "run").iterdir() if SAMPLE_SUFFIX not in path.name
-    ]
+    left = {path.name for path in (tmp_path / "run" / str(os.geteuid())).iterdir()}
+    assert all(name.endswith(SAMPLE_SUFFIX) for name in left), left
 
 
 def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
@@ -167,7 +169,8 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         f"c{SAMPLE_SUFFIX}",
     )
     publish(tmp_path / "run", b"\xff hostile", f"d{SAMPLE_SUFFIX}")
-    os.mkfifo(tmp_path / "run" / f"e{SAMPLE_SUFFIX}")
+    os.mkfifo(user_directory(tmp_path / "run") / f"e{SAMPLE_SUFFIX}")
+    (user_directory(tmp_path / "run") / f"f{SAMPLE_SUFFIX}").mkdir()
     both = f"rank 0 of run day (pid {own.pid}), rank 0 of run night (pid {own.pid})"
     ended = f"rank 5 of run night (pid {own.pid})"
     several = f"several processes match: {both}; select one with --rank, --run or --pid."
@@ -192,7 +195,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
 def test_a_second_capture_is_refused(train: Train, tmp_path: Path) -> None:
     """While one command captures a process, another one cannot."""
     train(0)
-    (sample,) = (tmp_path / "run").glob(f"*{SAMPLE_SUFFIX}")
+    (sample,) = (tmp_path / "run").rglob(f"*{SAMPLE_SUFFIX}")
     request = sample.with_name(sample.name.replace(SAMPLE_SUFFIX, ".capture-request.json"))
     request.write_text('{"seconds": 60}')
     done = capture(tmp_path)
@@ -212,4 +215,24 @@ def test_other_users_are_refused(train: Train, tmp_path: Path) -> None:
     done = capture(tmp_path, command=[sys.executable, "-c", AS_NOBODY, "capture"])
 
     assert 2 == done.returncode, done.stderr
-    assert "belongs to user root; run this as that user or as root." in done.stderr
+    hint = "running processes: none. Processes of other users are found by those users and by root."
+    assert hint in done.stderr
+
+
+@needs_root
+@pytest.mark.parametrize("folder", ["61001", ""], ids=["directory", "old file"])
+def test_a_strangers_file_does_not_block_a_capture(shared_dir: Path, folder: str) -> None:
+    """Another user who claims the same rank of the same run is not found."""
+
+    def claim(namespace: int) -> None:
+        sample = own_sample(process=own_process(rank=0, run="night", pid_namespace=namespace))
+        (shared_dir / folder).mkdir(exist_ok=True)
+        (shared_dir / folder / f"1-2-3{SAMPLE_SUFFIX}").write_bytes(encode(sample))
+
+    def find() -> int:
+        publish(shared_dir, own_sample(process=own_process(rank=0, run="night")))
+        return find_process(shared_dir, ProcessFilter(rank=0, run="night")).uid
+
+    as_user(61001, lambda: claim(1))
+
+    assert 61002 == as_user(61002, find)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -15,18 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.exposition import scrape
-from support.publishing import own_process, own_sample, publish
+from support.publishing import (
+    own_process,
+    own_sample,
+    publish,
+    publish_as_before,
+    user_directory,
+)
 from support.samples import samples
 
+from torchmem.exporter.budgets import MAX_FILES_PER_USER, MAX_SERIES_PER_USER, page_cost
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import (
-    MAX_ENTRIES,
-    MAX_FILES_PER_USER,
-    REASONS,
-    RejectedSampleError,
-    RunDirectory,
-    decode,
-)
+from torchmem.exporter.rejections import REASONS, RejectedSampleError
+from torchmem.exporter.run_directory import RunDirectory, decode
 from torchmem.exporter.testing import FakeNvml
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
@@ -126,7 +128,7 @@ def test_invalid_file_is_rejected_and_counted_once(
     """An invalid file is counted once, by its reason, and a healthy rank is still exported."""
     put, reason = INVALID[kind]
     publish(run_dir, own_sample())
-    put(run_dir / NAME)
+    put(user_directory(run_dir) / NAME)
     exporter = open_exporter()
 
     for _ in range(3):
@@ -174,15 +176,29 @@ def test_file_of_another_user_is_rejected(open_exporter: OpenExporter, run_dir: 
     assert {} == metrics.matching("torchmem_process_state")
 
 
-def test_number_of_files_per_user_is_limited(run_dir: Path) -> None:
-    """The newest files of a user are exported, and the rest is counted."""
+def test_a_user_has_a_budget_of_files_and_series(run_dir: Path) -> None:
+    """What exceeds one user's budget is counted once, and the newest files are exported."""
     for rank in range(MAX_FILES_PER_USER + 3):
         publish(run_dir, own_sample(process=own_process(rank=rank)), f"{rank}{SAMPLE_SUFFIX}")
     directory = RunDirectory(run_dir)
+    for _ in range(2):
+        published = directory.read(time.time())
 
-    assert MAX_FILES_PER_USER == len(directory.read(now=0.0))
     assert 3 == directory.rejections["too_many"]
-    assert MAX_ENTRIES > MAX_FILES_PER_USER
+    assert MAX_FILES_PER_USER == len(published) + directory.rejections["over_budget"]
+    series = sum(page_cost(item.sample)[0] for item in published)
+    assert 0.99 * MAX_SERIES_PER_USER < series <= MAX_SERIES_PER_USER
+
+
+def test_old_files_of_a_restarting_job_are_no_junk(run_dir: Path) -> None:
+    """Files beyond the limit whose time to live is over are not counted as rejected."""
+    for rank in range(MAX_FILES_PER_USER + 3):
+        ended = own_sample(process=own_process(rank=rank, start_ticks=1), ended="exited")
+        publish(run_dir, ended, f"{rank}{SAMPLE_SUFFIX}")
+    directory = RunDirectory(run_dir, ttl_seconds=900)
+
+    assert [] == directory.read(time.time() + 1000)
+    assert 0 == sum(directory.rejections.values())
 
 
 def test_two_files_with_the_same_identity_give_one_process(
@@ -214,7 +230,90 @@ def test_text_is_shortened_and_made_printable() -> None:
     decoded = decode(encode(own_sample(process=own_process(run="a\n\x1b[31m\x00b" + "c" * 1000))))
 
     assert "a�" + "�[31m�b" == decoded.process.run[:9]
-    assert MAX_TEXT == len(decoded.process.run)
+    assert 195 < len(decoded.process.run.encode()) <= MAX_TEXT
+
+
+def test_text_is_bounded_in_bytes() -> None:
+    """A label takes at most MAX_TEXT bytes of the page, and is cut between two characters."""
+    decoded = decode(encode(own_sample(process=own_process(run="😀" * 1000))))
+
+    assert "😀" * (MAX_TEXT // 4) == decoded.process.run
+
+
+def test_a_file_from_the_future_expires(run_dir: Path) -> None:
+    """A time that its user sets does not keep a file on the page, and no time is later than now."""
+    future, now = time.time() + 10**9, time.time() + 1
+    ended = own_sample(ended="exited", timestamp=future)
+    path = publish(run_dir, ended)
+    os.utime(path, (future, future))
+    directory = RunDirectory(run_dir, ttl_seconds=900)
+    (item,) = directory.read(now)
+
+    assert now == item.sample.timestamp
+    assert 1 == len(directory.read(now + 899))
+    assert [] == directory.read(now + 901)
+
+
+def test_files_of_the_previous_release_are_read(run_dir: Path) -> None:
+    """A process with an older torchmem publishes in the run directory itself and is exported."""
+    path = publish_as_before(run_dir, own_sample(ended="exited"), f"1-2-3{SAMPLE_SUFFIX}")
+    directory = RunDirectory(run_dir, ttl_seconds=900)
+
+    assert ["exited"] == [item.state for item in directory.read(time.time())]
+    assert [] == directory.read(time.time() + 1000)
+    assert not path.exists()
+
+
+def test_room_of_the_run_directory(open_exporter: OpenExporter, run_dir: Path) -> None:
+    """Size and free bytes and files are those of the run directory's file system."""
+    publish(run_dir, own_sample())
+    metrics, room = scrape(open_exporter()), os.statvfs(run_dir)
+    prefix = "torchmem_exporter_run_directory"
+
+    assert room.f_blocks * room.f_frsize == metrics.value(f"{prefix}_size_bytes")
+    assert 0 < (metrics.value(f"{prefix}_free_bytes") or 0)
+    assert room.f_files == (metrics.value(f"{prefix}_inodes") or 0)
+
+
+def replace_by_file(path: Path) -> None:
+    """Put a file in place of the directory."""
+    path.rmdir()
+    path.touch()
+
+
+def remove_with_parent(path: Path) -> None:
+    """Remove the directory and the one that contains it."""
+    path.rmdir()
+    path.parent.rmdir()
+
+
+PROBLEMS: dict[str, tuple[Callable[[Path], object], str | None]] = {
+    "shared": (lambda path: path.chmod(0o3777), None),
+    "private": (lambda path: path.chmod(0o700), None),
+    "not sticky": (lambda path: path.chmod(0o777), "not_sticky"),
+    "a file": (replace_by_file, "unreadable"),
+    "a user's": (lambda path: os.chown(path, 61001, 61001), "foreign_owner"),
+    "missing": (lambda path: path.rmdir(), None),
+    "no parent": (remove_with_parent, "missing"),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving directories to another user needs root")
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_problem_of_the_run_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """A run directory that hides ranks or protects no user is a metric, and logged once."""
+    change, problem = PROBLEMS[kind]
+    path = tmp_path / "parent" / "run"
+    path.mkdir(parents=True)
+    change(path)
+    exporter = Exporter(FakeNvml.of(), RunDirectory(path))
+    for _ in range(2):
+        problems = scrape(exporter).by("problem", "torchmem_exporter_run_directory_problem")
+
+    assert [problem] * (problem is not None) == [name for name, on in problems.items() if on]
+    assert (problem is not None) == sum("run directory" in text for text in caplog.messages)
 
 
 @given(samples)

@@ -60,7 +60,7 @@ def test_the_user_is_not_root() -> None:
     """The user is numeric, as runAsNonRoot requires, and owns every run directory."""
     number = USER.split(":", maxsplit=1)[0]
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == [USER]
-    assert f"install -d -m 1777 -o {number} -g {number} /run/torchmem" in DOCKERFILE
+    assert f"install -d -m 3777 -o {number} -g {number} /run/torchmem" in DOCKERFILE
     assert f"-o {number} -g {number} /run/torchmem" in (ROOT / "docker-compose.gpu.yml").read_text()
 
 

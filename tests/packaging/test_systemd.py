@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.sample.run_directory import RUN_DIR_MODE, SYSTEM_RUN_DIR
+from torchmem.sample.run_directory import SYSTEM_RUN_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "torchmem-exporter.service"
@@ -18,6 +18,9 @@ MAX_EXPOSURE = 2.0  # of 10, by `systemd-analyze security`; 1.6 with systemd 252
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"
 )
+
+
+MOUNT = ROOT / "deploy" / "systemd" / "run-torchmem.mount"
 
 
 def values(key: str) -> list[str]:
@@ -40,6 +43,16 @@ def test_systemd_accepts_the_unit(installed: Path) -> None:
         ["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False
     )
     assert (0, "") == (done.returncode, done.stderr)
+
+
+@needs_systemd
+def test_the_mount_of_the_run_directory_is_valid() -> None:
+    """`systemd-analyze verify` accepts the mount unit, and it is of the SDK's run directory."""
+    done = subprocess.run(
+        ["systemd-analyze", "verify", MOUNT], capture_output=True, text=True, check=False
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f"\nWhere={SYSTEM_RUN_DIR}\n" in MOUNT.read_text()
 
 
 @needs_systemd
@@ -96,6 +109,6 @@ def test_the_run_directory_is_created(tmp_path: Path) -> None:
     user = re.search(r"^torchmem:x:(\d+):", (tmp_path / "etc" / "passwd").read_text(), re.MULTILINE)
     created = (tmp_path / SYSTEM_RUN_DIR.relative_to("/")).stat()
     assert user
-    assert (created.st_mode & 0o7777, created.st_uid) == (RUN_DIR_MODE, int(user[1]))
+    assert (created.st_mode & 0o7777, created.st_uid) == (0o3777, int(user[1]))
     assert values("User") == ["torchmem"]
     assert values("ReadWritePaths") == [f"-{SYSTEM_RUN_DIR}"]

@@ -33,6 +33,9 @@ UNITLESS = {
     "torchmem_allocator_setting_ignored",
     "torchmem_blocks",
     "torchmem_exporter_collector_success",
+    "torchmem_exporter_run_directory_free_inodes",
+    "torchmem_exporter_run_directory_inodes",
+    "torchmem_exporter_run_directory_problem",
     "torchmem_process_state",
     "torchmem_segments",
 }

@@ -57,7 +57,7 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
 def published(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """Reads all sample files of the run directory."""
     return lambda: [
-        json.loads(path.read_bytes()) for path in sorted(tmp_path.glob(f"*{SAMPLE_SUFFIX}"))
+        json.loads(path.read_bytes()) for path in sorted(tmp_path.rglob(f"*{SAMPLE_SUFFIX}"))
     ]
 
 
@@ -70,7 +70,7 @@ from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 
 def published():
-    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*.sample.json")
+    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.sample.json")
     return [json.load(open(path)) for path in paths]
 
 def wait_for_step(count):

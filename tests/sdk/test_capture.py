@@ -275,7 +275,7 @@ def test_a_session_serves_requests(
 ) -> None:
     """A session sees a request and serves it while the script steps."""
     session = open_session(backend, interval=0.01)
-    sample = until(lambda: list(tmp_path.glob(f"*{SAMPLE_SUFFIX}")))[0]
+    sample = until(lambda: list(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))[0]
     answer = sibling_path(sample, ANSWER_SUFFIX)
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(0.001)))
 
@@ -303,7 +303,7 @@ def test_a_snapshot_at_an_oom_only_if_enabled(
         with pytest.raises(OutOfMemoryError):
             allocator.malloc(2048 * MIB)
 
-    paths = list(tmp_path.glob(f"*{OOM_SNAPSHOT_SUFFIX}"))
+    paths = list(tmp_path.rglob(f"*{OOM_SNAPSHOT_SUFFIX}"))
     assert [0o600] * enabled == [stat.S_IMODE(path.stat().st_mode) for path in paths]
     assert [100 * MIB] * enabled == [
         load_snapshot(path)["segments"][0]["total_size"] for path in paths

@@ -59,7 +59,7 @@ def _observation(requested: int = 1) -> OomObservation:
 
 def _report_paths(directory: Path) -> list[Path]:
     return sorted(
-        directory.glob(f"*{REPORT_SUFFIX}"),
+        directory.rglob(f"*{REPORT_SUFFIX}"),
         key=lambda path: int(path.name.split("-")[-1].split(".")[0]),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,21 @@ from support.samples import full_sample, samples
 from support.stack import free_port
 from support.waiting import until
 
-from torchmem.sample.run_directory import replace_file
+from torchmem.sample.procfs import own_start_ticks, pid_namespace
+from torchmem.sample.run_directory import is_user_directory, replace_file
 from torchmem.sample.sample import Sample, encode
 from torchmem.sdk._capture import write_snapshot
 from torchmem.sdk._cost import HEARTBEAT_SECONDS, TEXTFILE_SECONDS
 from torchmem.sdk._outputs import Textfile
-from torchmem.sdk._publish import SampleFile, make_run_directory, remove_stale_files
+from torchmem.sdk._publish import (
+    ENDED_FILE_SECONDS,
+    STALE_FILE_SECONDS,
+    SampleFile,
+    make_run_directory,
+    make_user_directory,
+    remove_stale_files,
+    restore_directory,
+)
 from torchmem.sdk._session import Session
 from torchmem.simulator.backend import SimulatedBackend
 
@@ -200,26 +210,125 @@ def test_a_file_in_place_of_the_run_directory_is_an_error(tmp_path: Path) -> Non
         make_run_directory(tmp_path / "run")
 
 
-def test_stale_files_are_removed(tmp_path: Path) -> None:
-    """Where no exporter runs, samples of dead processes do not pile up."""
-    old, new, other = (tmp_path / name for name in ("1.sample.json", "2.sample.json", "notes.txt"))
-    for path in (old, new, other):
-        path.write_text("")
-    os.utime(old, (1000, 1000))
-    os.utime(other, (1000, 1000))
-    remove_stale_files(tmp_path, before=2000)
+def test_the_directory_of_a_user_is_private(tmp_path: Path) -> None:
+    """Where only root or this user can be the exporter, no other user can read the files."""
+    directory = make_user_directory(tmp_path / "run")
 
-    assert {new, other} == set(tmp_path.iterdir())
+    assert tmp_path / "run" / str(os.geteuid()) == directory
+    assert 0o700 == stat.S_IMODE(directory.stat().st_mode)
+    assert directory == make_user_directory(tmp_path / "run")
 
 
-def test_stale_temporary_files_are_removed(tmp_path: Path) -> None:
-    """A file that a killed process had not finished does not stay either."""
-    for path in (tmp_path / ".1.sample.json.7.0.tmp", tmp_path / ".1.sample.json.8.0.tmp"):
-        path.write_text("half of")
-    os.utime(tmp_path / ".1.sample.json.7.0.tmp", (1000, 1000))
-    remove_stale_files(tmp_path, before=2000)
+def test_the_group_of_the_exporter_can_read(tmp_path: Path) -> None:
+    """In a set-group-ID run directory, the exporter's group reads each user's directory."""
+    tmp_path.chmod(0o3777)
+    status = make_user_directory(tmp_path).stat()
 
-    assert [".1.sample.json.8.0.tmp"] == [path.name for path in tmp_path.iterdir()]
+    assert (0o750, tmp_path.stat().st_gid) == (status.st_mode & 0o777, status.st_gid)
+
+
+def squat_with_link(path: Path) -> None:
+    """Take a name with a link to a directory of one's own."""
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to(path.parent / "elsewhere")
+
+
+SQUATTERS: dict[str, Callable[[Path], object]] = {
+    "file": Path.touch,
+    "link": squat_with_link,
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "FIFO": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("squat", SQUATTERS.values(), ids=SQUATTERS)
+def test_a_squatted_name_is_given_up(tmp_path: Path, squat: Callable[[Path], object]) -> None:
+    """If the name of the user's directory is taken, the process publishes under another one."""
+    squat(tmp_path / str(os.geteuid()))
+    directory = make_user_directory(tmp_path)
+    SampleFile(directory, "1-2-3.sample.json").write(full_sample())
+
+    assert is_user_directory(directory.name)
+    assert ["1-2-3.sample.json"] == [path.name for path in directory.iterdir()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving directories to another user needs root")
+def test_the_directory_of_another_user_is_given_up(tmp_path: Path) -> None:
+    """A directory with this user's name that belongs to another user is not written to."""
+    squatted = tmp_path / str(os.geteuid())
+    squatted.mkdir()
+    os.chown(squatted, 61001, 61001)
+
+    assert squatted != make_user_directory(tmp_path)
+    with pytest.raises(PermissionError):
+        restore_directory(squatted)
+
+
+def test_threads_create_one_directory(tmp_path: Path) -> None:
+    """Processes that start at the same time share their user's directory."""
+    with ThreadPoolExecutor(16) as pool:
+        directories = set(pool.map(make_user_directory, [tmp_path / "run"] * 64))
+
+    assert {tmp_path / "run" / str(os.geteuid())} == directories
+
+
+GONE = f"{pid_namespace()}-{os.getpid()}-1"  # an earlier process with the pid of this one
+STALE = {
+    f"{GONE}.sample.json",
+    f"{GONE}.capture-answer.json",
+    f"{GONE}.oom.snapshot.pickle",
+    f".{GONE}.sample.json.7.0.tmp",
+    f".{GONE}-2.oom.json.7.0.tmp",
+}
+OF_THE_USER = {
+    "notes.tmp",
+    "my.sample.json",
+    "best.snapshot.pickle",
+    "1-2.sample.json",
+    f"{GONE}.sample.json.bak",
+    f"{GONE}.sample.json.7.0.tmp",
+    f"x{GONE}.sample.json",
+    f"{GONE}-2.oom.json",
+}
+
+
+def test_only_files_of_our_own_form_are_swept(tmp_path: Path) -> None:
+    """Old files of ended processes are removed, and never a file that this package did not name."""
+    for name in STALE | OF_THE_USER:
+        (tmp_path / name).touch()
+    remove_stale_files(tmp_path, now=time.time() + ENDED_FILE_SECONDS - 60)
+    assert STALE | OF_THE_USER == {path.name for path in tmp_path.iterdir()}
+
+    remove_stale_files(tmp_path, now=time.time() + ENDED_FILE_SECONDS + 60)
+    assert OF_THE_USER == {path.name for path in tmp_path.iterdir()}
+
+
+def test_files_of_processes_that_may_live_stay_for_a_day(tmp_path: Path) -> None:
+    """A process that is stopped for hours, or in another container, keeps its file."""
+    alive = f"{pid_namespace()}-{os.getpid()}-{own_start_ticks()}.sample.json"
+    names = {alive, "1-2-3.sample.json"}
+    for name in names:
+        (tmp_path / name).touch()
+    remove_stale_files(tmp_path, now=time.time() + STALE_FILE_SECONDS - 60)
+
+    assert names == {path.name for path in tmp_path.iterdir()}
+    remove_stale_files(tmp_path, now=time.time() + STALE_FILE_SECONDS + 60)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_users_files_in_the_run_directory_stay(
+    tmp_path: Path, backend: SimulatedBackend, open_session: Opener
+) -> None:
+    """A run directory with files of one's own, however old, loses none of them."""
+    files = {f"{GONE}.sample.json", "best.snapshot.pickle", "notes.tmp"}
+    for name in files:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000, 1000))
+    session = open_session(backend)
+    backend.step()
+    session.close()
+
+    assert files < {path.name for path in tmp_path.iterdir()}
 
 
 def _replace(path: Path) -> None:

@@ -271,7 +271,7 @@ def test_an_unwritable_run_directory_is_counted_and_recovers(
     until(lambda: session.errors.counts["publish"])
 
     blocked.unlink()
-    assert until(lambda: list(tmp_path.glob("file/run/*.json")))
+    assert until(lambda: list(tmp_path.glob("file/run/*/*.json")))
 
 
 def test_statistics_and_layout_come_without_any_step(

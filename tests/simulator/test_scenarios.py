@@ -156,7 +156,7 @@ def test_the_named_ranks_run_out_of_memory(
     backend = SimulatedBackend([allocator])
     with Session(resolve({"run_dir": tmp_path, "interval": 3600.0}, {}), backend, {}):
         play(name, rank, 40, seed=seed, allocator=allocator, on_step=backend.step)
-    (file,) = tmp_path.glob(f"*{SAMPLE_SUFFIX}")
+    (file,) = tmp_path.rglob(f"*{SAMPLE_SUFFIX}")
     (device,) = json.loads(file.read_bytes())["devices"]
 
     assert CAUSES.get((name, rank)) == (device["last_oom"] or {}).get("cause")

@@ -15,7 +15,8 @@ from support.exposition import Exposition
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
-from torchmem.exporter.run_directory import Published, RejectedSampleError, decode
+from torchmem.exporter.rejections import RejectedSampleError
+from torchmem.exporter.run_directory import Published, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials

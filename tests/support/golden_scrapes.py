@@ -31,6 +31,10 @@ CHANGES = r"^(event\..*|error = gpu_is_lost)\n"
 # Times and durations are recorded as NaN, which the exporter never exposes.
 VOLATILE_VALUES = {
     "torchmem_exporter_collector_duration_seconds",
+    "torchmem_exporter_run_directory_size_bytes",
+    "torchmem_exporter_run_directory_free_bytes",
+    "torchmem_exporter_run_directory_inodes",
+    "torchmem_exporter_run_directory_free_inodes",
     "torchmem_sample_timestamp_seconds",
     "nvml_xid_last_timestamp_seconds",
 }

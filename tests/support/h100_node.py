@@ -17,6 +17,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from prometheus_client import generate_latest
+from support.publishing import publish
 from support.samples import full_sample
 
 from torchmem.exporter.collect import Exporter
@@ -35,8 +36,7 @@ from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.procfs import pid_namespace, start_ticks
-from torchmem.sample.run_directory import sample_name
-from torchmem.sample.sample import ByPool, Sample, encode
+from torchmem.sample.sample import ByPool, Sample
 
 GIB = 1 << 30
 LINKS = 18
@@ -108,10 +108,7 @@ class H100Node:
         return generate_latest(self.exporter).decode()
 
     def _publish(self, sample: Sample) -> None:
-        process = sample.process
-        path = self._folder / sample_name(process.pid, process.pid_namespace, process.start_ticks)
-        path.with_suffix(".new").write_bytes(encode(sample))
-        path.with_suffix(".new").replace(path)
+        publish(self._folder, sample)
 
     def _sample(self, rank: int, pid: int, run: str, start_ticks: int | None) -> Sample:
         full = full_sample(rank, pid, self._uuids[rank], run)

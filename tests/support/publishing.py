@@ -34,15 +34,30 @@ def own_sample(uuid: str = UUID, process: Process | None = None, **changes: Any)
     return replace(sample, **changes)
 
 
-def publish(directory: Path, content: Sample | bytes, name: str | None = None) -> Path:
-    """Replace one file atomically and return its path."""
-    directory.mkdir(parents=True, exist_ok=True)
+def user_directory(run_dir: Path) -> Path:
+    """Return the directory of the user who runs the tests, and create it."""
+    directory = run_dir / str(os.geteuid())
+    directory.mkdir(0o755, parents=True, exist_ok=True)
+    return directory
+
+
+def publish(run_dir: Path, content: Sample | bytes, name: str | None = None) -> Path:
+    """Replace one file of this user atomically and return its path."""
     if isinstance(content, Sample):
         process = content.process
         name = name or sample_name(process.pid, process.pid_namespace, process.start_ticks)
         content = encode(content)
-    path = directory / (name or f"some{SAMPLE_SUFFIX}")
-    temporary = directory / f".{path.name}.tmp"
+    return replace_file(user_directory(run_dir) / (name or f"some{SAMPLE_SUFFIX}"), content)
+
+
+def publish_as_before(run_dir: Path, content: Sample, name: str) -> Path:
+    """Write a file as releases before 0.2 do: in the run directory itself."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return replace_file(run_dir / name, encode(content))
+
+
+def replace_file(path: Path, content: bytes) -> Path:
+    """Replace a file atomically."""
+    temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(content)
-    temporary.replace(path)
-    return path
+    return temporary.replace(path)

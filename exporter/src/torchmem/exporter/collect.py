@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from prometheus_client.core import Metric
 
+from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.nvml import NvmlDownError
@@ -24,7 +25,7 @@ from torchmem.exporter.reading import (
     Reading,
     run_collector,
 )
-from torchmem.exporter.run_directory import Published, Reason, RunDirectory
+from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.subjects import (
     clocks,
     ecc,
@@ -152,7 +153,7 @@ class Exporter:
     def _families(self, reading: Reading) -> list[Metric]:
         with self._lock:
             results = [*self._nvml_results(reading), *self._other_results(reading)]
-            own = own_families(results, self._run_directory.rejections)
+            own = own_families(results, self._run_directory)
         return [*(metric for result in results for metric in result.families), *own]
 
     def _read_driver(self) -> Reading:
@@ -249,18 +250,31 @@ def sample_families(
 ) -> Iterator[Metric]:
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-    return families([View(item.sample, item.pid, item.state, indices) for item in published])
+    return families(
+        [View(item.sample, item.pid_label or item.pid, item.state, indices) for item in published]
+    )
 
 
 def own_families(
-    results: Sequence[CollectorResult], rejections: Mapping[Reason, int]
+    results: Sequence[CollectorResult], run_directory: RunDirectory
 ) -> Iterator[Metric]:
-    """Yield the exporter's version, the result of each collector, and the rejected samples."""
+    """Yield the exporter's version, the result of each collector, and the run directory's state."""
     facts = {"version": version("torchmem"), "python_version": platform.python_version()}
     yield info(catalog.BUILD_INFO, [((), facts)])
     success = [((result.collector,), float(result.success)) for result in results]
     yield family(catalog.COLLECTOR_SUCCESS, success)
     seconds = [((result.collector,), result.seconds) for result in results]
     yield family(catalog.COLLECTOR_DURATION, seconds)
-    rejected = [((reason,), count) for reason, count in rejections.items()]
+    rejected = [((reason,), count) for reason, count in run_directory.rejections.items()]
     yield family(catalog.REJECTED_SAMPLES, rejected)
+    yield from run_directory_families(run_directory.status)
+
+
+def run_directory_families(status: DirectoryStatus) -> Iterator[Metric]:
+    """Yield what is wrong with the run directory, and the room on its file system."""
+    problems = [((name,), float(name == status.problem)) for name in DIRECTORY_PROBLEMS]
+    yield family(catalog.RUN_DIRECTORY_PROBLEM, problems)
+    yield family(catalog.RUN_DIRECTORY_SIZE, [((), status.size_bytes)])
+    yield family(catalog.RUN_DIRECTORY_FREE, [((), status.free_bytes)])
+    yield family(catalog.RUN_DIRECTORY_INODES, [((), status.inodes)])
+    yield family(catalog.RUN_DIRECTORY_FREE_INODES, [((), status.free_inodes)])

@@ -448,3 +448,23 @@ REJECTED_SAMPLES = _group.counter(
     "Files in the run directory that were rejected, by reason.",
     "reason",
 )
+RUN_DIRECTORY_PROBLEM = _group.gauge(
+    "torchmem_exporter_run_directory_problem",
+    "1 if the run directory has this problem, so that ranks may be missing, else 0.",
+    "problem",
+)
+RUN_DIRECTORY_SIZE = _group.gauge(
+    "torchmem_exporter_run_directory_size_bytes", "Size of the run directory's file system."
+)
+RUN_DIRECTORY_FREE = _group.gauge(
+    "torchmem_exporter_run_directory_free_bytes",
+    "Bytes that users can still write to the run directory's file system.",
+)
+RUN_DIRECTORY_INODES = _group.gauge(
+    "torchmem_exporter_run_directory_inodes",
+    "Files that the run directory's file system can hold.",
+)
+RUN_DIRECTORY_FREE_INODES = _group.gauge(
+    "torchmem_exporter_run_directory_free_inodes",
+    "Files that the run directory's file system can still take.",
+)

@@ -48,10 +48,10 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A process to export: its sample, pid on the host, state, and NVML's indices by GPU UUID."""
+    """A process to export: its sample, label `pid`, state, and NVML's indices by GPU UUID."""
 
     sample: Sample
-    pid: int
+    pid: int | str
     state: State
     gpus: Mapping[str, str]
 

@@ -1,15 +1,29 @@
-"""The run directory, in which each process publishes its files and the exporter finds them."""
+"""The run directory, in which processes publish their files and the exporter and commands find them.
+
+Every user of the node may write to it. Each user's files are in a directory of that user's own,
+whose name is the user ID. If another user has taken that name, the owner appends 16 random hex
+digits instead. Only the owner of such a directory can put files into it, which readers verify on
+the opened directory. Files of releases before 0.2 lie in the run directory itself and are still
+read.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
+
+from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directory
 
 ENVIRONMENT_VARIABLE = "TORCHMEM_RUN_DIR"
 SYSTEM_RUN_DIR = Path("/run/torchmem")
 FALLBACK_RUN_DIR = Path("/tmp/torchmem")  # noqa: S108 - shared on purpose; readers trust nothing in it
+MAX_ENTRIES = 1 << 18  # entries of the run directory that a reader looks at; only names are read
+MAX_USER_ENTRIES = 1 << 14  # entries of one user's directory that a reader looks at
 RUN_DIR_MODE = 0o1777
 SAMPLE_SUFFIX = ".sample.json"
 REPORT_SUFFIX = ".oom.json"
@@ -28,6 +42,53 @@ def run_directory(environment: Mapping[str, str], system: Path = SYSTEM_RUN_DIR)
     if configured:
         return Path(configured)
     return system if system.is_dir() else FALLBACK_RUN_DIR
+
+
+PROCESS_FORM = r"\d+-\d+-\d+"
+"""Regular expression of how `sample_name` begins."""
+
+_USER_DIRECTORY = re.compile(r"(0|[1-9][0-9]{0,9})(-[0-9a-f]{16})?")
+
+
+def is_user_directory(name: str) -> bool:
+    """Return whether `name` has the form of a user's directory; it says nothing about the owner."""
+    return _USER_DIRECTORY.fullmatch(name) is not None
+
+
+def find_files(
+    run_dir: Path, matches: Callable[[str], object], user: int | None = None
+) -> list[tuple[Path, os.stat_result]]:
+    """Return the files whose names match and that only their owner could have put there.
+
+    `user`: only files of this user ID; None for those of all users. Raises OSError if the run
+    directory cannot be read; what cannot be read in it is skipped.
+    """
+    with os.scandir(run_dir) as entries:
+        names = [entry.name for entry in islice(entries, MAX_ENTRIES)]
+    found = _matching(run_dir, [name for name in names if matches(name)], None)
+    for name in filter(is_user_directory, names):
+        with (
+            contextlib.suppress(OSError, UntrustedFileError),
+            open_untrusted_directory(run_dir / name, user) as (descriptor, status),
+        ):
+            with os.scandir(descriptor) as entries:
+                own = [entry.name for entry in islice(entries, MAX_USER_ENTRIES)]
+            own = [file for file in own if matches(file)]
+            found += _matching(run_dir / name, own, descriptor, status.st_uid)
+    return [(path, status) for path, status in found if user in {None, status.st_uid}]
+
+
+def _matching(
+    folder: Path, names: list[str], descriptor: int | None, owner: int | None = None
+) -> list[tuple[Path, os.stat_result]]:
+    files = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            path = folder / name if descriptor is None else name
+            status = os.stat(path, dir_fd=descriptor, follow_symlinks=False)
+            if owner in {None, status.st_uid}:
+                files.append((folder / name, status))
+    return files
 
 
 def sample_name(pid: int, pid_namespace: int | None, start_ticks: int | None) -> str:

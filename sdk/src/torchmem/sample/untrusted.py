@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 MAX_ITEMS = 64  # of any list or mapping: devices, labels, settings, buckets
-MAX_TEXT = 200  # characters of any string
+MAX_TEXT = 200  # bytes of any string in UTF-8
 MAX_NUMBER = 1 << 63
 
 T = TypeVar("T")
 
-FileProblem = Literal["not_regular", "unreadable", "foreign_owner", "too_large"]
+FileProblem = Literal["not_regular", "unreadable", "foreign_owner", "too_large", "unsafe_directory"]
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _IRREGULAR = {errno.ELOOP, errno.ENXIO}  # open() met a link (O_NOFOLLOW), or a socket
 
 
 class UntrustedFileError(Exception):
-    """A file that cannot be used; the text completes a sentence that begins with its name."""
+    """A file or directory that cannot be used; the text completes a sentence that begins with its name."""
 
     def __init__(self, problem: FileProblem, text: str) -> None:
         super().__init__(text)
@@ -72,6 +72,31 @@ def read_untrusted(
     return data, status
 
 
+@contextmanager
+def open_untrusted_directory(
+    path: Path | str, owner: int | None = None, *, directory: int | None = None
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a directory to which only its owner can write; yield its descriptor and `fstat` result.
+
+    A relative `path` starts at the directory with the file descriptor `directory`, if one is given.
+
+    Raises:
+        FileNotFoundError: the directory does not exist.
+        UntrustedFileError: it is not a readable directory, other users may write to it, or it does
+            not belong to the user ID `owner`, if one is given.
+    """
+    descriptor = _open(path, directory, _READ_FLAGS | os.O_DIRECTORY)
+    try:
+        status = os.fstat(descriptor)
+        if owner not in {None, status.st_uid}:
+            raise UntrustedFileError("foreign_owner", "belongs to another user")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UntrustedFileError("unsafe_directory", "can be written by other users")
+        yield descriptor, status
+    finally:
+        os.close(descriptor)
+
+
 def _open_regular(path: Path | str, directory: int | None) -> int:
     descriptor = _open(path, directory)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -80,12 +105,14 @@ def _open_regular(path: Path | str, directory: int | None) -> int:
     raise UntrustedFileError("not_regular", "is not a regular file")
 
 
-def _open(path: Path | str, directory: int | None) -> int:
+def _open(path: Path | str, directory: int | None, flags: int = _READ_FLAGS) -> int:
     try:
-        return os.open(path, _READ_FLAGS, dir_fd=directory)
+        return os.open(path, flags, dir_fd=directory)
     except FileNotFoundError:
         raise
     except OSError as error:
+        if flags & os.O_DIRECTORY and error.errno in {*_IRREGULAR, errno.ENOTDIR}:
+            raise UntrustedFileError("unsafe_directory", "is not a directory") from error
         if error.errno in _IRREGULAR:
             raise UntrustedFileError("not_regular", "is not a regular file") from error
         raise _unreadable(error) from error
@@ -105,8 +132,9 @@ def printable(text: str) -> str:
 
 
 def sanitize_text(text: str) -> str:
-    """Return the first MAX_TEXT characters of `text`, made printable."""
-    return printable(text[:MAX_TEXT])
+    """Return the first MAX_TEXT bytes of `text` in UTF-8, made printable."""
+    text = printable(text[:MAX_TEXT])
+    return text if text.isascii() else text.encode()[:MAX_TEXT].decode(errors="ignore")
 
 
 def sanitize_json(value: Any) -> Any:

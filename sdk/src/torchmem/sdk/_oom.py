@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -27,10 +28,16 @@ from torchmem.allocator.oom_cause import (
 )
 from torchmem.allocator.oom_report import OomReport, Trend, encode
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, replace_file, report_name
+from torchmem.sample.run_directory import (
+    MAX_REPORT_BYTES,
+    PROCESS_FORM,
+    REPORT_SUFFIX,
+    replace_file,
+    report_name,
+)
 from torchmem.sample.sample import DeviceSample, Layout, OomRecord, Sample
 from torchmem.sdk._device import DeviceRecord
-from torchmem.sdk._publish import make_run_directory
+from torchmem.sdk._publish import restore_directory
 
 TREND_SECONDS = 300
 MIN_POINT_SECONDS = 1.0
@@ -40,6 +47,8 @@ MAX_REPORTS_PER_PROCESS = 8
 MAX_REPORTS_PER_USER = 64
 # OOMs that follow each other within this time share a file, which holds the newest.
 NEW_FILE_SECONDS = 60.0
+
+_REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +200,7 @@ def _values(device: DeviceSample) -> tuple[float | None, ...]:
 
 
 class ReportWriter:
-    """Writes the OOM reports of one process into the run directory.
+    """Writes the OOM reports of one process beside its sample file.
 
     The first OOM gets a file of its own. Of those that follow, as in a search for the batch size,
     each minute gets one file that is replaced. A hundred OOMs in a minute therefore leave two
@@ -220,7 +229,7 @@ class ReportWriter:
             self._store(content)
 
     def _store(self, content: bytes) -> None:
-        make_run_directory(self._directory)
+        restore_directory(self._directory)
         is_new = self._number < 2 or self._clock() - self._opened >= NEW_FILE_SECONDS
         number = self._number + is_new
         replace_file(self._path(number), content)
@@ -260,12 +269,12 @@ def _encode(report: OomReport) -> bytes:
 
 
 def keep_newest(directory: Path, limit: int) -> None:
-    """Remove this user's oldest reports until `limit` remain. Raises OSError."""
+    """Remove the oldest reports in this user's directory until `limit` remain. Raises OSError."""
     reports = []
-    for path in directory.glob(f"*{REPORT_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if status.st_uid == os.getuid():
-                reports.append((status.st_mtime, path))
-    for _, path in sorted(reports)[: max(0, len(reports) - limit)]:
-        path.unlink(missing_ok=True)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if _REPORT_NAME.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    reports.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+    for _, name in sorted(reports)[: max(0, len(reports) - limit)]:
+        (directory / name).unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import threading
 import time
@@ -12,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.sample.capture_messages import CAPTURE_SUFFIXES
+from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX
+from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import (
+    REPORT_SUFFIX,
     RUN_DIR_MODE,
     SAMPLE_SUFFIX,
     TEMPORARY_SUFFIX,
@@ -28,29 +31,37 @@ from torchmem.sdk._settings import Settings
 if TYPE_CHECKING:
     from torchmem.sdk._outputs import Endpoint, Textfile
 
-# Files of dead processes are removed after this time, for nodes that run no exporter.
+# How long the files of a process stay after the last write: of one that has certainly ended, which
+# the exporter shows for 15 minutes, and of any other.
+ENDED_FILE_SECONDS = 3600
 STALE_FILE_SECONDS = 24 * 3600
 LOCK_SECONDS = 1.0
 
+_SUFFIXES = "|".join(map(re.escape, (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX)))
+_UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{_SUFFIXES}"
+_SWEPT_NAME = re.compile(
+    r"(?P<dot>\.)?(?P<namespace>\d+)-(?P<pid>\d+)-(?P<ticks>\d+)"
+    rf"(?(dot)({_UNFINISHED})\.\d+\.\d+{re.escape(TEMPORARY_SUFFIX)}|({_SUFFIXES}))"
+)
+
 
 class SampleFile:
-    """This process's sample file in the run directory."""
+    """This process's sample file in its user's directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / name
         self.newest: Sample | None = None
 
     def write(self, sample: Sample) -> None:
-        """Replace the file; create the directory again if it has vanished. Raises OSError."""
-        if self.newest is None:
-            make_run_directory(self.path.parent)
-            remove_stale_files(self.path.parent, time.time() - STALE_FILE_SECONDS)
+        """Replace the file; create the directories again if they have vanished. Raises OSError."""
         content = encode(sample)
         try:
             replace_file(self.path, content)
         except FileNotFoundError:
-            make_run_directory(self.path.parent)
+            restore_directory(self.path.parent)
             replace_file(self.path, content)
+        if self.newest is None:
+            remove_stale_files(self.path.parent, time.time())
         self.newest = sample
 
     def refresh(self, sample: Sample) -> None:
@@ -70,6 +81,61 @@ def _is_news(sample: Sample, old: Sample) -> bool:
     return old != replace(sample, timestamp=old.timestamp, steps=old.steps, cost=cost)
 
 
+def make_user_directory(run_dir: Path) -> Path:
+    """Create this user's directory in the run directory, and the latter too, and return its path.
+
+    If another user has taken its name, the directory has a name that cannot be foreseen. Safe
+    against other processes that do the same at the same time. Raises OSError.
+    """
+    mode = _user_directory_mode(run_dir)
+    own = run_dir / str(os.geteuid())
+    if _claim(own, mode):
+        return own
+    fallback = run_dir / f"{os.geteuid()}-{os.urandom(8).hex()}"
+    if _claim(fallback, mode):
+        return fallback
+    raise PermissionError(f"{run_dir} gives new directories another owner")
+
+
+def restore_directory(directory: Path) -> None:
+    """Create a user's directory again at the same path if it has vanished. Raises OSError."""
+    if not _claim(directory, _user_directory_mode(directory.parent)):
+        raise PermissionError(f"{directory} belongs to another user")
+
+
+def _user_directory_mode(run_dir: Path) -> int:
+    """Create the run directory if needed; return the mode of users' directories in it.
+
+    A set-group-ID run directory gives them the group of the exporter. Without one, only root and
+    this user can be the exporter, unless the run directory belongs to another user.
+    """
+    make_run_directory(run_dir)
+    status = run_dir.stat()
+    if status.st_mode & stat.S_ISGID:
+        return 0o750
+    return 0o700 if status.st_uid in {0, os.geteuid()} else 0o755
+
+
+def _claim(directory: Path, mode: int) -> bool:
+    """Create the directory unless it exists; return whether it belongs to this user."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(0o700)
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(directory, flags)
+    except OSError:  # a link, a file, or another user's directory
+        return False
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            return False
+        if status.st_mode & 0o777 != mode:
+            os.fchmod(descriptor, mode)
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def make_run_directory(directory: Path) -> None:
     """Create the run directory, writable by all users with the sticky bit.
 
@@ -86,17 +152,31 @@ def make_run_directory(directory: Path) -> None:
             raise PermissionError(f"{directory} is a symbolic link of another user") from None
 
 
-def remove_stale_files(directory: Path, before: float) -> None:
-    """Remove this user's samples and captures, also unfinished ones, older than `before`.
+def remove_stale_files(directory: Path, now: float) -> None:
+    """Remove samples and captures of other processes in this user's directory, also unfinished ones.
 
-    `before` is a Unix time and is compared with the time of the last write.
+    `now` is a Unix time and is compared with the time of the last write. Only files with exactly
+    the names that this package gives are removed.
     """
-    suffixes = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, TEMPORARY_SUFFIX)
-    for path in (path for suffix in suffixes for path in directory.glob(f"*{suffix}")):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if status.st_uid == os.getuid() and status.st_mtime < before:
-                path.unlink()
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            match = _SWEPT_NAME.fullmatch(entry.name)
+            if match:
+                is_ended = _has_ended(*map(int, match.group("namespace", "pid", "ticks")))
+                _remove_older(entry, now - (ENDED_FILE_SECONDS if is_ended else STALE_FILE_SECONDS))
+
+
+def _has_ended(namespace: int, pid: int, ticks: int) -> bool:
+    """Return whether the process has ended; False in another pid namespace, where it is unknown."""
+    return namespace == pid_namespace() and start_ticks(pid) != ticks
+
+
+def _remove_older(entry: os.DirEntry[str], before: float) -> None:
+    with contextlib.suppress(OSError):
+        status = entry.stat(follow_symlinks=False)
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if is_own and status.st_mtime < before:
+            os.unlink(entry.path)  # noqa: PTH108 - an entry, not a Path
 
 
 class Publisher:
@@ -122,11 +202,17 @@ class Publisher:
         self._textfile: Textfile | None = None
         self._endpoint: Endpoint | None = None
         name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
-        self.file = SampleFile(settings.directory(environment), name)
+        self.file = SampleFile(self._make_directory(settings.directory(environment)), name)
         if settings.textfile is not None:
             from torchmem.sdk._outputs import Textfile
 
             self._textfile = Textfile(settings.textfile, process.rank)
+
+    def _make_directory(self, run_dir: Path) -> Path:
+        """Return this user's directory, which is created later if that is impossible now."""
+        with self._errors.suppress("publish"):
+            return make_user_directory(run_dir)
+        return run_dir / str(os.geteuid())
 
     def open_endpoint(self) -> None:
         """Start to listen if the settings ask for a port."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import pwd
 import sys
 import tempfile
 import time
@@ -31,8 +30,13 @@ from torchmem.sample.capture_messages import (
     sibling_path,
 )
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import replace_file, run_directory
-from torchmem.sample.untrusted import UntrustedFileError, open_untrusted, read_untrusted
+from torchmem.sample.run_directory import is_user_directory, replace_file, run_directory
+from torchmem.sample.untrusted import (
+    UntrustedFileError,
+    open_untrusted,
+    open_untrusted_directory,
+    read_untrusted,
+)
 
 HELP = "record the memory history of a running process and save the snapshot"
 POLL_SECONDS = 0.1
@@ -59,29 +63,37 @@ def run(arguments: argparse.Namespace) -> int:
     directory = arguments.run_dir or run_directory(os.environ)
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
     process = find_process(directory, selected)
-    _check_permission(process)
     out = arguments.out or Path(
         f"rank{process.process.rank}-{time.strftime('%Y%m%d-%H%M%S')}.pickle"
     )
     _check_out(out)
-    try:
-        with _request(process, arguments.seconds) as request_ns:
-            _wait(process, request_ns, arguments.seconds)
-    except KeyboardInterrupt:
-        raise UsageError(f"interrupted; {process} stops recording.") from None
-    size = _fetch(process, out)
+    with _opened(process) as sample:
+        try:
+            with _request(process, sample, arguments.seconds) as request_ns:
+                _wait(process, sample, request_ns, arguments.seconds)
+        except KeyboardInterrupt:
+            raise UsageError(f"interrupted; {process} stops recording.") from None
+        size = _fetch(process, sample, out)
     print(f"{out}: {size / 1e6:.1f} MB; open it with https://pytorch.org/memory_viz")
     return 0
 
 
-def _check_permission(process: TrainingProcess) -> None:
-    if os.geteuid() in {0, process.uid}:
+@contextmanager
+def _opened(process: TrainingProcess) -> Iterator[Path]:
+    """Yield a path of the process's sample that leads through its open directory.
+
+    The directory's owner may replace it at any time by a link to another one, in which root must
+    not write.
+    """
+    folder = process.sample.parent
+    if not is_user_directory(folder.name):  # of an older torchmem, in the run directory itself
+        yield process.sample
         return
     try:
-        owner = pwd.getpwuid(process.uid).pw_name
-    except KeyError:
-        owner = str(process.uid)
-    raise UsageError(f"{process} belongs to user {owner}; run this as that user or as root.")
+        with open_untrusted_directory(folder, process.uid) as (descriptor, _):
+            yield Path(f"/proc/self/fd/{descriptor}") / process.sample.name
+    except UntrustedFileError as error:
+        raise UsageError(f"the directory {folder} of {process} {error}.") from None
 
 
 def _check_out(out: Path) -> None:
@@ -92,28 +104,28 @@ def _check_out(out: Path) -> None:
 
 
 @contextmanager
-def _request(process: TrainingProcess, seconds: float) -> Iterator[int]:
+def _request(process: TrainingProcess, sample: Path, seconds: float) -> Iterator[int]:
     """Write the request and yield its modification time; on exit, remove request and answer."""
-    path = sibling_path(process.sample, REQUEST_SUFFIX)
+    path, shown = (sibling_path(file, REQUEST_SUFFIX) for file in (sample, process.sample))
     with contextlib.suppress(FileNotFoundError):
         if time.time() - path.lstat().st_mtime < MAX_CAPTURE_SECONDS:
             raise UsageError(
-                f"another capture of {process} is in progress; if it was aborted, remove {path}."
+                f"another capture of {process} is in progress; if it was aborted, remove {shown}."
             )
     try:
         replace_file(path, encode(CaptureRequest(seconds)))
         request_ns = path.lstat().st_mtime_ns
     except OSError as error:
-        raise UsageError(f"the request {path} cannot be written ({error.strerror}).") from None
+        raise UsageError(f"the request {shown} cannot be written ({error.strerror}).") from None
     try:
         yield request_ns
     finally:
-        for file in (path, sibling_path(process.sample, ANSWER_SUFFIX)):
+        for file in (path, sibling_path(sample, ANSWER_SUFFIX)):
             with contextlib.suppress(OSError):
                 file.unlink()
 
 
-def _wait(process: TrainingProcess, request_ns: int, seconds: float) -> None:
+def _wait(process: TrainingProcess, sample: Path, request_ns: int, seconds: float) -> None:
     """Wait until the snapshot is written. Raise UsageError if it cannot be."""
     timeouts = {
         None: NOTICE_SECONDS,
@@ -127,7 +139,7 @@ def _wait(process: TrainingProcess, request_ns: int, seconds: float) -> None:
     while True:
         # In this order: a process may write its answer and then end.
         ended = process.has_ended()
-        answer = _answer(process, request_ns)
+        answer = _answer(process, sample, request_ns)
         if answer is not None and answer.state != state:
             state, since = answer.state, time.monotonic()
             if state == "done":
@@ -155,9 +167,9 @@ def _show(progress: str) -> None:
     print(f"torchmem: {progress} …", file=sys.stderr, flush=True)
 
 
-def _answer(process: TrainingProcess, request_ns: int) -> CaptureAnswer | None:
+def _answer(process: TrainingProcess, sample: Path, request_ns: int) -> CaptureAnswer | None:
     """Return the process's answer to this request, or None if there is none yet."""
-    path = sibling_path(process.sample, ANSWER_SUFFIX)
+    path = sibling_path(sample, ANSWER_SUFFIX)
     try:
         answer = decode_answer(read_untrusted(path, MAX_MESSAGE_BYTES, process.uid)[0])
     except (FileNotFoundError, UntrustedFileError, ValueError):
@@ -165,17 +177,17 @@ def _answer(process: TrainingProcess, request_ns: int) -> CaptureAnswer | None:
     return answer if answer.request_ns == request_ns else None
 
 
-def _fetch(process: TrainingProcess, out: Path) -> int:
+def _fetch(process: TrainingProcess, sample: Path, out: Path) -> int:
     """Move the snapshot to `out`, readable by the caller only, and return its size in bytes."""
-    path = sibling_path(process.sample, SNAPSHOT_SUFFIX)
+    path, shown = (sibling_path(file, SNAPSHOT_SUFFIX) for file in (sample, process.sample))
     try:
         with open_untrusted(path, MAX_SNAPSHOT_BYTES, process.uid) as (file, status):
             _copy(file.fileno(), out, status.st_size)
     except UntrustedFileError as error:
-        raise UsageError(f"the snapshot {path} {error}.") from None
+        raise UsageError(f"the snapshot {shown} {error}.") from None
     except OSError as error:
         raise UsageError(
-            f"{out} cannot be written ({error.strerror}); the snapshot is {path}."
+            f"{out} cannot be written ({error.strerror}); the snapshot is {shown}."
         ) from None
     with contextlib.suppress(OSError):
         path.unlink()

@@ -1,24 +1,24 @@
 """The instrumented processes of a run directory, for commands that address one of them.
 
-Every user may write to a run directory, so its files are not trusted.
+Only the caller's own processes are found, and by root those of all users: whatever another user
+publishes cannot get in the way. The content of the files is not trusted.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_table import ProcessTable
 from torchmem.sample.procfs import start_ticks
-from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, find_files
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 
-MAX_FILES = 16384
 MAX_NAMED = 8
 
 
@@ -84,41 +84,45 @@ def find_process(directory: Path, selected: ProcessFilter) -> TrainingProcess:
     if matching:
         raise UsageError(f"{matching[0]} has ended; only a running process can be captured.")
     others = _names([process for process in processes if process.alive is not False])
-    raise UsageError(f"no process in {directory} matches; running processes: {others or 'none'}.")
+    hint = " Processes of other users are found by those users and by root." if os.geteuid() else ""
+    raise UsageError(
+        f"no process in {directory} matches; running processes: {others or 'none'}.{hint}"
+    )
 
 
 def training_processes(directory: Path) -> Iterator[TrainingProcess]:
-    """Yield the processes of the directory. Raise UsageError if it cannot be read.
+    """Yield this user's processes. Raise UsageError if the directory cannot be read.
 
     A sample is skipped if it is malformed, or not owned by the user of its process.
     """
     processes = ProcessTable()
     try:
-        samples = (path for path in directory.iterdir() if path.name.endswith(SAMPLE_SUFFIX))
-        paths = list(islice(samples, MAX_FILES))
+        files = find_files(
+            directory, lambda name: name.endswith(SAMPLE_SUFFIX), os.geteuid() or None
+        )
     except OSError as error:
         raise UsageError(
             f"the run directory {directory} cannot be read ({error.strerror}); see --run-dir."
         ) from None
-    for path in paths:
-        process = _read(path, processes)
+    for path, status in files:
+        process = _read(path, status.st_uid, processes)
         if process is not None:
             yield process
 
 
-def _read(path: Path, processes: ProcessTable) -> TrainingProcess | None:
+def _read(path: Path, uid: int, processes: ProcessTable) -> TrainingProcess | None:
     try:
-        data, status = read_untrusted(path, MAX_SAMPLE_BYTES)
+        data = read_untrusted(path, MAX_SAMPLE_BYTES, uid)[0]
         sample = json.loads(data)
         process = convert(sanitize_json(sample["process"]), Process)
         ended = sample.get("ended") is not None
     except (UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     location = processes.locate(process)
-    if location.alive and processes.owner(location.pid) not in {None, status.st_uid}:
+    if location.alive and processes.owner(location.pid) not in {None, uid}:
         return None
     alive = False if ended else location.alive
-    return TrainingProcess(path, status.st_uid, process, location.pid, alive)
+    return TrainingProcess(path, uid, process, location.pid, alive)
 
 
 def _names(processes: list[TrainingProcess]) -> str:

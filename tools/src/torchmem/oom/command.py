@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,11 +13,17 @@ from torchmem.allocator.oom_report import OomReport, decode, encode
 from torchmem.cli.terminal import write_out
 from torchmem.oom import text
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, run_directory
+from torchmem.sample.run_directory import (
+    MAX_REPORT_BYTES,
+    PROCESS_FORM,
+    REPORT_SUFFIX,
+    find_files,
+    run_directory,
+)
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
 HELP = "explain the OutOfMemoryError of an instrumented process"
-REPORT_NAME = re.compile(r"\d+-\d+-\d+-\d+" + re.escape(REPORT_SUFFIX))
+REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", nargs="?", type=Path, help="report (default: the newest one)")
     add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
-    add("--list", action="store_true", help="list all reports of the run directory")
+    add(
+        "--list",
+        action="store_true",
+        help="list all of your reports in the run directory (root: everybody's)",
+    )
     add("--json", action="store_true", help="print the reports as JSON, one per line")
 
 
@@ -61,7 +72,7 @@ def load(path: Path) -> OomReport:
 
 
 def load_all(directory: Path) -> list[tuple[Path, OomReport]]:
-    """Return every valid report of the directory, newest first. Raise UsageError without any."""
+    """Return every valid report of this user, newest first. Raise UsageError without any."""
     reports = []
     for path in _report_paths(directory):
         with suppress(UsageError):
@@ -72,35 +83,24 @@ def load_all(directory: Path) -> list[tuple[Path, OomReport]]:
 
 
 def newest(directory: Path) -> Path:
-    """Return the newest report of this user, or of any user. Raise UsageError without any."""
+    """Return the newest report of this user. Raise UsageError without any."""
     paths = _report_paths(directory)
     if not paths:
         raise _no_report(directory)
-    return next((path for path in paths if _owner(path) == os.getuid()), paths[0])
+    return paths[0]
 
 
 def _report_paths(directory: Path) -> list[Path]:
-    """Return the paths of all reports, newest first."""
+    """Return the paths of this user's reports, newest first; root sees those of all users."""
     try:
-        names = [entry.name for entry in os.scandir(directory) if REPORT_NAME.fullmatch(entry.name)]
+        files = find_files(directory, REPORT_NAME.fullmatch, os.geteuid() or None)
     except OSError as error:
         raise UsageError(
             f"the run directory {sanitize_text(str(directory))} cannot be read "
             f"({error.strerror or 'unknown'}): name another with --run-dir."
         ) from None
-    return sorted((directory / name for name in names), key=_modified, reverse=True)
-
-
-def _modified(path: Path) -> float:
-    with suppress(OSError):
-        return path.lstat().st_mtime
-    return 0.0
-
-
-def _owner(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.lstat().st_uid
-    return None
+    regular = [(status.st_mtime, path) for path, status in files if stat.S_ISREG(status.st_mode)]
+    return [path for _, path in sorted(regular, reverse=True)]
 
 
 def _no_report(directory: Path) -> UsageError:

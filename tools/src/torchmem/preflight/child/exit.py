@@ -91,5 +91,5 @@ def write_trace(folder: Path, snapshot: Mapping[str, Any]) -> None:
 def _newest_oom_report() -> Path | None:
     """Return this process's newest OOM report in the run directory."""
     own = sample_name(os.getpid(), pid_namespace(), own_start_ticks()).removesuffix(SAMPLE_SUFFIX)
-    reports = run_directory(os.environ).glob(f"{own}-*{OOM_REPORT_SUFFIX}")
+    reports = run_directory(os.environ).glob(f"*/{own}-*{OOM_REPORT_SUFFIX}")
     return max(reports, key=lambda path: path.stat().st_mtime, default=None)

@@ -1,0 +1,88 @@
+"""How much of the page and of the exporter's memory one user of the node may take.
+
+A rank with one GPU has a file of 2 to 8 KB, 100 to 150 series and 20 KB of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchmem.sample.families import View, families
+from torchmem.sample.sample import Sample
+
+MAX_FILES_PER_USER = 1024
+MAX_DEVICES_PER_USER = 2048
+MAX_FILE_BYTES_PER_USER = 4 << 20
+MAX_SERIES_PER_USER = 30_000
+MAX_PAGE_BYTES_PER_USER = 8 << 20
+
+NODE_SHARES = 4
+"""All users together may take this many times what one user may."""
+
+MAX_PAGE_BYTES_PER_FILE_BYTE = 128
+"""An upper bound of what a file gives of the page; the worst file that was found gives 50."""
+
+_LINE_BYTES = 24  # braces, value, end of line
+_LABEL_BYTES = 4  # =, two quotes, comma
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left for one user, or for the node."""
+
+    files: int = MAX_FILES_PER_USER
+    devices: int = MAX_DEVICES_PER_USER
+    file_bytes: int = MAX_FILE_BYTES_PER_USER
+    series: int = MAX_SERIES_PER_USER
+    page_bytes: int = MAX_PAGE_BYTES_PER_USER
+
+    @classmethod
+    def of_node(cls) -> Budget:
+        """Return the budget of all users together."""
+        user = cls()
+        return cls(**{name: getattr(user, name) * NODE_SHARES for name in cls.__slots__})
+
+    def share(self, users: int) -> Budget:
+        """Return one user's budget while `users` users, this one included, share what is left."""
+        user = Budget()
+        return Budget(
+            **{
+                name: min(getattr(user, name), getattr(self, name) // users)
+                for name in self.__slots__
+            }
+        )
+
+    def take(self, amounts: Mapping[str, int]) -> bool:
+        """Subtract the amounts and return True, or return False if one of them exceeds the rest."""
+        if any(getattr(self, name) < amount for name, amount in amounts.items()):
+            return False
+        for name, amount in amounts.items():
+            setattr(self, name, getattr(self, name) - amount)
+        return True
+
+    def take_all(self, used: Budget, given: Budget) -> None:
+        """Subtract what a user has used of the budget `given`, of which `used` is left."""
+        for name in self.__slots__:
+            spent = getattr(given, name) - getattr(used, name)
+            setattr(self, name, getattr(self, name) - spent)
+
+
+def page_cost(sample: Sample) -> tuple[int, int]:
+    """Return the number of series of a sample, and their bytes in the text format."""
+    series = size = 0
+    for family in families([View(sample, sample.process.pid, "running", {})]):
+        for row in family.samples:
+            series += 1
+            size += len(row.name) + _LINE_BYTES + _labels_size(row.labels)
+    return series, size
+
+
+def _labels_size(labels: Mapping[str, str]) -> int:
+    """Return the bytes of labels as text, where a backslash, a quote and a newline take two."""
+    escaped = sum(map(_escaped_size, labels.values()))
+    return escaped + sum(len(name) + _LABEL_BYTES for name in labels)
+
+
+def _escaped_size(text: str) -> int:
+    return len(text.encode()) + text.count("\\") + text.count('"') + text.count("\n")
