@@ -35,6 +35,7 @@ VOLATILE_VALUES = {
     "torchmem_exporter_run_directory_free_bytes",
     "torchmem_exporter_run_directory_inodes",
     "torchmem_exporter_run_directory_free_inodes",
+    "torchmem_exporter_start_timestamp_seconds",
     "torchmem_sample_timestamp_seconds",
     "nvml_xid_last_timestamp_seconds",
 }

@@ -98,6 +98,7 @@ class Exporter:
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._clock = clock
+        self._started = clock()
         self._workers = workers or Workers()
         self.configure(
             deadline_seconds, processes_per_gpu=processes_per_gpu, pcie_throughput=pcie_throughput
@@ -154,7 +155,8 @@ class Exporter:
         with self._lock:
             results = [*self._nvml_results(reading), *self._other_results(reading)]
             own = own_families(results, self._run_directory)
-        return [*(metric for result in results for metric in result.families), *own]
+        started = family(catalog.EXPORTER_START, [((), self._started)])
+        return [*(metric for result in results for metric in result.families), started, *own]
 
     def _read_driver(self) -> Reading:
         """Return a finished reading, or an unfinished one at the deadline.

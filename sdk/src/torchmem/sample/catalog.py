@@ -434,6 +434,9 @@ NVML_RECOVERY_ACTION = _group.gauge(
 )
 
 _group = _Group("Exporter self-monitoring")
+EXPORTER_START = _group.gauge(
+    "torchmem_exporter_start_timestamp_seconds", "When this exporter started, in Unix seconds."
+)
 BUILD_INFO = _group.info("torchmem_exporter_build_info", "Versions of torchmem and Python.")
 COLLECTOR_SUCCESS = _group.gauge(
     "torchmem_exporter_collector_success",
