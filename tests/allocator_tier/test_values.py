@@ -152,3 +152,70 @@ def test_checks_do_not_change_the_peak(tmp_path: Path) -> None:
     plain, guarded = json_of_script(STEPS, tmp_path)
 
     assert plain == guarded
+
+
+COMPARED = """
+OPERATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
+READS = ("all", "any", "max", "min", "sum", "float().mean", "tolist")
+EXPRESSIONS = [
+    f"x.{operation}({other}).{read}()"
+    for operation in OPERATIONS for other in ("-1", "0", "1", "y") for read in READS
+] + [f"x.{read}()" for read in (
+    "all", "any", "isnan", "isinf", "isfinite", "signbit", "logical_not", "argmax", "argmin", "max",
+    "min", "sum", "mean", "prod", "nonzero", "count_nonzero", "bool", "exp", "tolist",
+)] + [
+    "torch.equal(x, y)", "torch.allclose(x, y)", "x.max() == 0", "x.sum() != 0", "x.bitwise_not()",
+    "~(x == 0).all()", "~x.isfinite()", "((x >= 0) & (x <= 1)).all()", "((x > 0) | (x < 1)).any()",
+    "((x > 0) ^ (x < 1)).all()", "torch.logical_and(x == 0, x > 0).any()",
+    "torch.logical_or(x == 0, x > 0).all()", "(x == 0).clone()", "(x[::2] == 0).all()",
+    "(x.t() == 0).all()", "(x == 0).all(-1)", "(x == 0)[0]", "(x == 0).sum() == x.numel()",
+    "((x == 0) == True).all()", "torch.full_like(x, 1) == 1", "torch.ones_like(x).all()",
+]
+TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+def read(expression, values):
+    try:
+        value = eval(expression, values)
+    except (RuntimeError, TypeError) as error:
+        return type(error).__name__
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+different = []
+for name in TYPES:
+    on_host, on_card = (
+        {"torch": torch} | {
+            key: torch.zeros(4, 6, dtype=getattr(torch, name), device=device) for key in "xy"
+        } for device in ("cpu", "cuda")
+    )
+    different += [
+        (name, expression) for expression in EXPRESSIONS
+        if read(expression, on_host) != read(expression, on_card)
+    ]
+print(json.dumps([len(EXPRESSIONS), different]))
+"""
+
+
+def test_comparisons_and_reductions_are_those_of_zeros(tmp_path: Path) -> None:
+    """Each comparison and reduction of a tensor of zeros has the value that it has on the CPU."""
+    number, different = json_of_script(COMPARED, tmp_path)
+
+    assert 0 < number
+    assert [] == different
+
+
+GENERATION = """
+end = torch.tensor([999], device="cuda")
+unfinished, length = torch.ones(4, dtype=torch.long, device="cuda"), 0
+while length < 50:
+    length += 1
+    tokens = torch.randn(4, 1000, device="cuda").argmax(-1)
+    done = torch.full((4,), length >= 20, dtype=torch.bool, device="cuda")
+    done = done | torch.isin(tokens, end)
+    unfinished = unfinished & ~done
+    if unfinished.max() == 0:
+        break
+print(length)
+"""
+
+
+def test_generation_ends_at_its_maximum_length(tmp_path: Path) -> None:
+    """A loop like that of Hugging Face's generate() ends at its maximum length, not before."""
+    assert 20 == json_of_script(GENERATION, tmp_path)

@@ -126,7 +126,7 @@ def _compile(libraries: list[Path], folder: Path, compiler: list[str]) -> None:
         raise UsageError(f"cannot read the installed PyTorch: {error}; reinstall it") from error
     sources = [*map(str, SOURCES.glob("*.c")), str(stubs)]
     exports = f"-Wl,--version-script={SOURCES / 'exports.map'}"
-    output = ["-o", str(folder / LIBRARY), "-ldl", "-lpthread"]
+    output = ["-o", str(folder / LIBRARY), "-ldl", "-lm", "-lpthread"]
     command = [*compiler, *FLAGS, f"-I{SOURCES}", *sources, exports, *output]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:

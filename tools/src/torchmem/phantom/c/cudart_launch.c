@@ -17,8 +17,8 @@ SUCCEED(cudaLibraryUnload)
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments)
 {
     (void)grid, (void)block;
-    forget_writes();
-    predicate_launched(function, arguments);
+    forget_host_writes();
+    kernel_launched(function, arguments);
     return cudaSuccess;
 }
 
@@ -38,7 +38,7 @@ void **__cudaRegisterFatBinary(void *binary)
 void __cudaRegisterFunction(void **module, const void *function, char *host_name, const char *name)
 {
     (void)module, (void)host_name;
-    register_predicate(function, name);
+    register_kernel(function, name);
 }
 
 char __cudaInitModule(void **module)

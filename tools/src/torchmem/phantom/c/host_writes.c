@@ -67,7 +67,7 @@ static bool read_into(char *to, uintptr_t start, size_t size)
 
 void keep_write(const void *device, const void *host, size_t size)
 {
-    forget_predicate();
+    keep_host_value(device, host, size);
     pthread_mutex_lock(&lock);
     drop((uintptr_t)device, size);
     char *room = room_for(size);
@@ -100,17 +100,23 @@ void copy_write(void *to, const void *from, size_t size)
 
 void forget_write(const void *device, size_t size)
 {
+    forget_value(device, size);
     pthread_mutex_lock(&lock);
     drop((uintptr_t)device, size);
     pthread_mutex_unlock(&lock);
 }
 
-void forget_writes(void)
+void forget_host_writes(void)
 {
-    forget_predicate();
     if (count == 0)
         return;
     pthread_mutex_lock(&lock);
     forget_all();
     pthread_mutex_unlock(&lock);
+}
+
+void forget_writes(void)
+{
+    work_ran();
+    forget_host_writes();
 }

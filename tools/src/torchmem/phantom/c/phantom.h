@@ -76,13 +76,18 @@ void keep_write(const void *device, const void *host, size_t size);
 void read_back(void *host, const void *device, size_t size);
 void copy_write(void *to, const void *from, size_t size);
 void forget_write(const void *device, size_t size);
+void forget_host_writes(void);
+/* Also notes that work of unknown result ran. */
 void forget_writes(void);
 
-/* predicates.c: the result of this thread's last kernel, if that was a yes-or-no question. */
-void register_predicate(const void *function, const char *name);
-void predicate_launched(const void *function, void **arguments);
-void forget_predicate(void);
-void read_predicate(void *host, size_t size);
+/* known_values.c: values other than zero that follow from zeros. */
+void register_kernel(const void *function, const char *name);
+void kernel_launched(const void *function, void **arguments);
+void work_ran(void);
+void keep_host_value(const void *device, const void *host, size_t size);
+void copy_value(const void *to, const void *from, size_t size);
+void forget_value(const void *device, size_t size);
+void read_value(void *host, const void *device, size_t size);
 
 /* A call that works on the card succeeds. Its arguments are ignored, which C calling conventions
  * allow. The second name avoids a conflict with headers. */

@@ -42,6 +42,7 @@ def begin() -> None:
     torch_hooks.on_first_forward(watcher.phases.forward)
     torch_hooks.on_optimizer(watcher.phases.optimizer)
     torch_hooks.around_backward(watcher.phases.backward_begins, watcher.backward_ended)
+    torch_hooks.pass_distribution_checks()
     atexit.register(watcher.script_ended)
     before_leaving(watcher.script_ended)
 

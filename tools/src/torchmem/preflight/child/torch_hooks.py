@@ -67,6 +67,24 @@ def around_backward(begin: Callable[[], None], end: Callable[[], None]) -> None:
     torch.autograd._engine_run_backward = run_with_callbacks  # noqa: SLF001
 
 
+def pass_distribution_checks() -> None:
+    """Let torch.distributions accept its parameters, which are zeros, after checking them.
+
+    The check still runs, so that it takes its memory. Wraps `torch._is_all_true`, which nothing
+    else in PyTorch calls (torch/distributions/distribution.py, PyTorch 2.13).
+    """
+    check: Any = getattr(torch, "_is_all_true", None)
+    if check is None:
+        return
+
+    @functools.wraps(check)
+    def run_and_pass(*arguments: Any) -> bool:
+        check(*arguments)
+        return True
+
+    torch._is_all_true = run_and_pass  # noqa: SLF001
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether the error, its cause or its context is PyTorch's OutOfMemoryError."""
     while error is not None:
