@@ -146,6 +146,10 @@ COLLECTORS: list[Panel] = [
 ]
 
 _REJECTED = f"60 * sum by (instance, reason) ({rate(select(catalog.REJECTED_SAMPLES))}) > 0"
+_FREE_BYTES, _SIZE = map(select, (catalog.RUN_DIRECTORY_FREE, catalog.RUN_DIRECTORY_SIZE))
+_FREE_INODES, _INODES = map(
+    select, (catalog.RUN_DIRECTORY_FREE_INODES, catalog.RUN_DIRECTORY_INODES)
+)
 INPUTS: list[Panel] = [
     lines(
         Text(
@@ -180,6 +184,20 @@ INPUTS: list[Panel] = [
     )
     .span(12)
     .height(8),
+    lines(
+        Text(
+            "Room in the run directory",
+            "Can ranks still write their files? The free share of the file system of the run "
+            "directory, in bytes and in files. Without room, the values of all ranks of the "
+            "node get stale.",
+            NO_EXPORTER,
+        ),
+        [
+            Query(f"{_FREE_BYTES} / {_SIZE}", "{{instance}}, bytes"),
+            Query(f"{_FREE_INODES} / {_INODES}", "{{instance}}, files"),
+        ],
+        Unit.RATIO,
+    ),
     lines(
         Text(
             "Ranks per exporter",

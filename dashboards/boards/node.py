@@ -234,7 +234,10 @@ MEMORY: list[Panel] = [
             "memory? If it is full, GPUDirect and peer access fail although memory is free.",
             "This driver does not report BAR1",
         ),
-        [Query(_value("bar1_used_bytes"), GPU)],
+        [
+            Query(_value("bar1_used_bytes"), GPU),
+            Query(_value("bar1_total_bytes"), f"{GPU}, size", "text"),
+        ],
         Unit.BYTES,
     ),
 ]
@@ -308,13 +311,14 @@ POWER_AND_CLOCKS: list[Panel] = [
     lines(
         Text(
             "Power",
-            "How much power does each GPU draw, and what is its limit? Near the limit, the GPU "
-            "slows down.",
+            "How much power does each GPU draw, what is its limit, and what is the highest limit "
+            "that can be set? Near the limit, the GPU slows down.",
             NO_GPU,
         ),
         [
             Query(_value("power_watts"), GPU),
             Query(_value("power_limit_watts"), f"{GPU}, limit", "text"),
+            Query(_value("power_limit_max_watts"), f"{GPU}, highest limit", "text"),
         ],
         Unit.WATTS,
     ),
@@ -346,13 +350,14 @@ POWER_AND_CLOCKS: list[Panel] = [
     lines(
         Text(
             "Clocks",
-            "How fast does each GPU run? The SM clock determines arithmetic, the memory clock "
-            "bandwidth.",
+            "How fast does each GPU run, and how fast could it? The SM clock determines "
+            "arithmetic, the memory clock bandwidth.",
             NO_GPU,
         ),
         [
             Query(_value("clock_hertz", domain="sm"), f"{GPU}, SM"),
             Query(_value("clock_hertz", domain="memory"), f"{GPU}, memory"),
+            Query(_value("clock_max_hertz", domain="sm"), f"{GPU}, SM, highest", "text"),
         ],
         Unit.HERTZ,
     ).span(24),
@@ -496,7 +501,7 @@ def _mig() -> Panel:
     text = Text(
         "MIG instances",
         "How full is each MIG instance? Memory belongs to the GPU instance; its compute instances "
-        "share it.",
+        "share it. Driver is what the driver reserves for itself.",
         "No GPU is in MIG mode",
     )
 
@@ -510,6 +515,7 @@ def _mig() -> Panel:
         Column("Profile", row(MIG_ROW, _value("mig_info"), "profile"), label="profile"),
         Column("Used", memory("used"), unit=Unit.BYTES),
         Column("Free", memory("free"), unit=Unit.BYTES),
+        Column("Driver", memory("reserved"), unit=Unit.BYTES),
         Column("Memory", memory("total"), unit=Unit.BYTES),
     ]
     return joined_table(text, columns).height(7)

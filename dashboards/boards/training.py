@@ -163,12 +163,17 @@ PRESSURE: list[Panel] = [
     ),
     lines(
         Text(
-            "Segments allocated from the driver",
-            "Does the allocator still request memory from the driver? After the first steps it "
-            "should not: each call is slow, and a constant rate means that sizes vary or that "
-            "something empties the cache.",
+            "Calls to the driver",
+            "Does the allocator still request memory from the driver, or return it? After the "
+            "first steps it should not: each call is slow, and a constant rate means that sizes "
+            "vary or that something empties the cache. Before it returns memory, it waits for "
+            "all streams.",
         ),
-        [Query(f"60 * {rate(select(catalog.DEVICE_ALLOCS))}", RANK)],
+        [
+            Query(f"60 * {rate(select(catalog.DEVICE_ALLOCS))}", f"{RANK}, segments allocated"),
+            Query(f"60 * {rate(select(catalog.DEVICE_FREES))}", f"{RANK}, segments returned"),
+            Query(f"60 * {rate(select(catalog.STREAM_SYNCS))}", f"{RANK}, waits for streams"),
+        ],
         Unit.PER_MINUTE,
     ),
     lines(

@@ -58,15 +58,19 @@ def test_the_second_list_drops_only_details() -> None:
 
 
 def test_the_shares_on_the_page_are_right() -> None:
-    """Each list drops the share of a node's series that the page states, and names real metrics."""
+    """Each list drops about the share that the page states (5 points), and names real metrics."""
     all_names = names()
     shares = [
         sum(bool(re.fullmatch(pattern, name)) for name in all_names) / len(all_names)
         for pattern in (UNREAD, DETAIL)
     ]
-    stated = re.search(r"first list drops (\d+) %.* second (\d+) %", PAGE, re.DOTALL)
+    stated = re.search(
+        r"first list drops about (\d+) %.* second about (\d+) %", " ".join(PAGE.split())
+    )
     assert stated
-    assert [round(100 * share) for share in shares] == [int(stated[1]), int(stated[2])]
+    assert [100 * share for share in shares] == pytest.approx(
+        [int(stated[1]), int(stated[2])], abs=5
+    )
     for pattern in (UNREAD, DETAIL):
         for name in _alternatives(pattern):
             assert name in CATALOG or _SUFFIX.sub("", name) in CATALOG, name
