@@ -52,7 +52,11 @@ def later(sample: Sample, seconds: float) -> Sample:
     spent = replace(
         sample.cost, cpu_seconds=sample.cost.cpu_seconds + 1, stats_duration_seconds=1.0
     )
-    return replace(sample, timestamp=sample.timestamp + seconds, cost=spent)
+    devices = tuple(
+        replace(device, stats_timestamp=(device.stats_timestamp or 0.0) + seconds)
+        for device in sample.devices
+    )
+    return replace(sample, timestamp=sample.timestamp + seconds, cost=spent, devices=devices)
 
 
 def test_an_unchanged_sample_is_not_published_again(tmp_path: Path) -> None:

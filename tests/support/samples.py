@@ -79,6 +79,8 @@ devices = st.builds(
     layout=_optional(layouts),
     last_oom=_optional(ooms),
     phase_peaks=st.dictionaries(text, size, max_size=3),
+    stats_timestamp=_optional(seconds),
+    driver_free_bytes=_optional(size),
 )
 processes = st.builds(
     Process,
@@ -157,6 +159,8 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         ),
         last_oom=OomRecord(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
         phase_peaks={"forward": 48 * gib},
+        stats_timestamp=1_700_000_002.0,
+        driver_free_bytes=5 * gib,
     )
     process = Process(
         pid=pid,

@@ -83,6 +83,14 @@ RESERVED_PEAK = _group.gauge(
 DEVICE_TOTAL = _group.gauge(
     "torchmem_device_total_bytes", "Total memory of the device, as CUDA reports it to the process."
 )
+DRIVER_FREE = _group.gauge(
+    "torchmem_driver_free_bytes",
+    "Free memory of the device at the driver, read with the statistics of the allocator.",
+)
+STATS_TIMESTAMP = _group.gauge(
+    "torchmem_stats_timestamp_seconds",
+    "Unix time at which the statistics of the allocator and the driver's free memory were read.",
+)
 PHASE_PEAK = _group.gauge(
     "torchmem_phase_allocated_peak_bytes",
     "Highest allocated bytes observed in a phase that the training script named.",

@@ -147,6 +147,9 @@ class DeviceSample:
     """One device of the process: torch's index, the UUID as NVML writes it, and its memory.
 
     `phase_peaks` holds the highest allocated bytes in each phase that the script named.
+    `stats_timestamp` is the time at which `allocator`, `counters` and `driver_free_bytes` were
+    read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo. The headroom of `layout` is
+    never above what these two leave. Samples of older versions lack both.
     """
 
     index: int
@@ -158,6 +161,8 @@ class DeviceSample:
     layout: Layout | None = None
     last_oom: OomRecord | None = None
     phase_peaks: dict[str, int] = field(default_factory=dict)
+    stats_timestamp: float | None = None
+    driver_free_bytes: int | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

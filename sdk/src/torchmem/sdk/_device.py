@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from torchmem.allocator.backend import Device
@@ -46,6 +47,8 @@ class DeviceRecord:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.allocator: Allocator | None = None
+        self.driver_free: int | None = None
+        self.stats_timestamp: float | None = None
         self.layout: Layout | None = None
         self.periodic_layout: Layout | None = None
         self.last_oom: OomRecord | None = None
@@ -57,9 +60,8 @@ class DeviceRecord:
         self._window_peak = 0
 
     def update(self, stats: NestedStats) -> None:
-        """Take one nested statistics dict; an empty dict changes nothing."""
-        if not stats:
-            return
+        """Take one nested statistics dict."""
+        self.stats_timestamp = time.time()
         for name in COUNTERS:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
@@ -120,9 +122,33 @@ class DeviceRecord:
             total_bytes=self.device.total_bytes,
             allocator=allocator,
             counters=self._counts(),
-            layout=self.layout,
+            layout=self._layout(expandable=expandable),
             last_oom=self.last_oom,
             phase_peaks=dict(self.phase_peaks),
+            stats_timestamp=self.stats_timestamp,
+            driver_free_bytes=self.driver_free,
+        )
+
+    def _layout(self, *, expandable: bool) -> Layout | None:
+        """Return the layout, with no more headroom than newer statistics leave.
+
+        Since the snapshot, other processes or this one may have taken memory. A request is served
+        by the driver, by the cache, or with expandable segments and after a flush by both.
+        """
+        layout, free = self.layout, self.driver_free
+        if layout is None or free is None or self.allocator is None:
+            return layout
+        if self.stats_timestamp is None or self.stats_timestamp < layout.timestamp:
+            return layout
+        cached = self.allocator.reserved_bytes.total - self.allocator.allocated_bytes.total
+        direct = free + cached if expandable else max(free, cached)
+        headroom, flushed = layout.headroom_bytes, layout.headroom_flush_bytes
+        if headroom is None or flushed is None or (headroom <= direct and flushed <= free + cached):
+            return layout
+        return replace(
+            layout,
+            headroom_bytes=min(headroom, direct),
+            headroom_flush_bytes=min(flushed, free + cached),
         )
 
     def _counts(self) -> Counters:

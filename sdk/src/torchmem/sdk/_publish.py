@@ -23,7 +23,7 @@ from torchmem.sample.run_directory import (
     replace_file,
     sample_name,
 )
-from torchmem.sample.sample import Process, Sample, encode
+from torchmem.sample.sample import DeviceSample, Process, Sample, encode
 from torchmem.sdk._cost import HEARTBEAT_SECONDS
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._settings import Settings
@@ -78,7 +78,22 @@ def _is_news(sample: Sample, old: Sample) -> bool:
     ):
         return True
     cost = replace(old.cost, errors=sample.cost.errors)
-    return old != replace(sample, timestamp=old.timestamp, steps=old.steps, cost=cost)
+    devices = _as_of(sample.devices, old.devices)
+    unchanged = replace(
+        sample, timestamp=old.timestamp, steps=old.steps, cost=cost, devices=devices
+    )
+    return old != unchanged
+
+
+def _as_of(
+    devices: tuple[DeviceSample, ...], old: tuple[DeviceSample, ...]
+) -> tuple[DeviceSample, ...]:
+    """Return `devices` with the times at which the statistics of `old` were read."""
+    times = {device.index: device.stats_timestamp for device in old}
+    return tuple(
+        replace(device, stats_timestamp=times.get(device.index, device.stats_timestamp))
+        for device in devices
+    )
 
 
 def make_user_directory(run_dir: Path) -> Path:

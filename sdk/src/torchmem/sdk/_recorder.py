@@ -71,7 +71,10 @@ class Recorder:
     def _read_stats(self) -> None:
         for device in self.backend.devices():
             record = self._records.setdefault(device.index, DeviceRecord(device))
-            record.update(self.backend.memory_stats(device.index) or {})
+            stats = self.backend.memory_stats(device.index)
+            if stats:
+                record.update(stats)
+                record.driver_free = self.backend.free_bytes(device.index)
 
     def allocated(self) -> dict[int, tuple[int, int]]:
         """Return the allocated bytes of every device, current and peak."""

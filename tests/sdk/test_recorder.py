@@ -1,0 +1,102 @@
+"""What is read at different moments, and what is published of it."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.sizes import MIB
+from torchmem.sample.sample import DeviceSample
+from torchmem.sdk._recorder import Recorder
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+
+sizes = st.lists(st.integers(1, 200 * MIB), max_size=12)
+
+
+def published(recorder: Recorder) -> DeviceSample:
+    """Return the only device as it is published."""
+    (device,) = recorder.samples()
+    return device
+
+
+def test_the_statistics_have_a_time_of_their_own() -> None:
+    """The time at which the statistics were read is published beside that of the snapshot."""
+    recorder = Recorder(SimulatedBackend([DeviceCachingAllocator(SimulatedCard(1024 * MIB))]))
+    before = time.time()
+    recorder.read_stats()
+    recorder.take_snapshot()
+    recorder.measure_snapshot()
+    between = time.time()
+    recorder.read_stats()
+
+    device = published(recorder)
+    assert device.layout is not None
+    assert device.stats_timestamp is not None
+    assert before <= device.layout.timestamp <= between <= device.stats_timestamp
+
+
+@given(sizes, st.integers(0, 1024 * MIB), sizes, st.booleans())
+def test_headroom_is_never_above_what_is_left_now(
+    taken: list[int], others: int, taken_later: list[int], expandable: bool
+) -> None:
+    """What others and the process itself have taken since the snapshot lowers the headroom."""
+    card = SimulatedCard(1024 * MIB, context_bytes=0)
+    config = AllocatorConfig(expandable_segments=expandable)
+    allocator = DeviceCachingAllocator(card, 0, config)
+    recorder = Recorder(SimulatedBackend([allocator]))
+    for size in taken:
+        if card.mem_get_info()[0] > size + 40 * MIB:
+            allocator.free(allocator.malloc(size))
+    recorder.read_settings()
+    recorder.read_stats()
+    recorder.take_snapshot()
+    recorder.measure_snapshot()
+    layout = published(recorder).layout
+    card.cuda_malloc(others)
+    for size in taken_later:
+        if card.mem_get_info()[0] > size + 40 * MIB:
+            allocator.malloc(size)
+    recorder.read_stats()
+
+    device, free = published(recorder), card.mem_get_info()[0]
+    stats = allocator.stats
+    cached = stats.reserved_bytes.current - stats.allocated_bytes.current
+    assert layout is not None
+    assert device.layout is not None
+    assert layout.headroom_bytes is not None
+    assert layout.headroom_flush_bytes is not None
+    assert device.layout.headroom_bytes is not None
+    assert device.layout.headroom_flush_bytes is not None
+    assert free == device.driver_free_bytes
+    assert device.layout.headroom_bytes <= layout.headroom_bytes
+    assert device.layout.headroom_flush_bytes <= min(layout.headroom_flush_bytes, free + cached)
+
+
+@given(sizes, st.booleans())
+def test_without_a_change_the_headroom_is_that_of_the_snapshot(
+    taken: list[int], expandable: bool
+) -> None:
+    """Statistics read after a snapshot of the same state leave the headroom as it is."""
+    card = SimulatedCard(1024 * MIB, context_bytes=0)
+    config = AllocatorConfig(expandable_segments=expandable)
+    allocator = DeviceCachingAllocator(card, 0, config)
+    recorder = Recorder(SimulatedBackend([allocator]))
+    for number, size in enumerate(taken):
+        if card.mem_get_info()[0] > size + 40 * MIB:
+            block = allocator.malloc(size)
+            if number % 2:
+                allocator.free(block)
+    recorder.read_settings()
+    recorder.read_stats()
+    recorder.take_snapshot()
+    recorder.measure_snapshot()
+    layout = published(recorder).layout
+    recorder.read_stats()
+
+    assert layout is not None
+    assert layout == published(recorder).layout
