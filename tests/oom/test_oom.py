@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.reports import BY_NAME, CAPACITY, LIMIT, STRANDED
+from support.users import as_user, needs_root
 
 from torchmem.allocator.oom_report import OomReport, encode
+from torchmem.oom.command import load_all
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -74,6 +76,7 @@ def test_the_list_is_newest_first_and_skips_junk(tmp_path: Path, put: Put) -> No
     put(STRANDED, pid=2, written=2.0)
     (tmp_path / f"1-5-3-1{REPORT_SUFFIX}").write_text("junk")
     os.mkfifo(tmp_path / f"1-6-3-1{REPORT_SUFFIX}")
+    (tmp_path / f"1-7-3-1{REPORT_SUFFIX}").mkdir()
     (tmp_path / f"evil\n{REPORT_SUFFIX}").write_bytes(encode(LIMIT))
     lines = oom("--list", "--run-dir", tmp_path).stdout.splitlines()
 
@@ -118,6 +121,34 @@ def test_an_unusable_file_is_one_sentence(
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
     assert f"{path} " in done.stderr
     assert sentence in done.stderr
+
+
+@needs_root
+def test_reports_of_other_users(shared_dir: Path) -> None:
+    """A user finds the own reports in the own directory, root those of all users."""
+
+    def write() -> Path:
+        folder = shared_dir / str(os.geteuid())
+        folder.mkdir()
+        (folder / f"1-2-3-1{REPORT_SUFFIX}").write_bytes(encode(CAPACITY))
+        return folder / f"1-2-3-1{REPORT_SUFFIX}"
+
+    def find() -> list[Path]:
+        return [path for path, _ in load_all(shared_dir)]
+
+    paths = [as_user(user, write) for user in (61001, 61002)]
+    paths[1].parent.chmod(0o755)
+
+    assert [paths[0]] == as_user(61001, find)
+    assert set(paths) == set(find())
+
+
+def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> None:
+    """A directory is refused like any other file that is not a report."""
+    done = oom(tmp_path)
+
+    assert 2 == done.returncode
+    assert done.stderr.startswith(f"torchmem: {tmp_path} is not a regular file: ")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,22 @@ def test_recording_begins_and_ends_between_two_steps(
         assert later >= STOP_GRACE_SECONDS - 1e-6
 
 
+def test_a_directory_in_place_of_a_request_is_refused(rank: Rank) -> None:
+    """It is refused once, and leaves no descriptor open however often it is looked at."""
+    rank.request_path.mkdir()
+    rank.capture.tick()
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(20):
+        os.utime(rank.request_path, (number, number))
+        rank.capture.tick()
+
+    assert ("refused", "the request is not a regular file.") == (
+        rank.answer.state,
+        rank.answer.reason,
+    )
+    assert opened == len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
     """It starts and ends at a step, lasts as long as requested, and leaves a private file."""
     rank.request()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -207,6 +208,30 @@ def test_a_user_keeps_a_bounded_number(tmp_path: Path) -> None:
     assert (tmp_path / f"1-2-3{SAMPLE_SUFFIX}").exists()
 
 
+def test_files_of_others_do_not_delay_an_oom(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    tmp_path: Path,
+) -> None:
+    """At an OutOfMemoryError only this user's own directory is listed, however full the others are."""
+    open_session(backend)
+    backend.step()
+    listed, is_recording = list[object](), True
+
+    def record(event: str, arguments: tuple[object, ...]) -> None:
+        if is_recording and event in {"os.scandir", "os.listdir", "glob.glob"}:
+            listed.append(arguments[0])
+
+    sys.addaudithook(record)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+    is_recording = False
+
+    assert 1 == len(_report_paths(tmp_path))
+    assert {str(tmp_path / str(os.geteuid()))} == set(map(str, listed))
+
+
 def test_an_unwritable_directory_does_no_harm(
     backend: SimulatedBackend,
     allocator: DeviceCachingAllocator,
@@ -231,7 +256,7 @@ def test_a_report_is_bounded_in_size(tmp_path: Path) -> None:
     reports = ReportWriter(tmp_path / f"1-2-3{SAMPLE_SUFFIX}")
     reports.remember(SAMPLE)
     reports.write(_observation(), _named(SAMPLE, 0))
-    (length,) = (path.stat().st_size for path in tmp_path.iterdir())
+    (length,) = (path.stat().st_size for path in _report_paths(tmp_path))
     reports.write(_observation(), _named(SAMPLE, MAX_REPORT_BYTES - length + 1))
     assert [1, 0] == [len(report.trend.seconds) for report in _read_reports(tmp_path)]
 

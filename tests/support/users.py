@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
+import subprocess
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,6 +17,14 @@ T = TypeVar("T")
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="acting as several users of the machine needs root"
 )
+
+
+def may_mount() -> bool:
+    """Return whether this process may mount a file system in a namespace of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "torchmem", "/mnt"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def as_user(uid: int, call: Callable[[], T]) -> T:

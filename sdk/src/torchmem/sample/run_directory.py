@@ -28,6 +28,7 @@ RUN_DIR_MODE = 0o1777
 SAMPLE_SUFFIX = ".sample.json"
 REPORT_SUFFIX = ".oom.json"
 TEMPORARY_SUFFIX = ".tmp"
+RESERVE_SUFFIX = ".reserve"
 MAX_SAMPLE_BYTES = 256 * 1024
 MAX_REPORT_BYTES = 64 * 1024
 
@@ -99,6 +100,11 @@ def sample_name(pid: int, pid_namespace: int | None, start_ticks: int | None) ->
 def report_name(sample: str, number: int) -> str:
     """Return the file name of the process's OOM report `number`, given the name of its sample."""
     return f"{sample.removesuffix(SAMPLE_SUFFIX)}-{number}{REPORT_SUFFIX}"
+
+
+def reserve_path(path: Path) -> Path:
+    """Return the path of the room that a process reserves for the file `path`."""
+    return path.with_name(f".{path.name}{RESERVE_SUFFIX}")
 
 
 _writes = itertools.count()

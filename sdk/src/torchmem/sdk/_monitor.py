@@ -245,6 +245,8 @@ class Monitor:
                 self._capture.close()
         if self.recorder.samples():
             self.publisher.publish()
+        if self._reports:
+            self._reports.close()
         self.publisher.close()
         self._errors.log_deferred()
 

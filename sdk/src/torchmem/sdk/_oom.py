@@ -32,12 +32,13 @@ from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     PROCESS_FORM,
     REPORT_SUFFIX,
-    replace_file,
     report_name,
+    reserve_path,
 )
 from torchmem.sample.sample import DeviceSample, Layout, OomRecord, Sample
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._publish import restore_directory
+from torchmem.sdk._reserve import FULL, Reserve
 
 TREND_SECONDS = 300
 MIN_POINT_SECONDS = 1.0
@@ -210,6 +211,7 @@ class ReportWriter:
     def __init__(self, sample_path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = sample_path.parent
         self._sample_name = sample_path.name
+        self._reserve = Reserve(reserve_path(self._path(0)))
         self._clock = clock
         self._history = History(clock)
         # Reentrant: a signal handler of the script may run out of memory during a write.
@@ -218,8 +220,9 @@ class ReportWriter:
         self._opened = 0.0
 
     def remember(self, sample: Sample) -> None:
-        """Add a published sample to the history."""
+        """Add a published sample to the history, and keep room for a report."""
         self._history.add(sample)
+        self._reserve.keep(MAX_REPORT_BYTES)
 
     def write(self, observation: OomObservation, sample: Sample) -> None:
         """Write one report. Raises OSError, or ValueError if the report is too large."""
@@ -232,11 +235,25 @@ class ReportWriter:
         restore_directory(self._directory)
         is_new = self._number < 2 or self._clock() - self._opened >= NEW_FILE_SECONDS
         number = self._number + is_new
-        replace_file(self._path(number), content)
+        self._replace(number, content)
         if is_new:
             self._number, self._opened = number, self._clock()
             self._path(number - MAX_REPORTS_PER_PROCESS).unlink(missing_ok=True)
             keep_newest(self._directory, MAX_REPORTS_PER_USER)
+
+    def _replace(self, number: int, content: bytes) -> None:
+        """Write a report; in the room of the previous one if there is no other."""
+        try:
+            self._reserve.replace(self._path(number), content)
+        except OSError as error:
+            if error.errno not in FULL or number == self._number:
+                raise
+            self._reserve.take(self._path(self._number))
+            self._reserve.replace(self._path(number), content)
+
+    def close(self) -> None:
+        """Give back the room for a report. Raises OSError."""
+        self._reserve.release()
 
     def _path(self, number: int) -> Path:
         return self._directory / report_name(self._sample_name, number)

@@ -17,15 +17,17 @@ from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFF
 from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import (
     REPORT_SUFFIX,
+    RESERVE_SUFFIX,
     RUN_DIR_MODE,
     SAMPLE_SUFFIX,
     TEMPORARY_SUFFIX,
-    replace_file,
+    reserve_path,
     sample_name,
 )
 from torchmem.sample.sample import DeviceSample, Process, Sample, encode
 from torchmem.sdk._cost import HEARTBEAT_SECONDS
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._reserve import Reserve
 from torchmem.sdk._settings import Settings
 
 if TYPE_CHECKING:
@@ -36,12 +38,14 @@ if TYPE_CHECKING:
 ENDED_FILE_SECONDS = 3600
 STALE_FILE_SECONDS = 24 * 3600
 LOCK_SECONDS = 1.0
+MIN_RESERVED_BYTES = 16 * 1024
 
 _SUFFIXES = "|".join(map(re.escape, (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX)))
 _UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{_SUFFIXES}"
 _SWEPT_NAME = re.compile(
     r"(?P<dot>\.)?(?P<namespace>\d+)-(?P<pid>\d+)-(?P<ticks>\d+)"
-    rf"(?(dot)({_UNFINISHED})\.\d+\.\d+{re.escape(TEMPORARY_SUFFIX)}|({_SUFFIXES}))"
+    rf"(?(dot)({_UNFINISHED})(\.\d+\.\d+{re.escape(TEMPORARY_SUFFIX)}|{re.escape(RESERVE_SUFFIX)}d?)"
+    rf"|({_SUFFIXES}))"
 )
 
 
@@ -51,15 +55,17 @@ class SampleFile:
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / name
         self.newest: Sample | None = None
+        self.reserve = Reserve(reserve_path(self.path))
 
     def write(self, sample: Sample) -> None:
         """Replace the file; create the directories again if they have vanished. Raises OSError."""
         content = encode(sample)
         try:
-            replace_file(self.path, content)
+            self.reserve.replace(self.path, content)
         except FileNotFoundError:
             restore_directory(self.path.parent)
-            replace_file(self.path, content)
+            self.reserve.replace(self.path, content)
+        self.reserve.keep(max(MIN_RESERVED_BYTES, 2 * len(content)))
         if self.newest is None:
             remove_stale_files(self.path.parent, time.time())
         self.newest = sample
@@ -257,6 +263,7 @@ class Publisher:
 
     def close(self) -> None:
         """Remove the textfile and close the port; the sample file stays. Raises OSError."""
+        self.file.reserve.release()
         if self._textfile:
             self._textfile.remove()
         if self._endpoint:
