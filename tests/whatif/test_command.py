@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -15,6 +16,8 @@ from support.recordings import RecordedJob, varying_lengths, write
 from support.whatif_results import CHANGE, KEEP, NONE
 
 from torchmem.allocator.sizes import MIB
+from torchmem.phantom.cards import CATALOG
+from torchmem.whatif.command import add_arguments, run
 from torchmem.whatif.result import WhatIf, document
 from torchmem.whatif.text import Progress, page
 
@@ -178,10 +181,26 @@ def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
     assert "rank0.pickle, GPU 0" in text
 
 
+def test_the_cards_of_a_preflight_are_known(
+    snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--card` takes the names of `torchmem preflight`, with the same memory and context."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    obtainable = []
+    for card in CATALOG[::7]:
+        flags = ["--card", card.name, "--json", "--setting", "expandable_segments:True"]
+        run(parser.parse_args([str(snapshot), *flags]))
+        obtainable.append(json.loads(capsys.readouterr().out)["card_bytes"])
+
+    assert [card.memory_bytes - card.context_bytes for card in CATALOG[::7]] == obtainable
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--card", "lots"), "--card 'lots' is not a size: write it as 24GB"),
+        (("--card", "lots"), "--card: 'lots' is not a known card: the known cards are v100-16gb"),
+        (("--card", "0.5GiB"), "has no memory left besides a CUDA context of 512.00 MiB"),
         (
             ("--setting", "expandable_segments=True"),
             "--setting: 'expandable_segments=True' is not a list of key:value",

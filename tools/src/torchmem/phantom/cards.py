@@ -16,7 +16,7 @@ import contextlib
 import difflib
 from dataclasses import dataclass
 
-from torchmem.allocator.sizes import MIB, parse_size
+from torchmem.allocator.sizes import MIB, format_size, parse_size
 from torchmem.sample.errors import UsageError
 
 MAX_CARDS = 16
@@ -113,6 +113,21 @@ def parse_card(text: str) -> Card:
         else f"the known cards are {', '.join(_BY_NAME)}"
     )
     raise UsageError(f"{text!r} is not a known card: {hint}; or give a memory size such as 24GB")
+
+
+def parse_usable_card(text: str) -> Card:
+    """Return the card as `parse_card`, which must have memory besides its CUDA context.
+
+    Raises:
+        UsageError: `text` does not name such a card.
+    """
+    card = parse_card(text)
+    if card.memory_bytes <= card.context_bytes:
+        raise UsageError(
+            f"a card of {text} has no memory left besides a CUDA context of "
+            f"{format_size(card.context_bytes)}: choose a larger one."
+        )
+    return card
 
 
 def parse_memory(text: str) -> int:

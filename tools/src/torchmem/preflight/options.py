@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePath
 
-from torchmem.allocator.sizes import format_size
 from torchmem.phantom.build import LIBRARY
-from torchmem.phantom.cards import MAX_CARDS, Card, parse_card
+from torchmem.phantom.cards import MAX_CARDS, Card, parse_usable_card
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError
@@ -67,14 +66,14 @@ def checked_options(arguments: argparse.Namespace) -> Options:
     search = SearchRange.parse(arguments.find_batch, command) if arguments.find_batch else None
     _check_combination(arguments)
     _check_files(arguments)
-    card, devices = _checked_card(arguments.card), _devices(arguments.gpus, placement, sweep)
+    card, devices = parse_usable_card(arguments.card), _devices(arguments.gpus, placement, sweep)
     cards = (text for text in (arguments.cards or "").split(",") if text.strip())
     return Options(
         plan=RunPlan(command, card, devices, arguments.steps, arguments.alloc_conf, placement),
         search=search,
         sweep=sweep,
         settings=tuple(arguments.setting),
-        cards=tuple(map(_checked_card, cards)),
+        cards=tuple(map(parse_usable_card, cards)),
         snapshot=arguments.snapshot,
         json=arguments.json,
         plot=arguments.plot,
@@ -183,17 +182,6 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
             f"{MAX_RUNS} numbers."
         )
     return tuple(dict.fromkeys(numbers))
-
-
-def _checked_card(text: str) -> Card:
-    """Return the card, which must have memory besides its CUDA context."""
-    card = parse_card(text)
-    if card.memory_bytes <= card.context_bytes:
-        raise UsageError(
-            f"a card of {text} has no memory left besides a CUDA context of "
-            f"{format_size(card.context_bytes)}: choose a larger one."
-        )
-    return card
 
 
 def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Placement]) -> int:

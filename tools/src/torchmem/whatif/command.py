@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.settings import rejection_reason
-from torchmem.allocator.sizes import parse_size
 from torchmem.cli.terminal import write_out
 from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.untrusted import sanitize_text
 
 if TYPE_CHECKING:
+    from torchmem.phantom.cards import Card
     from torchmem.recording.recording import Recording
     from torchmem.whatif.result import WhatIf
 
@@ -33,10 +33,10 @@ NO_RECOMMENDATION = 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked flags; `card_bytes` is None if the trace determines it."""
+    """The checked flags; `card` is None if the trace determines its memory."""
 
     device: int | None
-    card_bytes: int | None
+    card: Card | None
     settings: Sequence[str]
     plot: Path | None
     json: bool
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--card",
-        metavar="SIZE",
-        help="memory of the card, such as 24GB or 22.5GiB, of which the CUDA context takes 0.5 GiB "
+        metavar="CARD",
+        help="a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), 22.5GiB (2^30) "
         "(default: from an OOM in the trace, otherwise unlimited)",
     )
     parser.add_argument(
@@ -113,16 +113,18 @@ def _options(arguments: argparse.Namespace) -> Options:
         if len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one.")
         check_plot(arguments.plot, "whatif")
-    card = _card_bytes(arguments.card) if arguments.card else None
+    card = _card(arguments.card) if arguments.card else None
     check_settings(arguments.setting)
     return Options(arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json)
 
 
-def _card_bytes(text: str) -> int:
+def _card(text: str) -> Card:
+    from torchmem.phantom.cards import parse_usable_card
+
     try:
-        return parse_size(text)
-    except ValueError as error:
-        raise UsageError(f"--card {error}.") from None
+        return parse_usable_card(text)
+    except UsageError as error:
+        raise UsageError(f"--card: {sanitize_text(str(error))}") from None
 
 
 def _answer_or_report(path: Path, options: Options, *, is_first: bool) -> int:
@@ -168,16 +170,15 @@ def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> 
 
 
 def _replay(recording: Recording, options: Options) -> WhatIf:
-    from torchmem.simulator.card import CONTEXT_BYTES
     from torchmem.whatif.engine import what_if
     from torchmem.whatif.text import Progress
 
-    total = options.card_bytes
+    card = options.card
     with Progress(f"replaying {sanitize_text(recording.name)}") as progress:
         return what_if(
             recording,
-            card_bytes=None if total is None else total - CONTEXT_BYTES,
-            total_bytes=total,
+            card_bytes=None if card is None else card.memory_bytes - card.context_bytes,
+            total_bytes=None if card is None else card.memory_bytes,
             settings=options.settings or None,
             progress=progress,
         )
