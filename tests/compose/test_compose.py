@@ -90,6 +90,18 @@ def test_a_changed_run_directory_takes_effect() -> None:
     assert "volumes" not in GPU
 
 
+def test_the_run_directory_of_the_host_keeps_its_mode() -> None:
+    """The container that makes it has its group: the kernel clears set-group-ID for others."""
+    run_dir = GPU["services"]["run-dir"]
+    mode, owner, group = re.findall(r"-m (\d+) -o (\d+) -g (\d+)", run_dir["command"][0])[0]
+    assert (
+        f"install -d -m {mode} -o {owner} -g {group} /run/torchmem"
+        in (ROOT / "exporter" / "Dockerfile").read_text()
+    )
+    assert f"0:{group}" == run_dir["user"]
+    assert ["CHOWN", "FOWNER"] == run_dir["cap_add"]
+
+
 def test_down_ends_the_demo() -> None:
     """The demo is no profile, which `down` would ignore: it is scaled to none by default."""
     assert not any("profiles" in service for service in SERVICES.values())

@@ -136,6 +136,14 @@ def test_the_exporter_has_no_privileges() -> None:
     assert "add" not in EXPORTER["securityContext"]["capabilities"]
 
 
+def test_the_run_directory_keeps_its_mode() -> None:
+    """Without FSETID, the kernel clears set-group-ID unless the process has the group."""
+    command = RUN_DIR["command"]
+    context = RUN_DIR["securityContext"]
+    assert str(context["runAsGroup"]) == command[command.index("-g") + 1]
+    assert context["capabilities"]["add"] == ["CHOWN", "FOWNER"]
+
+
 def test_the_probes_do_not_call_the_driver() -> None:
     """The probes do not depend on the driver, so a hung driver causes no restart."""
     assert EXPORTER["livenessProbe"]["httpGet"] == {"path": "/-/healthy", "port": "metrics"}

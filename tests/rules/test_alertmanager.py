@@ -53,6 +53,16 @@ DATA: dict[str, Any] = {
 }
 
 
+def test_the_watchdog_has_a_receiver_of_its_own() -> None:
+    """TorchmemWatchdog goes to `watchdog` only, often enough for a service that expects it."""
+    configuration = yaml.safe_load(CONFIGURATION.read_text())
+    first = configuration["route"]["routes"][0]
+    assert ['alertname = "TorchmemWatchdog"'] == first["matchers"]
+    assert ("watchdog", "5m") == (first["receiver"], first["repeat_interval"])
+    assert "continue" not in first
+    assert "watchdog" in {receiver["name"] for receiver in configuration["receivers"]}
+
+
 def test_inhibitions_name_alerts_that_exist() -> None:
     """Every name and pattern in the routes and inhibitions matches at least one alert."""
     configuration = yaml.safe_load(CONFIGURATION.read_text())

@@ -67,7 +67,9 @@ def evaluated(name: str, expression: str, folder: Path) -> str:
 
 def firing_alerts(name: str, folder: Path) -> set[str]:
     """Return the alerts that fire at any time in a scenario."""
-    output = evaluated(name, 'count_over_time(ALERTS{alertstate="firing"}[2h])', folder)
+    output = evaluated(
+        name, 'count_over_time(ALERTS{alertstate="firing",severity!="none"}[2h])', folder
+    )
     alerts = set(re.findall(r'\{alertname="(\w+)"', output))
     assert ("SUCCESS" in output) == (not alerts), output
     return alerts

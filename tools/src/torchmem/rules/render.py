@@ -108,6 +108,7 @@ LINKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "oom": ("torchmem-oom", ("run", "instance", "rank")),
     "node": ("torchmem-node", ("instance", "uuid")),
     "self": ("torchmem-self", ("instance",)),
+    "monitoring": ("torchmem-self", ()),
 }
 # Metrics that have the label of an override for every run or node.
 _METRICS_WITH = {"run": "torchmem_process_state", "instance": "up"}
@@ -183,9 +184,10 @@ def _links(kind: str, alert: str, thresholds: Thresholds) -> str:
     variables = "&".join(
         f"var-{_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in labels
     )
+    page = f"{uid}?{variables}" if variables else uid
     return (
         f"runbook_url: {thresholds.values['runbooks_at']}/{alert}.md\n"
-        f"dashboard_url: {thresholds.values['dashboards_at']}/d/{uid}?{variables}"
+        f"dashboard_url: {thresholds.values['dashboards_at']}/d/{page}"
     )
 
 
