@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import BY_NAME, EXTERNAL, LIMIT, STRANDED, reports
+from support.reports import BY_NAME, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
-from torchmem.allocator.oom_report import OomReport
+from torchmem.allocator.oom_report import OomReport, failure_reason
 from torchmem.allocator.remedies import SETTING_REMEDIES, conf_variable, remedies
 
 KEYS = {
@@ -91,6 +91,15 @@ def test_the_suggested_fraction_is_enough() -> None:
     assert LIMIT.oom.requested_bytes is not None
     assert reserved + LIMIT.oom.requested_bytes <= fraction * total
     assert fraction <= 1
+
+
+def test_fragmentation_below_a_limit_names_the_limit() -> None:
+    """Text and remedies name the memory fraction if a higher one would have served the request."""
+    text, lines = " ".join(failure_reason(STRANDED_LIMIT)), _lines(STRANDED_LIMIT)
+
+    assert "could take 2.00 GiB: its memory fraction limits it to 40.00 GiB (50% of the" in text
+    assert "torch.cuda.set_per_process_memory_fraction(0.53, 0)" in lines
+    assert "fraction" not in " ".join(failure_reason(STRANDED)) + _lines(STRANDED)
 
 
 def test_the_query_names_the_device() -> None:

@@ -177,6 +177,16 @@ LIMIT = replace(
     _report(OomRecord(NOW, 4 * GIB, "limit"), allocated=38 * GIB, stranded=0, driver_free=40 * GIB),
     limit_bytes=40 * GIB,
 )
+STRANDED_LIMIT = replace(
+    _report(
+        OomRecord(NOW, 3 * GIB, "fragmentation", "stranded"),
+        allocated=30 * GIB,
+        stranded=8 * GIB,
+        driver_free=40 * GIB,
+        largest=640 * MIB,
+    ),
+    limit_bytes=40 * GIB,
+)
 EXTERNAL = _report(
     OomRecord(NOW, 4 * GIB, "external"), allocated=20 * GIB, stranded=0, driver_free=GIB
 )
@@ -201,6 +211,7 @@ BY_NAME = {
     "library": LIBRARY,
     "small_segment": SMALL_SEGMENT,
     "limit": LIMIT,
+    "stranded_limit": STRANDED_LIMIT,
     "external": EXTERNAL,
     "larger": LARGER,
     "bare": BARE,

@@ -212,7 +212,23 @@ def _fragmentation(report: OomReport) -> Sequence[str]:
     return (
         f"The largest of these blocks has {largest}." if largest else "",
         FRAGMENTATION_REASONS[detail] if detail else "",
+        _limit_beside(report),
     )
+
+
+def _limit_beside(report: OomReport) -> str:
+    """Return that a memory limit kept the request from the driver, or "" without a limit."""
+    limit, reserved = report.limit_bytes, report.reserved_bytes
+    if limit is None or reserved is None:
+        return ""
+    left = format_size(max(0, limit - reserved))
+    return f"Of the driver's memory, the process could take {left}: {_share_of_limit(report)}."
+
+
+def _share_of_limit(report: OomReport) -> str:
+    limit, total = report.limit_bytes or 0, report.device.total_bytes
+    share = f" ({limit / total:.0%} of the device)" if total else ""
+    return f"its memory fraction limits it to {format_size(limit)}{share}"
 
 
 def _limit(report: OomReport) -> Sequence[str]:

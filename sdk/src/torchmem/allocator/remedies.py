@@ -123,7 +123,10 @@ def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
 
 
 def _fragmentation(report: OomReport) -> Iterator[Remedy]:
-    yield from _FRAGMENTATION[report.oom.detail or "stranded"](report)
+    first, *others = _FRAGMENTATION[report.oom.detail or "stranded"](report)
+    yield first
+    yield from _raised_limit(report)
+    yield from others
 
 
 def _stranded(report: OomReport) -> Iterator[Remedy]:
@@ -280,22 +283,25 @@ def _shard(report: OomReport) -> Remedy:
 
 
 def _limit(report: OomReport) -> Iterator[Remedy]:
-    total, reserved = report.device.total_bytes, report.reserved_bytes
-    if total and reserved is not None:
-        needed = (reserved + (report.oom.requested_bytes or 0)) / total
-        if needed < 1:
-            yield _raised_limit(needed, report.device.index)
+    yield from _raised_limit(report)
     yield from _garbage_collection(report)
     yield from _smaller()
 
 
-def _raised_limit(needed: float, index: int) -> Remedy:
-    fraction = min(1.0, int(needed * 100 + 2) / 100)
-    return Remedy(
-        f"Raise the limit: this request needed a fraction of {needed:.2f}, and the driver had "
-        "enough free memory.",
-        (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {index})",),
-    )
+def _raised_limit(report: OomReport) -> Iterator[Remedy]:
+    """Suggest the memory fraction that the request needed, if the driver had that much memory."""
+    total, reserved, limit = report.device.total_bytes, report.reserved_bytes, report.limit_bytes
+    requested = report.oom.requested_bytes or 0
+    if limit is None or not total or reserved is None or report.driver_free_bytes < requested:
+        return
+    needed = (reserved + requested) / total
+    if needed < 1:
+        fraction = min(1.0, int(needed * 100 + 2) / 100)
+        yield Remedy(
+            f"Raise the memory fraction, which limits the process to {format_size(limit)}: this "
+            f"request needed {needed:.2f}, and the driver had enough free memory.",
+            (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
+        )
 
 
 def _external(report: OomReport) -> Iterator[Remedy]:
