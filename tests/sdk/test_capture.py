@@ -242,6 +242,19 @@ def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
     )
 
 
+def test_a_directory_as_request_leaves_no_descriptor_open(rank: Rank) -> None:
+    """A directory in place of the request is refused at every change, without a descriptor left."""
+    rank.request_path.mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(10):
+        os.utime(rank.request_path, (number, number))
+        rank.capture.tick()
+        assert "the request is not a regular file." == rank.answer.reason
+
+    assert before == len(list(Path("/proc/self/fd").iterdir()))
+    assert 0 == sum(rank.errors.counts.values())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend) -> None:
     """A request by neither the process's own user nor root is refused without parsing it."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ from support.waiting import until
 
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sdk import instrument
 from torchmem.sdk._device import MonotonicCounter
 from torchmem.sdk._session import Session
+from torchmem.sdk._settings import Settings
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError
@@ -336,3 +341,39 @@ def test_nothing_is_logged_while_the_script_is_interrupted(
     assert {
         "torchmem: snapshot failed and was skipped (RuntimeError: no layout)": False
     } == handler.messages
+
+
+def test_instrument_logs_once_what_it_monitors(
+    allocator: DeviceCachingAllocator,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One message at INFO names rank, run, pid and place; so does the representation."""
+    monkeypatch.setenv("TORCHMEM_RUN_DIR", str(tmp_path))
+    backend = SimulatedBackend([allocator], initialized=False)
+    with caplog.at_level(logging.INFO, "torchmem"):
+        session = instrument(backend=backend, run="resnet", rank=3)
+        instrument()
+
+    identity = f"rank 3 of run 'resnet', pid {os.getpid()}"
+    assert [f"torchmem: {identity}, waiting for CUDA, {tmp_path}"] == caplog.messages
+    backend.init()
+    assert f"<torchmem.sdk.Session: {identity}, monitoring, {tmp_path}" in repr(session)
+    session.close()
+    assert "closed" in repr(session)
+    assert "<torchmem.sdk.Session: inactive>" == repr(instrument(enabled=False))
+
+
+def test_the_sampler_survives_extreme_intervals(
+    backend: SimulatedBackend, tmp_path: Path, published: Published
+) -> None:
+    """Settings made without `instrument` may hold any interval, and the thread survives it."""
+    for interval in (1e10, 1e-30):
+        session = Session(Settings(run_dir=tmp_path, interval=interval), backend, {})
+        backend.step()
+        time.sleep(0.01)
+        assert "torchmem-sampler" in [thread.name for thread in threading.enumerate()]
+        session.close()
+
+    assert published()

@@ -31,13 +31,53 @@ def test_a_misspelled_setting_gets_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("interval", -1), ("port", 70000), ("port", "x"), ("rank", -2), ("enabled", "maybe")],
+    ("name", "value", "expected"),
+    [
+        ("interval", -1, "above 0 and at most 604800"),
+        ("interval", 0, "above 0"),
+        ("interval", 1e10, "at most 604800"),
+        ("interval", 10**400, "at most 604800"),
+        pytest.param("interval", 10**5000, "so large: it must be", id="thousands of digits"),
+        ("interval", "inf", "at most 604800"),
+        ("interval", float("nan"), "at most 604800"),
+        ("snapshot_interval", 1e10, "at most 604800"),
+        ("snapshot_budget", 2, "above 0 and at most 1"),
+        ("idle_after", 1e10, "at most 604800"),
+        ("stall_after", 1e10, "at most 604800"),
+        ("release", 1, "above 0 and below 1"),
+        ("release_interval", 1e10, "at most 604800"),
+        ("port", 70000, "an integer from 0 to 65535"),
+        ("port", float("inf"), "an integer"),
+        ("port", "x", "an integer"),
+        ("rank", -2, "an integer from 0 to 2147483647"),
+        ("rank", 2**31, "an integer from 0 to 2147483647"),
+        ("enabled", "maybe", "true or false"),
+        ("run_dir", 7, "a path"),
+    ],
 )
-def test_an_impossible_keyword_is_refused(name: str, value: object) -> None:
-    """A value that cannot work raises UsageError."""
-    with pytest.raises(UsageError, match=f"setting {name} cannot be"):
+def test_an_impossible_keyword_is_refused(name: str, value: object, expected: str) -> None:
+    """A value that cannot work raises UsageError with one sentence that names the bounds."""
+    with pytest.raises(UsageError, match=f"setting {name} cannot be .*{expected}") as refused:
         resolve({name: value}, {})
+
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["INTERVALL", "RUNDIR", "STALLAFTER", "RANKS", "ENABLE"])
+def test_a_misspelled_environment_variable_is_refused(name: str) -> None:
+    """The error names the variable and the one that was probably meant."""
+    with pytest.raises(UsageError, match=f"TORCHMEM_{name} is no setting; did you mean TORCHMEM_"):
+        resolve({}, {f"TORCHMEM_{name}": "1"})
+
+
+def test_an_unknown_environment_variable_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A variable that resembles no setting may not be torchmem's; its other ones are fine."""
+    others = {"TORCHMEM_DASHBOARDS": "/d", "TORCHMEM_EXPORTER_ARGS": "", "TORCHMEM_PREFLIGHT": "{}"}
+    with caplog.at_level(logging.WARNING, "torchmem"):
+        settings = resolve({}, {"TORCHMEM_COLOR": "blue", **others})
+
+    assert Settings() == settings
+    assert ["TORCHMEM_COLOR is no setting of torchmem and is ignored"] == caplog.messages
 
 
 def test_a_bad_environment_variable_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:

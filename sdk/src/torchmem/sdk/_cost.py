@@ -22,6 +22,9 @@ TICK_BUDGET = 0.0001
 MAX_STRETCH = 5.0
 MAX_STRETCHED_SECONDS = 10.0
 
+# Shortest pause of the background thread, whatever `interval` is.
+MIN_PAUSE_SECONDS = 0.001
+
 # A read that took longer waited for the allocator's lock while it held the GIL.
 SLOW_READ_SECONDS = 0.005
 BACK_OFF_SECONDS = 10.0

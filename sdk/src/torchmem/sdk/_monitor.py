@@ -21,6 +21,7 @@ from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import (
     IDLE_READ_BUDGET,
+    MIN_PAUSE_SECONDS,
     READ_BUDGET,
     TICK_BUDGET,
     Cadence,
@@ -36,7 +37,7 @@ from torchmem.sdk._peaks import Phases
 from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
-from torchmem.sdk._settings import Settings
+from torchmem.sdk._settings import MAX_SECONDS, Settings
 from torchmem.sdk.steps import StepClock
 
 JOIN_SECONDS = 0.5
@@ -284,12 +285,17 @@ class Sampler:
     def _run(self) -> None:
         generator = random.Random()  # noqa: S311 - jitter, not a secret
         counted, pause = 0.0, self._interval
-        while not self._running.acquire(timeout=pause * generator.uniform(0.75, 1.25)):
+        while not self._running.acquire(timeout=_bounded(pause) * generator.uniform(0.75, 1.25)):
             self._tick()
             total = time.thread_time()  # since the thread started, so that waking up is included
             spent, counted = total - counted, total
             self._meter.add(spent)
             pause = routine_pause(self._interval, spent, TICK_BUDGET)
+
+
+def _bounded(pause: float) -> float:
+    """Return a pause that a lock accepts as its timeout."""
+    return min(max(pause, MIN_PAUSE_SECONDS), MAX_SECONDS)
 
 
 def run_before_sigterm_handler(flush: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import Ending
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
 from torchmem.sdk._errors import Errors, log
-from torchmem.sdk._identity import is_multiprocessing_child
+from torchmem.sdk._identity import identify, is_multiprocessing_child
 from torchmem.sdk._interruptions import is_interruption, shield
 from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._peaks import Phase
@@ -62,6 +62,19 @@ class Session:
         monitor = Monitor(self.settings, self._backend, self._environment, self.errors)
         monitor.uncaught = self._uncaught
         return monitor
+
+    def __repr__(self) -> str:
+        return f"<torchmem.sdk.Session: {self.description()}>"
+
+    def description(self) -> str:
+        """Return what the session monitors and where it publishes, for people."""
+        if isinstance(self._backend, IdleBackend):
+            return "inactive"
+        process = identify(self.settings, self._environment, {})
+        publisher = self._monitor.publisher
+        place = publisher.file.path if publisher else self.settings.directory(self._environment)
+        state = "closed" if self._closed else "monitoring" if publisher else "waiting for CUDA"
+        return f"rank {process.rank} of run {process.run!r}, pid {process.pid}, {state}, {place}"
 
     @property
     def url(self) -> str | None:
@@ -229,6 +242,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 def _start(settings: Settings, backend: Backend | None) -> Session:
     try:
         session = Session(settings, _usable_backend(settings, backend), os.environ)
+        description = session.description()
     except Exception as error:
         if is_interruption(error):
             raise
@@ -239,6 +253,7 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
             error,
         )
         return Session(settings, IdleBackend(), os.environ)
+    log(logging.INFO, "torchmem: %s", description)
     atexit.register(session.at_exit)
     os.register_at_fork(after_in_child=session.after_fork)
     if is_multiprocessing_child():

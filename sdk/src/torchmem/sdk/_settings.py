@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +15,15 @@ from torchmem.sdk._cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTER
 from torchmem.sdk._errors import log
 
 PREFIX = "TORCHMEM_"
+# Variables that other parts of torchmem read: compose, the systemd unit, and `torchmem preflight`.
+OTHER_VARIABLES = {"TORCHMEM_DASHBOARDS", "TORCHMEM_EXPORTER_ARGS", "TORCHMEM_PREFLIGHT"}
+# Share of letters, by difflib, from which an unknown variable counts as misspelled.
+MIN_RESEMBLANCE = 0.93
+
+MAX_SECONDS = 7 * 24 * 3600
+MAX_RANK = 2**31 - 1
+MAX_PORT = 65535
+MAX_SHOWN = 60  # characters of a wrong value
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -91,15 +101,29 @@ class Settings:
 def resolve(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     """Merge keywords and environment.
 
-    Raises UsageError for an unknown keyword or an impossible value. A bad environment variable is
-    logged and ignored, because it may have been set for a thousand processes at once.
+    Raises UsageError for an unknown keyword, a misspelled environment variable, or an impossible
+    value of a keyword. An impossible value in the environment is logged and ignored, because it may
+    have been set for a thousand processes at once; so is a variable that resembles no setting.
     """
     for name in keywords:
         if name not in _PARSERS:
             raise UsageError(f"instrument() has no setting {name!r}{_suggestion(name)}.")
+    _check_names(environment)
     values = _from_environment(environment)
     values |= {name: _parse(name, value) for name, value in keywords.items()}
     return Settings(**values)
+
+
+def _check_names(environment: Mapping[str, str]) -> None:
+    settings = {PREFIX + name.upper() for name in _PARSERS}
+    for variable in environment:
+        if variable.startswith(PREFIX) and variable not in settings | OTHER_VARIABLES:
+            close = get_close_matches(variable, settings, n=1, cutoff=MIN_RESEMBLANCE)
+            if close:
+                raise UsageError(
+                    f"the environment variable {variable} is no setting; did you mean {close[0]}?"
+                )
+            log(logging.WARNING, "%s is no setting of torchmem and is ignored", variable)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -117,12 +141,21 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 def _parse(name: str, value: Any) -> Any:
     if value is None:
         return None
+    parser = _PARSERS[name]
     try:
-        return _PARSERS[name](value)
-    except (TypeError, ValueError):
+        return parser.convert(value)
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(
-            f"the setting {name} cannot be {value!r}; see help(torchmem.sdk.instrument)"
+            f"the setting {name} cannot be {_shown(value)}: it must be {parser.expected}."
         ) from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return "so large"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _suggestion(name: str) -> str:
@@ -146,9 +179,14 @@ def _boolean(value: Any) -> bool:
     return _BOOLEANS[text] if text in _BOOLEANS else _reject(value)
 
 
-def _positive(value: Any) -> float:
+def _seconds(value: Any) -> float:
     number = float(value)
-    return number if 0 < number < float("inf") else _reject(value)
+    return number if 0 < number <= MAX_SECONDS else _reject(value)
+
+
+def _budget(value: Any) -> float:
+    number = float(value)
+    return number if 0 < number <= 1 else _reject(value)
 
 
 def _share(value: Any) -> float:
@@ -158,35 +196,48 @@ def _share(value: Any) -> float:
 
 def _port(value: Any) -> int:
     number = int(value)
-    return number if 0 <= number <= 65535 else _reject(value)
+    return number if 0 <= number <= MAX_PORT else _reject(value)
 
 
 def _rank(value: Any) -> int:
     number = int(value)
-    return number if number >= 0 else _reject(value)
+    return number if 0 <= number <= MAX_RANK else _reject(value)
 
 
 def _reject(value: Any) -> Any:
     raise ValueError(value)
 
 
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "run": str,
-    "run_dir": Path,
-    "rank": _rank,
-    "interval": _positive,
-    "snapshot_interval": _positive,
-    "snapshot_budget": _positive,
-    "reset_peaks": _boolean,
-    "idle_after": _positive,
-    "stall_after": _positive,
-    "capture_on_oom": _boolean,
-    "release": _share,
-    "release_interval": _positive,
-    "port": _port,
-    "address": str,
-    "textfile": Path,
-    "enabled": _boolean,
+@dataclass(frozen=True, slots=True)
+class _Parser:
+    """How a value is converted, and what an error says that it must be."""
+
+    convert: Callable[[Any], Any]
+    expected: str
+
+
+_SECONDS = _Parser(_seconds, f"a number of seconds above 0 and at most {MAX_SECONDS}")
+_BOOLEAN = _Parser(_boolean, "true or false")
+_TEXT = _Parser(str, "a text")
+_PATH = _Parser(Path, "a path")
+
+_PARSERS: dict[str, _Parser] = {
+    "run": _TEXT,
+    "run_dir": _PATH,
+    "rank": _Parser(_rank, f"an integer from 0 to {MAX_RANK}"),
+    "interval": _SECONDS,
+    "snapshot_interval": _SECONDS,
+    "snapshot_budget": _Parser(_budget, "a number above 0 and at most 1"),
+    "reset_peaks": _BOOLEAN,
+    "idle_after": _SECONDS,
+    "stall_after": _SECONDS,
+    "capture_on_oom": _BOOLEAN,
+    "release": _Parser(_share, "a number above 0 and below 1"),
+    "release_interval": _SECONDS,
+    "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),
+    "address": _TEXT,
+    "textfile": _PATH,
+    "enabled": _BOOLEAN,
 }
 
 assert set(_PARSERS) == {field.name for field in fields(Settings)}  # noqa: S101 - a field without a parser is a bug
