@@ -160,17 +160,18 @@ def test_the_largest_batch_is_found(run: Preflight) -> None:
 
     assert (0, "") == (code, stderr)
     assert {1, best, best + 1, 64} <= tried
-    assert len(tried) == len(script.plans) <= 8
+    assert len(tried) + 1 == len(script.plans) <= 9
+    assert ((str(best), 40)) == (script.plans[-1].command[-1], script.plans[-1].steps)
     check_golden("find_batch.txt", stdout)
 
 
 def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
-    """If all values fit there are two runs; if none fits there is one, and the exit code is 1."""
+    """If all values fit, the bounds are run and the best is confirmed; if none fits, one is run."""
     small, large = PlayedScript(), PlayedScript()
     fits = run(small, "--card", "80GB", "--find-batch", "batch-size=2..4", "--json")
     misses = run(large, "--card", "1GB", "--find-batch", "batch-size=32..64", "--json")
 
-    assert (0, 4, [2, 4]) == (
+    assert (0, 4, [2, 4, 4]) == (
         fits[0],
         json.loads(fits[1])["best"],
         [int(plan.command[-1]) for plan in small.plans],
@@ -180,6 +181,21 @@ def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
         json.loads(misses[1])["best"],
         [int(plan.command[-1]) for plan in large.plans],
     )
+
+
+def test_the_largest_batch_is_confirmed_in_a_longer_run(run: Preflight) -> None:
+    """A value that fits for 5 steps but not for 20 is not the result; the steps are reported."""
+    script = PlayedScript(leak=60 * MIB)
+    flags = "--card", "4GB", "--steps", "5", "--find-batch", "batch-size=1..64"
+    code, stdout, _ = run(script, *flags, "--json")
+    document = json.loads(stdout)
+    runs = [(each["value"], each["steps"], each["fits"]) for each in document["tries"]]
+    best = document["best"]
+
+    assert (0, 20) == (code, document["best_steps"])
+    assert {(best, 20, True), (best + 1, 20, False)} <= set(runs)
+    assert any(fits for value, steps, fits in runs if value > best and steps == 5)
+    assert "tried for 20 optimizer steps" in document["verdict"]["sentence"]
 
 
 def test_an_error_ends_a_search(run: Preflight) -> None:

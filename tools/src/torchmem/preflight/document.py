@@ -41,6 +41,7 @@ def search_document(result: SearchResult) -> str:
         "low": search.low,
         "high": search.high,
         "best": best.value if best else None,
+        "best_steps": best.result.steps if best else None,
         "bytes_per_unit": result.bytes_per_unit,
         "tries": [_search_run(run) for run in result.runs],
         "notes": [PHANTOM_NOTE],
@@ -114,7 +115,12 @@ def _card(row: CardRow) -> dict[str, Any]:
 
 
 def _search_run(run: SearchRun) -> dict[str, Any]:
-    return {"value": run.value, "fits": run.fits, "outcome": _result(run.result)}
+    return {
+        "value": run.value,
+        "steps": run.steps,
+        "fits": run.fits,
+        "outcome": _result(run.result),
+    }
 
 
 def _rank(rank: RankResult) -> dict[str, Any]:

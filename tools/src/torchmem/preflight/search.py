@@ -11,6 +11,9 @@ from torchmem.preflight.runner import Runner
 from torchmem.sample.errors import TorchmemError, UsageError
 
 MAX_VALUE = (1 << 31) - 1
+MIN_CONFIRMED_STEPS = 20
+CONFIRMED_FACTOR = 2
+"""The best value is run again with this many times the steps, and at least the minimum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,10 @@ class SearchRange:
 
 @dataclass(frozen=True, slots=True)
 class SearchRun:
-    """One value and the result of its run."""
+    """One value and the result of its run. steps: optimizer steps after which it is stopped."""
 
     value: int
+    steps: int
     result: RunResult
 
     @property
@@ -62,7 +66,7 @@ class SearchRun:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """All values that were run, in ascending order."""
+    """All runs, in ascending order of their values and steps."""
 
     plan: RunPlan
     search: SearchRange
@@ -70,13 +74,23 @@ class SearchResult:
 
     @property
     def best(self) -> SearchRun | None:
-        """The run with the largest value that fits, or None if not even the lowest fits."""
-        return max((run for run in self.runs if run.fits), key=lambda run: run.value, default=None)
+        """The longest run of the largest value that fits in all its runs, or None."""
+        failed = {run.value for run in self.runs if not run.fits}
+        return next((run for run in reversed(self.runs) if run.value not in failed), None)
+
+    def smallest_failure_above(self, value: int) -> int | None:
+        """Return the smallest value above `value` that does not fit, or None."""
+        failed = (run.value for run in self.runs if run.value > value and not run.fits)
+        return min(failed, default=None)
 
     @property
     def bytes_per_unit(self) -> int | None:
-        """Bytes of peak allocated memory per unit of the value; None if fewer than two fit."""
-        fitting = [run for run in self.runs if run.fits]
+        """Bytes of peak allocated memory per unit of the value; None if fewer than two fit.
+
+        Compares runs with the same number of steps.
+        """
+        steps = min(run.steps for run in self.runs)
+        fitting = [run for run in self.runs if run.fits and run.steps == steps]
         if len(fitting) < 2:
             return None
         first, last = fitting[0], fitting[-1]
@@ -117,21 +131,55 @@ class SweepResult:
 def find_batch(plan: RunPlan, search: SearchRange, runner: Runner) -> SearchResult:
     """Find the largest value that fits by bisection, which assumes that larger values need more.
 
-    Raises the error of a run that has no verdict.
+    The best value is confirmed in a longer run. If it fails there, the values below are searched
+    with longer runs. Raises the error of a run that has no verdict.
     """
-    runs: dict[int, SearchRun] = {}
+    runs = _Runs(plan, search, runner)
+    _bisect(search.low, search.high, lambda value: runs.fits(value, plan.steps))
+    steps = max(MIN_CONFIRMED_STEPS, CONFIRMED_FACTOR * plan.steps)
+    while best := runs.result().best:
+        too_large = runs.result().smallest_failure_above(best.value)
+        if not runs.is_confirmed(best, steps):
+            runs.fits(best.value, steps)
+        elif too_large is None or too_large == best.value + 1:
+            break
+        else:
+            _bisect(best.value, too_large, lambda value: runs.fits(value, steps))
+    return runs.result()
 
-    def fits(value: int) -> bool:
-        planned = replace(plan, command=search.command_with(plan.command, value))
-        result = runner.run_captured(planned, f"phantom, {search.option} {value}")
+
+class _Runs:
+    """Runs values, each at most once with the same number of steps."""
+
+    def __init__(self, plan: RunPlan, search: SearchRange, runner: Runner) -> None:
+        self._plan = plan
+        self._search = search
+        self._runner = runner
+        self._runs: dict[tuple[int, int], SearchRun] = {}
+
+    def fits(self, value: int, steps: int) -> bool:
+        """Run a value, unless it was run before, and return whether it fits."""
+        if (value, steps) not in self._runs:
+            self._runs[value, steps] = self._run(value, steps)
+        return self._runs[value, steps].fits
+
+    def result(self) -> SearchResult:
+        """Return what is known so far."""
+        runs = tuple(self._runs[key] for key in sorted(self._runs))
+        return SearchResult(self._plan, self._search, runs)
+
+    def is_confirmed(self, run: SearchRun, steps: int) -> bool:
+        """Return whether the run was long enough or the script ended by itself."""
+        return run.steps >= steps or run.result.ended == "finished"
+
+    def _run(self, value: int, steps: int) -> SearchRun:
+        command = self._search.command_with(self._plan.command, value)
+        planned = replace(self._plan, command=command, steps=steps)
+        result = self._runner.run_captured(planned, f"phantom, {self._search.option} {value}")
         error = no_verdict_error(result)
         if error is not None:
             raise error
-        runs[value] = SearchRun(value, result)
-        return runs[value].fits
-
-    _bisect(search.low, search.high, fits)
-    return SearchResult(plan, search, tuple(runs[value] for value in sorted(runs)))
+        return SearchRun(value, steps, result)
 
 
 def sweep(plan: RunPlan, placements: Sequence[Placement], runner: Runner) -> SweepResult:

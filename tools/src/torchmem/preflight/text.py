@@ -46,14 +46,22 @@ def search_page(result: SearchResult) -> str:
     """Return the table of a search."""
     option, search = result.search.option, result.search
     what = f"the largest {option} from {search.low:,} to {search.high:,}"
-    rows = [("  " + option, *TABLE_COLUMNS), *(_search_row(run, result) for run in result.runs)]
-    return _table_page(what, result.plan, rows, search_sentence(result))
+    rows = [
+        ("  " + option, "steps", *TABLE_COLUMNS),
+        *(_search_row(run, result) for run in result.runs),
+    ]
+    steps = (
+        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}, and the largest "
+        f"value that fits is confirmed in a longer one."
+    )
+    return _table_page(what, result.plan, steps, rows, search_sentence(result))
 
 
 def sweep_page(result: SweepResult) -> str:
     """Return the table of a sweep."""
     rows = [("  rank", "of", *TABLE_COLUMNS), *map(_rank_row, result.ranks)]
-    return _table_page("one run per rank", result.plan, rows, sweep_sentence(result))
+    steps = f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}."
+    return _table_page("one run per rank", result.plan, steps, rows, sweep_sentence(result))
 
 
 def search_sentence(result: SearchResult) -> str:
@@ -69,9 +77,10 @@ def search_sentence(result: SearchResult) -> str:
         if best.value < search.high
         else "larger values were not tried"
     )
+    tried = f"tried for {counted(best.result.steps, 'optimizer step')}"
     return (
-        f"The largest value that fits is {option} {best.value:,}, with {headroom}{retries}; "
-        f"{limit}.{_without_retries(result)}{_bytes_per_unit(result)}"
+        f"The largest value that fits is {option} {best.value:,}, {tried}, with "
+        f"{headroom}{retries}; {limit}.{_without_retries(result)}{_bytes_per_unit(result)}"
     )
 
 
@@ -220,10 +229,11 @@ def _card_figures(row: CardRow) -> list[str]:
     return [memory, *sizes, f"{result.retries:,}", "fits"]
 
 
-def _table_page(what: str, plan: RunPlan, rows: Sequence[Sequence[str]], conclusion: str) -> str:
+def _table_page(
+    what: str, plan: RunPlan, steps: str, rows: Sequence[Sequence[str]], conclusion: str
+) -> str:
     command = sanitize_text(shlex.join(plan.command))
     card = f"{phantom_name(plan.card)} ({format_size(plan.card.memory_bytes)})"
-    steps = f"Each run is stopped after {counted(plan.steps, 'optimizer step')}."
     return _joined(
         [*wrapped(f"Preflight on a {card}, {what}: {command}"), *wrapped(steps)],
         list(aligned(rows)),
@@ -235,7 +245,7 @@ def _table_page(what: str, plan: RunPlan, rows: Sequence[Sequence[str]], conclus
 def _search_row(run: SearchRun, result: SearchResult) -> tuple[str, ...]:
     mark = "* " if run is result.best else "  "
     word = "fits" if run.fits else "does not fit"
-    return (f"{mark}{run.value:,}", *_table_figures(run.result, word))
+    return f"{mark}{run.value:,}", f"{run.result.steps:,}", *_table_figures(run.result, word)
 
 
 def _rank_row(rank: RankResult) -> tuple[str, ...]:
@@ -260,9 +270,10 @@ def _retries(number: int) -> str:
 
 def _without_retries(result: SearchResult) -> str:
     """Return the largest value without a retry, if the best one had retries."""
-    values = [
-        run.value for run in result.runs if run.fits and not run.result.fullest_device.retries
-    ]
+    strained = {
+        run.value for run in result.runs if not run.fits or run.result.fullest_device.retries
+    }
+    values = [run.value for run in result.runs if run.value not in strained]
     if not values or (result.best and values[-1] == result.best.value):
         return ""
     return f" Of those tried, {values[-1]:,} is the largest without a retry."
