@@ -89,7 +89,9 @@ def started(root: Path, torchmem: str, folder: Path) -> Iterator[tuple[str, dict
 
 @pytest.mark.stack
 def test_every_printed_address_exists(root: Path, torchmem: str, tmp_path: Path) -> None:
-    """On other ports, every printed address answers, and Prometheus scrapes all three programs."""
+    """On other ports, every printed address answers, Prometheus scrapes all three programs, and
+    the link of an alert leads to its runbook.
+    """
     with started(root, torchmem, tmp_path) as (output, ports):
         addresses = re.findall(r"http://[\w.:/-]+", output)
         assert {re.findall(r":(\d+)", address)[0] for address in addresses} >= {
@@ -101,6 +103,8 @@ def test_every_printed_address_exists(root: Path, torchmem: str, tmp_path: Path)
         until(lambda: get(targets).count(b'"scrapeUrl"') == 3)
         found = get(targets).decode()
         assert all(f"127.0.0.1:{ports[name]}/metrics" in found for name in list(ports)[:3])
-        assert b"# TorchmemExporterDown" in get(
-            f"{prometheus}/user/docs/runbooks/TorchmemExporterDown.md"
-        )
+        alerts = f"{prometheus}/api/v1/alerts"
+        until(lambda: b"TorchmemWatchdog" in get(alerts), pause=0.5)
+        (page,) = re.findall(r'"runbook_url":"(.*?TorchmemWatchdog.md)"', get(alerts).decode())
+        assert page.startswith(prometheus)
+        assert b"# TorchmemWatchdog" in get(page)

@@ -43,7 +43,7 @@ DATA: dict[str, Any] = {
             "annotations": {
                 "summary": f"gpt rank {rank}: the allocator flushes its cache 4.0 times a minute",
                 "description": "Use a smaller batch.",
-                "runbook_url": "docs/runbooks/TorchmemRetryStorm.md",
+                "runbook_url": "http://127.0.0.1:9090/user/docs/runbooks/TorchmemRetryStorm.md",
                 "dashboard_url": "/d/torchmem-training-memory?var-run=gpt",
             },
         }
@@ -162,7 +162,7 @@ def test_a_message_is_readable_in_a_chat(tmp_path: Path) -> None:
     assert (
         "- gpt rank 1: the allocator flushes its cache 4.0 times a minute\n"
         "  Use a smaller batch.\n"
-        "  Runbook: docs/runbooks/TorchmemRetryStorm.md\n"
+        "  Runbook: http://127.0.0.1:9090/user/docs/runbooks/TorchmemRetryStorm.md\n"
         "  Dashboard: /d/torchmem-training-memory?var-run=gpt\n"
         "- Resolved: gpt rank 2: the allocator flushes its cache 4.0 times a minute"
     ) == _rendered("torchmem.text", DATA, tmp_path)

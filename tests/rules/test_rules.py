@@ -52,8 +52,9 @@ def test_an_alert_is_complete(alert: dict[str, dict[str, str]], root: Path) -> N
     assert alert["labels"]["severity"] in {"critical", "warning", "info", "none"}
     annotations = alert["annotations"]
     assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}
-    assert annotations["runbook_url"] == f"docs/runbooks/{alert['alert']}.md"
-    assert (root / annotations["runbook_url"]).read_text().startswith(f"# {alert['alert']}\n")
+    served, page = annotations["runbook_url"].split("/user/")
+    assert (served, page) == ("{{ $externalURL }}", f"docs/runbooks/{alert['alert']}.md")
+    assert (root / page).read_text().startswith(f"# {alert['alert']}\n")
 
 
 def test_dashboard_links_of_alerts_are_valid(root: Path) -> None:

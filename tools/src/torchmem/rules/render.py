@@ -186,9 +186,14 @@ def _links(kind: str, alert: str, thresholds: Thresholds) -> str:
     )
     page = f"{uid}?{variables}" if variables else uid
     return (
-        f"runbook_url: {thresholds.values['runbooks_at']}/{alert}.md\n"
+        f'runbook_url: "{_absolute(thresholds.values["runbooks_at"])}/{alert}.md"\n'
         f"dashboard_url: {thresholds.values['dashboards_at']}/d/{page}"
     )
+
+
+def _absolute(address: str) -> str:
+    """Return a URL unchanged, and a path as a Go template with the URL of Prometheus in front."""
+    return f"{{{{ $externalURL }}}}{address}" if address.startswith("/") else address
 
 
 def outdated(folder: Path, rendered: Mapping[str, str]) -> list[str]:
