@@ -86,7 +86,10 @@ def binding(folder: Path) -> ModuleType:
 
 
 class FakeNode:
-    """A node whose state can change under a running exporter. `pid` replaces $PID in the file."""
+    """A node whose state can change under a running exporter. `pid` replaces $PID in the file.
+
+    Text that is not UTF-8 is given with Python's surrogate escapes.
+    """
 
     def __init__(self, folder: Path, name: str, pid: int = NO_PID) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,12 +120,12 @@ class FakeNode:
     @property
     def text(self) -> str:
         """The current state."""
-        return self.file.read_text()
+        return self.file.read_text(errors="surrogateescape")
 
     def write(self, text: str) -> None:
         """Replace the whole state at once; the library notices that the file is a new one."""
         fresh = self.file.with_suffix(".new")
-        fresh.write_text(text)
+        fresh.write_text(text, errors="surrogateescape")
         fresh.replace(self.file)
 
     def library(self) -> Path:

@@ -22,6 +22,7 @@ from torchmem.exporter.gpus import (
     Versions,
 )
 from torchmem.exporter.nvml import (
+    NVML_DOWN,
     Device,
     GpuLostError,
     NvmlCallError,
@@ -137,6 +138,7 @@ class Driver:
         """
         self._open()
         answers = self._identify({index for index, _ in hung}, calling)
+        _check_any_responds(answers)
         present = {answer.uuid: answer for answer in answers if isinstance(answer, GpuIdentity)}
         faults = [answer for answer in answers if isinstance(answer, GpuFault)]
         lost: dict[GpuLabels, int | None] = {
@@ -199,6 +201,13 @@ class Driver:
         before = self._by_index.get(index)
         uuid = before.uuid if before is not None and before.uuid not in present else ""
         return str(index), uuid
+
+
+def _check_any_responds(answers: Sequence[GpuIdentity | GpuFault]) -> None:
+    """Raise NvmlDownError if every GPU returns a code that means NVML as a whole is down."""
+    codes = [answer.code if isinstance(answer, GpuFault) else 0 for answer in answers]
+    if codes and all(code in NVML_DOWN for code in codes):
+        raise NvmlDownError(NVML_DOWN[codes[0]])
 
 
 class FailureLog:

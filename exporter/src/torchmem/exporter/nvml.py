@@ -23,7 +23,7 @@ OTHER_VERSION = {_INVALID_ARGUMENT, FUNCTION_NOT_FOUND, _ARGUMENT_VERSION_MISMAT
 _UNAVAILABLE = {0, 2, 3, 4, 6, _INSUFFICIENT_SIZE, 13, 14, 19, 20, 21, 22, 23, 24, 25, 26, 27, 29}
 # Timeout, interrupt, lost, reset required, operating system, GPU not found: the GPU is gone.
 _GPU_LOST = {TIMEOUT, 11, 15, 16, 17, 28}
-_NVML_DOWN = {
+NVML_DOWN = {
     1: "uninitialized",
     9: "driver_not_loaded",
     12: "library_not_found",
@@ -107,6 +107,13 @@ class NvmlLibrary:
         self.check(name, code)
         return value
 
+    def call_optional(self, name: str, *arguments: Any) -> Any:
+        """Like `call`, but return None also if the call fails in an unexpected way."""
+        try:
+            return self.call(name, *arguments)
+        except NvmlCallError:
+            return None
+
     def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
         """Like `call`, for the first function that driver and binding know. Newest first."""
         value, code = None, FUNCTION_NOT_FOUND
@@ -128,6 +135,8 @@ class NvmlLibrary:
                 return function(*arguments, **keywords), 0
             except self.module.NVMLError as error:
                 code = int(error.value)
+            except UnicodeDecodeError as error:  # text that is not UTF-8, which pynvml decodes
+                return text(error.object), 0
             if code != _INSUFFICIENT_SIZE:
                 break
         return None, code
@@ -136,12 +145,12 @@ class NvmlLibrary:
         """Return if the code means success or an unavailable value.
 
         Raises NvmlDownError or GpuLostError when the driver or the GPU does not respond, and
-        NvmlCallError for any other failure.
+        NvmlCallError for any other failure, such as "driver not loaded" while other calls succeed.
         """
         if code == 0:
             return
-        if code in _NVML_DOWN:
-            raise NvmlDownError(_NVML_DOWN[code])
+        if code in NVML_DOWN and not self._responds():
+            raise NvmlDownError(NVML_DOWN[code])
         if code in _GPU_LOST:
             raise GpuLostError(code)
         unavailable = code in _UNAVAILABLE
@@ -151,6 +160,9 @@ class NvmlLibrary:
             _log.log(level, "%s returns no value: NVML return code %d", name, code)
         if not unavailable:
             raise NvmlCallError(name, code)
+
+    def _responds(self) -> bool:
+        return self.try_call("nvmlDeviceGetCount")[1] == 0
 
 
 class DeviceState:
@@ -200,9 +212,15 @@ def available(value: int | None) -> int | None:
     return None if value in _NOT_AVAILABLE else value
 
 
-def ratio(percent: int | None) -> float | None:
-    """Convert a percentage to a ratio."""
-    return divided(percent, 100)
+def plausible(value: int | None, maximum: int) -> int | None:
+    """Return an available value from 0 to `maximum`, or None: no GPU has more, so it is garbage."""
+    known = available(value)
+    return None if known is None or not 0 <= known <= maximum else known
+
+
+def ratio(percent: int | None, maximum: int = 100) -> float | None:
+    """Convert a percentage to a ratio; more than `maximum` is garbage."""
+    return divided(plausible(percent, maximum), 100)
 
 
 def thousandths(value: int | None) -> float | None:
@@ -223,10 +241,18 @@ def multiplied(value: int | None, factor: float) -> float | None:
 
 
 def text(value: Any) -> str | None:
-    """Return text as str; older bindings return bytes."""
+    """Return text as str; older bindings return bytes. Bytes that are not UTF-8 are escaped."""
     if value is None:
         return None
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def text_field(structure: Any, name: str) -> str | None:
+    """Return a text field of a structure, which pynvml decodes when it is read."""
+    try:
+        return text(getattr(structure, name))
+    except UnicodeDecodeError as error:
+        return text(error.object)
 
 
 def _field_value(field: Any) -> int | None:
@@ -235,7 +261,7 @@ def _field_value(field: Any) -> int | None:
 
 
 def _open_failure(code: int) -> str:
-    return _NVML_DOWN.get(code) or _OPEN_FAILED.get(code, f"nvml_error_{code}")
+    return NVML_DOWN.get(code) or _OPEN_FAILED.get(code, f"nvml_error_{code}")
 
 
 def _import_pynvml() -> Any:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, available, multiplied
+from torchmem.exporter.nvml import Device, available, multiplied, plausible
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
 from torchmem.sample.families import keyed_family, value_family
 
 _MEGAHERTZ = 1e6
+_MAX_MEGAHERTZ = 100_000
 _DOMAINS = ("graphics", "sm", "memory", "video")  # nvmlClockType_t 0 to 3
 _EVENT_REASONS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
@@ -76,6 +77,6 @@ def _throttle(reasons: int) -> dict[str, bool]:
 
 def _hertz(gpu: Device, name: str) -> dict[str, float | None]:
     return {
-        domain: multiplied(gpu.call(name, number), _MEGAHERTZ)
+        domain: multiplied(plausible(gpu.call(name, number), _MAX_MEGAHERTZ), _MEGAHERTZ)
         for number, domain in enumerate(_DOMAINS)
     }

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Versions
-from torchmem.exporter.nvml import Device, GpuLostError, NvmlLibrary, text
+from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlLibrary, text, text_field
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
 from torchmem.sample.families import family, info
@@ -20,11 +20,14 @@ _PERSISTENCE_MODES = {0: "disabled", 1: "enabled"}
 
 
 def read_versions(nvml: NvmlLibrary) -> Versions:
-    """Read the versions; NVML's CUDA version 13000 means 13.0."""
-    cuda = nvml.call_first(_CUDA_VERSION)
+    """Read the versions; NVML's CUDA version 13000 means 13.0.
+
+    Raises only NvmlDownError: a version that cannot be read is unknown.
+    """
+    cuda = _version(nvml, *_CUDA_VERSION)
     return Versions(
-        driver=text(nvml.call("nvmlSystemGetDriverVersion")),
-        nvml=text(nvml.call("nvmlSystemGetNVMLVersion")),
+        driver=text(_version(nvml, "nvmlSystemGetDriverVersion")),
+        nvml=text(_version(nvml, "nvmlSystemGetNVMLVersion")),
         cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
 
@@ -32,23 +35,32 @@ def read_versions(nvml: NvmlLibrary) -> Versions:
 def read_identity(nvml: NvmlLibrary, index: int) -> tuple[GpuIdentity, Any]:
     """Return the identity and the handle of the GPU at an NVML index.
 
-    Raises NvmlDownError, GpuLostError or NvmlCallError, also if handle or UUID are unavailable.
+    Raises NvmlDownError, GpuLostError or NvmlCallError, also if handle or UUID are unavailable. Any
+    other fact that cannot be read is unknown.
     """
     handle = _require(nvml, "nvmlDeviceGetHandleByIndex", index)
     uuid = str(text(_require(nvml, "nvmlDeviceGetUUID", handle)))
-    gpu = Device(nvml, handle)
-    pci = gpu.call("nvmlDeviceGetPciInfo")
+    pci = nvml.call_optional("nvmlDeviceGetPciInfo", handle)
+    compute_mode = nvml.call_optional("nvmlDeviceGetComputeMode", handle)
+    persistence_mode = nvml.call_optional("nvmlDeviceGetPersistenceMode", handle)
     identity = GpuIdentity(
         index,
         uuid,
-        name=text(gpu.call("nvmlDeviceGetName")),
-        pci_bus_id=None if pci is None else text(pci.busId),
-        driver_version=text(nvml.call("nvmlSystemGetDriverVersion")),
-        vbios_version=text(gpu.call("nvmlDeviceGetVbiosVersion")),
-        compute_mode=_COMPUTE_MODES.get(gpu.call("nvmlDeviceGetComputeMode")),
-        persistence_mode=_PERSISTENCE_MODES.get(gpu.call("nvmlDeviceGetPersistenceMode")),
+        name=text(nvml.call_optional("nvmlDeviceGetName", handle)),
+        pci_bus_id=None if pci is None else text_field(pci, "busId"),
+        driver_version=text(_version(nvml, "nvmlSystemGetDriverVersion")),
+        vbios_version=text(nvml.call_optional("nvmlDeviceGetVbiosVersion", handle)),
+        compute_mode=_COMPUTE_MODES.get(compute_mode),
+        persistence_mode=_PERSISTENCE_MODES.get(persistence_mode),
     )
     return identity, handle
+
+
+def _version(nvml: NvmlLibrary, *names: str) -> Any:
+    try:
+        return nvml.call_first(names)
+    except (GpuLostError, NvmlCallError):  # a code for a GPU has no meaning for the system
+        return None
 
 
 def families(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:

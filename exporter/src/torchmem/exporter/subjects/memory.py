@@ -13,6 +13,8 @@ from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
 from torchmem.sample.families import value_family
 
+_MAX_BYTES = 1 << 50
+"""More than any GPU has, so a larger number is garbage."""
 _MEMORY_INFO = "nvmlDeviceGetMemoryInfo"
 
 
@@ -35,12 +37,17 @@ class MemoryInfo(GpuValue):
         version = nvml.module.nvmlMemory_v2
         info, code = nvml.try_call(_MEMORY_INFO, gpu.handle, version=version)
         if code == 0:
-            return cls(info.total, info.used, info.free, info.reserved)
+            return cls._of(info.total, info.used, info.free, info.reserved)
         if code not in OTHER_VERSION:
             nvml.check(_MEMORY_INFO, code)
             return None
         info = gpu.call(_MEMORY_INFO)
-        return None if info is None else cls(info.total, info.used, info.free, None)
+        return None if info is None else cls._of(info.total, info.used, info.free, None)
+
+    @classmethod
+    def _of(cls, total: int, used: int, free: int, reserved: int | None) -> MemoryInfo | None:
+        is_plausible = max(used, free, reserved or 0) <= total <= _MAX_BYTES
+        return cls(total, used, free, reserved) if is_plausible else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,9 @@ class Bar1(GpuValue):
     def read(cls, gpu: Device) -> Bar1 | None:
         """Call nvmlDeviceGetBAR1MemoryInfo."""
         info = gpu.call("nvmlDeviceGetBAR1MemoryInfo")
-        return None if info is None else cls(info.bar1Total, info.bar1Used)
+        if info is None or not info.bar1Used <= info.bar1Total <= _MAX_BYTES:
+            return None
+        return cls(info.bar1Total, info.bar1Used)
 
 
 def families(reading: Reading) -> Iterator[Metric]:

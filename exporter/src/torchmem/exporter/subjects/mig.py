@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity, GpuValue
-from torchmem.exporter.nvml import Device, text
+from torchmem.exporter.nvml import Device, plausible, text
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample import catalog
 from torchmem.sample.families import info, value_family
+
+_MAX_DEVICES = 64  # of one GPU; the driver allows 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def is_in_mig_mode(gpu: Device) -> bool:
 
 def mig_devices(gpu: Device) -> Iterator[Device]:
     """Yield the MIG devices of a GPU, one for each compute instance. Their indices have gaps."""
-    for index in range(gpu.call("nvmlDeviceGetMaxMigDeviceCount") or 0):
+    count = plausible(gpu.call("nvmlDeviceGetMaxMigDeviceCount"), _MAX_DEVICES)
+    for index in range(count or 0):
         handle = gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", index)
         if handle is not None:
             yield Device(gpu.nvml, handle)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, thousandths
+from torchmem.exporter.nvml import Device, plausible, thousandths
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
 from torchmem.sample.families import value_family
+
+_MAX_MILLIWATTS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,15 @@ class Power(GpuValue):
         """Read usage, limits and total energy consumption (milliwatts and millijoules)."""
         limits = gpu.call("nvmlDeviceGetPowerManagementLimitConstraints")
         return cls(
-            watts=thousandths(gpu.call("nvmlDeviceGetPowerUsage")),
-            limit_watts=thousandths(gpu.call("nvmlDeviceGetEnforcedPowerLimit")),
-            limit_max_watts=None if limits is None else thousandths(limits[1]),
+            watts=_watts(gpu.call("nvmlDeviceGetPowerUsage")),
+            limit_watts=_watts(gpu.call("nvmlDeviceGetEnforcedPowerLimit")),
+            limit_max_watts=None if limits is None else _watts(limits[1]),
             energy_joules=thousandths(gpu.call("nvmlDeviceGetTotalEnergyConsumption")),
         )
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return thousandths(plausible(milliwatts, _MAX_MILLIWATTS))
 
 
 def families(reading: Reading) -> Iterator[Metric]:

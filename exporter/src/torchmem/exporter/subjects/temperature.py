@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, available, ratio
+from torchmem.exporter.nvml import Device, plausible, ratio
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
 from torchmem.sample.families import keyed_family
@@ -18,6 +18,9 @@ _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 # nvmlTemperatureThresholds_t
 _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
+_MAX_CELSIUS = 300
+_MAX_FANS = 64
+_MAX_FAN_PERCENT = 200  # nvml.h: a speed may exceed 100 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,13 @@ class Temperatures(GpuValue):
     @classmethod
     def read(cls, gpu: Device) -> Temperatures:
         """Read the GPU's sensor, the memory's (a field value), and the thresholds."""
-        core = available(gpu.call_first(_SENSOR, _GPU_SENSOR))
+        core = _celsius(gpu.call_first(_SENSOR, _GPU_SENSOR))
         (memory,) = gpu.field_values(_MEMORY_TEMPERATURE)
         limits = {
-            name: available(gpu.call("nvmlDeviceGetTemperatureThreshold", number))
+            name: _celsius(gpu.call("nvmlDeviceGetTemperatureThreshold", number))
             for name, number in _THRESHOLDS.items()
         }
-        return cls({"gpu": core, "memory": memory}, limits)
+        return cls({"gpu": core, "memory": _celsius(memory)}, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,20 @@ class Fans(GpuValue):
     @classmethod
     def read(cls, gpu: Device) -> Fans:
         """Call nvmlDeviceGetFanSpeed_v2 for every fan (percent); older drivers have one speed."""
-        count = gpu.call("nvmlDeviceGetNumFans")
+        count = plausible(gpu.call("nvmlDeviceGetNumFans"), _MAX_FANS)
         if count is not None:
             fans = range(count)
-            return cls([ratio(gpu.call("nvmlDeviceGetFanSpeed_v2", fan)) for fan in fans])
-        speed = ratio(gpu.call("nvmlDeviceGetFanSpeed"))
+            return cls([_speed(gpu.call("nvmlDeviceGetFanSpeed_v2", fan)) for fan in fans])
+        speed = _speed(gpu.call("nvmlDeviceGetFanSpeed"))
         return cls([] if speed is None else [speed])
+
+
+def _celsius(degrees: int | None) -> int | None:
+    return plausible(degrees, _MAX_CELSIUS)
+
+
+def _speed(percent: int | None) -> float | None:
+    return ratio(percent, _MAX_FAN_PERCENT)
 
 
 def families(reading: Reading) -> Iterator[Metric]:
