@@ -189,7 +189,6 @@ def test_implausible_processes_are_left_out(open_exporter: OpenExporter, node: F
         ("nvmlInitWithFlags", "#77", "nvml_error_77"),
         ("nvmlDeviceGetCount_v2", "uninitialized", "uninitialized"),
         ("nvmlDeviceGetHandleByIndex_v2", "driver_not_loaded", "driver_not_loaded"),
-        (POWER, "uninitialized", "uninitialized"),
     ],
 )
 def test_nvml_that_is_down_has_a_reason(
