@@ -254,9 +254,35 @@ def test_a_script_without_a_step_has_no_verdict(place: Place) -> None:
 
     assert (2, "") == (done.returncode, done.stdout)
     assert (
-        "torchmem: the script ended without an optimizer step: let it train for at least one "
-        "step, or call session.step()" in done.stderr
+        "torchmem: the script ended without an optimizer step and without a call of a module: let "
+        "it train or infer, or call session.step()" in done.stderr
     )
+
+
+INFERENCE = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
+with torch.no_grad():
+    for rows in (1, 5, 3):
+        model(torch.zeros(rows * 1024, 1024, device="cuda"))
+"""
+
+
+def test_inference_has_figures(tmp_path: Path) -> None:
+    """Each call of the model has its peak, and the highest is that of the run."""
+    script = tmp_path / "infer.py"
+    script.write_text(INFERENCE)
+    done = subprocess.run(
+        command(script, "--json"), capture_output=True, text=True, check=False, timeout=300
+    )
+    report = json.loads(done.stdout)
+    (device,) = report["outcome"]["devices"]
+    peaks = device["steps"]["peak_allocated"]
+
+    assert (0, 0, 3) == (done.returncode, report["outcome"]["steps"], report["outcome"]["calls"])
+    assert [1, 2, 3] == device["steps"]["step"]
+    assert (2, max(peaks)) == (device["peak_step"], device["peak_allocated"])
+    assert [peaks[0], peaks[2], peaks[1]] == sorted(peaks)
 
 
 def test_another_allocator_is_rejected(place: Place) -> None:

@@ -273,7 +273,8 @@ def ends(ended: Ended, **more: object) -> Callable[[RunPlan, RunResult], RunResu
         ),
         (
             ends("finished", steps=0),
-            "without an optimizer step: let it train for at least one step, or call session.step()",
+            "without an optimizer step and without a call of a module: let it train or infer, or call "
+            "session.step()",
         ),
         (
             ends("finished", steps=3, devices=()),
@@ -293,6 +294,18 @@ def test_no_verdict_is_one_sentence(
 
     assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
     assert sentence in stderr
+
+
+def test_inference_has_figures(run: Preflight) -> None:
+    """A script that never steps an optimizer has a verdict, and figures for each call."""
+    inference = ends("finished", steps=0, calls=20)
+    code, stdout, stderr = run(PlayedScript(then=inference), "--card", "2GB")
+
+    assert (0, "") == (code, stderr)
+    assert "Exited after 20 forward calls; the run took" in stdout
+    assert "Fits a phantom GPU of 2GB" in stdout
+    assert re.search(r"^    reached in +call 19, ", stdout, re.MULTILINE)
+    assert re.search(r"^  growth per call +none$", stdout, re.MULTILINE)
 
 
 def test_values_that_were_read_are_reported(run: Preflight) -> None:

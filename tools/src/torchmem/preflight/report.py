@@ -202,13 +202,14 @@ def _problems(device: DeviceMemory) -> str:
 
 def _growth_notes(result: RunResult) -> Iterator[str]:
     for device in result.devices:
-        per_step = device.growth_per_step
+        per_step, step = device.growth_per_step, result.step_name.split()[-1]
         if per_step:
             left = max(0, device.headroom) // per_step
+            cause = "a cache, a leak," if step == "call" else "a leak,"
             yield (
-                f"Memory on GPU {device.device} grows by {format_size(per_step)} per step: a leak, "
-                "or data that the script accumulates. At this rate the card is full after "
-                f"{left:,} more steps."
+                f"Memory on GPU {device.device} grows by {format_size(per_step)} per {step}: "
+                f"{cause} or data that the script accumulates. At this rate the card is full after "
+                f"{left:,} more {step}s."
             )
 
 

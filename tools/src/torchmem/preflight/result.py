@@ -92,7 +92,8 @@ class DeviceMemory:
 class RunResult:
     """How a run ended and how much memory it needed.
 
-    steps: number of optimizer steps. seconds: wall time. host_bytes: peak RAM of the process.
+    steps: number of optimizer steps. calls: if there were none, number of calls of the model, which
+    are the steps of `devices`. seconds: wall time. host_bytes: peak RAM of the process.
     devices: cards that the script used; empty if it never initialized CUDA. lacking: names of CUDA
     calls that the phantom GPU lacks, in the order of their first use. snapshot: file for memory_viz
     and `torchmem whatif` with the trace since CUDA was initialized; None if nothing was recorded.
@@ -112,6 +113,12 @@ class RunResult:
     oom_report: Path | None = None
     error_message: str | None = None
     values_read: int = 0
+    calls: int = 0
+
+    @property
+    def step_name(self) -> Literal["optimizer step", "forward call"]:
+        """What a step of this run is."""
+        return "forward call" if self.calls and not self.steps else "optimizer step"
 
     @property
     def fullest_device(self) -> DeviceMemory:
@@ -139,7 +146,8 @@ class Progress:
 class ProcessReport:
     """Report of one of the script's processes, written as `PID.report.json` when it ends.
 
-    stopped: ended by the preflight after the requested steps. message: message of an uncaught
+    stopped: ended by the preflight after the requested steps. calls: calls of the model, if the
+    script did not train. message: message of an uncaught
     exception. host_bytes: peak RAM. values_read: number of reads from a card.
     """
 
@@ -150,6 +158,7 @@ class ProcessReport:
     devices: tuple[DeviceMemory, ...]
     host_bytes: int
     values_read: int
+    calls: int = 0
 
     @classmethod
     def load(cls, path: Path) -> ProcessReport:
@@ -167,7 +176,10 @@ def read_result(folder: Path, exit_code: int, seconds: float) -> RunResult:
         ended = _ended_without_report(exit_code, lacking)
         return RunResult(ended, exit_code, steps, seconds, 0, lacking=lacking)
     reports = {path: ProcessReport.load(path) for path in paths}
-    path = max(paths, key=lambda path: (reports[path].steps, _peak_reserved(reports[path])))
+    path = max(
+        paths,
+        key=lambda path: (reports[path].steps, reports[path].calls, _peak_reserved(reports[path])),
+    )
     result = _result(reports[path], exit_code, seconds)
     name = path.name.removesuffix(REPORT_SUFFIX)
     unsupported = (
@@ -200,10 +212,10 @@ def no_verdict_error(result: RunResult) -> UsageError | None:
         return UsageError(
             "the script never used CUDA: make it train on the GPU, for example with --device cuda."
         )
-    if result.ended != "oom" and not result.steps:
+    if result.ended != "oom" and not (result.steps or result.calls):
         return UsageError(
-            "the script ended without an optimizer step: let it train for at least one step, or "
-            "call session.step() of torchmem.sdk if it does not use an optimizer of torch.optim."
+            "the script ended without an optimizer step and without a call of a module: let it "
+            "train or infer, or call session.step() of torchmem.sdk in a loop of its own."
         )
     return None
 
@@ -269,6 +281,7 @@ def _result(report: ProcessReport, exit_code: int, seconds: float) -> RunResult:
         devices=report.devices,
         error_message=report.message,
         values_read=report.values_read,
+        calls=report.calls,
     )
 
 

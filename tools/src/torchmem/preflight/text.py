@@ -121,8 +121,9 @@ def _title(plan: RunPlan) -> str:
 
 def _ending(result: RunResult) -> str:
     how = {"steps": "Stopped", "oom": "Out of memory"}.get(result.ended, "Exited")
+    number = result.calls if result.step_name == "forward call" else result.steps
     return (
-        f"{how} after {counted(result.steps, 'optimizer step')}; the run took "
+        f"{how} after {counted(number, result.step_name)}; the run took "
         f"{format_seconds(result.seconds)} and {format_size(result.host_bytes)} of RAM on this "
         "machine."
     )
@@ -131,40 +132,41 @@ def _ending(result: RunResult) -> str:
 def _figures(result: RunResult) -> list[list[str]]:
     """Return the figures as rows, with a column per card and, if there are several, a header."""
     devices = result.devices
-    columns = [_device_figures(device, ran_out=result.ended == "oom") for device in devices]
+    columns = [_device_figures(device, result) for device in devices]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[f"  {name}", *(column.get(name, "") for column in columns)] for name in names]
     header = [["", *(f"GPU {device.device}" for device in devices)]]
     return [*(header if len(devices) > 1 else []), *rows]
 
 
-def _device_figures(device: DeviceMemory, *, ran_out: bool) -> dict[str, str]:
+def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
+    step = result.step_name.split()[-1]
     phases = dict(device.phase_peaks)
     in_phases = {
         f"  peak in {name}": format_size(phases[name]) for name in PHASES if name in phases
     }
     return {
         "peak allocated": format_size(device.peak_allocated),
-        "  reached in": _peak_place(device),
+        "  reached in": _peak_place(device, step),
         **in_phases,
         "peak reserved": format_size(device.peak_reserved),
         "outside PyTorch": format_size(device.outside),
-        **({} if ran_out else {"headroom": _signed_size(device.headroom)}),
-        "stranded after a step": format_size(device.stranded),
-        "growth per step": _growth(device),
+        **({} if result.ended == "oom" else {"headroom": _signed_size(device.headroom)}),
+        f"stranded after a {step}": format_size(device.stranded),
+        f"growth per {step}": _growth(device, step),
         "retries": f"{device.retries:,}",
         "device allocs": f"{device.device_allocs:,}",
     }
 
 
-def _peak_place(device: DeviceMemory) -> str:
-    return f"step {device.peak_step:,}, {device.peak_phase}" if device.peak_step else "setup"
+def _peak_place(device: DeviceMemory, step: str) -> str:
+    return f"{step} {device.peak_step:,}, {device.peak_phase}" if device.peak_step else "setup"
 
 
-def _growth(device: DeviceMemory) -> str:
+def _growth(device: DeviceMemory, step: str) -> str:
     size = device.growth_per_step
     if size is None:
-        return "unknown (too few steps)"
+        return f"unknown (too few {step}s)"
     return format_size(size) if size else "none"
 
 

@@ -39,9 +39,9 @@ def begin() -> None:
     backend.on_init(watcher.cuda_initialized)
     backend.on_step(watcher.optimizer_stepped)
     session.after_step = watcher.step_called
-    torch_hooks.on_first_forward(watcher.phases.forward)
+    torch_hooks.on_forward(watcher.phases.forward, watcher.forward_ended)
     torch_hooks.on_optimizer(watcher.phases.optimizer)
-    torch_hooks.around_backward(watcher.phases.backward_begins, watcher.backward_ended)
+    torch_hooks.around_backward(watcher.backward_begins, watcher.backward_ended)
     torch_hooks.pass_distribution_checks()
     atexit.register(watcher.script_ended)
     before_leaving(watcher.script_ended)

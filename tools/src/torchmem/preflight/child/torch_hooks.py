@@ -26,14 +26,29 @@ class WatchedBackend(TorchBackend):
         return self._reader.kept_stats(torch.cuda.memory_stats_as_nested_dict(device))
 
 
-def on_first_forward(callback: Callable[[], None]) -> None:
-    """Run `callback` when a module is called for the first time."""
+def on_forward(first: Callable[[], None], ended: Callable[[], bool]) -> None:
+    """Run `first` when a module is called for the first time, and `ended` after each of its calls.
 
-    def before(*_: object) -> None:
-        handle.remove()
-        callback()
+    `ended` returns whether it wants to hear of further calls. Calls of a compiled module are not
+    reported, because a hook would be compiled with it.
+    """
 
-    handle = register_module_forward_pre_hook(before)
+    def before(module: Any, *_: object) -> None:
+        handles.pop().remove()
+        first()
+        if not _is_compiled(module):
+            handles.append(module.register_forward_hook(after))
+
+    def after(*_: object) -> None:
+        if handles and not ended():
+            handles.pop().remove()
+
+    handles: list[Any] = [register_module_forward_pre_hook(before)]
+
+
+def _is_compiled(module: Any) -> bool:
+    is_wrapped = type(module).__name__ == "OptimizedModule"
+    return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def on_optimizer(callback: Callable[[bool], None]) -> None:

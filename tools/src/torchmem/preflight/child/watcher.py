@@ -33,6 +33,8 @@ from torchmem.sdk.torch_backend import NO_CACHING
 
 MAX_TRACE_EVENTS = 2_000_000
 """Per card. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""
+MAX_CALLS = 1000
+"""Calls of a model without training that are measured one by one."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,14 @@ class DeviceMeter:
         self._step_allocated = self._step_reserved = 0
         self.stranded = max(self.stranded, stranded)
 
+    def forget_steps(self) -> None:
+        """Make the steps so far, which were calls of the model, a part of the first step."""
+        for step in self.steps:
+            self._step_allocated = max(self._step_allocated, step.peak_allocated)
+            self._step_reserved = max(self._step_reserved, step.peak_reserved)
+        self.steps.clear()
+        self.stranded = 0
+
     def memory(self, stats: NestedStats, total: int, outside: int) -> DeviceMemory:
         """Return the peaks, with the counters of the newest statistics."""
         return DeviceMemory(
@@ -112,6 +122,8 @@ class StepWatcher:
         self._has_ended = False
         self._script_reports_steps = False
         self._stepped_in_backward = False
+        self._calls = 0
+        self._has_trained = False
 
     def cuda_initialized(self) -> None:
         """Record the trace from the first allocation on, unless the script already does."""
@@ -137,11 +149,31 @@ class StepWatcher:
         """Handle an optimizer's step. Inside a backward pass it counts when that ends."""
         if self._script_reports_steps or not self._is_own_process:
             return
+        self._begin_training()
         self._counter.optimizer_stepped(optimizer)
         if self.phases.in_backward:
             self._stepped_in_backward = True
         else:
             self._end_step_if_complete()
+
+    def forward_ended(self) -> bool:
+        """Handle the end of a call of the model; return False if calls no longer matter.
+
+        They are the steps of a script that does not train.
+        """
+        if self._has_trained or not (self._is_own_process and self._backend.is_initialized()):
+            return not self._has_trained
+        self._calls += 1
+        if self._calls <= MAX_CALLS:
+            self._step = self._calls
+            self._phase_ended("forward")
+            self._measure(self._calls)
+        return True
+
+    def backward_begins(self) -> None:
+        """Handle the begin of a backward pass, which may be an inner one."""
+        self._begin_training()
+        self.phases.backward_begins()
 
     def backward_ended(self) -> None:
         """Handle the end of a backward pass, which may be an inner one."""
@@ -154,6 +186,7 @@ class StepWatcher:
         """Handle the script's own `Session.step()`, after which optimizer steps no longer count."""
         self._script_reports_steps = True
         if self._is_own_process:
+            self._begin_training()
             self._counter.step_called()
             self._end_step()
 
@@ -169,6 +202,14 @@ class StepWatcher:
         """False in a forked child, unless CUDA was initialized there."""
         return os.getpid() == self._pid
 
+    def _begin_training(self) -> None:
+        """Stop counting calls of the model, which are part of a training step."""
+        if self._has_trained:
+            return
+        self._has_trained, self._calls, self._step = True, 0, 1
+        for meter in self._meters.values():
+            meter.forget_steps()
+
     def _end_step_if_complete(self) -> None:
         if self._counter.is_complete:
             self._end_step()
@@ -176,7 +217,7 @@ class StepWatcher:
     def _end_step(self) -> None:
         self._step = self._counter.count
         self.phases.forward()
-        self._measure()
+        self._measure(self._counter.count)
         self._write_progress()
         self._step += 1
         if self._counter.has_reached_limit:
@@ -195,15 +236,15 @@ class StepWatcher:
                     meter.phase_ended(phase, 0 if phase == "setup" else self._step, stats)
                     self._backend.reset_peaks(device.index)
 
-    def _measure(self) -> None:
-        """Measure what remains allocated at the end of a step."""
+    def _measure(self, step: int) -> None:
+        """Measure what remains allocated at the end of step or call `step`."""
         segments = self._segments()
         for index, meter in self._meters.items():
             stats = self._backend.window_stats(index)
             if stats:
                 allocated = stats["allocated_bytes"]["all"]["current"]
                 stranded = measure(segments, index, 0.0).stranded_bytes
-                meter.step_ended(self._counter.count, allocated, stranded)
+                meter.step_ended(step, allocated, stranded)
         self._ooms_at_step = self._ooms()
 
     def _segments(self) -> list[SegmentInfo]:
@@ -235,6 +276,7 @@ class StepWatcher:
         report = ProcessReport(
             stopped=stopped,
             steps=self._counter.count,
+            calls=self._calls,
             out_of_memory=is_out_of_memory(uncaught) or ran_out,
             message=None if uncaught is None else str(uncaught),
             devices=tuple(device for device in devices if device),
