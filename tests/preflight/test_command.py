@@ -273,8 +273,7 @@ def ends(ended: Ended, **more: object) -> Callable[[RunPlan, RunResult], RunResu
         ),
         (
             ends("finished", steps=0),
-            "without an optimizer step and without a call of a module: let it train or infer, or call "
-            "session.step()",
+            "without an optimizer step and without a call of a module: let it train or infer, or",
         ),
         (
             ends("finished", steps=3, devices=()),
