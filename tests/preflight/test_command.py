@@ -80,6 +80,21 @@ def test_the_report_of_a_script_that_does_not_fit(run: Preflight) -> None:
     check_golden("does_not_fit.txt", stdout)
 
 
+def test_the_first_sentence_names_a_setting_that_makes_it_fit(run: Preflight) -> None:
+    """Headline, advice, table and JSON name the same setting; the exit code is 1."""
+    flags = "--card", "1.1GB", "--setting", "expandable_segments:True"
+    code, stdout, _ = run(PlayedScript(), *flags, "--json")
+    document = json.loads(stdout)
+    settings = document["comparison"]["settings"]
+    fitting = {each["conf"] for each in settings["outcomes"][1:] if each["oom"] is None}
+    sentence = document["verdict"]["sentence"]
+
+    assert (1, False) == (code, document["verdict"]["fits"])
+    assert {"expandable_segments:True"} == fitting == {document["verdict"]["fits_with"]}
+    assert "expandable_segments:True" == settings["verdict"]["recommended"]
+    assert "It fits with expandable_segments:True, which reserves 462.00 MiB." in sentence
+
+
 def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
     """Each setting and each card is then run, and the page shows that."""
     script = PlayedScript(odd=True)

@@ -29,10 +29,14 @@ PHANTOM_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the run fits the card, and a sentence that explains it."""
+    """Whether the run fits the card, and a sentence that explains it.
+
+    fits_with: PYTORCH_CUDA_ALLOC_CONF with which it fits if it does not fit with its own.
+    """
 
     fits: bool
     sentence: str
+    fits_with: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,14 @@ def make_report(options: Options, runner: Runner) -> PreflightReport:
     larger_run, traced_on = _run_on_larger_card(plan, result, runner)
     verdict = _verdict(plan.card, result, oom, larger_run)
     report = PreflightReport(plan, result, verdict, oom, larger_run)
+    return _with_remedy(_compared(options, report, traced_on, runner))
+
+
+def _compared(
+    options: Options, report: PreflightReport, traced_on: Card, runner: Runner
+) -> PreflightReport:
+    """Return the report with other settings and cards, or with the reason why there are none."""
+    result, larger_run = report.result, report.larger_run
     if larger_run is not None and larger_run.ended == "oom":
         reason = (
             f"the script also runs out of memory with {LARGER_FACTOR} times this card's memory."
@@ -76,6 +88,35 @@ def make_report(options: Options, runner: Runner) -> PreflightReport:
     except UsageError as reason:
         return replace(report, no_comparison=str(reason))
     return replace(report, comparison=comparison)
+
+
+def _with_remedy(report: PreflightReport) -> PreflightReport:
+    """Add to the verdict, if the run does not fit, which setting or card of the tables fits."""
+    verdict, comparison = report.verdict, report.comparison
+    if verdict.fits or comparison is None:
+        return report
+    name = comparison.settings.verdict.recommended
+    best = next((each for each in comparison.settings.outcomes if each.name == name), None)
+    if best is not None and best.refused is None and best.oom is None:
+        conf = best.conf or "the default settings"
+        size = format_size(best.peak_reserved)
+        remedy = f"It fits with {conf}, which reserves {size}{_retries(best.retries)}."
+        sentence = f"{verdict.sentence} {remedy}"
+        return replace(report, verdict=replace(verdict, sentence=sentence, fits_with=best.conf))
+    fitting = [row for row in comparison.cards if not (row.result.refused or row.result.oom)]
+    if not fitting:
+        return report
+    smallest = min(fitting, key=lambda row: row.card.memory_bytes)
+    size = format_size(smallest.card.memory_bytes)
+    remedy = (
+        f"No setting that was compared makes it fit; {smallest.card.name} ({size}) is the smallest "
+        f"card compared that it fits{_retries(smallest.result.retries)}."
+    )
+    return replace(report, verdict=replace(verdict, sentence=f"{verdict.sentence} {remedy}"))
+
+
+def _retries(number: int) -> str:
+    return f", with {number:,} retr{'ies' if number > 1 else 'y'}" if number else ""
 
 
 def notes(report: PreflightReport) -> Iterator[str]:
@@ -178,9 +219,10 @@ def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
     device = larger_run.fullest_device
     if larger_run.ended == "oom":
         return f"; it does not fit {format_size(device.total)} either"
-    peak = format_size(device.peak_reserved + device.outside)
+    tensors, outside = format_size(device.peak_allocated), format_size(device.outside)
     return (
-        f"; without this limit it takes {peak}, and the card has {format_size(card.memory_bytes)}"
+        f"; with more memory its tensors hold up to {tensors}, {outside} are outside PyTorch, and "
+        f"the card has {format_size(card.memory_bytes)}"
     )
 
 
