@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import re
 import signal
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 
+import bcrypt
 import pytest
 from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
+from support.raw_http import connect
 
 from torchmem.exporter import command, config, main
 from torchmem.exporter.config import ALL_INTERFACES, Settings
@@ -143,6 +147,32 @@ def test_hangup_reloads_the_configuration(run_dir: Path, tmp_path: Path) -> None
     assert "restart the exporter to apply the new values of ttl_seconds" in restart
     assert "the web configuration was not reloaded: rate_limit in" in web[0]
     assert (0, False) == (popen.returncode, "Traceback" in rest)
+
+
+def test_waiting_passwords_do_not_disturb_the_exit(run_dir: Path, tmp_path: Path) -> None:
+    """SIGTERM stops the exporter without a traceback while passwords wait for their check."""
+    web_file = tmp_path / "web.yml"
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(8)).decode()
+    web_file.write_text(f"basic_auth_users: {{prometheus: {hashed}}}")
+    command = [*EXPORTER, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    command += ["--web.config.file", str(web_file)]
+    with ExitStack() as stack:
+        popen = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        assert popen.stderr is not None
+        served = re.search(r"http://\S+", next(line for line in popen.stderr if "serving" in line))
+        assert served is not None
+        for number in range(30):
+            password = base64.b64encode(f"prometheus:{number}".encode()).decode()
+            client = stack.enter_context(connect(served[0]))
+            client.sendall(
+                f"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {password}\r\n\r\n".encode()
+            )
+        client.recv(1)
+        popen.terminate()
+        rest = popen.communicate(timeout=60)[1]
+
+    assert 0 == popen.returncode, rest
+    assert "Traceback" not in rest
 
 
 def test_further_signals_have_no_effect(run_dir: Path) -> None:

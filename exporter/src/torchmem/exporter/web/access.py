@@ -206,8 +206,12 @@ class _Queue:
         job = self._waiting[client][0]
         self._remove(client, job)
         self._note_served(client)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._thread, job.function)
+        except RuntimeError:  # the interpreter is shutting down
+            job.result.cancel()
+            return
         self._is_busy = True
-        running = asyncio.get_running_loop().run_in_executor(self._thread, job.function)
         running.add_done_callback(partial(self._finish, job))
 
     def _remove(self, client: str, job: _Job) -> None:
