@@ -26,6 +26,7 @@ from benchmarks.overhead.workload import has_cuda, where
 
 BLOCKS = (100, 1_000, 2_000, 10_000, 100_000)
 SHARE_BLOCKS = (2_000, 100_000)
+BUSY_RATES = (1, 10, 100)
 Figures = dict[str, Any]
 
 
@@ -46,7 +47,7 @@ def child(module: str, *arguments: object) -> Any:
 def measure_shares(blocks: int, seconds: float, rate: float) -> Figures:
     """Measure one tool after the other, so that none evicts another's caches."""
     able = [name for name in tools.TOOLS if tools.missing(name) is None]
-    return {name: child("share", name, blocks, seconds, rate) for name in able}
+    return {name: child("share", name, blocks, seconds, rate, "sleep") for name in able}
 
 
 def measure(arguments: argparse.Namespace) -> Figures:
@@ -55,6 +56,10 @@ def measure(arguments: argparse.Namespace) -> Figures:
     figures["shares"] = [
         measure_shares(blocks, arguments.seconds, arguments.rate) for blocks in SHARE_BLOCKS
     ]
+    figures["busy"] = {
+        rate: child("share", "torchmem", SHARE_BLOCKS[0], arguments.seconds, rate, "compute")
+        for rate in BUSY_RATES
+    }
     if has_cuda():
         figures["steps"] = child("steps", arguments.turn, arguments.turns)
     modules = ["prometheus_client", *(["torch"] if has_cuda() else [])]

@@ -61,6 +61,12 @@ def long_run(row: Figures, costs: dict[int, float]) -> float:
     return float(routine / row["exported_wall"] + cost / pause)
 
 
+def show_busy(busy: dict[int, Figures]) -> str:
+    """Format the SDK's own account of its share in a process that computes between its steps."""
+    head = ("steps per second", *map(str, busy))
+    return table(head, [("torchmem", *(percent(_exported(row)) for row in busy.values()))])
+
+
 def show_steps(steps: Figures | None) -> str:
     """Format the step time with a tool, as a multiple of that without."""
     if steps is None:
@@ -94,6 +100,7 @@ def show(figures: Figures) -> str:
             f"Measured on {figures['where']}.",
             f"CPU time of one call, by the number of blocks:\n\n{show_reads(figures['reads'])}",
             f"Share of one core at default settings:\n\n{shares}",
+            f"The same in a process that computes all the time:\n\n{show_busy(figures['busy'])}",
             f"In turns with no tool, median ratio and 95 % interval:\n\n{steps}",
             f"Import of torchmem.sdk: {', '.join(imports)}.\nMemory: {'; '.join(memory)}.",
         ]

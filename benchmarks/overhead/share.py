@@ -1,7 +1,8 @@
 """A tool's share of one core at its defaults.
 
-Usage: `python -m benchmarks.overhead.share torchmem 2000 60 10`. Arguments: tool, blocks, seconds,
-steps per second. The process only sleeps between its steps. Prints one line of JSON.
+Usage: `python -m benchmarks.overhead.share torchmem 2000 60 10 sleep`. Arguments: tool, blocks,
+seconds, steps per second, and what the process does between its steps: `sleep` or `compute`, which
+keeps a core busy and its caches filled with other data. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,27 +55,41 @@ def published(run_dir: str) -> dict[str, Any]:
     return sample
 
 
-def steps(tool: tools.Tool, seconds: float, rate: float) -> int:
-    """Sleep for `seconds` with `rate` steps a second; return their number."""
+def compute(seconds: float) -> None:
+    """Change numbers all over a list that fills the caches, for `seconds`."""
+    numbers, place, end = list(range(1 << 16)), 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(200):
+            place = (place * 1103515245 + 12345) % len(numbers)
+            numbers[place] += 1
+
+
+BETWEEN_STEPS = {"sleep": time.sleep, "compute": compute}
+
+
+def steps(tool: tools.Tool, seconds: float, pause: Callable[[], None]) -> int:
+    """Make steps for `seconds`, with a pause in each; return their number."""
     count, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         tool.begin()
-        time.sleep(1 / rate)
+        pause()
         tool.end()
         count += 1
     return count
 
 
-def measure(name: str, workload: Workload, seconds: float, rate: float) -> dict[str, object]:
+def measure(
+    name: str, workload: Workload, seconds: float, pause: Callable[[], None]
+) -> dict[str, object]:
     """Measure the process's CPU time, and torchmem's by its own account and by its thread."""
     backend = Counting(workload.backend)
     tool = tools.make(name, cast("Backend", backend), by_hand=True)
     tool.start()
-    steps(tool, WARM_UP_SECONDS, rate)
+    steps(tool, WARM_UP_SECONDS, pause)
     sdk_tool = tool if isinstance(tool, tools.Torchmem) else None
     before, thread = published(sdk_tool.run_dir) if sdk_tool else {}, thread_cpu("torchmem-sampler")
     snapshots, wall, cpu = backend.snapshots, time.monotonic(), time.process_time()
-    count = steps(tool, seconds, rate)
+    count = steps(tool, seconds, pause)
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
     row: dict[str, object] = {"blocks": workload.blocks, "wall": wall, "cpu": cpu, "steps": count}
     row["snapshots"] = backend.snapshots - snapshots
@@ -87,5 +104,6 @@ def measure(name: str, workload: Workload, seconds: float, rate: float) -> dict[
 
 
 if __name__ == "__main__":
-    _, name, blocks, seconds, rate = sys.argv
-    print(json.dumps(measure(name, make(int(blocks)), float(seconds), float(rate))))
+    _, name, blocks, seconds, rate, between = sys.argv
+    pause = partial(BETWEEN_STEPS[between], 1 / float(rate))
+    print(json.dumps(measure(name, make(int(blocks)), float(seconds), pause)))

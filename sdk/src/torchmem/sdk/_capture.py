@@ -195,10 +195,13 @@ class Capture:
             if is_locked and self._job and self._job.is_ending:
                 self._advance(self._job, at_step=True)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being served."""
+        return self._job is not None
+
     def at_step(self) -> None:
-        """Start or end a recording at a step's end; without a request this is one comparison."""
-        if self._job is None:
-            return
+        """Start or end a recording at a step's end."""
         with self._locked() as is_locked:
             if is_locked and self._job:
                 self._advance(self._job, at_step=True)

@@ -22,6 +22,8 @@ TICK_BUDGET = 0.0001
 MAX_STRETCH = 5.0
 MAX_STRETCHED_SECONDS = 10.0
 
+# What a step without a read costs at most, with cold caches.
+MAX_STEP_SECONDS = 0.00002
 # Shortest pause of the background thread, whatever `interval` is.
 MIN_PAUSE_SECONDS = 0.001
 
@@ -41,17 +43,26 @@ class CpuMeter:
     """A sum of CPU seconds over all threads in which the SDK runs.
 
     Callers add differences of `time.thread_time`. Safe against threads and signal handlers.
+    Reading that clock costs more than a step without a read, so `step_seconds` is wall time, of
+    each step MAX_STEP_SECONDS at most: the thread may have waited for the core.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        # Without the lock and a method, as steps are frequent and mostly end in one thread.
+        self.step_seconds = 0.0
+        self._seconds = 0.0
         # Reentrant: a signal handler may call `add` in the thread that holds the lock.
         self._lock = threading.RLock()
 
     def add(self, seconds: float) -> None:
         """Add what one thread has spent."""
         with self._lock:
-            self.seconds += seconds
+            self._seconds += seconds
+
+    @property
+    def seconds(self) -> float:
+        """The sum so far."""
+        return self._seconds + self.step_seconds
 
 
 def routine_pause(interval: float, spent: float, budget: float) -> float:

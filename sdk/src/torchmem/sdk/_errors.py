@@ -58,6 +58,16 @@ class Errors:
         """
         return Suppress(self, stage)
 
+    def passes(self, stage: Stage, error: BaseException) -> bool:
+        """Return whether `error` came from the script and must be raised; count it if not."""
+        try:
+            passes = is_interruption(error)
+        except RecursionError:  # too close to the limit to find out
+            passes = error.__class__ is not RecursionError
+        if not passes:
+            self.count(stage, error)
+        return passes
+
     def count(self, stage: Stage, error: BaseException) -> None:
         """Count one error; log the first of each stage."""
         self.counts[stage] += 1
@@ -112,14 +122,4 @@ class Suppress:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> bool:
-        if error is None or _passes(error):
-            return False
-        self._errors.count(self._stage, error)
-        return True
-
-
-def _passes(error: BaseException) -> bool:
-    try:
-        return is_interruption(error)
-    except RecursionError:  # too close to the limit to find out
-        return not isinstance(error, RecursionError)
+        return error is not None and not self._errors.passes(self._stage, error)

@@ -117,6 +117,19 @@ def shield(function: Callable[P, T], otherwise: T | None = None) -> Callable[P, 
 
 
 @contextmanager
+def ignore(*kinds: type[Exception]) -> Iterator[None]:
+    """Ignore errors of these kinds, as `contextlib.suppress` does, unless they interrupt the code.
+
+    TimeoutError, which many signal handlers raise, is an OSError.
+    """
+    try:
+        yield
+    except kinds as error:
+        if is_interruption(error):
+            raise
+
+
+@contextmanager
 def hold(lock: Lock, seconds: float = 0.0) -> Iterator[bool]:
     """Hold the lock if it is free within `seconds`; yields whether it is held.
 

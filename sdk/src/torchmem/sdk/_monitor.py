@@ -112,22 +112,28 @@ class Monitor:
         if self.publisher and self.is_active:
             self.publisher.publish()
 
-    def step(self, samples: int | None) -> None:
-        """Count a training step that ends now, in the training thread."""
-        now = time.perf_counter()
+    def step(self, now: float, samples: int | None) -> None:
+        """Count a training step that ends at `now`, by `time.perf_counter`, in its thread."""
         self._clock.tick(now, samples)
         self.oom_pending = False
-        if now >= self._next_read and not self._ended and self._backend.is_initialized():
-            self._next_read = now + routine_pause(
-                self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET
-            )
-            self.start()
-            self._read_stats()
-            self._main_thread.at_step()
-            if self._release:
-                self._release.at_step(now)
-        if self._capture:
-            self._capture.at_step()
+        is_due = now >= self._next_read and not self._ended and self._backend.is_initialized()
+        if is_due or (self._capture and self._capture.is_busy):
+            started = time.thread_time()
+            if is_due:
+                self._read_at_step(now)
+            if self._capture:
+                self._capture.at_step()
+            self.cost.add(time.thread_time() - started)
+
+    def _read_at_step(self, now: float) -> None:
+        self._next_read = now + routine_pause(
+            self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET
+        )
+        self.start()
+        self._read_stats()
+        self._main_thread.at_step()
+        if self._release:
+            self._release.at_step(now)
 
     def _read_stats(self) -> None:
         with self._errors.suppress("stats"):

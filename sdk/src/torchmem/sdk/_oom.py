@@ -6,7 +6,6 @@ which are kept in memory for it. `torchmem oom` explains reports.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -37,6 +36,7 @@ from torchmem.sample.run_directory import (
 )
 from torchmem.sample.sample import DeviceSample, Layout, OomRecord, Sample
 from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._interruptions import ignore
 from torchmem.sdk._publish import restore_directory
 from torchmem.sdk._reserve import FULL, Reserve
 
@@ -291,7 +291,7 @@ def keep_newest(directory: Path, limit: int) -> None:
     with os.scandir(directory) as entries:
         for entry in entries:
             if _REPORT_NAME.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
+                with ignore(OSError):
                     reports.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
     for _, name in sorted(reports)[: max(0, len(reports) - limit)]:
         (directory / name).unlink(missing_ok=True)

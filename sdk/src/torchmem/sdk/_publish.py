@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -27,6 +26,7 @@ from torchmem.sample.run_directory import (
 from torchmem.sample.sample import DeviceSample, Process, Sample, encode
 from torchmem.sdk._cost import HEARTBEAT_SECONDS
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._interruptions import hold, ignore, is_interruption
 from torchmem.sdk._reserve import Reserve
 from torchmem.sdk._settings import Settings
 
@@ -139,12 +139,14 @@ def _user_directory_mode(run_dir: Path) -> int:
 
 def _claim(directory: Path, mode: int) -> bool:
     """Create the directory unless it exists; return whether it belongs to this user."""
-    with contextlib.suppress(FileExistsError):
+    with ignore(FileExistsError):
         directory.mkdir(0o700)
     try:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(directory, flags)
-    except OSError:  # a link, a file, or another user's directory
+    except OSError as error:  # a link, a file, or another user's directory
+        if is_interruption(error):
+            raise
         return False
     try:
         status = os.fstat(descriptor)
@@ -179,7 +181,7 @@ def remove_stale_files(directory: Path, now: float) -> None:
     `now` is a Unix time and is compared with the time of the last write. Only files with exactly
     the names that this package gives are removed.
     """
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+    with ignore(OSError), os.scandir(directory) as entries:
         for entry in entries:
             match = _SWEPT_NAME.fullmatch(entry.name)
             if match:
@@ -193,7 +195,7 @@ def _has_ended(namespace: int, pid: int, ticks: int) -> bool:
 
 
 def _remove_older(entry: os.DirEntry[str], before: float) -> None:
-    with contextlib.suppress(OSError):
+    with ignore(OSError):
         status = entry.stat(follow_symlinks=False)
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if is_own and status.st_mtime < before:
@@ -250,13 +252,8 @@ class Publisher:
 
     def publish(self, *, news_only: bool = False) -> None:
         """Write the current state to all files; with `news_only` only where it is due."""
-        with self._errors.suppress("publish"):
-            is_locked = self._lock.acquire(timeout=LOCK_SECONDS)
-            try:
-                (self.file.refresh if news_only else self.file.write)(self._sample())
-            finally:
-                if is_locked:
-                    self._lock.release()
+        with self._errors.suppress("publish"), hold(self._lock, LOCK_SECONDS):
+            (self.file.refresh if news_only else self.file.write)(self._sample())
         with self._errors.suppress("textfile"):
             if self._textfile:
                 (self._textfile.refresh if news_only else self._textfile.write)(self._sample())

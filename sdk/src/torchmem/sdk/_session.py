@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torchmem.allocator.backend import Backend, Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import Ending
+from torchmem.sdk._cost import MAX_STEP_SECONDS
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
 from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._identity import identify, is_multiprocessing_child
@@ -91,17 +92,14 @@ class Session:
 
         From the first call on, only these calls count as steps, and optimizer steps do not.
         """
-        self._step(samples)
+        self._step_by_hand(samples)
         if self.after_step:
             self.after_step()
 
     @shield
-    def _step(self, samples: int | None) -> None:
-        started = time.thread_time()
-        with self.errors.suppress("step"):
-            self._explicit_steps = True
-            self._monitor.step(samples)
-        self._monitor.cost.add(time.thread_time() - started)
+    def _step_by_hand(self, samples: int | None) -> None:
+        self._explicit_steps = True
+        self._count_step(samples)
 
     def phase(self, name: str) -> Phase:
         """Measure the highest allocated bytes in a part of a step.
@@ -178,12 +176,21 @@ class Session:
 
     @shield
     def _on_step(self, optimizer: int) -> None:
-        started = time.thread_time()
-        with self.errors.suppress("step"):
-            self._monitor.oom_pending = False
-            if not self._explicit_steps and self._iterations.begins(optimizer):
-                self._monitor.step(None)
-        self._monitor.cost.add(time.thread_time() - started)
+        self._monitor.oom_pending = False
+        if not self._explicit_steps and self._iterations.begins(optimizer):
+            self._count_step(None)
+
+    def _count_step(self, samples: int | None) -> None:
+        """Call the monitor; with few calls and objects, as most steps come with cold caches."""
+        started = time.perf_counter()
+        monitor = self._monitor
+        try:
+            monitor.step(started, samples)
+        except Exception as error:
+            if self.errors.passes("step", error):
+                raise
+        spent = time.perf_counter() - started
+        monitor.cost.step_seconds += min(MAX_STEP_SECONDS, spent)
 
     @shield
     def _close(self, ending: Ending) -> None:

@@ -7,7 +7,6 @@ are absent there. Parts that depend on the version take the torch module as an a
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import inspect
 import os
@@ -26,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sdk._interruptions import is_interruption, shield
+from torchmem.sdk._interruptions import ignore, is_interruption, shield
 from torchmem.sdk._main_thread import PendingCalls
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
 
@@ -373,7 +372,7 @@ def _hip_uuid(text: str) -> str | None:
 
     HIP keeps these digits as characters, and torch writes the bytes of those in hexadecimal.
     """
-    with contextlib.suppress(ValueError):
+    with ignore(ValueError):
         digits = bytes.fromhex(text.replace("-", "")).decode("ascii")
         return f"GPU-{digits}" if re.fullmatch("[0-9a-f]{16}", digits) else None
     return None
