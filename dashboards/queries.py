@@ -85,10 +85,9 @@ def sum_without_pool(spec: MetricSpec) -> str:
 # The OOMs of each process within the time range, by cause; also of processes that have ended.
 OOMS_OF_PROCESSES = counters.ooms(
     select(catalog.OOMS),
+    select(recorded.POSITIVE_OOMS),
     select(catalog.LAST_OOM_TIMESTAMP),
     window="$__range",
-    seconds="$__range_s",
-    lookback="$__range",
 )
 OOMS_IN_RANGE = f"sum({OOMS_OF_PROCESSES})"
 RANKS_BY_STATE = f"sum by (state) ({select(catalog.PROCESS_STATE)}) > 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchmem.rules import counters
 from torchmem.sample.catalog import DEVICE, GPU, RANK, MetricSpec
 
 
@@ -15,6 +16,7 @@ MIN_HEADROOM = _recorded("rank:torchmem_headroom_bytes:min5m", "instance", *DEVI
 EXHAUSTION = _recorded("rank:torchmem_headroom_exhaustion:seconds", "instance", *DEVICE)
 PEAK_SLACK = _recorded("rank:torchmem_peak_slack:ratio", "instance", *DEVICE)
 RETRIES_10M = _recorded("rank:torchmem_alloc_retries:increase10m", "instance", *DEVICE)
+POSITIVE_OOMS = _recorded(counters.POSITIVE_OOMS, "instance", *DEVICE, "cause")
 PEAK_GROWTH = _recorded("rank:torchmem_allocated_peak_bytes:perhour", "instance", *DEVICE)
 IMBALANCE = _recorded("rank:torchmem_active_peak_bytes:imbalance", "instance", *DEVICE)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from support import promql
-from support.dashboards import BOARDS, QUERIES, filled_in
+from support.dashboards import BOARDS, PANELS, QUERIES, filled_in
 
 each_query = pytest.mark.parametrize(("name", "expression"), QUERIES.items(), ids=QUERIES)
 FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
@@ -73,3 +73,20 @@ def test_the_stack_shows_every_part_of_a_device() -> None:
             re.findall(r'part="(\w+)"', expression)
         )
     assert [recorded] * 4 == [parts for parts in stacks.values() if parts]
+
+
+NUMBERS = [name for name, panel in PANELS.items() if panel["type"] in {"stat", "table"}]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_has_one_definition_on_all_dashboards(name: str) -> None:
+    """Numbers and tables read the lowest headroom of 5 minutes, and OOMs within a window.
+
+    A snapshot's headroom is that of a random moment, and a counter's value that since the start.
+    """
+    for target in PANELS[name]["targets"]:
+        query = filled_in(target["expr"])
+        assert "torchmem_headroom_bytes{" not in query
+        if "sum" in query and "torchmem_ooms_total" in query:
+            assert "last_over_time(rank:torchmem_ooms:positive" in query
+            assert "offset" in query

@@ -9,30 +9,40 @@ be older than the window. The counter of a pid never resets.
 
 from __future__ import annotations
 
+# The recording rule with the counters of OOMs that are above 0.
+POSITIVE_OOMS = "rank:torchmem_ooms:positive"
+# The windows of the rules in seconds; Grafana's variables have their own name for that.
+SECONDS = {"10m": "600", "1h": "3600", "$__range": "$__range_s"}
 # How far before the window a value is looked for: a longer gap, such as an exporter that is down,
 # makes a process unknown.
-LOOKBACK = "1h"
-SECONDS = {"10m": "600", "1h": "3600"}
+LOOKBACK = {"10m": "1h", "1h": "1h", "$__range": "$__range"}
 
 
-def increase(counter: str, window: str, older: str, lookback: str = LOOKBACK) -> str:
+def increase(counter: str, window: str, older: str) -> str:
     """Return the increase of `counter`, a selector, within `window`, such as 1h.
 
     `older` completes the expression of first values that are older than the window.
     """
     return (
         f"max_over_time({counter}[{window}]) - (\n"
-        f"  last_over_time({counter}[{lookback}] offset {window})\n"
+        f"  last_over_time({counter}[{LOOKBACK[window]}] offset {window})\n"
         f"  or min_over_time({counter}[{window}]) {older}\n"
         f"  or 0 * max_over_time({counter}[{window}])\n"
         ")"
     )
 
 
-def ooms(counter: str, newest: str, window: str, seconds: str, lookback: str = LOOKBACK) -> str:
-    """Return the OOMs within a window; `newest` selects the time of the newest OOM."""
-    older = f"and ignoring (cause) time() - min_over_time({newest}[{window}]) >= {seconds}"
-    return increase(counter, window, older, lookback)
+def ooms(counter: str, positive: str, newest: str, window: str) -> str:
+    """Return the OOMs within a window; `newest` selects the time of the newest OOM.
+
+    `positive` selects the same counters where they are above 0, which are few: ranges of all
+    counters would cost more than any other rule.
+    """
+    older = (
+        f"and ignoring (cause) time() - min_over_time({newest}[{window}]) >= {SECONDS[window]}\n"
+        f"  unless {counter} offset {window} == 0"
+    )
+    return increase(positive, window, older)
 
 
 def retries(counter: str, window: str) -> str:

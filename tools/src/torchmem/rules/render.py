@@ -59,9 +59,9 @@ def _cause_explanation() -> str:
 
 
 def _increases() -> Iterator[tuple[str, str]]:
-    for window, seconds in counters.SECONDS.items():
+    for window in counters.SECONDS:
         ooms, newest = catalog.OOMS.name, catalog.LAST_OOM_TIMESTAMP.name
-        yield f"ooms {window}", counters.ooms(ooms, newest, window, seconds)
+        yield f"ooms {window}", counters.ooms(ooms, counters.POSITIVE_OOMS, newest, window)
         yield f"retries {window}", counters.retries(catalog.ALLOC_RETRIES.name, window)
 
 
