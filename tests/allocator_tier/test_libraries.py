@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.phantom import json_of_script
+from support.phantom import SCRIPT_MEMORY, json_of_script, run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
@@ -188,3 +188,25 @@ def test_a_lacking_library_is_named(tmp_path: Path) -> None:
 
     assert "the phantom GPU does not support cusparseLtInit" in str(stopped.value)
     assert "RuntimeError" in str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "libraries"),
+    [
+        ("x @ x", ""),
+        ("torch.fft.fft(x)", "cuFFT"),
+        ("torch.linalg.qr(x)", "cuSOLVER"),
+        ("torch.nn.LSTM(8, 8).cuda()(x)", "cuDNN"),
+    ],
+)
+def test_libraries_with_estimated_workspaces_are_named(
+    call: str, libraries: str, tmp_path: Path
+) -> None:
+    """A library is in the file `estimated` once if a workspace of it was an estimate."""
+    state = tmp_path / "state"
+    script = f"import torch; x = torch.zeros(8, 8, device='cuda'); {call}; {call}"
+    done = run_on_phantom("-c", script, memory=SCRIPT_MEMORY, state=state, environment={})
+    path = state / "estimated"
+
+    assert 0 == done.returncode, done.stderr
+    assert libraries == (path.read_text().strip() if path.exists() else "")

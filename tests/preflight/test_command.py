@@ -322,6 +322,16 @@ def test_inference_has_figures(run: Preflight) -> None:
     assert re.search(r"^  growth per call +none$", stdout, re.MULTILINE)
 
 
+def test_estimates_are_named(run: Preflight) -> None:
+    """Text and JSON name the figures that include an estimated workspace."""
+    script = PlayedScript(then=ends("steps", estimated=("cuFFT", "cuDNN")))
+    _, stdout, _ = run(script, "--card", "2GB")
+    document = json.loads(run(script, "--card", "2GB", "--json")[1])
+
+    assert "Workspaces of cuFFT, cuDNN are estimates" in " ".join(stdout.split())
+    assert ["outside", "headroom", "peak_allocated", "peak_reserved"] == document["estimates"]
+
+
 def test_values_that_were_read_are_reported(run: Preflight) -> None:
     """The report notes that control flow may depend on values that are zero here."""
     _, stdout, _ = run(

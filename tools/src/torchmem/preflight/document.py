@@ -8,7 +8,7 @@ from typing import Any
 
 from torchmem.preflight.comparison import CardRow, Comparison
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, notes
+from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, notes
 from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.text import search_sentence, sweep_sentence
@@ -27,6 +27,7 @@ def run_document(report: PreflightReport) -> str:
         "need": _result(report.larger_run) if report.larger_run else None,
         "comparison": _comparison(report.comparison) if report.comparison else None,
         "no_comparison": report.no_comparison,
+        "estimates": list(estimates(report.result)),
         "notes": list(notes(report)),
     }
     return _dump("run", report.plan, values)

@@ -124,6 +124,7 @@ def notes(report: PreflightReport) -> Iterator[str]:
     yield from _growth_notes(report.result)
     yield from _values_note(report.result)
     yield from _lacking_note(report.result)
+    yield from _estimate_notes(report.result)
     if report.larger_run is not None:
         yield (
             f"The memory that the script needs was measured in a second run, on a phantom GPU with "
@@ -135,6 +136,27 @@ def notes(report: PreflightReport) -> Iterator[str]:
             "other cards, that kernels and workspaces are the same as on this one."
         )
     yield PHANTOM_NOTE
+
+
+def estimates(result: RunResult) -> tuple[str, ...]:
+    """Return the fields of a card's figures that include an estimate."""
+    if not result.devices:
+        return ()
+    peaks = ("peak_allocated", "peak_reserved") if result.estimated else ()
+    return "outside", "headroom", *peaks
+
+
+def _estimate_notes(result: RunResult) -> Iterator[str]:
+    if result.devices:
+        yield (
+            "The CUDA context, which is outside PyTorch, is an estimate, accurate to about a "
+            "quarter; headroom includes it."
+        )
+    if result.estimated:
+        yield (
+            f"Workspaces of {', '.join(result.estimated)} are estimates; the peaks and headroom "
+            "include them."
+        )
 
 
 def phantom_name(card: Card) -> str:

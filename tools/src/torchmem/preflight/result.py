@@ -29,6 +29,7 @@ Phase = Literal["setup", "forward", "backward", "optimizer"]
 """Setup lasts until the first forward pass. Forward is every part of a step that is neither
 backward nor optimizer."""
 LACKING_FILE = Path("cards", "lacking")
+ESTIMATED_FILE = Path("cards", "estimated")
 SIGNAL_BASE = 128
 """Shells report a program killed by signal N as exit code 128 + N."""
 MIN_GROWTH_STEPS = 4
@@ -95,7 +96,8 @@ class RunResult:
     steps: number of optimizer steps. calls: if there were none, number of calls of the model, which
     are the steps of `devices`. seconds: wall time. host_bytes: peak RAM of the process.
     devices: cards that the script used; empty if it never initialized CUDA. lacking: names of CUDA
-    calls that the phantom GPU lacks, in the order of their first use. snapshot: file for memory_viz
+    calls that the phantom GPU lacks, in the order of their first use. estimated: libraries whose
+    workspaces are estimates. snapshot: file for memory_viz
     and `torchmem whatif` with the trace since CUDA was initialized; None if nothing was recorded.
     oom_report: JSON report of the last OOM, for `torchmem oom`. error_message: message of the
     exception that ended the script. values_read: number of times the script read from a card, for
@@ -114,6 +116,7 @@ class RunResult:
     error_message: str | None = None
     values_read: int = 0
     calls: int = 0
+    estimated: tuple[str, ...] = ()
 
     @property
     def step_name(self) -> Literal["optimizer step", "forward call"]:
@@ -169,7 +172,7 @@ class ProcessReport:
 
 def read_result(folder: Path, exit_code: int, seconds: float) -> RunResult:
     """Return the result of the process with the most steps and then the most reserved memory."""
-    lacking = _lacking(folder / LACKING_FILE)
+    lacking = _names(folder / LACKING_FILE)
     paths = sorted(folder.glob(f"*{REPORT_SUFFIX}"))
     if not paths:
         steps = _steps_so_far(folder / PROGRESS_FILE)
@@ -189,6 +192,7 @@ def read_result(folder: Path, exit_code: int, seconds: float) -> RunResult:
         result,
         ended="unsupported" if unsupported else result.ended,
         lacking=lacking,
+        estimated=_names(folder / ESTIMATED_FILE),
         snapshot=_existing(path.with_name(name + SNAPSHOT_SUFFIX)),
         oom_report=_existing(path.with_name(name + OOM_SUFFIX)),
     )
@@ -251,7 +255,7 @@ def _device(fields: Mapping[str, Any]) -> DeviceMemory:
     return DeviceMemory(**{**fields, "steps": steps, "phase_peaks": phases})
 
 
-def _lacking(path: Path) -> tuple[str, ...]:
+def _names(path: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path.read_text().split())) if path.exists() else ()
 
 

@@ -150,7 +150,7 @@ def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
         "  reached in": _peak_place(device, step),
         **in_phases,
         "peak reserved": format_size(device.peak_reserved),
-        "outside PyTorch": format_size(device.outside),
+        "outside PyTorch (estimate)": format_size(device.outside),
         **({} if result.ended == "oom" else {"headroom": _signed_size(device.headroom)}),
         f"stranded after a {step}": format_size(device.stranded),
         f"growth per {step}": _growth(device, step),

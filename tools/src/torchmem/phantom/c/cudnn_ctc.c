@@ -14,6 +14,7 @@ static int variables(void *probabilities, size_t longest, size_t *bytes)
 {
     struct tensor tensor;
     int error = read_tensor(probabilities, &tensor);
+    estimated("cuDNN");
     if (error)
         return error;
     size_t cells = (size_t)tensor.sizes[0] * (size_t)tensor.sizes[1];

@@ -85,6 +85,7 @@ static bool read_backend_tensor(void *operation, int attribute, struct tensor *t
 
 int64_t convolution_estimate(const struct tensor *x, const struct tensor *w, const struct tensor *y, int spatial)
 {
+    estimated("cuDNN");
     size_t group = 16 / type_bytes(x->type), channels = 1, filter = element_count(w);
     int last_channel = x->rank - spatial - 1;
     for (int dimension = 1; dimension <= last_channel; dimension++) /* two if there are groups: the groups, their channels */

@@ -136,6 +136,7 @@ int cudnnGetRNNTempSpaceSizes(void *handle, void *descriptor, int mode, void *x,
             x, &type, &layout, &steps, &batch, &width, 0, NULL, &padding);
     if (error)
         return error;
+    estimated("cuDNN");
     size_t cells = (size_t)steps * (size_t)batch * (size_t)(directions(&rnn) * rnn.hidden) * type_bytes(rnn.type);
     size_t kept = (size_t)gates(&rnn) + 1 + (rnn.cell == LSTM || rnn.cell == GRU);
     *workspace = cells * (size_t)gates(&rnn);

@@ -24,6 +24,7 @@ static int64_t jacobi(int64_t m, int64_t n, int64_t batch) { return batch * (m *
 
 static int elements(int *count, int64_t length)
 {
+    estimated("cuSOLVER");
     *count = (int)min(length, INT32_MAX);
     return 0;
 }
@@ -32,6 +33,7 @@ static int elements(int *count, int64_t length)
 static int bytes(size_t *device, size_t *host, int64_t length, int type)
 {
     static const int sizes[] = {4, 8, 0, 0, 8, 16};
+    estimated("cuSOLVER");
     *device = (size_t)length * (size_t)(type >= 0 && type < 6 ? sizes[type] : 16);
     *host = 0;
     return 0;

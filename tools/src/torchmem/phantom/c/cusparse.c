@@ -14,9 +14,15 @@ struct matrix {
     int64_t rows, cols, entries;
 };
 
-static size_t per_row(const struct matrix *matrix) { return (size_t)matrix->rows * INDEX_BYTES; }
+static size_t per_row(const struct matrix *matrix)
+{
+    estimated("cuSPARSE");
+    return (size_t)matrix->rows * INDEX_BYTES;
+}
+
 static size_t per_entry(const struct matrix *matrix)
 {
+    estimated("cuSPARSE");
     return (size_t)(matrix->rows + matrix->entries) * INDEX_BYTES;
 }
 

@@ -107,6 +107,8 @@ int device_attribute(int attribute, int card, int *value);
 /* unsupported.c: reports a call that the phantom GPU lacks, once, on stderr and in the file `lacking`
  * of the state folder, and returns `code`. */
 int unsupported(const char *call, int code);
+/* Notes in the file `estimated`, once, that a workspace of this library is an estimate. */
+void estimated(const char *library);
 const char *state_file(const char *name, char path[4096]);
 /* Prints one sentence to stderr and ends the process with exit code 2. */
 _Noreturn void stop(const char *format, ...);

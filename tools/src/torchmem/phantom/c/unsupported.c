@@ -27,11 +27,11 @@ const char *state_file(const char *name, char path[4096])
     return path;
 }
 
-/* Appends the name to the file `lacking`, for the parent process; one name per line. */
-static void write_name(const char *call)
+/* Appends the name to a file of the state folder, for the parent process; one name per line. */
+static void write_name(const char *name, const char *call)
 {
     char path[4096], line[256];
-    int file = open(state_file("lacking", path), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int file = open(state_file(name, path), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     int length = snprintf(line, sizeof line, "%.250s\n", call);
     if (file < 0 || write(file, line, (size_t)length) < 0)
         fprintf(stderr, "phantom: cannot write %s: %s\n", path, strerror(errno));
@@ -61,8 +61,14 @@ int unsupported(const char *call, int code)
     fprintf(stderr,
             "phantom: the phantom GPU does not support %s: avoid it, or use a real GPU (docs/phantom.md)\n",
             call);
-    write_name(call);
+    write_name("lacking", call);
     return code;
+}
+
+void estimated(const char *library)
+{
+    if (!was_reported(library))
+        write_name("estimated", library);
 }
 
 void stop(const char *format, ...)
