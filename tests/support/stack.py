@@ -101,10 +101,10 @@ class Prometheus:
         return float(result[0]["value"][1]) if result else None
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the pending and firing alerts."""
+        """Return the pending and firing alerts, without the one that always fires."""
         response = json.loads(get(f"{self.url}/api/v1/alerts"))
         alerts: list[dict[str, Any]] = response["data"]["alerts"]
-        return alerts
+        return [alert for alert in alerts if alert["labels"]["severity"] != "none"]
 
 
 @contextmanager
