@@ -17,7 +17,7 @@ MAX_FILE_BYTES_PER_USER = 4 << 20
 MAX_SERIES_PER_USER = 30_000
 MAX_PAGE_BYTES_PER_USER = 8 << 20
 
-NODE_SHARES = 4
+NODE_SHARES = 2
 """All users together may take this many times what one user may."""
 
 MAX_PAGE_BYTES_PER_FILE_BYTE = 128

@@ -307,12 +307,16 @@ class RunDirectory:
     def _publish_user(
         self, directory: int, versions: Iterable[_FileVersion], budget: Budget, now: float
     ) -> Iterator[tuple[_File, Published]]:
-        """Yield the processes of one user, newest first."""
+        """Yield the processes of one user, newest first, up to the first one beyond the budget.
+
+        Files after that one are not even read, so that nobody's files take up the time of a scrape.
+        """
         is_small = budget.take(
             {"page_bytes": _total_bytes(versions) * MAX_PAGE_BYTES_PER_FILE_BYTE}
         )
+        reason: Reason | None = None
         for version in versions:
-            reason = self._refuse_unread(version, budget)
+            reason = reason or self._refuse_unread(version, budget)
             file = None if reason else self._load(directory, version, now)
             item = self._publish(directory, file, now) if file else None
             if file and item:
