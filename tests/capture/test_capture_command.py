@@ -16,7 +16,7 @@ from support.users import as_user, needs_root
 from support.waiting import until
 
 from torchmem.capture.processes import ProcessFilter, find_process
-from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.run_directory import RESERVE_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import encode
 
 TRAIN = """
@@ -94,7 +94,7 @@ def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
     assert load_snapshot(tmp_path / "mine.pickle")
     assert 0o600 == (tmp_path / "mine.pickle").stat().st_mode & 0o777
     left = {path.name for path in (tmp_path / "run" / str(os.geteuid())).iterdir()}
-    assert all(name.endswith(SAMPLE_SUFFIX) for name in left), left
+    assert all(name.endswith((SAMPLE_SUFFIX, RESERVE_SUFFIX)) for name in left), left
 
 
 def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
