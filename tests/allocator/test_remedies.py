@@ -102,6 +102,17 @@ def test_fragmentation_below_a_limit_names_the_limit() -> None:
     assert "fraction" not in " ".join(failure_reason(STRANDED)) + _lines(STRANDED)
 
 
+@given(reports, st.frozensets(st.sampled_from(sorted(SETTING_REMEDIES))))
+def test_no_refuted_setting_is_advised(report: OomReport, refuted: frozenset[str]) -> None:
+    """Settings that a replay has refuted are left out, and nothing else."""
+    advice = remedies(report, refuted)
+
+    assert [remedy for remedy in remedies(report) if remedy.setting not in refuted] == list(advice)
+    assert not any(
+        f"{key}:" in line for remedy in advice for line in remedy.lines for key in refuted
+    )
+
+
 def test_the_query_names_the_device() -> None:
     """For memory held by other processes, the query selects the device by UUID."""
     assert f'nvml_process_memory_bytes{{uuid="{EXTERNAL.device.uuid}"}}' in _lines(EXTERNAL)

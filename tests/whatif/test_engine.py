@@ -234,6 +234,48 @@ def test_expandable_segments_are_recommended_if_they_prevent_the_oom() -> None:
     assert allocator.stats.num_ooms == 0
 
 
+PINNED, EXPANDABLE = "pinned_use_cuda_host_register:True", "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("settings_in_effect", "versions", "line"),
+    [
+        ({}, {}, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ({}, {"torch": "2.9.1"}, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ({}, {"torch": "2.10.0"}, "export PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        (
+            {CONF: PINNED},
+            {"torch": "2.13.0"},
+            f"unset PYTORCH_CUDA_ALLOC_CONF; export PYTORCH_ALLOC_CONF={PINNED},{EXPANDABLE}",
+        ),
+    ],
+)
+def test_the_command_names_the_variable_of_the_version(
+    settings_in_effect: dict[str, str], versions: dict[str, str], line: str
+) -> None:
+    """It is that of `torchmem oom`, and the old name where the version is unknown."""
+    recording = replace(fragmented(), settings=settings_in_effect)
+    answer = what_if(recording, settings=["expandable_segments:True"], versions=versions)
+
+    assert line == answer.verdict.line
+
+
+def test_several_roundings_are_tried() -> None:
+    """Sizes are rounded to 2, 4, 8 and 16 divisions of a power of 2."""
+    allocator = recording_allocator("", 100 * CARD_BYTES)
+    for count in range(160, 255, 3):
+        allocator.free(allocator.malloc(count * MIB // 4))
+        allocator.malloc(2 * MIB)
+    answer = what_if(allocator.recording({}))
+    peaks = {
+        replay.conf: replay.peak_reserved
+        for replay in answer.outcomes
+        if replay.conf.startswith("roundup")
+    }
+
+    assert [f"roundup_power2_divisions:{count}" for count in (2, 4, 8, 16)] == list(peaks)
+
+
 def test_the_settings_stay_if_none_helps() -> None:
     """For a run that needs more than the card has, the answer is to request less."""
     allocator = recording_allocator("", CARD_BYTES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.oom_report import OomReport
@@ -51,6 +51,8 @@ REMEDY_BY_CAUSE: Mapping[str, str] = {
 }
 """The most promising remedy in one line, for alerts and dashboards, which have no report."""
 
+OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""The name that all CUDA builds read, and before any other."""
 ROUNDUP_DIVISIONS = 8
 GARBAGE_COLLECTION_THRESHOLD = 0.8
 SPLIT_SIZES_MB = (64, 128, 256, 512)
@@ -68,15 +70,20 @@ MOSTLY_ACTIVATIONS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to do: a sentence, and lines to type."""
+    """One thing to do: a sentence, lines to type, and the allocator setting that they change."""
 
     text: str
     lines: tuple[str, ...] = ()
+    setting: str | None = None
 
 
-def remedies(report: OomReport) -> tuple[Remedy, ...]:
-    """Return what to do, the most promising first, without settings that are already in effect."""
-    return tuple(_REMEDIES[report.oom.cause](report))
+def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, ...]:
+    """Return what to do, the most promising first, without settings that are already in effect.
+
+    `refuted` are allocator settings under which a replay of the same run fails too.
+    """
+    every = _REMEDIES[report.oom.cause](report)
+    return tuple(remedy for remedy in every if remedy.setting not in refuted)
 
 
 def conf_variable(versions: Mapping[str, str]) -> str:
@@ -87,10 +94,10 @@ def conf_variable(versions: Mapping[str, str]) -> str:
     """
     if _version(versions) >= (2, 10):
         return "PYTORCH_ALLOC_CONF"
-    return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else "PYTORCH_CUDA_ALLOC_CONF"
+    return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else OLD_VARIABLE
 
 
-def export_line(conf: Mapping[str, str], variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> str:
+def export_line(conf: Mapping[str, str], variable: str) -> str:
     """Return the shell line that sets all of `conf`, or that unsets `variable` if it is empty."""
     if not conf:
         return f"unset {variable}"
@@ -117,9 +124,9 @@ def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
     variable = conf_variable(report.process.versions)
     present = _last_parsed(report)
     # PyTorch prefers the old name of the variable if both are set.
-    unset = (export_line({}),) if present and variable == "PYTORCH_ALLOC_CONF" else ()
+    unset = (export_line({}, OLD_VARIABLE),) if present and variable == "PYTORCH_ALLOC_CONF" else ()
     lines = (*unset, export_line(present | {key: value}, variable))
-    return Remedy(SETTING_REMEDIES[key] + note, lines)
+    return Remedy(SETTING_REMEDIES[key] + note, lines, key)
 
 
 def _fragmentation(report: OomReport) -> Iterator[Remedy]:

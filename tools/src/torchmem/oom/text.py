@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torchmem.allocator.oom_report import (
@@ -33,12 +33,17 @@ def page(path: Path, report: OomReport) -> str:
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def explanation(report: OomReport) -> tuple[list[str], list[str], list[str]]:
-    """Return lines for why the request failed, where the memory was, and what to do."""
+def explanation(
+    report: OomReport, refuted: Container[str] = ()
+) -> tuple[list[str], list[str], list[str]]:
+    """Return lines for why the request failed, where the memory was, and what to do.
+
+    `refuted`: allocator settings that do not help, as a replay has shown.
+    """
     return (
         _wrapped(" ".join(failure_reason(report))),
         list(_memory(report)),
-        list(_advice(remedies(report))),
+        list(_advice(remedies(report, refuted))),
     )
 
 

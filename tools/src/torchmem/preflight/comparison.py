@@ -19,7 +19,13 @@ from torchmem.sample.errors import UsageError
 from torchmem.whatif import result as replay
 from torchmem.whatif.engine import CardMemory, line_to_type, on_cards, what_if
 from torchmem.whatif.recommendation import decide
-from torchmem.whatif.settings import Candidate, candidate, grid, recorded_settings
+from torchmem.whatif.settings import (
+    COMBINED_DIVISIONS,
+    Candidate,
+    candidate,
+    grid,
+    recorded_settings,
+)
 from torchmem.whatif.text import Progress
 
 Method = Literal["replayed", "rerun"]
@@ -71,6 +77,7 @@ def compare(
             card_bytes=card.memory_bytes - device.outside,
             total_bytes=card.memory_bytes,
             settings=options.settings or None,
+            versions=traced.versions,
             progress=progress,
         )
     if replayed.fidelity.trusted and replayed.fidelity.share == 1:
@@ -154,7 +161,7 @@ def _rerun_settings(
     others = [_rerun_setting(options, each, runner) for each in candidates]
     verdict = decide(replace(fidelity, reason=None), baseline, baseline, others)
     best = next((other for other in others if other.name == verdict.recommended), None)
-    line = None if best is None else line_to_type(recording, best.conf)
+    line = None if best is None else line_to_type(recording, best.conf, requested.versions)
     device = requested.fullest_device
     return replay.WhatIf(
         recording.name,
@@ -171,7 +178,7 @@ def _rerun_settings(
 def _candidates(options: Options, recording: Recording, recorded: Candidate) -> list[Candidate]:
     if options.settings:
         return [candidate(text or "default", text) for text in dict.fromkeys(options.settings)]
-    return grid(recording, recorded, card_known=True)
+    return grid(recording, recorded, card_known=True, divisions=COMBINED_DIVISIONS)
 
 
 def _rerun_setting(options: Options, setting: Candidate, runner: Runner) -> replay.ReplayResult:

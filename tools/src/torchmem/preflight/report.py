@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchmem.allocator.oom_report import OomReport
+from torchmem.allocator.settings import parse_alloc_conf
 from torchmem.allocator.sizes import format_size
 from torchmem.oom.command import load
 from torchmem.phantom.cards import Card
@@ -157,6 +158,21 @@ def _estimate_notes(result: RunResult) -> Iterator[str]:
             f"Workspaces of {', '.join(result.estimated)} are estimates; the peaks and headroom "
             "include them."
         )
+
+
+def refuted_settings(report: PreflightReport) -> frozenset[str]:
+    """Return the allocator settings under which the comparison runs out of memory as well."""
+    if report.comparison is None:
+        return frozenset()
+    tried = [
+        (parse_alloc_conf(result.conf), result.oom is not None)
+        for result in report.comparison.settings.outcomes
+        if result.refused is None
+    ]
+    settings = {key for conf, _ in tried for key in conf}
+    return frozenset(
+        key for key in settings if all(failed for conf, failed in tried if key in conf)
+    )
 
 
 def phantom_name(card: Card) -> str:

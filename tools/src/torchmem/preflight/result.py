@@ -101,7 +101,7 @@ class RunResult:
     and `torchmem whatif` with the trace since CUDA was initialized; None if nothing was recorded.
     oom_report: JSON report of the last OOM, for `torchmem oom`. error_message: message of the
     exception that ended the script. values_read: number of times the script read from a card, for
-    example with `Tensor.item()`.
+    example with `Tensor.item()`. torch_version: of PyTorch, "" if unknown.
     """
 
     ended: Ended
@@ -117,6 +117,7 @@ class RunResult:
     values_read: int = 0
     calls: int = 0
     estimated: tuple[str, ...] = ()
+    torch_version: str = ""
 
     @property
     def step_name(self) -> Literal["optimizer step", "forward call"]:
@@ -127,6 +128,11 @@ class RunResult:
     def fullest_device(self) -> DeviceMemory:
         """The card with the least headroom. Raises ValueError if the script used none."""
         return min(self.devices, key=lambda device: device.headroom)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of PyTorch, if known; the phantom GPU runs builds for CUDA."""
+        return {"torch": self.torch_version} if self.torch_version else {}
 
     @property
     def requested_bytes(self) -> int | None:
@@ -162,6 +168,7 @@ class ProcessReport:
     host_bytes: int
     values_read: int
     calls: int = 0
+    torch_version: str = ""
 
     @classmethod
     def load(cls, path: Path) -> ProcessReport:
@@ -286,6 +293,7 @@ def _result(report: ProcessReport, exit_code: int, seconds: float) -> RunResult:
         error_message=report.message,
         values_read=report.values_read,
         calls=report.calls,
+        torch_version=report.torch_version,
     )
 
 

@@ -12,7 +12,13 @@ from torchmem.oom.text import explanation
 from torchmem.phantom.cards import CATALOG, Card
 from torchmem.preflight.comparison import CardRow, Comparison
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, notes, phantom_name
+from torchmem.preflight.report import (
+    PHANTOM_NOTE,
+    PreflightReport,
+    notes,
+    phantom_name,
+    refuted_settings,
+)
 from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.sample.untrusted import sanitize_text
@@ -36,7 +42,7 @@ def run_page(report: PreflightReport) -> str:
         [*wrapped(_title(report.plan)), *wrapped(_ending(report.result))],
         wrapped(report.verdict.sentence),
         list(aligned(_figures(report.result))) if report.result.devices else [],
-        *(explanation(report.oom) if report.oom else ()),
+        *(explanation(report.oom, refuted_settings(report)) if report.oom else ()),
         *_comparison(report),
         ["Notes", *(line for note in notes(report) for line in wrapped(note, "  - "))],
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from torchmem.allocator.remedies import export_line
+from torchmem.allocator.remedies import OLD_VARIABLE, conf_variable, export_line
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.recording.recording import Recording
 from torchmem.whatif.fidelity import Progress, ReplayProgress, caveats, reproduce_best
@@ -16,6 +17,9 @@ from torchmem.whatif.reproduction import Reproduction, reproduce
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
 from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
 
+UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
+"""A snapshot does not name the version of PyTorch."""
+
 PACKED = "recorded, packed"
 OTHER_CARD = "recorded, this card"
 """Names of the row with the recorded settings that the other rows are compared with."""
@@ -25,12 +29,13 @@ def no_progress(done: int, total: int) -> None:
     """Ignore the progress of a replay."""
 
 
-def what_if(
+def what_if(  # noqa: PLR0913 - all but the recording are options
     recording: Recording,
     *,
     card_bytes: int | None = None,
     total_bytes: int | None = None,
     settings: Sequence[str] | None = None,
+    versions: Mapping[str, str] = UNKNOWN_VERSIONS,
     progress: Progress = no_progress,
 ) -> WhatIf:
     """Replay a recording under its own settings, and under others if that reproduces it.
@@ -42,6 +47,7 @@ def what_if(
         total_bytes: all memory of the card in bytes, which a memory fraction refers to; by default
             `card_bytes`.
         settings: settings to try instead of the usual ones, as in PYTORCH_CUDA_ALLOC_CONF.
+        versions: of torch and cuda or hip, which decide the name of the environment variable.
         progress: called a few hundred times for each replay.
 
     Raises:
@@ -56,7 +62,7 @@ def what_if(
     if fidelity.trusted:
         program = reproduction.program
         results += _replay_all(run, program, candidates, replays, is_newer=is_newer)
-    recommendation = _recommend(recording, fidelity, results)
+    recommendation = _recommend(recording, fidelity, results, versions)
     notes = caveats(run, reproduction, fidelity)
     card = run.card_bytes, run.card_source
     source = recording.name, recording.device, run.events
@@ -118,23 +124,35 @@ def _baseline(run: RecordedRun) -> str | None:
 
 
 def _recommend(
-    recording: Recording, fidelity: Fidelity, results: Sequence[ReplayResult]
+    recording: Recording,
+    fidelity: Fidelity,
+    results: Sequence[ReplayResult],
+    versions: Mapping[str, str],
 ) -> Recommendation:
     recorded, *others = results
     baseline = others.pop(0) if others and others[0].name in {PACKED, OTHER_CARD} else recorded
     decision = decide(fidelity, recorded, baseline, others)
     best = next((other for other in others if other.name == decision.recommended), None)
-    return decision if best is None else replace(decision, line=line_to_type(recording, best.conf))
+    if best is None:
+        return decision
+    return replace(decision, line=line_to_type(recording, best.conf, versions))
 
 
-def line_to_type(recording: Recording, conf: str) -> str:
-    """Return the shell command that sets `conf` and keeps unrelated recorded settings."""
+def line_to_type(recording: Recording, conf: str, versions: Mapping[str, str]) -> str:
+    """Return the shell command that sets `conf` and keeps unrelated recorded settings.
+
+    Its variable is the one for these `versions`. PyTorch prefers the old name if both are set, so
+    the command unsets that if the recorded process had settings.
+    """
     unrelated = {
         key: value
         for key, value in last_parsed(recording).items()
         if key not in REQUEST_SETTINGS - {"per_process_memory_fraction"}
     }
-    return export_line(unrelated | parse_alloc_conf(conf))
+    variable, resulting = conf_variable(versions), unrelated | parse_alloc_conf(conf)
+    line = export_line(resulting, variable)
+    is_new = variable == "PYTORCH_ALLOC_CONF" and bool(last_parsed(recording))
+    return f"{export_line({}, OLD_VARIABLE)}; {line}" if is_new else line
 
 
 @dataclass(frozen=True, slots=True)

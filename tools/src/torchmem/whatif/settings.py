@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchmem.allocator.remedies import (
     GARBAGE_COLLECTION_THRESHOLD,
-    ROUNDUP_DIVISIONS,
     SPLIT_SIZES_MB,
 )
 from torchmem.allocator.settings import (
@@ -24,6 +23,10 @@ from torchmem.allocator.sizes import MIB
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 
+ROUNDUP_DIVISIONS = (2, 4, 8, 16)
+"""Fewer divisions give fewer sizes, which are reused more often, but waste more in each block."""
+COMBINED_DIVISIONS = (2, 8)
+"""Those that are also tried together with other settings."""
 GC_MEMORY_FRACTION = 0.95
 """The garbage collection runs only with a memory fraction below 1."""
 
@@ -102,15 +105,21 @@ def candidate(name: str, conf: str, *, card_known: bool = True) -> Candidate:
     return Candidate(name, conf, config, reason)
 
 
-def grid(recording: Recording, recorded: Candidate, *, card_known: bool) -> list[Candidate]:
+def grid(
+    recording: Recording,
+    recorded: Candidate,
+    *,
+    card_known: bool,
+    divisions: Sequence[int] = ROUNDUP_DIVISIONS,
+) -> list[Candidate]:
     """Return the settings worth trying, the simplest first, without duplicates.
 
-    The recorded settings are not among them.
+    The recorded settings are not among them. `divisions` are those that sizes are rounded to.
     """
     requests = (event.size for event in recording.events if event.action in {"alloc", "oom"})
     largest = max(requests, default=0)
     seen, candidates = {recorded.config}, []
-    for name, conf in _texts(largest, recorded.config):
+    for name, conf in _texts(largest, recorded.config, divisions):
         setting = candidate(name, conf, card_known=card_known)
         if setting.refused is not None or setting.config not in seen:
             seen.add(setting.config)
@@ -118,26 +127,30 @@ def grid(recording: Recording, recorded: Candidate, *, card_known: bool) -> list
     return candidates
 
 
-def _texts(largest: int, recorded: AllocatorConfig) -> Iterator[tuple[str, str]]:
+def _texts(
+    largest: int, recorded: AllocatorConfig, divisions: Sequence[int]
+) -> Iterator[tuple[str, str]]:
     expandable = "expandable_segments:True"
-    rounded = f"roundup_power2_divisions:{ROUNDUP_DIVISIONS}"
     yield "default", ""
     yield "expandable segments", expandable
     for size in SPLIT_SIZES_MB:
         if size * MIB <= largest:  # otherwise no block is that large, and the setting has no effect
             yield f"split up to {size} MiB", f"max_split_size_mb:{size}"
-    yield "rounded sizes", rounded
+    for count in divisions:
+        yield f"rounded sizes, {count} divisions", f"roundup_power2_divisions:{count}"
     collection = f"garbage_collection_threshold:{GARBAGE_COLLECTION_THRESHOLD}"
     limit = f"per_process_memory_fraction:{GC_MEMORY_FRACTION}"
     yield "garbage collection", f"{collection},{limit}"
-    yield "expandable segments, rounded sizes", f"{expandable},{rounded}"
+    for count in COMBINED_DIVISIONS:
+        rounded = f"roundup_power2_divisions:{count}"
+        yield f"expandable segments, {count} divisions", f"{expandable},{rounded}"
     if not recorded.expandable_segments:
         config = replace(recorded, expandable_segments=True)
         yield "recorded with expandable segments", conf_text(config)
     if not any(recorded.roundup_power2_divisions):
-        divisions = parse_divisions(str(ROUNDUP_DIVISIONS))
-        config = replace(recorded, roundup_power2_divisions=divisions)
-        yield "recorded with rounded sizes", conf_text(config)
+        for count in COMBINED_DIVISIONS:
+            config = replace(recorded, roundup_power2_divisions=parse_divisions(str(count)))
+            yield f"recorded with {count} divisions", conf_text(config)
 
 
 def _effective(config: AllocatorConfig, settings: Mapping[str, object]) -> AllocatorConfig:

@@ -282,6 +282,7 @@ class StepWatcher:
             devices=tuple(device for device in devices if device),
             host_bytes=peak_host_bytes(),
             values_read=values_read(),
+            torch_version=self._backend.versions().get("torch", ""),
         )
         write_report(self._config.folder, report)
 
