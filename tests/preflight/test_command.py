@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 from xml.etree import ElementTree as ET
@@ -45,7 +46,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Preflight:
         add_arguments(parser)
         parsed = parser.parse_args(["--beside-gpu", *map(str, arguments), *command])
         try:
-            code = run_command(parsed, script)
+            code = run_command(parsed, script, count(0.0, 7.25).__next__)
         except TorchmemError as error:
             code = error.exit_code
             sys.stderr.write(f"torchmem: {error}\n")

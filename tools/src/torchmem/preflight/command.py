@@ -9,7 +9,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -47,10 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_report_flags(parser.add_argument_group("the report"))
 
 
-def run(arguments: argparse.Namespace, run_plan: RunFunction | None = None) -> int:
+def run(
+    arguments: argparse.Namespace,
+    run_plan: RunFunction | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
     """Run the command and return its exit code.
 
-    run_plan: runs one plan, torchmem.preflight.run.run by default.
+    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds.
 
     Raises:
         UsageError: a flag is wrong, or there is no verdict.
@@ -67,7 +72,7 @@ def run(arguments: argparse.Namespace, run_plan: RunFunction | None = None) -> i
     checked = options.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
     with _signals_as_interrupt(), _scratch_folder() as scratch:
-        return _run_checked(checked, Runner(run_plan or real_run, scratch, checked.json))
+        return _run_checked(checked, Runner(run_plan or real_run, scratch, checked.json, clock))
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:

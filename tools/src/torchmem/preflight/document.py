@@ -27,6 +27,8 @@ def run_document(report: PreflightReport) -> str:
         "need": _result(report.larger_run) if report.larger_run else None,
         "comparison": _comparison(report.comparison) if report.comparison else None,
         "no_comparison": report.no_comparison,
+        "runs": report.runs,
+        "seconds": report.seconds,
         "estimates": list(estimates(report.result)),
         "notes": list(notes(report)),
     }

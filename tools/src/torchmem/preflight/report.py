@@ -46,7 +46,8 @@ class PreflightReport:
 
     oom: report of the OutOfMemoryError that ended the run. larger_run: if there was one, the same
     command on a card with `LARGER_FACTOR` times the memory. comparison: other settings and cards;
-    None for the reason in `no_comparison`.
+    None for the reason in `no_comparison`. runs, seconds: number of runs of the script, and wall
+    time of the preflight in all.
     """
 
     plan: RunPlan
@@ -56,6 +57,8 @@ class PreflightReport:
     larger_run: RunResult | None = None
     comparison: Comparison | None = None
     no_comparison: str | None = None
+    runs: int = 1
+    seconds: float = 0.0
 
 
 def make_report(options: Options, runner: Runner) -> PreflightReport:
@@ -71,7 +74,8 @@ def make_report(options: Options, runner: Runner) -> PreflightReport:
     larger_run, traced_on = _run_on_larger_card(plan, result, runner)
     verdict = _verdict(plan.card, result, oom, larger_run)
     report = PreflightReport(plan, result, verdict, oom, larger_run)
-    return _with_remedy(_compared(options, report, traced_on, runner))
+    report = _with_remedy(_compared(options, report, traced_on, runner))
+    return replace(report, runs=runner.runs, seconds=runner.elapsed_seconds())
 
 
 def _compared(

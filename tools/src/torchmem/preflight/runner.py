@@ -41,13 +41,28 @@ class RunFunction(Protocol):
 class Runner:
     """Runs plans in separate folders below `scratch`.
 
-    json: stdout is reserved for the JSON document, so the script's stdout goes to stderr.
+    json: stdout is reserved for the JSON document, so the script's stdout goes to stderr. clock:
+    seconds, from any start.
     """
 
     run: RunFunction
     scratch: Path
     json: bool = False
+    clock: Callable[[], float] = time.monotonic
     _number: int = field(default=0, init=False)
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    @property
+    def runs(self) -> int:
+        """Number of runs so far."""
+        return self._number
+
+    def elapsed_seconds(self) -> float:
+        """Return the wall time since this runner was made, with what was done between runs."""
+        return self.clock() - self._started
 
     def run_visible(self, plan: RunPlan) -> RunResult:
         """Run the plan and pass the script's output through."""

@@ -39,7 +39,7 @@ def card_table() -> str:
 def run_page(report: PreflightReport) -> str:
     """Return the report of one run."""
     return _joined(
-        [*wrapped(_title(report.plan)), *wrapped(_ending(report.result))],
+        [*wrapped(_title(report.plan)), *wrapped(_ending(report))],
         wrapped(report.verdict.sentence),
         list(aligned(_figures(report.result))) if report.result.devices else [],
         *(explanation(report.oom, refuted_settings(report)) if report.oom else ()),
@@ -58,7 +58,7 @@ def search_page(result: SearchResult) -> str:
     ]
     steps = (
         f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}, and the largest "
-        f"value that fits is confirmed in a longer one."
+        f"value that fits is confirmed in a longer one. {_total([run.result for run in result.runs])}"
     )
     return _table_page(what, result.plan, steps, rows, search_sentence(result))
 
@@ -66,7 +66,10 @@ def search_page(result: SearchResult) -> str:
 def sweep_page(result: SweepResult) -> str:
     """Return the table of a sweep."""
     rows = [("  rank", "of", *TABLE_COLUMNS), *map(_rank_row, result.ranks)]
-    steps = f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}."
+    steps = (
+        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}. "
+        f"{_total([rank.result for rank in result.ranks])}"
+    )
     return _table_page("one run per rank", result.plan, steps, rows, sweep_sentence(result))
 
 
@@ -125,13 +128,15 @@ def _title(plan: RunPlan) -> str:
     return f"Preflight on {cards} ({size}){rank}: {command}"
 
 
-def _ending(result: RunResult) -> str:
+def _ending(report: PreflightReport) -> str:
+    result = report.result
     how = {"steps": "Stopped", "oom": "Out of memory"}.get(result.ended, "Exited")
     number = result.calls if result.step_name == "forward call" else result.steps
     return (
         f"{how} after {counted(number, result.step_name)}; the run took "
         f"{format_seconds(result.seconds)} and {format_size(result.host_bytes)} of RAM on this "
-        "machine."
+        f"machine. The preflight took {format_seconds(report.seconds)} in all, with "
+        f"{counted(report.runs, 'run')} of the script."
     )
 
 
@@ -235,6 +240,11 @@ def _card_figures(row: CardRow) -> list[str]:
         return [memory, "", "", "", "does not fit"]
     sizes = format_size(result.peak_reserved), _signed_size(row.headroom)
     return [memory, *sizes, f"{result.retries:,}", "fits"]
+
+
+def _total(results: Sequence[RunResult]) -> str:
+    seconds = format_seconds(sum(result.seconds for result in results))
+    return f"It took {seconds} in all, with {counted(len(results), 'run')} of the script."
 
 
 def _table_page(
