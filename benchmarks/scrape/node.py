@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ class Node:
 
     def __init__(self, folder: Path, gpus: int, pids: Sequence[int]) -> None:
         self.run_dir = folder / "run"
-        self.run_dir.mkdir()
+        (self.run_dir / str(os.geteuid())).mkdir(0o755, parents=True)
         self._uuids = [f"GPU-{index:08x}-0000-4000-8000-00000000000a" for index in range(gpus)]
         self._samples = [self._sample(rank, pid) for rank, pid in enumerate(pids)]
         self._fake = fake_nvml.FakeNode(folder, "h100_busy")
@@ -58,9 +59,8 @@ class Node:
         now = time.time()
         for sample in self._samples:
             process = sample.process
-            path = self.run_dir / sample_name(
-                process.pid, process.pid_namespace, process.start_ticks
-            )
+            name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
+            path = self.run_dir / str(os.geteuid()) / name
             path.with_suffix(".new").write_bytes(encode(replace(sample, timestamp=now)))
             path.with_suffix(".new").replace(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -264,3 +265,34 @@ def test_a_rank_of_its_own_user_is_joined(shared_dir: Path) -> None:
 def test_the_node_has_a_budget_too() -> None:
     """All users together are bounded, at a multiple of one user's budget."""
     assert NODE_SHARES * MAX_PAGE_BYTES_PER_USER <= 32 << 20
+
+
+def become_root_of_a_user_namespace() -> None:
+    """Enter a user namespace in which this user is root, as rootless containers do."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ids = os.getuid(), os.getgid()
+    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: setuid took /proc/self from this user
+    if libc.unshare(0x10000000) != 0:  # CLONE_NEWUSER
+        raise OSError(ctypes.get_errno(), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
+
+
+def test_a_rank_in_a_user_namespace_is_exported(shared_dir: Path) -> None:
+    """A container whose root is an ordinary user of the host publishes as that user."""
+
+    def train() -> bool:
+        try:
+            become_root_of_a_user_namespace()
+        except OSError:
+            return False
+        publish(shared_dir, own_sample(process=GONE, ended="exited"))
+        return True
+
+    if not as_user(VICTIM, train):
+        pytest.skip("this machine allows no user namespaces")
+    (folder,) = shared_dir.iterdir()
+
+    assert ("0", VICTIM) == (folder.name, folder.stat().st_uid)
+    assert 1.0 == read(shared_dir).value("torchmem_process_state", run="night", state="exited")
