@@ -21,6 +21,9 @@ from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 
+# A file that the standard library was opening when it was interrupted is closed with its object.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
 MIB = 1 << 20
 Opener = Callable[..., Session]
 Handler = Callable[..., object]
@@ -127,8 +130,6 @@ def test_monitoring_goes_on_after_an_interruption(
     assert 30 * MIB == sample["devices"][0]["allocator"]["allocated_bytes"]["large"]
 
 
-# An interrupted pathlib.Path.glob leaves its directory to the garbage collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_interrupted_close_is_finished_by_the_next(
     allocator: DeviceCachingAllocator,
     open_session: Opener,
