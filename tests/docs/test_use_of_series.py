@@ -1,4 +1,4 @@
-"""Every series that torchmem makes has a use: an alert, a rule, a panel, or a sentence for users."""
+"""Every series of torchmem has a use: an alert, a rule, a panel, or a sentence for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process leaves behind when another user has filled the file system of the run directory."""
+"""The files of a process after another user has filled the run directory's file system."""
 
 from __future__ import annotations
 

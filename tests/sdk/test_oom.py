@@ -214,7 +214,7 @@ def test_files_of_others_do_not_delay_an_oom(
     open_session: Opener,
     tmp_path: Path,
 ) -> None:
-    """At an OutOfMemoryError only this user's own directory is listed, however full the others are."""
+    """At an OutOfMemoryError only this user's own directory is listed."""
     open_session(backend)
     backend.step()
     listed, is_recording = list[object](), True

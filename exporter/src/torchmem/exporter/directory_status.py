@@ -25,7 +25,7 @@ PROBLEM_TEXTS: Mapping[DirectoryProblem, str] = {
     "unreadable": "cannot be read",
     "unwritable": "only root may write to it",
     "not_sticky": "any user may rename or remove the directories of others; set mode 3777",
-    "foreign_owner": "its owner, who is neither root nor the exporter's user, may remove everything",
+    "foreign_owner": "its owner is neither root nor the exporter's user and may remove everything",
 }
 
 

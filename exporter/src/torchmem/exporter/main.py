@@ -1,6 +1,7 @@
-"""The exporter as a process: made from its settings, it prints once or serves until a signal.
+"""The exporter as a process: print the metrics once, or serve them until a signal.
 
-SIGHUP makes it read its configuration again. systemd passes it a listening socket and hears its state: sd_listen_fds(3), sd_notify(3).
+SIGHUP reloads the configuration. With systemd, the exporter takes a listening socket
+(sd_listen_fds(3)) and reports its state (sd_notify(3)).
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class RunDirectory:
     def _directories(
         self, names: Mapping[tuple[str, int], os.DirEntry[str]]
     ) -> list[tuple[str, int]]:
-        """Return the directories of each user within the limit, those with the user's name first."""
+        """Return each user's directories within the limit, the one with the user's name first."""
         for key, entry in names.items():
             if key not in self._owners:
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The run directory, in which processes publish their files and the exporter and commands find them.
+"""The run directory, where processes publish files that the exporter and the commands read.
 
 Every user of the node may write to it. Each user's files are in a directory of that user's own,
 whose name is the user ID. If another user has taken that name, the owner appends 16 random hex

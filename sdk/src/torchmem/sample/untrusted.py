@@ -29,7 +29,7 @@ _IRREGULAR = {errno.ELOOP, errno.ENXIO}  # open() met a link (O_NOFOLLOW), or a 
 
 
 class UntrustedFileError(Exception):
-    """A file or directory that cannot be used; the text completes a sentence that begins with its name."""
+    """A file or directory that cannot be used; the text completes a sentence about its name."""
 
     def __init__(self, problem: FileProblem, text: str) -> None:
         super().__init__(text)

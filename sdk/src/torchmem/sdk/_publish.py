@@ -176,7 +176,7 @@ def make_run_directory(directory: Path) -> None:
 
 
 def remove_stale_files(directory: Path, now: float) -> None:
-    """Remove samples and captures of other processes in this user's directory, also unfinished ones.
+    """Remove other processes' samples and captures in this user's directory, also unfinished ones.
 
     `now` is a Unix time and is compared with the time of the last write. Only files with exactly
     the names that this package gives are removed.

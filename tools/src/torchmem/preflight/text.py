@@ -56,9 +56,10 @@ def search_page(result: SearchResult) -> str:
         ("  " + option, "steps", *TABLE_COLUMNS),
         *(_search_row(run, result) for run in result.runs),
     ]
+    total = _total([run.result for run in result.runs])
     steps = (
-        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}, and the largest "
-        f"value that fits is confirmed in a longer one. {_total([run.result for run in result.runs])}"
+        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}, and the "
+        f"largest value that fits is confirmed in a longer one. {total}"
     )
     return _table_page(what, result.plan, steps, rows, search_sentence(result))
 

@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card",
         metavar="CARD",
-        help="a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), 22.5GiB (2^30) "
-        "(default: from an OOM in the trace, otherwise unlimited)",
+        help="a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), "
+        "22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)",
     )
     parser.add_argument(
         "--setting",
