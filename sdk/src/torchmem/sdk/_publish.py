@@ -95,10 +95,11 @@ def _as_of(
     devices: tuple[DeviceSample, ...], old: tuple[DeviceSample, ...]
 ) -> tuple[DeviceSample, ...]:
     """Return `devices` with the times at which the statistics of `old` were read."""
-    times = {device.index: device.stats_timestamp for device in old}
+    if len(devices) != len(old):
+        return devices
     return tuple(
-        replace(device, stats_timestamp=times.get(device.index, device.stats_timestamp))
-        for device in devices
+        replace(device, stats_timestamp=before.stats_timestamp)
+        for device, before in zip(devices, old, strict=True)
     )
 
 
