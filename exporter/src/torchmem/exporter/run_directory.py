@@ -309,7 +309,7 @@ class RunDirectory:
     ) -> Iterator[tuple[_File, Published]]:
         """Yield the processes of one user, newest first, up to the first one beyond the budget.
 
-        Files after that one are not even read, so that nobody's files take up the time of a scrape.
+        Files after that one are not read, so that no user's files take up the time of a scrape.
         """
         is_small = budget.take(
             {"page_bytes": _total_bytes(versions) * MAX_PAGE_BYTES_PER_FILE_BYTE}

@@ -87,5 +87,5 @@ def _fields(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise ValueError("the file is not a JSON object.")  # noqa: TRY004 - a value, not a caller's mistake
+        raise ValueError("the file is not a JSON object.")  # noqa: TRY004 - a bad value
     return fields

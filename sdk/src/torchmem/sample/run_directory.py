@@ -21,7 +21,7 @@ from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directo
 
 ENVIRONMENT_VARIABLE = "TORCHMEM_RUN_DIR"
 SYSTEM_RUN_DIR = Path("/run/torchmem")
-FALLBACK_RUN_DIR = Path("/tmp/torchmem")  # noqa: S108 - shared on purpose; readers trust nothing in it
+FALLBACK_RUN_DIR = Path("/tmp/torchmem")  # noqa: S108 - shared, and not trusted
 MAX_ENTRIES = 1 << 18  # entries of the run directory that a reader looks at; only names are read
 MAX_USER_ENTRIES = 1 << 14  # entries of one user's directory that a reader looks at
 RUN_DIR_MODE = 0o1777

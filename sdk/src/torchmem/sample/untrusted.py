@@ -164,7 +164,7 @@ def convert(value: Any, kind: type[T]) -> T:
     return converted
 
 
-def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one case for each kind of type
+def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one case per type
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _object(value, kind, name)
@@ -189,7 +189,7 @@ def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one ca
 
 def _object(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is not an object")  # noqa: TRY004 - a value, not a caller's mistake
+        raise ValueError(f"{name} is not an object")  # noqa: TRY004 - a bad value
     hints, arguments = get_type_hints(kind), {}
     for field in fields(kind):
         if field.name in value:

@@ -240,4 +240,4 @@ _PARSERS: dict[str, _Parser] = {
     "enabled": _BOOLEAN,
 }
 
-assert set(_PARSERS) == {field.name for field in fields(Settings)}  # noqa: S101 - a field without a parser is a bug
+assert set(_PARSERS) == {field.name for field in fields(Settings)}  # noqa: S101 - no parser: a bug

@@ -70,7 +70,7 @@ class Exposition:
     def scrape(cls, url: str) -> Exposition:
         """Read /metrics of the exporter at `url`. Raise OSError."""
         address = f"{url}/metrics"
-        with urllib.request.urlopen(address, timeout=SCRAPE_TIMEOUT_SECONDS) as response:  # noqa: S310 - our own server
+        with urllib.request.urlopen(address, timeout=SCRAPE_TIMEOUT_SECONDS) as response:  # noqa: S310
             return cls(response.read().decode())
 
     def sum(self, spec: MetricSpec, pid: str, **labels: str) -> float | None:

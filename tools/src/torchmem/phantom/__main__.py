@@ -97,7 +97,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--state",
-        default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108 - the default in C too
+        default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108
         help="folder through which processes share the cards (default: PHANTOM_STATE_DIR or "
         "%(default)s)",
     )
