@@ -34,11 +34,12 @@ def on_card(cache: dict[str, str], tmp_path: Path) -> Run:
     prelude = "import ctypes; from ctypes import byref; cuda = ctypes.CDLL(None)\n"
 
     def run(
-        code: str, of: Card | None = None, devices: int = 1
+        code: str, of: Card | None = None, devices: int = 1, addresses: str = ""
     ) -> subprocess.CompletedProcess[str]:
         environment = phantom_environment(
             of or parse_card("24GB"), devices, tmp_path / "state", cache
         )
+        environment["PHANTOM_ADDRESSES"] = addresses
         command = [sys.executable, "-c", prelude + code]
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=60, check=False

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,47 @@ cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
     card = parse_card("24GB")
     free = card.memory_bytes - card.context_bytes
     assert f"{free} {card.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
+
+
+ADDRESSES = """
+def allocate():
+    pointer = ctypes.c_void_p()
+    assert cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(3 << 20)) == 0
+    return pointer.value
+first = [allocate() for _ in range(50)]
+freed = first.pop(20)
+cuda.cudaFree(ctypes.c_void_p(freed))
+print(*first, freed, *(allocate() for _ in range(2)))
+"""
+
+
+@pytest.mark.parametrize("order", ["reuse", "ascending", "descending", "random:1", "random:2"])
+def test_new_memory_lies_in_the_chosen_order(on_card: Run, order: str) -> None:
+    """Ranges ascend, descend, fill the gap of a freed one, or repeat a seed's random order."""
+    runs = [on_card(ADDRESSES, addresses=order) for _ in range(2)]
+    addresses = [int(word) for word in runs[0].stdout.split()]
+    *first, freed, second, third = addresses
+    ranges = sorted([*first, second, third])
+
+    assert 52 == len(addresses), runs[0].stderr
+    assert all(right - left >= 3 << 20 for left, right in pairwise(ranges))
+    assert {address % (2 << 20) for address in addresses} == {0}
+    assert (freed in {second, third}) == (order == "reuse")
+    assert ([*first, second, third] == ranges) == (order == "ascending")
+    if order == "descending":
+        assert [*first, second, third] == ranges[::-1]
+    if order.startswith("random"):
+        assert runs[0].stdout == runs[1].stdout
+        assert runs[0].stdout != on_card(ADDRESSES, addresses="random:3").stdout
+        assert [*first, second, third] != ranges[::-1]
+
+
+def test_an_unknown_order_of_addresses_is_one_sentence(on_card: Run) -> None:
+    """The library stops at the first allocation, and names the orders that it has."""
+    done = on_card(ADDRESSES, addresses="up")
+
+    assert done.returncode != 0
+    assert "PHANTOM_ADDRESSES=up is no order: set it to reuse, ascending" in done.stderr
 
 
 def test_device_memory_costs_no_memory_of_the_host(on_card: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from torchmem.phantom.torch_build import (
     script_interpreter,
 )
 from torchmem.sample.errors import UsageError
+
+ADDRESS_ORDER = re.compile(r"reuse|ascending|descending|random:\d{1,19}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,6 +51,7 @@ def _run_command() -> NoReturn:
     card = _card(arguments.card, arguments.memory, os.environ)
     devices, torch = _device_count(arguments.devices), _torch(command, os.environ)
     environment = phantom_environment(card, devices, Path(arguments.state), os.environ, torch)
+    environment["PHANTOM_ADDRESSES"] = _address_order(arguments.addresses)
     os.execvpe(command[0], command, environment)  # noqa: S606 - without a shell on purpose
 
 
@@ -74,13 +78,22 @@ def _device_count(text: str) -> int:
     return int(text)
 
 
+def _address_order(text: str) -> str:
+    if not ADDRESS_ORDER.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no order of addresses: use reuse, ascending, descending or random:SEED"
+        )
+    return text
+
+
 def _parser() -> Parser:
     """Return the parser. Defaults come from the environment, so that nested runs share a card."""
     parser = Parser(
         prog="python -m torchmem.phantom",
         description=__doc__,
         usage=(
-            "%(prog)s [--card h100-80gb] [--memory 80GB] [--devices 1] [--state DIR] -- COMMAND ..."
+            "%(prog)s [--card h100-80gb] [--memory 80GB] [--devices 1] [--state DIR] "
+            "[--addresses ORDER] -- COMMAND ..."
         ),
     )
     parser.add_argument(
@@ -100,6 +113,13 @@ def _parser() -> Parser:
         default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108
         help="folder through which processes share the cards (default: PHANTOM_STATE_DIR or "
         "%(default)s)",
+    )
+    parser.add_argument(
+        "--addresses",
+        metavar="ORDER",
+        default=os.environ.get("PHANTOM_ADDRESSES") or "reuse",
+        help="where new memory lies: reuse (highest gap), ascending, descending or random:SEED "
+        "(default: PHANTOM_ADDRESSES or reuse)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")
     return parser

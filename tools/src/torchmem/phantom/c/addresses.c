@@ -17,6 +17,9 @@ void *phantom_newest_range(void) { return newest; }
  * card. */
 void *reserve_addresses(size_t size)
 {
+    void *ordered = reserve_in_order(size);
+    if (ordered)
+        return newest = ordered;
     size_t wide = size + PAGE_BYTES;
     char *start = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED)

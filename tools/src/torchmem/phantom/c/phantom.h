@@ -70,6 +70,9 @@ bool find_range(const void *address, struct range *found);
 bool remove_range(const void *start, struct range *removed);
 bool on_device(const void *address);
 
+/* address_order.c: where new address ranges start. */
+void *reserve_in_order(size_t size);
+
 /* host_writes.c: bytes that the host wrote to a card, until work on the card may have changed them. */
 #define MAX_WRITE_BYTES ((size_t)1 << 20) /* the largest copy that is kept */
 void keep_write(const void *device, const void *host, size_t size);
