@@ -62,7 +62,7 @@ start() { # name, port, command...
         sleep 0.2
     done
 }
-start_grafana() {
+start_grafana() { # command...
     unused GRAFANA_PORT "Grafana"
     # As in docker-compose.yml: viewing needs no login, and logging in needs GRAFANA_PASSWORD.
     export GF_SECURITY_ADMIN_PASSWORD="${GRAFANA_PASSWORD:-$(head -c 32 /dev/urandom | base64)}"
@@ -72,8 +72,17 @@ start_grafana() {
     export GF_PATHS_PROVISIONING="$PWD/dashboards/provisioning"
     export GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH="$PWD/dashboards/json/fleet.json"
     export PROMETHEUS_URL="http://127.0.0.1:$PROMETHEUS_PORT" TORCHMEM_DASHBOARDS="$PWD/dashboards/json"
-    start grafana "$GRAFANA_PORT" grafana-server --homepath="${GRAFANA_HOME:-/usr/share/grafana}"
-    echo "Grafana       http://127.0.0.1:$GRAFANA_PORT"
+    start grafana "$GRAFANA_PORT" "$@" --homepath="${GRAFANA_HOME:-/usr/share/grafana}"
+    echo "Dashboards    http://127.0.0.1:$GRAFANA_PORT"
+}
+without_grafana() {
+    cat <<END
+Dashboards    Grafana is not on PATH. Install it (https://grafana.com/grafana/download) and start this again, or run
+                docker run --rm --network host -v "$PWD/dashboards:/dashboards:ro" -e GF_AUTH_ANONYMOUS_ENABLED=true \\
+                    -e GF_PATHS_PROVISIONING=/dashboards/provisioning -e TORCHMEM_DASHBOARDS=/dashboards/json \\
+                    -e PROMETHEUS_URL=http://127.0.0.1:$PROMETHEUS_PORT -e GF_SERVER_HTTP_PORT=$GRAFANA_PORT $1
+              and open port $GRAFANA_PORT of this machine. Or import dashboards/json/*.json into another Grafana.
+END
 }
 end() {
     trap - EXIT INT TERM
@@ -110,10 +119,12 @@ else
     echo "Alertmanager  amtool --alertmanager.url=http://127.0.0.1:$ALERTMANAGER_PORT alert (this package has no web interface)"
 fi
 
-if command -v grafana-server >/dev/null; then
-    start_grafana
+if command -v grafana >/dev/null; then # since Grafana 9.4
+    start_grafana grafana server
+elif command -v grafana-server >/dev/null; then
+    start_grafana grafana-server
 else
-    echo "Grafana is not installed: import the files of dashboards/json into another Grafana."
+    without_grafana "$(sed -n 's/^ *image: \(grafana.*\)/\1/p' docker-compose.yml)"
 fi
 echo "Logs and data are in .stack/. Ctrl-C stops all processes."
 

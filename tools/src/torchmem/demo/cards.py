@@ -1,47 +1,60 @@
-"""The demo's simulated cards, one per rank, and an NVML that reports what the processes use."""
+"""The demo's simulated cards, one per rank: their memory, and how busy the ranks keep them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_uint64
+from dataclasses import dataclass
 from multiprocessing.context import SpawnContext
 
-from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.processes import Processes, ProcessMemory
+from torchmem.demo.node import VERSIONS, SimulatedNode
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.simulator.card import CardUse
+from torchmem.simulator.card import CardUse, Cells
 from torchmem.simulator.scenarios import Scenario
 
-GIB = 1 << 30
-DRIVER_VERSION = "simulated"
-# The driver keeps 1/128 of a card for itself (640 MiB of 80 GiB): used + free + reserved = total.
-DRIVER_SHARE = 128
+STEP_SECONDS = 0.2
+EVENTS_PER_STEP = 4
 # Pids of simulated neighbors. Linux assigns no pid from PID_MAX_LIMIT on.
 FIRST_NEIGHBOR_PID = 1 << 22
+MIN_WINDOW_SECONDS = 1.0
+_LEVEL_STEPS = 20
 
 
-def uuid(rank: int) -> str:
-    """Return the UUID of the rank's card; it reads as "simulated"."""
-    return f"GPU-51e0de70-0000-4000-8000-{rank:012d}"
+@dataclass(frozen=True, slots=True)
+class RankCard:
+    """What a rank's process shares with the demo: its card's memory, and its work in one cell."""
 
+    use: CardUse
+    events: Cells
 
-def card_name(scenario: Scenario) -> str:
-    """Return the product name that NVML reports for a card of this scenario."""
-    return f"Simulated {round(scenario.card_bytes / GIB)} GB"
-
-
-def cuda_bytes(scenario: Scenario) -> int:
-    """Return how many bytes of a card CUDA can allocate."""
-    return scenario.card_bytes - scenario.card_bytes // DRIVER_SHARE
+    def count_event(self) -> None:
+        """Count one more event of the scenario, for which the card was busy."""
+        self.events[0] += 1
 
 
 class Cards:
-    """One card per rank. Shared memory holds the bytes that each process on a card uses."""
+    """One card per rank. Shared memory holds the bytes that each process on a card uses.
 
-    def __init__(self, scenario: Scenario, ranks: int, context: SpawnContext) -> None:
-        self._scenario = scenario
+    `clock` returns seconds. One more card is in MIG mode, and used by no rank.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        ranks: int,
+        context: SpawnContext,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cells = [context.Array(c_uint64, 1 + scenario.neighbors) for _ in range(ranks)]
+        self._events = [context.Array(c_uint64, 1) for _ in range(ranks)]
+        self._counted = [0] * ranks
+        self._node = SimulatedNode(ranks, seed, total_bytes=scenario.card_bytes, mig=True)
+        self._nvml = FakeNvml(self._gpus, VERSIONS)
+        self._clock = clock
+        self._started = clock()
+        self._measured_at = self._reported_at = 0.0
         self.pids: dict[int, int] = {}
 
     def clear(self) -> None:
@@ -49,10 +62,10 @@ class Cards:
         for cells in self._cells:
             cells[:] = [0] * len(cells)
 
-    def use(self, rank: int) -> CardUse:
+    def use(self, rank: int) -> RankCard:
         """Return the rank's view of its card."""
         cells = self._cells[rank]
-        return CardUse(cells=cells, slot=0, lock=cells.get_lock())
+        return RankCard(CardUse(cells=cells, slot=0, lock=cells.get_lock()), self._events[rank])
 
     def release(self, rank: int) -> None:
         """Free the memory of a rank whose process has ended, as the driver does."""
@@ -60,24 +73,29 @@ class Cards:
 
     def nvml(self) -> FakeNvml:
         """Return an NVML with these cards and the processes in `pids` (pid by rank)."""
-        return FakeNvml(self._gpus)
+        return self._nvml
 
     def _gpus(self) -> Sequence[FakeGpu]:
-        return [self._gpu(rank, cells[:]) for rank, cells in enumerate(self._cells)]
+        now = self._clock() - self._started
+        if now >= self._measured_at + MIN_WINDOW_SECONDS:
+            self._measure(now)
+        for event in self._node.events(self._reported_at, now):
+            self._nvml.subscriptions[-1].coming.put(event)
+        self._reported_at = now
+        return self._node.gpus(now, [self._processes(rank) for rank in range(len(self._cells))])
 
-    def _gpu(self, rank: int, cells: Sequence[int]) -> FakeGpu:
-        total, capacity, used = self._scenario.card_bytes, cuda_bytes(self._scenario), sum(cells)
-        neighbors = (FIRST_NEIGHBOR_PID + slot for slot in range(1, len(cells)))
-        pids = [self.pids.get(rank), *neighbors]
-        identity = GpuIdentity(
-            index=rank,
-            uuid=uuid(rank),
-            name=card_name(self._scenario),
-            pci_bus_id=f"00000000:{rank + 1:02X}:00.0",
-            driver_version=DRIVER_VERSION,
-        )
-        memory = MemoryInfo(total, used, free=capacity - used, reserved=total - capacity)
-        listed = [
-            ProcessMemory(pid, size) for pid, size in zip(pids, cells, strict=True) if pid and size
-        ]
-        return FakeGpu(identity, memory, Processes(listed, memory=memory))
+    def _measure(self, now: float) -> None:
+        """Note for how much of the time since the last measurement each rank was at work."""
+        events = [cell[0] for cell in self._events]
+        most = (now - self._measured_at) * EVENTS_PER_STEP / STEP_SECONDS
+        for rank, activity in enumerate(self._node.activities):
+            level = min(1.0, (events[rank] - self._counted[rank]) / most)
+            # Rounded, because the activity remembers each change.
+            activity.change(self._measured_at, round(level * _LEVEL_STEPS) / _LEVEL_STEPS)
+        self._counted, self._measured_at = events, now
+
+    def _processes(self, rank: int) -> Mapping[int, int]:
+        """Return the bytes of the rank and of its neighbors by pid, without those that use none."""
+        neighbors = range(FIRST_NEIGHBOR_PID + 1, FIRST_NEIGHBOR_PID + len(self._cells[rank]))
+        sizes = zip([self.pids.get(rank), *neighbors], self._cells[rank][:], strict=True)
+        return {pid: size for pid, size in sizes if pid and size}

@@ -13,16 +13,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from torchmem import sdk
-from torchmem.demo.cards import Cards, card_name, cuda_bytes, uuid
+from torchmem.demo.cards import EVENTS_PER_STEP, STEP_SECONDS, Cards, RankCard
+from torchmem.demo.node import cuda_bytes, product_name, uuid
 from torchmem.sample.run_directory import ENVIRONMENT_VARIABLE
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
 
-STEP_SECONDS = 0.2
-EVENTS_PER_STEP = 4
 GRACE_SECONDS = 5.0
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -53,24 +52,30 @@ class DemoPlan:
             yield event
 
 
-def simulated_rank(plan: DemoPlan, rank: int, folder: Path, use: CardUse) -> None:
+def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankCard) -> None:
     """Train in one process. Only the allocator is simulated; the SDK is the real one."""
     prepare(plan, rank, folder)
     scenario = SCENARIOS[plan.scenario]
-    card = SimulatedCard(cuda_bytes(scenario), use=use, uuid=uuid(rank), name=card_name(scenario))
+    card = SimulatedCard(
+        cuda_bytes(scenario.card_bytes),
+        use=shared.use,
+        uuid=uuid(rank),
+        name=product_name(scenario.card_bytes),
+    )
     allocator = DeviceCachingAllocator(card)
     backend = SimulatedBackend([allocator])
     # Five times the default, because the simulator takes far longer than PyTorch for a snapshot.
     sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
     try:
         for event in plan.train(rank, allocator, card.mem_get_info()[0]):
+            shared.count_event()
             if event == "step":
                 backend.step()
     except OutOfMemoryError as error:
         sys.exit(f"OutOfMemoryError: {error}")
 
 
-Target = Callable[[DemoPlan, int, Path, CardUse], None]
+Target = Callable[[DemoPlan, int, Path, RankCard], None]
 """The main function of a rank's process: plan, rank, folder of the demo, the rank's card."""
 
 
@@ -78,7 +83,7 @@ class Ranks:
     """The rank processes of a demo. `folder` holds their run directory and their output."""
 
     def __init__(self, plan: DemoPlan, folder: Path, target: Target = simulated_rank) -> None:
-        self.cards = Cards(SCENARIOS[plan.scenario], plan.ranks, get_context("spawn"))
+        self.cards = Cards(SCENARIOS[plan.scenario], plan.ranks, get_context("spawn"), plan.seed)
         self._plan = plan
         self._folder = folder
         self._target = target

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from torchmem import sdk
+from torchmem.demo.cards import RankCard
 from torchmem.demo.ranks import DemoPlan, prepare
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import CardUse
 from torchmem.simulator.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def check() -> None:
         raise UsageError("--real needs a GPU that PyTorch can use: run the demo without --real.")
 
 
-def real_rank(plan: DemoPlan, rank: int, folder: Path, _: CardUse) -> None:
+def real_rank(plan: DemoPlan, rank: int, folder: Path, _: RankCard) -> None:
     """Train in one process. Ranks are spread over the GPUs and share each GPU evenly."""
     prepare(plan, rank, folder)
     import torch

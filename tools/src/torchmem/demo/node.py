@@ -1,0 +1,144 @@
+"""A simulated node of H100s whose values follow from what the ranks on it do.
+
+    node = SimulatedNode(gpus=8)
+    node.activities[0].change(at=10.0, level=1.0)  # from second 10 on, a rank keeps GPU 0 busy
+    node.gpus(at=60.0)  # what NVML reports one minute after the start
+
+Everything is a function of the time, the activities and the seed: equal arguments return equal
+values, in any order of the calls. Names and the driver version read as "simulated".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torchmem.demo.activity import Activity
+from torchmem.demo.h100 import Moment, Traits
+from torchmem.exporter.gpus import GpuEvent, GpuIdentity, GpuValue, Versions
+from torchmem.exporter.subjects.clocks import Clocks
+from torchmem.exporter.subjects.ecc import Ecc, Repairs
+from torchmem.exporter.subjects.memory import Bar1, MemoryInfo
+from torchmem.exporter.subjects.mig import Mig, MigInstance
+from torchmem.exporter.subjects.pcie import Pcie
+from torchmem.exporter.subjects.power import Power
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
+from torchmem.exporter.subjects.temperature import Temperatures
+from torchmem.exporter.testing import FakeGpu
+
+GIB = 1 << 30
+VERSIONS = Versions(driver="simulated", nvml="simulated", cuda="13.0")
+# The driver keeps 1/128 of a card for itself (640 MiB of 80 GiB): used + free + reserved = total.
+DRIVER_SHARE = 128
+ROW_REMAPPED = 63
+"""The XID that the driver reports when a row of memory is remapped."""
+EVENT_KINDS = ("xid", "double_bit_ecc_error", "non_fatal_poison_error", "fatal_poison_error")
+
+# A GPU in MIG mode: GPU instance, profile, and the bytes of the process on it; the eighths of the
+# memory that a profile has. Linux assigns no pid from PID_MAX_LIMIT on.
+_INSTANCES = ((1, "3g.40gb", 21 * GIB), (5, "2g.20gb", 6 * GIB), (9, "1g.10gb", 0))
+_SLICES = {"3g.40gb": 4, "2g.20gb": 2, "1g.10gb": 1}
+_FIRST_PID = (1 << 22) + 1000
+_INSTANCE_ACTIVITY = Activity([(-3600.0, 0.35)])
+# What NVML reports for a GPU in MIG mode. It has no utilization, GPM or NVLink.
+_OF_MIG_GPUS = (Bar1, Power, Temperatures, Clocks, Ecc, Repairs, Pcie)
+
+
+def uuid(index: int) -> str:
+    """Return the UUID of a simulated GPU."""
+    return f"GPU-51e0de70-0000-4000-8000-{index:012d}"
+
+
+def product_name(total_bytes: int) -> str:
+    """Return the product name of a simulated GPU with this memory."""
+    return f"Simulated H100 {round(total_bytes / GIB)}GB"
+
+
+def cuda_bytes(total_bytes: int) -> int:
+    """Return how many bytes of a card CUDA can allocate."""
+    return total_bytes - total_bytes // DRIVER_SHARE
+
+
+class SimulatedNode:
+    """GPUs of `total_bytes` each, with an `Activity` for each, and one more in MIG mode if `mig`.
+
+    Some GPUs have a defect: see `Traits.of`.
+    """
+
+    def __init__(
+        self, gpus: int, seed: int = 0, *, total_bytes: int = 80 * GIB, mig: bool = False
+    ) -> None:
+        self.activities = [Activity() for _ in range(gpus)]
+        self._traits = [Traits.of(index, seed) for index in range(gpus)]
+        self._mig_traits = Traits.healthy(gpus, seed) if mig else None
+        self._total = total_bytes
+
+    def gpus(self, at: float, processes: Sequence[Mapping[int, int]] = ()) -> list[FakeGpu]:
+        """Return the GPUs at a time in seconds.
+
+        `processes`: for each GPU in order, the bytes of each process by pid; by default none.
+        """
+        used = [*processes, *[{}] * (len(self.activities) - len(processes))]
+        gpus = [self._gpu(index, at, used[index]) for index in range(len(self.activities))]
+        if self._mig_traits is not None:
+            gpus.append(self._mig_gpu(self._mig_traits, len(gpus), at))
+        return gpus
+
+    def events(self, since: float, until: float) -> list[GpuEvent]:
+        """Return the events from `since` to before `until`, in seconds."""
+        return [
+            GpuEvent(uuid(index), "xid", ROW_REMAPPED)
+            for index, traits in enumerate(self._traits)
+            if since <= traits.remapped_at < until
+        ]
+
+    def _gpu(self, index: int, at: float, used: Mapping[int, int]) -> FakeGpu:
+        moment = Moment(
+            self._traits[index], self.activities[index], at, peers=len(self.activities) - 1
+        )
+        memory = self._memory(sum(used.values()))
+        rows = [ProcessMemory(pid, size) for pid, size in used.items()]
+        # The first process is the rank's: the others only hold memory.
+        busy = {pid: ProcessUtilization(moment.busy, moment.busy / 2) for pid in list(used)[:1]}
+        values = [*moment.values(), Mig(False), memory, Processes(rows, busy, memory)]
+        return self._fake(index, values)
+
+    def _mig_gpu(self, traits: Traits, index: int, at: float) -> FakeGpu:
+        of_gpu = [
+            value
+            for value in Moment(traits, _INSTANCE_ACTIVITY, at, peers=0).values()
+            if isinstance(value, _OF_MIG_GPUS)
+        ]
+        rows = [
+            ProcessMemory(_FIRST_PID + gpu_instance, size, _mig_uuid(gpu_instance))
+            for gpu_instance, _, size in _INSTANCES
+            if size
+        ]
+        memory = self._memory(sum(size for _, _, size in _INSTANCES))
+        mig = Mig(True, [self._instance(*facts) for facts in _INSTANCES])
+        return self._fake(index, [*of_gpu, mig, memory, Processes(rows, memory=memory)])
+
+    def _instance(self, gpu_instance: int, profile: str, used: int) -> MigInstance:
+        total = self._total * _SLICES[profile] // 8
+        memory = self._memory(used, total)
+        return MigInstance(_mig_uuid(gpu_instance), gpu_instance, 0, profile, memory)
+
+    def _memory(self, used: int, total: int | None = None) -> MemoryInfo:
+        total = total or self._total
+        capacity = cuda_bytes(total)
+        return MemoryInfo(total, used, capacity - used, total - capacity)
+
+    def _fake(self, index: int, values: Iterable[GpuValue]) -> FakeGpu:
+        identity = GpuIdentity(
+            index,
+            uuid(index),
+            name=product_name(self._total),
+            pci_bus_id=f"00000000:{index + 1:02X}:00.0",
+            driver_version=VERSIONS.driver,
+            compute_mode="default",
+            persistence_mode="enabled",
+        )
+        return FakeGpu(identity, *values, event_kinds=EVENT_KINDS)
+
+
+def _mig_uuid(gpu_instance: int) -> str:
+    return f"MIG-51e0de70-0000-5000-8000-{gpu_instance:012d}"
