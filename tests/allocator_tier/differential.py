@@ -14,10 +14,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.allocator_programs import SETTINGS, Operation, Outcome, Programmer, Simulated
 from support.real_allocator import Real
+
+from torchmem.simulator.blocks import block_order
 
 LAYOUT_EVERY = 20
 COUNTED = (
@@ -54,9 +58,11 @@ class Comparison:
     """Both allocators, running the same program."""
 
     def __init__(self, name: str, seed: int) -> None:
-        setting = SETTINGS[name]
+        setting, order = SETTINGS[name], block_order(torch.__version__)
+        assert order is not None
         self.programmer = Programmer(setting, random.Random(f"{name} {seed}"))
-        self.real, self.simulated = Real(setting), Simulated(setting)
+        self.real, self.simulated = Real(setting), Simulated(setting, order)
+        self.is_older = order != "segment"  # than 2.13, so some statistics are missing
         self.events: Counter[str] = Counter()
         self._before: dict[str, Any] = self.real.stats()
 
@@ -73,13 +79,17 @@ class Comparison:
 
     def _state(self, operation: Operation, *, layout: bool) -> list[str]:
         before, self._before = self._before, self.real.stats()
-        self.events.update({name: max(0, self._before[name] - before[name]) for name in COUNTED})
-        differences = differing("stats", self._before, self.simulated.stats())
+        counted = [name for name in COUNTED if name in before]
+        self.events.update({name: max(0, self._before[name] - before[name]) for name in counted})
+        simulated = self.simulated.stats()
+        for name in simulated.keys() - before.keys() if self.is_older else ():
+            del simulated[name]
+        differences = differing("stats", self._before, simulated)
         if layout:
             differences += differing("driver", self.real.driver(), self.simulated.driver())
             real = {segment["address"]: segment for segment in self.real.snapshot()}
-            simulated = {segment["address"]: segment for segment in self.simulated.snapshot()}
-            differences += differing("segments", real, simulated)
+            shown = {segment["address"]: segment for segment in self.simulated.snapshot()}
+            differences += differing("segments", real, shown)
         return [f"after {operation}: {difference}" for difference in differences]
 
 

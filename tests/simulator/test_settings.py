@@ -7,7 +7,7 @@ import pytest
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import MAX_RUN_LENGTH, Block, BlockPool
+from torchmem.simulator.blocks import MAX_RUN_LENGTH, Block, BlockOrder, BlockPool
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.stats import DeviceStats
@@ -72,8 +72,8 @@ def test_requests_may_be_rejected_before_the_driver_is_asked() -> None:
     )
 
 
-@pytest.mark.parametrize(("oldest_first", "taken"), [(True, 0), (False, 1)])
-def test_equal_blocks_are_taken_by_age_or_by_address(oldest_first: bool, taken: int) -> None:
+@pytest.mark.parametrize(("order", "taken"), [("segment", 0), ("address", 1), ("block", 0)])
+def test_equal_blocks_are_taken_by_age_or_by_address(order: BlockOrder, taken: int) -> None:
     """PyTorch 2.13 takes the block of the oldest segment, up to 2.11 the lowest address."""
 
     class Descending(SimulatedCard):
@@ -83,11 +83,22 @@ def test_equal_blocks_are_taken_by_age_or_by_address(oldest_first: bool, taken: 
             self.next -= size
             return self.next
 
-    descending = DeviceCachingAllocator(Descending(GIB), oldest_segment_first=oldest_first)
+    descending = DeviceCachingAllocator(Descending(GIB), order=order)
     blocks = [descending.malloc(30 * MIB) for _ in range(2)]
     for block in blocks:
         descending.free(block)
     assert descending.malloc(30 * MIB) is blocks[taken]
+
+
+@pytest.mark.parametrize(("order", "taken"), [("segment", "head"), ("block", "tail")])
+def test_the_tail_of_a_split_is_older_than_its_head(order: BlockOrder, taken: str) -> None:
+    """In PyTorch 2.12 the head is a new `Block` object; since 2.13 only segments have an age."""
+    split = DeviceCachingAllocator(SimulatedCard(GIB), order=order)
+    sizes = {"head": 4 * MIB, "between": 12 * MIB, "tail": 4 * MIB}
+    blocks = {name: split.malloc(size) for name, size in sizes.items()}
+    split.free(blocks["head"])
+    split.free(blocks["tail"])
+    assert split.malloc(4 * MIB).address == blocks[taken].address
 
 
 def test_the_best_fit_is_found_among_many_blocks() -> None:

@@ -13,7 +13,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import Block
+from torchmem.simulator.blocks import Block, BlockOrder
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 
@@ -194,10 +194,10 @@ class FollowingCard(SimulatedCard):
 class Simulated:
     """The simulated allocator, controlled by operations."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, order: BlockOrder = "segment") -> None:
         self.card = FollowingCard(setting.card)
         self.allocator = DeviceCachingAllocator(
-            self.card, config=AllocatorConfig.parse(setting.conf)
+            self.card, config=AllocatorConfig.parse(setting.conf), order=order
         )
         if setting.fraction < 1:
             self.allocator.set_memory_fraction(setting.fraction)

@@ -9,7 +9,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.recording.recording import Event, PoolId, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import Block, BlockPool
+from torchmem.simulator.blocks import Block, BlockOrder, BlockPool
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 
@@ -68,9 +68,9 @@ class RecordingAllocator(DeviceCachingAllocator):
     """An allocator with `torch.cuda.memory._record_memory_history` on, without stacks."""
 
     def __init__(
-        self, card: RecordingCard, config: AllocatorConfig, *, oldest_segment_first: bool = True
+        self, card: RecordingCard, config: AllocatorConfig, *, order: BlockOrder = "segment"
     ) -> None:
-        super().__init__(card, config=config, oldest_segment_first=oldest_segment_first)
+        super().__init__(card, config=config, order=order)
         self.recording_card = card
         self.events = card.events
 

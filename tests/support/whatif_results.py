@@ -63,7 +63,7 @@ CHANGE = WhatIf(
     events=EVENTS,
     card_bytes=CARD_BYTES,
     card_source="oom",
-    fidelity=Fidelity(6_624, 6_624, None, True, 7_900 * MIB, 7_900 * MIB),
+    fidelity=Fidelity(6_624, 6_624, None, "segment", 7_900 * MIB, 7_900 * MIB),
     outcomes=(
         replace(RECORDED, oom=OOM, timeline=UNTIL_OOM),
         _replay("expandable segments", EXPANDABLE, 4_480 * MIB, 0.3, start="packed"),

@@ -17,8 +17,10 @@ from torchmem.allocator.sizes import MIB
 from torchmem.recording import read
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
+from torchmem.simulator.blocks import BlockOrder
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.whatif.engine import CardMemory, on_cards, what_if
+from torchmem.whatif.fidelity import NEWEST_ORDER, ORDERS
 from torchmem.whatif.result import ReplayResult
 
 CONF = LAST_PARSED.upper()
@@ -45,11 +47,11 @@ Program = list[tuple[str, int, int]]
 
 
 def recording_allocator(
-    conf: str, card_bytes: int, *, oldest_first: bool = True
+    conf: str, card_bytes: int, order: BlockOrder = "segment"
 ) -> RecordingAllocator:
     """Return an allocator under these settings, with its history on."""
     card = RecordingCard(card_bytes)
-    return RecordingAllocator(card, AllocatorConfig.parse(conf), oldest_segment_first=oldest_first)
+    return RecordingAllocator(card, AllocatorConfig.parse(conf), order=order)
 
 
 def play(allocator: RecordingAllocator, program: Program) -> Program:
@@ -106,22 +108,22 @@ def truth(allocator: RecordingAllocator) -> tuple[int, ...]:
 
 
 @settings(max_examples=20, deadline=None)
-@given(programs, st.sampled_from(CONFS), st.booleans())
+@given(programs, st.sampled_from(CONFS), st.sampled_from(ORDERS))
 def test_a_complete_recording_predicts_every_setting(
-    program: Program, conf: str, newer: bool
+    program: Program, conf: str, order: BlockOrder
 ) -> None:
     """A trace of the whole program predicts other settings to the byte, on any card."""
-    recorded = recording_allocator(conf, 100 * CARD_BYTES, oldest_first=newer)
+    recorded = recording_allocator(conf, 100 * CARD_BYTES, order)
     seen = play(recorded, program)
     for card in (100 * CARD_BYTES, CARD_BYTES):
         answer = what_if(recorded.recording({CONF: conf}), card_bytes=card, settings=CONFS)
         if not answer.fidelity.allocations:
             continue
         assert 1.0 == answer.fidelity.share
-        rule = answer.fidelity.oldest_segment_first
-        assert rule in (newer, None)
+        found = answer.fidelity.block_order
+        assert found in (order, None)
         for outcome in answer.outcomes[1:]:
-            real = recording_allocator(outcome.conf, card, oldest_first=rule is not False)
+            real = recording_allocator(outcome.conf, card, found or NEWEST_ORDER)
             play_steps(real, seen)
             assert truth(real) == counts(outcome)
 
@@ -362,7 +364,7 @@ def test_recordings_of_real_gpus_are_reproduced(name: str, root: Path) -> None:
         answer = what_if(recording, settings=())
         assert answer.fidelity.allocations
         assert 1.0 == answer.fidelity.share
-        assert answer.fidelity.oldest_segment_first is not True
+        assert answer.fidelity.block_order in {"address", None}
 
 
 def test_a_smaller_card_is_compared_with_the_recorded_settings_on_it() -> None:

@@ -9,7 +9,6 @@ and a driver that needs or keeps more memory than it was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import count, repeat
 from threading import RLock
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +21,7 @@ from torchmem.simulator.blocks import (
     UNLIMITED,
     AllocParams,
     Block,
+    BlockOrder,
     BlockPool,
     should_split,
     split_head,
@@ -39,9 +39,7 @@ from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
 class DeviceCachingAllocator:
     """Allocates blocks of cached segments on one simulated card; safe to read from other threads.
 
-    Among free blocks of equal size, PyTorch 2.13 takes the one in the oldest segment. With
-    `oldest_segment_first=False` the allocator takes the one at the lowest address, like PyTorch up
-    to 2.11. PyTorch 2.12 was not examined.
+    `order` is the order of free blocks of equal size, by default that of PyTorch 2.13 and newer.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class DeviceCachingAllocator:
         device: int = 0,
         config: AllocatorConfig = DEFAULT_CONFIG,
         *,
-        oldest_segment_first: bool = True,
+        order: BlockOrder = "segment",
     ) -> None:
         self.card = card
         self.device = device
@@ -59,8 +57,7 @@ class DeviceCachingAllocator:
         self._mutex = RLock()
         self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
         self._max_split_size = config.max_split_size or UNLIMITED
-        counter = count(1) if oldest_segment_first else repeat(0)
-        self._memory = DeviceMemory(card, device, config, self._stats, counter)
+        self._memory = DeviceMemory(card, device, config, self._stats, order)
         self._small_blocks = self._memory.small_blocks
         self._large_blocks = self._memory.large_blocks
         self._private_pools = self._memory.private_pools
@@ -281,15 +278,19 @@ class DeviceCachingAllocator:
         self,
         segments: Iterable[SegmentInfo],
         first_addresses: Mapping[RangeKey, int] = MappingProxyType({}),
+        oldest_first: Iterable[int] = (),
     ) -> dict[int, Block]:
         """Load the segments of another allocator's `memory_snapshot()` into this unused allocator.
 
-        Each private pool gets one user. The age of a segment follows the order of addresses.
+        Each private pool gets one user.
 
         Args:
             segments: the segments of one device.
             first_addresses: where the address ranges of expandable segments start, if that is below
                 their first segment.
+            oldest_first: the addresses of segments, or of blocks if the order is "block", in the
+                order of their age; the others follow by address. Expandable segments are always in
+                the order of addresses.
 
         Returns:
             The blocks that are in use or wait for other streams, by address.
@@ -298,7 +299,8 @@ class DeviceCachingAllocator:
             ValueError: the card has too little memory.
         """
         with self._mutex:
-            blocks = list(restore_blocks(self._memory, segments, first_addresses))
+            numbers = {address: next(self._memory.counter) for address in oldest_first}
+            blocks = list(restore_blocks(self._memory, segments, first_addresses, numbers))
             self._active_blocks.update(blocks)
             for block in blocks:
                 if block.stream_uses:

@@ -1,22 +1,49 @@
 """Blocks of memory, the pools that hold the free ones, and the search for a block that fits.
 
-Names follow c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13. Free blocks are ordered by size, then
-by the age of their segment, then by address (`BlockComparatorSizeCounterAddress`,
-pytorch/pytorch#183591).
+Names follow c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13. Free blocks are ordered by size, and
+those of equal size by a `BlockOrder`.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIN_BLOCK_SIZE, SMALL_SIZE
 from torchmem.allocator.snapshot import PoolId
 from torchmem.simulator.stats import DeviceStats, PoolStats, Stat
+
+BlockOrder = Literal["address", "block", "segment"]
+"""Which of several free blocks of equal size a request gets.
+
+"address": the one at the lowest address; PyTorch up to 2.11 (`BlockComparatorSize`).
+"block": the one whose `Block` object is the oldest; 2.12 (`BlockComparatorRegistrationCounter`).
+"segment": the one in the oldest segment, then at the lowest address; 2.13 and newer
+(`BlockComparatorSizeCounterAddress`, pytorch/pytorch#183591).
+"""
+
+_ORDERS: tuple[tuple[tuple[int, int], BlockOrder], ...] = (
+    ((2, 13), "segment"),
+    ((2, 12), "block"),
+    ((0, 0), "address"),
+)
+"""The first version with each order, the newest first."""
+
+
+def block_order(torch_version: str) -> BlockOrder | None:
+    """Return the order of a version such as "2.13.0+cu130"; None if it is no version."""
+    match = re.match(r"(\d{1,3})\.(\d{1,3})", torch_version)
+    if match is None:
+        return None
+    version = int(match[1]), int(match[2])
+    return next(order for first, order in _ORDERS if version >= first)
+
 
 ADDRESS_BITS = 48
 """Bits of a CUDA address. Size, age and address sort as one integer: faster than a tuple."""
@@ -53,7 +80,7 @@ class Block:
     Sizes are bytes. `requested_size` is what the latest owner requested; it is stale once the block
     is free. `stream_uses` are the other streams that its owner used it on, and `event_count` is the
     number of their events that the freed block still waits for. `registration_counter` is the
-    number of its segment, counted from the oldest.
+    number of its segment, counted from the oldest, or its own number if the order is "block".
     """
 
     stream: int
@@ -86,12 +113,13 @@ class Block:
 
 def part_of(block: Block, address: int, size: int) -> Block:
     """Return a new block of the same segment, without neighbors."""
+    numbers = block.pool.numbers
     return Block(
         block.stream,
         size,
         block.pool,
         address,
-        registration_counter=block.registration_counter,
+        registration_counter=block.registration_counter if numbers is None else next(numbers),
         expandable_segment=block.expandable_segment,
     )
 
@@ -220,7 +248,7 @@ class BlockPool:
 
     `stats` are the statistics of the small or the large pool, which private pools share. `unmapped`
     are the address ranges of expandable segments without memory, by address. `owner` is the private
-    pool that this pool belongs to, if any.
+    pool that this pool belongs to, if any. `numbers` are for new blocks if their order is "block".
     """
 
     is_small: bool
@@ -228,6 +256,7 @@ class BlockPool:
     streams: defaultdict[int, FreeBlocks] = field(default_factory=lambda: defaultdict(FreeBlocks))
     unmapped: dict[int, list[Block]] = field(default_factory=dict)
     owner: PrivatePool | None = None
+    numbers: Iterator[int] | None = None
     get_free_blocks_call_count: int = 0
 
     def of_stream(self, stream: int) -> FreeBlocks:

@@ -7,12 +7,19 @@ c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count, repeat
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
-from torchmem.simulator.blocks import AllocParams, Block, BlockPool, get_free_block
+from torchmem.simulator.blocks import (
+    AllocParams,
+    Block,
+    BlockOrder,
+    BlockPool,
+    get_free_block,
+)
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
@@ -44,12 +51,17 @@ class CachedBlocks:
         self._count_segment(pool, size)
         return Block(params.stream, size, pool, address, registration_counter=next(self.counter))
 
-    def adopt(self, blocks: list[Block]) -> None:
-        """Count linked blocks as a segment that the driver gave before."""
-        size, number = sum(block.size for block in blocks), next(self.counter)
+    def adopt(self, blocks: list[Block], numbers: Mapping[int, int]) -> None:
+        """Count linked blocks as a segment that the driver gave before.
+
+        `numbers` are registration counters by address; what is not among them gets the next one.
+        """
+        size, pool = sum(block.size for block in blocks), blocks[0].pool
         self.card.adopt(blocks[0].address, size)
-        self._count_segment(blocks[0].pool, size)
+        self._count_segment(pool, size)
         for block in blocks:
+            if block.prev is None or pool.numbers is not None:
+                number = numbers.get(block.address) or next(self.counter)
             block.registration_counter = number
 
     def release_block(self, block: Block) -> None:
@@ -139,7 +151,10 @@ def _age(block: Block) -> int:
 
 
 class DeviceMemory:
-    """The pools of one device and its driver. `counter` numbers the segments."""
+    """The pools of one device and its driver.
+
+    `counter` numbers the segments, or all blocks if their order is "block".
+    """
 
     def __init__(
         self,
@@ -147,16 +162,19 @@ class DeviceMemory:
         device: int,
         config: AllocatorConfig,
         stats: DeviceStats,
-        counter: Iterator[int],
+        order: BlockOrder,
     ) -> None:
         self.card = card
         self.device = device
         self.config = config
         self.stats = stats
         self.allowed_memory_maximum: int | None = None
-        self.small_blocks = BlockPool(is_small=True, stats=stats.of_pool(is_small=True))
-        self.large_blocks = BlockPool(is_small=False, stats=stats.of_pool(is_small=False))
-        self.private_pools = PrivatePools(stats)
+        self.counter = counter = repeat(0) if order == "address" else count(1)
+        numbers = counter if order == "block" else None
+        small, large = (stats.of_pool(is_small=is_small) for is_small in (True, False))
+        self.small_blocks = BlockPool(is_small=True, stats=small, numbers=numbers)
+        self.large_blocks = BlockPool(is_small=False, stats=large, numbers=numbers)
+        self.private_pools = PrivatePools(stats, numbers)
         self.expandable_segments = ExpandableSegments(
             card, stats, config.large_segment_size, counter
         )

@@ -18,9 +18,13 @@ StreamFilter = Callable[[int], bool]
 
 @dataclass(slots=True, eq=False)
 class PrivatePools:
-    """All private pools of one device; `routes` lists the pools that receive requests."""
+    """All private pools of one device; `routes` lists the pools that receive requests.
+
+    `numbers` is that of their `BlockPool`s.
+    """
 
     stats: DeviceStats
+    numbers: Iterator[int] | None = None
     graph_pools: dict[PoolId, PrivatePool] = field(default_factory=dict)
     freeable: dict[PoolId, PrivatePool] = field(default_factory=dict)
     routes: list[tuple[PoolId, StreamFilter]] = field(default_factory=list)
@@ -34,8 +38,9 @@ class PrivatePools:
             pool.use_count += 1
             return
         stats = self.stats
-        small = BlockPool(is_small=True, stats=stats.of_pool(is_small=True))
-        large = BlockPool(is_small=False, stats=stats.of_pool(is_small=False))
+        numbers = self.numbers
+        small = BlockPool(is_small=True, stats=stats.of_pool(is_small=True), numbers=numbers)
+        large = BlockPool(is_small=False, stats=stats.of_pool(is_small=False), numbers=numbers)
         pool = PrivatePool(pool_id, stats, small, large, use_on_oom=use_on_oom, no_split=no_split)
         small.owner = large.owner = self.graph_pools[pool_id] = pool
 

@@ -75,13 +75,16 @@ def range_key(segment: SegmentInfo) -> RangeKey:
 
 
 def restore_blocks(
-    memory: DeviceMemory, segments: Iterable[SegmentInfo], first_addresses: Mapping[RangeKey, int]
+    memory: DeviceMemory,
+    segments: Iterable[SegmentInfo],
+    first_addresses: Mapping[RangeKey, int],
+    numbers: Mapping[int, int],
 ) -> Iterator[Block]:
     """Load segments into an empty memory; yield every block that is not free.
 
     An expandable segment belongs to the range of the one before it, if that range reaches far
     enough. A range starts at its first segment, or at its key's address in `first_addresses` if
-    that is lower.
+    that is lower. `numbers` are those of `CachedBlocks.adopt`.
 
     Raises:
         ValueError: the card has too little memory.
@@ -97,7 +100,7 @@ def restore_blocks(
             first = min(segment["address"], first_addresses.get(key, segment["address"]))
             ranges[key] = memory.expandable_segments.adopt(ranges.get(key), blocks, first)
         else:
-            memory.cached.adopt(blocks)
+            memory.cached.adopt(blocks, numbers)
         for block in blocks:
             _count(block)
             if block.allocated or block.stream_uses:

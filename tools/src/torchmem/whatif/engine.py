@@ -9,7 +9,15 @@ from types import MappingProxyType
 from torchmem.allocator.remedies import OLD_VARIABLE, conf_variable, export_line
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.recording.recording import Recording
-from torchmem.whatif.fidelity import Progress, ReplayProgress, caveats, reproduce_best
+from torchmem.simulator.blocks import BlockOrder
+from torchmem.whatif.fidelity import (
+    NEWEST_ORDER,
+    ORDERS,
+    Progress,
+    ReplayProgress,
+    caveats,
+    reproduce_best,
+)
 from torchmem.whatif.recommendation import decide
 from torchmem.whatif.recorded_run import RecordedRun, recorded_run
 from torchmem.whatif.replay import Program, Replayer
@@ -56,12 +64,12 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     """
     run = recorded_run(recording, card_bytes, total_bytes)
     candidates = _candidates(run, settings)
-    replays = ReplayProgress(progress, max(1, run.events), 3 + len(candidates))
-    reproduction, fidelity, is_newer = reproduce_best(run, replays)
+    replays = ReplayProgress(progress, max(1, run.events), 1 + len(ORDERS) + len(candidates))
+    reproduction, fidelity, order = reproduce_best(run, replays)
     results = [_recorded(run, reproduction)]
     if fidelity.trusted:
         program = reproduction.program
-        results += _replay_all(run, program, candidates, replays, is_newer=is_newer)
+        results += _replay_all(run, program, candidates, replays, order)
     recommendation = _recommend(recording, fidelity, results, versions)
     notes = caveats(run, reproduction, fidelity)
     card = run.card_bytes, run.card_source
@@ -90,8 +98,7 @@ def _replay_all(
     program: Program,
     candidates: Sequence[Candidate],
     progress: ReplayProgress,
-    *,
-    is_newer: bool,
+    order: BlockOrder,
 ) -> list[ReplayResult]:
     replayer = Replayer(
         program,
@@ -99,7 +106,7 @@ def _replay_all(
         run.events,
         run.card_bytes,
         run.total_bytes,
-        is_newer,
+        order,
         progress.on_sample,
     )
     results = []
@@ -188,24 +195,22 @@ def on_cards(
     """
     run = recorded_run(recording, own.obtainable, own.total)
     replays = ReplayProgress(progress, max(1, run.events), 1 + len(cards))
-    is_newer = answer.fidelity.oldest_segment_first is not False
+    order = answer.fidelity.block_order or NEWEST_ORDER
     program: Program | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
     for card in sorted(cards, key=lambda card: card.obtainable, reverse=True):
         if _is_same(unlimited, run.settings.config, card):
             results[card.name] = replace(unlimited, name=card.name)
             continue
-        program = program or _program(run, replays, is_newer=is_newer)
-        result = _replay_on(card, run, program, replays, is_newer=is_newer)
+        program = program or _program(run, replays, order)
+        result = _replay_on(card, run, program, replays, order)
         results[card.name] = result
         unlimited = unlimited if _met_no_limit(unlimited) else result
     return tuple(results[card.name] for card in cards)
 
 
-def _program(run: RecordedRun, progress: ReplayProgress, *, is_newer: bool) -> Program:
-    reproduction = reproduce(
-        run, oldest_segment_first=is_newer, max_misses=run.events, on_sample=progress.on_sample
-    )
+def _program(run: RecordedRun, progress: ReplayProgress, order: BlockOrder) -> Program:
+    reproduction = reproduce(run, order=order, max_misses=run.events, on_sample=progress.on_sample)
     progress.finish_replay()
     return reproduction.program
 
@@ -215,8 +220,7 @@ def _replay_on(
     run: RecordedRun,
     program: Program,
     progress: ReplayProgress,
-    *,
-    is_newer: bool,
+    order: BlockOrder,
 ) -> ReplayResult:
     replayer = Replayer(
         program,
@@ -224,7 +228,7 @@ def _replay_on(
         run.events,
         card.obtainable,
         card.total,
-        is_newer,
+        order,
         progress.on_sample,
     )
     result = replayer.replay(card.name, run.settings.conf, run.settings.config)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from torchmem.allocator.sizes import format_size
+from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.recommendation import PEAK_MARGIN
 from torchmem.whatif.recorded_run import RecordedRun, met_limit
 from torchmem.whatif.reproduction import Reproduction, reproduce
@@ -19,6 +20,9 @@ little else. In 17 public traces, all 52,829 allocations landed; an 18th trace f
 179 on.
 """
 MIN_ALLOCATIONS = 1
+NEWEST_ORDER: BlockOrder = "segment"
+ORDERS: tuple[BlockOrder, ...] = (NEWEST_ORDER, "address", "block")
+"""The newest version's first: it is the one that counts if several match."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of events replayed so far, and of all replays together."""
@@ -60,47 +64,32 @@ class ReplayProgress:
 
 def reproduce_best(
     run: RecordedRun, progress: ReplayProgress
-) -> tuple[Reproduction, Fidelity, bool]:
-    """Reproduce a recording under both rules for free blocks of equal size.
+) -> tuple[Reproduction, Fidelity, BlockOrder]:
+    """Reproduce a recording under each order of free blocks of equal size.
 
-    Return the better reproduction, its fidelity, and whether its rule is that of PyTorch 2.13.
+    Return the best reproduction, its fidelity, and its order.
     """
-    newer = _reproduce(run, progress, oldest_segment_first=True, max_misses=run.events)
-    older = _reproduce(run, progress, oldest_segment_first=False, max_misses=newer.misses)
-    is_newer = newer.landed >= older.landed
-    best, other = (newer, older) if is_newer else (older, newer)
-    return best, judge(run, best, other, is_newer=is_newer), is_newer
+    tried = dict[BlockOrder, Reproduction]()
+    max_misses = run.events
+    for order in ORDERS:
+        tried[order] = reproduce(
+            run, order=order, max_misses=max_misses, on_sample=progress.on_sample
+        )
+        progress.finish_replay()
+        max_misses = min(max_misses, tried[order].misses)
+    best = max(tried, key=lambda order: tried[order].landed)
+    equal = [other for other in tried.values() if other.misses == tried[best].misses]
+    fidelity = judge(run, tried[best], best if len(equal) == 1 else None)
+    return tried[best], fidelity, best
 
 
-def _reproduce(
-    run: RecordedRun, progress: ReplayProgress, *, oldest_segment_first: bool, max_misses: int
-) -> Reproduction:
-    reproduction = reproduce(
-        run,
-        oldest_segment_first=oldest_segment_first,
-        max_misses=max_misses,
-        on_sample=progress.on_sample,
-    )
-    progress.finish_replay()
-    return reproduction
-
-
-def judge(
-    run: RecordedRun, reproduction: Reproduction, other: Reproduction, *, is_newer: bool
-) -> Fidelity:
-    """Return the fidelity of a reproduction.
-
-    Its rule for free blocks of equal size is part of it, unless the `other` rule does as well.
-    """
-    both_match = (reproduction.landed, reproduction.allocations) == (
-        other.landed,
-        other.allocations,
-    )
+def judge(run: RecordedRun, reproduction: Reproduction, order: BlockOrder | None) -> Fidelity:
+    """Return the fidelity of a reproduction under this order; None if several match equally."""
     fidelity = Fidelity(
         allocations=reproduction.allocations,
         landed=reproduction.landed,
         first_miss=reproduction.first_miss,
-        oldest_segment_first=None if both_match else is_newer,
+        block_order=order,
         recorded_peak_reserved=run.peak_reserved,
         replayed_peak_reserved=reproduction.executor.peak_reserved,
     )

@@ -18,7 +18,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import Block
+from torchmem.simulator.blocks import Block, BlockOrder
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.snapshot import AWAITED_STREAM
@@ -262,7 +262,7 @@ class Replayer:
     events: int
     card_bytes: int | None
     total_bytes: int | None
-    oldest_segment_first: bool
+    order: BlockOrder
     on_sample: Callable[[int], None]
 
     def replay(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
@@ -286,9 +286,7 @@ class Replayer:
         obtainable = self.card_bytes or UNLIMITED_BYTES
         total = max(obtainable, self.total_bytes or 0) if self.card_bytes else obtainable
         card = SimulatedCard(total, context_bytes=total - obtainable)
-        allocator = DeviceCachingAllocator(
-            card, config=config, oldest_segment_first=self.oldest_segment_first
-        )
+        allocator = DeviceCachingAllocator(card, config=config, order=self.order)
         fraction = config.per_process_memory_fraction
         if fraction < 1:
             allocator.set_memory_limit(int(fraction * total))

@@ -17,6 +17,7 @@ from torchmem.allocator.sizes import SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import Event, PoolId, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.blocks import BlockOrder
 from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.snapshot import range_key
 from torchmem.whatif.recorded_run import RecordedRun
@@ -324,7 +325,7 @@ class Reproduction:
 def reproduce(
     run: RecordedRun,
     *,
-    oldest_segment_first: bool,
+    order: BlockOrder,
     max_misses: int,
     on_sample: Callable[[int], None],
 ) -> Reproduction:
@@ -338,7 +339,7 @@ def reproduce(
         recording.device,
         # Only the garbage collection needs a limit; the recorded driver answers contain all others.
         replace(config, throw_on_cudamalloc_oom=False, per_process_memory_fraction=1.0),
-        oldest_segment_first=oldest_segment_first,
+        order=order,
     )
     allocator.set_memory_limit(card_bytes if config.garbage_collection_threshold > 0 else None)
     executor = Executor(allocator, card_bytes, run.events, on_sample=on_sample)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from torchmem.sample.sample import OomCause, OomDetail
+from torchmem.simulator.blocks import BlockOrder
 
 SCHEMA = 1
 
@@ -30,9 +31,8 @@ class Fidelity:
     """How well the replay under the recorded settings reproduces the recording.
 
     Of all `allocations`, `landed` got their recorded address; `first_miss` is the event number of
-    the first one that did not. `oldest_segment_first` is the matching rule for free blocks of equal
-    size:
-    True for that of PyTorch 2.13, False for that up to 2.11, None if both match.
+    the first one that did not. `block_order` is the order of free blocks of equal size that matches
+    the recording, None if several do.
     `recorded_peak_reserved` is counted from the recorded segments, `replayed_peak_reserved` comes
     from the replay. `reason` is why no recommendation follows, or None.
     """
@@ -40,7 +40,7 @@ class Fidelity:
     allocations: int
     landed: int
     first_miss: int | None
-    oldest_segment_first: bool | None
+    block_order: BlockOrder | None
     recorded_peak_reserved: int
     replayed_peak_reserved: int
     reason: str | None = None
