@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from hypothesis import strategies as st
 from support import samples
 
+from torchmem.allocator.call_stack import CallStack, Frame, Origin
 from torchmem.allocator.oom_report import OomReport, Trend
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
@@ -41,6 +42,22 @@ def trends(draw: st.DrawFn) -> Trend:
     return replace(trend, seconds=seconds, fragmentation_ratio=ratios, steps=tuple(range(length)))
 
 
+frames = st.builds(
+    Frame,
+    st.sampled_from(["/home/ann/gpt/train.py", "<stdin>", "/v/site-packages/torch/nn/a.py", ""]),
+    st.none() | st.integers(0, 1 << 31),
+    st.text(max_size=5),
+    st.sampled_from([None, "torch", "python", "transformers"]),
+)
+stacks = st.builds(CallStack, st.lists(frames, max_size=9).map(tuple), st.integers(0, 9))
+origins = st.builds(
+    Origin,
+    stacks,
+    st.none() | stacks,
+    st.sampled_from([None, "loader"]),
+    st.sampled_from([None, "", "MmBackward0"]),
+    st.sampled_from([None, "rollout"]),
+)
 reports = st.builds(
     OomReport,
     timestamp=samples.seconds,
@@ -57,6 +74,7 @@ reports = st.builds(
         samples.text,
     ),
     trend=trends(),
+    origin=st.none() | origins,
 )
 
 
@@ -135,15 +153,56 @@ def _report(
     )
 
 
-CAPACITY = _report(
-    OomRecord(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB
+_TORCH = "/opt/venv/lib/python3.12/site-packages/torch"
+_MAIN = (
+    Frame("/home/ann/gpt/train.py", 61, "train"),
+    Frame("/home/ann/gpt/train.py", 80, "<module>"),
 )
-STRANDED = _report(
-    OomRecord(NOW, 3 * GIB, "fragmentation", "stranded"),
-    allocated=62 * GIB,
-    stranded=14 * GIB,
-    driver_free=2 * GIB,
-    largest=640 * MIB,
+FORWARD = Origin(
+    CallStack(
+        (
+            Frame(f"{_TORCH}/nn/functional.py", 1789, "gelu", "torch"),
+            Frame(f"{_TORCH}/nn/modules/module.py", 1778, "Module._wrapped_call_impl", "torch"),
+            Frame("/home/ann/gpt/model.py", 88, "MLP.forward"),
+            Frame(f"{_TORCH}/nn/modules/module.py", 1789, "Module._call_impl", "torch"),
+            Frame(f"{_TORCH}/nn/modules/module.py", 1778, "Module._wrapped_call_impl", "torch"),
+            Frame("/home/ann/gpt/model.py", 120, "GPT.forward"),
+            *_MAIN,
+        )
+    ),
+    phase="forward",
+)
+BACKWARD = Origin(
+    CallStack(),
+    CallStack((Frame(f"{_TORCH}/autograd/graph.py", 979, "_engine_run", "torch"), *_MAIN)),
+    backward="MmBackward0",
+)
+COLLECTIVE = Origin(
+    CallStack(
+        (
+            Frame(f"{_TORCH}/distributed/distributed_c10d.py", 2818, "all_reduce", "torch"),
+            Frame("/opt/venv/lib/python3.12/site-packages/trainer/loop.py", 5, "fit", "trainer"),
+            *_MAIN,
+        ),
+        omitted=7,
+    )
+)
+
+CAPACITY = replace(
+    _report(
+        OomRecord(NOW, 4 * GIB, "capacity"), allocated=77 * GIB, stranded=512 * MIB, driver_free=GIB
+    ),
+    origin=BACKWARD,
+)
+STRANDED = replace(
+    _report(
+        OomRecord(NOW, 3 * GIB, "fragmentation", "stranded"),
+        allocated=62 * GIB,
+        stranded=14 * GIB,
+        driver_free=2 * GIB,
+        largest=640 * MIB,
+    ),
+    origin=FORWARD,
 )
 EXPANDABLE = replace(
     STRANDED,
@@ -161,7 +220,10 @@ POOL = replace(
 )
 PENDING = replace(STRANDED, oom=OomRecord(NOW, 512 * MIB, "pending"))
 LIBRARY = replace(
-    STRANDED, oom=OomRecord(NOW, None, "library"), layout=_layout(NOW, 9 * GIB, GIB, 4 * GIB)
+    STRANDED,
+    oom=OomRecord(NOW, None, "library"),
+    layout=_layout(NOW, 9 * GIB, GIB, 4 * GIB),
+    origin=COLLECTIVE,
 )
 SMALL_SEGMENT = replace(
     _report(
@@ -196,6 +258,7 @@ BARE = replace(
     device=DeviceSample(0, None, None, None),
     layout=None,
     layout_before=None,
+    origin=None,
     steps=Steps(),
     trend=Trend(),
     allocator_settings={},

@@ -58,6 +58,8 @@ ooms = st.builds(
     _optional(size),
     st.sampled_from(OOM_CAUSES),
     _optional(st.sampled_from(get_args(OomDetail))),
+    _optional(st.just("train.py:7")),
+    _optional(st.just("step")),
 )
 in_use = pools | undivided
 allocators = st.builds(
@@ -157,7 +159,9 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             headroom_flush_bytes=9 * gib,
             pending_free_bytes=gib,
         ),
-        last_oom=OomRecord(1_700_000_100.0, 3 * gib, "fragmentation", "stranded"),
+        last_oom=OomRecord(
+            1_700_000_100.0, 3 * gib, "fragmentation", "stranded", "model.py:88", "GPT.forward"
+        ),
         phase_peaks={"forward": 48 * gib},
         stats_timestamp=1_700_000_002.0,
         driver_free_bytes=5 * gib,

@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from torchmem.sample import catalog
 from torchmem.sample.families import View, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
+from torchmem.sdk._oom import FailedAllocation
 from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -80,7 +81,7 @@ class Rank:
         return self.series
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
-        self.recorder.record_oom(device, requested, limit, driver_free)
+        self.recorder.record_oom(device, FailedAllocation(requested, limit, driver_free))
 
     def _live(self, step_ended: bool) -> None:
         self.now += TRAINED_SECONDS / STEPS / EVENTS_PER_STEP

@@ -85,6 +85,12 @@ class Backend(Protocol):
     def reset_peaks(self, device: int) -> None:
         """Reset PyTorch's peak statistics; called only with the setting `reset_peaks`."""
 
+    def backward_node(self) -> str | None:
+        """Return the name of the autograd node whose backward runs in this thread, or None.
+
+        Its name is empty if this version of PyTorch does not tell it.
+        """
+
     def current_stream(self, device: int) -> int | None:
         """Return the calling thread's stream as numbered in snapshots; None if unknown."""
 

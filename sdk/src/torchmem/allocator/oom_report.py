@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from torchmem.allocator.call_stack import Origin
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import (
@@ -57,6 +58,7 @@ class OomReport:
         limit_bytes: the memory fraction's limit, likewise; None without one.
         layout: the layout after the allocator had emptied its cache.
         layout_before: the layout of the latest periodic snapshot, which still includes the cache.
+        origin: where in the program the memory was asked for.
     """
 
     timestamp: float
@@ -70,6 +72,7 @@ class OomReport:
     steps: Steps = field(default_factory=Steps)
     allocator_settings: dict[str, str] = field(default_factory=dict)
     trend: Trend = Trend()
+    origin: Origin | None = None
     schema: int = SCHEMA_VERSION
 
     @property

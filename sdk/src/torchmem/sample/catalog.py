@@ -171,6 +171,10 @@ LAST_OOM_REQUESTED = _group.gauge(
     "torchmem_last_oom_requested_bytes",
     "Bytes requested from the driver when the latest OutOfMemoryError was raised.",
 )
+LAST_OOM_INFO = _group.info(
+    "torchmem_last_oom_info",
+    "Line of the script that asked for memory at the latest OutOfMemoryError (line, function).",
+)
 
 _group = _Group("Process and steps", RANK)
 PROCESS_INFO = _group.info(

@@ -34,6 +34,7 @@ from torchmem.sample.sample import (
     Counters,
     DeviceSample,
     Layout,
+    OomRecord,
     Sample,
     State,
 )
@@ -146,7 +147,13 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
     yield value_family(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
     yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
+    yield info(catalog.LAST_OOM_INFO, [(labels, _line(oom)) for labels, oom in ooms if oom.line])
     yield from _process_families(views)
+
+
+def _line(oom: OomRecord) -> dict[str, str]:
+    known = {"line": oom.line, "function": oom.function}
+    return {name: text for name, text in known.items() if text}
 
 
 def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Metric]:

@@ -134,12 +134,16 @@ class OomRecord:
     `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment, or
     None for a library that did not name it;
     `detail` is the kind of fragmentation where that is the cause.
+    `line` is the innermost line of the user's own code, as file:line without directories, and
+    `function` is its function.
     """
 
     timestamp: float
     requested_bytes: int | None
     cause: OomCause
     detail: OomDetail | None = None
+    line: str | None = None
+    function: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from torchmem.allocator.call_stack import Origin
 from torchmem.sample.sample import Ending
+from torchmem.sdk._call_stack import raising_origin
 from torchmem.sdk._interruptions import is_interruption
 
 MAX_CHAIN = 32
@@ -29,11 +32,12 @@ _LIBRARY_OOM = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
 class LibraryOom:
     """A library's failed allocation on the GPU; `requested` in bytes, None if the text lacks it."""
 
-    def __init__(self, requested: int | None) -> None:
-        self.requested = requested
+    requested: int | None
+    origin: Origin
 
 
 def library_oom(error: BaseException) -> LibraryOom | None:
@@ -43,9 +47,12 @@ def library_oom(error: BaseException) -> LibraryOom | None:
     """
     if is_oom(error):
         return None
-    matches = (_LIBRARY_OOM.search(_text(link)) for link in _chain(error))
-    match = next(filter(None, matches), None)
-    return match and LibraryOom(int(match["bytes"]) if match["bytes"] else None)
+    for link in _chain(error):
+        match = _LIBRARY_OOM.search(_text(link))
+        if match:
+            requested = int(match["bytes"]) if match["bytes"] else None
+            return LibraryOom(requested, raising_origin(link.__traceback__, match.string))
+    return None
 
 
 def is_oom(error: BaseException | None) -> bool:

@@ -18,6 +18,7 @@ from types import FrameType
 from torchmem.allocator.backend import Backend
 from torchmem.allocator.settings import ignored_settings
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost
+from torchmem.sdk._call_stack import calling_origin
 from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import (
     IDLE_READ_BUDGET,
@@ -28,11 +29,11 @@ from torchmem.sdk._cost import (
     CpuMeter,
     routine_pause,
 )
-from torchmem.sdk._ending import UncaughtErrors
+from torchmem.sdk._ending import LibraryOom, UncaughtErrors
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._identity import identify
 from torchmem.sdk._main_thread import MainThreadReader
-from torchmem.sdk._oom import OomObservation, ReportWriter
+from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
@@ -188,12 +189,16 @@ class Monitor:
         """Write the evidence; an exception here would replace the user's OutOfMemoryError."""
         if self._ended or not self.is_active:
             return
-        self._keep_oom(lambda: self.recorder.record_oom(device, requested, limit, driver_free))
+        origin = None
+        with self._errors.suppress("oom"):
+            origin = calling_origin(self._backend.backward_node(), self.phases.current)
+        failed = FailedAllocation(requested, limit, driver_free, origin)
+        self._keep_oom(lambda: self.recorder.record_oom(device, failed))
 
-    def on_library_oom(self, requested: int | None) -> None:
-        """Write the evidence of a library's OOM; `requested` in bytes."""
+    def on_library_oom(self, failed: LibraryOom) -> None:
+        """Write the evidence of a library's OOM."""
         if not self._ended and self.is_active:
-            self._keep_oom(lambda: self.recorder.record_library_oom(requested))
+            self._keep_oom(lambda: self.recorder.record_library_oom(failed))
 
     def _keep_oom(self, record: Callable[[], OomObservation | None]) -> None:
         started, spent, observation = time.perf_counter(), time.thread_time(), None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.backend import Backend
+from torchmem.allocator.call_stack import Origin, public_place
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.oom_cause import (
@@ -36,6 +37,7 @@ from torchmem.sample.run_directory import (
 )
 from torchmem.sample.sample import DeviceSample, Layout, OomRecord, Sample
 from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._ending import LibraryOom
 from torchmem.sdk._interruptions import ignore
 from torchmem.sdk._publish import restore_directory
 from torchmem.sdk._reserve import FULL, Reserve
@@ -59,11 +61,13 @@ class FailedAllocation:
     requested: the request, rounded to a segment.
     limit: the memory limit, or the device's total.
     driver_free: free memory at the driver.
+    origin: where in the program it was asked for.
     """
 
     requested: int
     limit: int
     driver_free: int
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class OomObservation:
     limit_bytes: int | None
     layout: Layout | None
     layout_before: Layout | None
+    origin: Origin | None = None
 
 
 def examine(
@@ -102,14 +107,20 @@ def examine(
         blocks = largest_free_blocks(segments, index, facts.requested, stream)
     cause = classify(facts, blocks)
     detail = fragmentation_detail(facts, blocks) if blocks and cause == "fragmentation" else None
-    oom = OomRecord(now, failed.requested, cause, detail)
+    oom = OomRecord(now, failed.requested, cause, detail, *_place(failed.origin))
     record.record_oom(oom)
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
-    return OomObservation(index, oom, failed.driver_free, limit, layout, record.periodic_layout)
+    before = record.periodic_layout
+    return OomObservation(index, oom, failed.driver_free, limit, layout, before, failed.origin)
+
+
+def _place(origin: Origin | None) -> tuple[str, str] | tuple[None, None]:
+    own = origin.own if origin else None
+    return public_place(own) if own else (None, None)
 
 
 def examine_library_oom(
-    backend: Backend, record: DeviceRecord, config: AllocatorConfig, requested: int | None
+    backend: Backend, record: DeviceRecord, config: AllocatorConfig, failed: LibraryOom
 ) -> OomObservation:
     """Measure what a library's failed allocation left, and count it in `record`.
 
@@ -119,12 +130,12 @@ def examine_library_oom(
     free = backend.free_bytes(index) or 0
     if segments is not None:
         record.layout = measure(segments, index, now, AvailableMemory(free), config)
-    oom = OomRecord(now, requested, "library")
+    oom = OomRecord(now, failed.requested, "library", None, *_place(failed.origin))
     record.record_oom(oom)
     limit, total = backend.limit_bytes(index), record.device.total_bytes
     limit = limit if limit is not None and total is not None and limit < total else None
     layout = record.layout if segments is not None else None
-    return OomObservation(index, oom, free, limit, layout, record.periodic_layout)
+    return OomObservation(index, oom, free, limit, layout, record.periodic_layout, failed.origin)
 
 
 def _facts(
@@ -273,16 +284,17 @@ def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomRep
         steps=sample.steps,
         allocator_settings=sample.allocator_settings,
         trend=trend,
+        origin=observation.origin,
     )
 
 
 def _encode(report: OomReport) -> bytes:
-    content = encode(report)
-    if len(content) > MAX_REPORT_BYTES:
-        content = encode(replace(report, trend=Trend()))
-    if len(content) > MAX_REPORT_BYTES:
-        raise ValueError(f"the report has {len(content)} bytes")
-    return content
+    """Encode the report; without what can be missed, in this order, if it is too large."""
+    for smaller in ({}, {"trend": Trend()}, {"trend": Trend(), "origin": None}):
+        content = encode(replace(report, **smaller))
+        if len(content) <= MAX_REPORT_BYTES:
+            return content
+    raise ValueError(f"the report has {len(content)} bytes")
 
 
 def keep_newest(directory: Path, limit: int) -> None:

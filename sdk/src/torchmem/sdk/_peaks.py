@@ -119,6 +119,21 @@ class Phases:
         self._resets = reset_peaks
         self._due: dict[str, float] = {}
         self._open: list[dict[int, WindowPeak]] = []
+        self._entered: list[Phase] = []
+
+    @property
+    def current(self) -> str | None:
+        """Name of the phase that was entered last and is not left yet, measured or not."""
+        phase = next(iter(self._entered[-1:]), None)
+        return None if phase is None else phase.name
+
+    def enter(self, phase: Phase) -> None:
+        """Note that a phase was entered."""
+        self._entered.append(phase)
+
+    def leave(self, phase: Phase) -> None:
+        """Note that a phase was left."""
+        self._entered = [other for other in self._entered if other is not phase]
 
     def begin(self, name: str) -> dict[int, WindowPeak] | None:
         """Return the phase's windows by device, or None if the phase is not measured now."""
@@ -164,14 +179,15 @@ class Phase:
 
     def __init__(self, phases: Phases, name: str) -> None:
         self._phases = phases
-        self._name = name
+        self.name = name
         self._windows: dict[int, WindowPeak] | None = None
 
     @shield
     def __enter__(self) -> None:
         started = time.thread_time()
         with self._phases.errors.suppress("phase"):
-            self._windows = self._phases.begin(self._name)
+            self._phases.enter(self)
+            self._windows = self._phases.begin(self.name)
         self._phases.meter.add(time.thread_time() - started)
 
     @shield
@@ -183,6 +199,7 @@ class Phase:
     ) -> None:
         started = time.thread_time()
         with self._phases.errors.suppress("phase"):
+            self._phases.leave(self)
             if self._windows is not None:
-                self._phases.end(self._name, self._windows)
+                self._phases.end(self.name, self._windows)
         self._phases.meter.add(time.thread_time() - started)

@@ -14,6 +14,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
 from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._ending import LibraryOom
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
 
@@ -139,25 +140,19 @@ class Recorder:
         self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
         return True
 
-    def record_oom(
-        self, device: int, requested: int, limit: int, driver_free: int
-    ) -> OomObservation:
-        """Count an OOM, classify it, and read the state it left; for the OOM observer.
-
-        The arguments are those of `torchmem.allocator.backend.OomObserver`.
-        """
+    def record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
+        """Count an OOM, classify it, and read the state it left; for the OOM observer."""
         with hold(self._lock, OBSERVER_LOCK_SECONDS):
             self._read_stats()
-            failed = FailedAllocation(requested, limit, driver_free)
             return examine(
                 self.backend, self._records[device], AllocatorConfig.of(self.settings), failed
             )
 
-    def record_library_oom(self, requested: int | None) -> OomObservation | None:
+    def record_library_oom(self, failed: LibraryOom) -> OomObservation | None:
         """Count an OOM of a library other than PyTorch, and read the state it left.
 
         The error does not name the device, so the one with most reserved memory is taken. Return
-        None without any device. `requested` in bytes, if known.
+        None without any device.
         """
         with hold(self._lock, OBSERVER_LOCK_SECONDS):
             self._read_stats()
@@ -165,7 +160,7 @@ class Recorder:
             if record is None:
                 return None
             return examine_library_oom(
-                self.backend, record, AllocatorConfig.of(self.settings), requested
+                self.backend, record, AllocatorConfig.of(self.settings), failed
             )
 
     def records(self) -> dict[int, DeviceRecord]:

@@ -151,7 +151,7 @@ class Session:
         with self.errors.suppress("exit"):
             oom = None if self._closed else library_oom(error)
             if oom is not None:
-                self._monitor.on_library_oom(oom.requested)
+                self._monitor.on_library_oom(oom)
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
 
@@ -346,6 +346,10 @@ class IdleBackend:
 
     def reset_peaks(self, device: int) -> None:
         """Do nothing."""
+
+    def backward_node(self) -> str | None:
+        """Return None."""
+        return None
 
     def current_stream(self, device: int) -> int | None:  # noqa: ARG002
         """Return None."""

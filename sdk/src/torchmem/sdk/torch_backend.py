@@ -151,6 +151,16 @@ class TorchBackend:
             )
         self._user_peaks.reset(device)
 
+    def backward_node(self) -> str | None:
+        """Return the name of `torch._C._current_autograd_node()` (since 2.1), such as MmBackward0.
+
+        None unless `_current_graph_task_id()` names a backward pass of this thread.
+        """
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001
+            return None
+        node = torch._C._current_autograd_node()  # noqa: SLF001
+        return "" if node is None else str(node.name())
+
     def current_stream(self, device: int) -> int | None:
         """Return the handle of the current stream, without a CUDA call."""
         return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001

@@ -17,6 +17,7 @@ from torchmem.allocator.oom_report import (
 )
 from torchmem.allocator.remedies import Remedy, remedies
 from torchmem.allocator.sizes import format_size
+from torchmem.oom.where import where
 from torchmem.sample.untrusted import sanitize_text
 
 WIDTH = 88
@@ -29,7 +30,8 @@ def page(path: Path, report: OomReport) -> str:
     """Return everything about one OOM."""
     trend, file = list(_trend(report)), [f"Report: {sanitize_text(str(path))}"]
     cause, memory, advice = explanation(report)
-    sections = [[summary(report), "", *_origin(report)], cause, memory, trend, advice, file]
+    heading = [summary(report), "", *_heading(report)]
+    sections = [heading, list(where(report)), cause, memory, trend, advice, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
@@ -64,7 +66,7 @@ def _local_time(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
-def _origin(report: OomReport) -> list[str]:
+def _heading(report: OomReport) -> list[str]:
     process, device = report.process, report.device
     rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
     script = f" ({process.script})" if process.script else ""

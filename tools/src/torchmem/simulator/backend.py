@@ -106,6 +106,9 @@ class SimulatedBackend:
         """Reset the peaks of one device."""
         self._allocators[device].reset_peak_memory_stats()
 
+    def backward_node(self) -> str | None:
+        """Return None: a simulation has no backward pass."""
+
     def current_stream(self, device: int) -> int | None:
         """Return the stream of the latest request."""
         return self._allocators[device].current_stream

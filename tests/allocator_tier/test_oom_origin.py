@@ -1,0 +1,211 @@
+"""The line that asked for memory, at OutOfMemoryErrors of PyTorch's real allocator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchmem.allocator.oom_report import OomReport, decode
+from torchmem.sample.run_directory import REPORT_SUFFIX
+
+pytestmark = pytest.mark.allocator
+
+PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
+PRELUDE = """
+import gc, sys, threading, torch, weakref
+from torchmem import sdk
+session = sdk.instrument(interval=0.02)
+def fill(left):
+    free = torch.cuda.mem_get_info()[0]
+    return torch.empty(free - (left << 20), dtype=torch.uint8, device="cuda")
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size)
+    def forward(self, x):
+        return self.linear(x)  # FORWARD
+"""
+FORWARD = """
+model, x = Model(1024).cuda(), torch.ones(100_000, 1024, device="cuda")
+held = fill(100)
+with session.phase("rollout"):
+    model(x)
+"""
+BACKWARD = """
+loss = Model(1024).cuda()(torch.ones(100_000, 1024, device="cuda")).pow(2).sum()
+held = fill(100)
+loss.backward()  # HERE
+"""
+IN_BACKWARD = """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.ones(200_000, 1024, device="cuda")  # HERE
+loss = Scaled.apply(torch.ones(200_000, 1024, device="cuda", requires_grad=True)).sum()
+held = fill(100)
+loss.backward()
+"""
+OPTIMIZER = """
+model = Model(8192).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(10, 8192, device="cuda")).sum().backward()
+held = fill(1)
+optimizer.step()  # HERE
+"""
+CUDA = """
+torch.cuda.init()
+held = fill(4)
+Model(8192).cuda()  # HERE
+"""
+COLLATE = """
+def collate(items):
+    return torch.stack(items).cuda()  # HERE
+items = [torch.ones(1 << 20) for _ in range(64)]
+torch.cuda.init()
+held = fill(4)
+for batch in torch.utils.data.DataLoader(items, batch_size=64, collate_fn=collate):
+    pass
+"""
+GENERATOR = """
+def batches():
+    yield torch.ones(5, device="cuda")
+    yield torch.empty(5 << 30, dtype=torch.uint8, device="cuda")  # HERE
+for batch in batches():
+    pass
+"""
+COMPILED = """
+@torch.compile(backend="aot_eager")  # FUNCTION
+def double(x):
+    return torch.cat([x, x])
+x = torch.ones(600 << 20, dtype=torch.uint8, device="cuda")
+held = fill(100)
+double(x)
+"""
+THREAD = """
+def prefetch():
+    return torch.empty(5 << 30, dtype=torch.uint8, device="cuda")  # HERE
+torch.cuda.init()
+thread = threading.Thread(target=prefetch, name="prefetcher")
+thread.start()
+thread.join()
+"""
+LIBRARY = """
+torch.ones(5, device="cuda")
+def reduce():
+    raise RuntimeError("NCCL error: Failed to CUDA calloc async 4096 bytes")  # HERE
+try:
+    reduce()
+except RuntimeError as error:
+    raise ValueError("the collective failed") from error
+"""
+CASES: dict[str, tuple[str, str]] = {
+    "forward": (FORWARD, "# FORWARD"),
+    "backward": (BACKWARD, "# HERE"),
+    "Python in backward": (IN_BACKWARD, "# HERE"),
+    "optimizer": (OPTIMIZER, "# HERE"),
+    ".cuda()": (CUDA, "# HERE"),
+    "DataLoader": (COLLATE, "# HERE"),
+    "generator": (GENERATOR, "# HERE"),
+    "compiled": (COMPILED, "# FUNCTION"),
+    "thread": (THREAD, "# HERE"),
+    "library": (LIBRARY, "# HERE"),
+}
+Failing = Callable[[str], tuple[Path, subprocess.CompletedProcess[str], OomReport]]
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Failing:
+    """Runs a script that fails on a card of 4 GiB; returns the script and the report."""
+
+    def run(body: str) -> tuple[Path, subprocess.CompletedProcess[str], OomReport]:
+        script = tmp_path / "train.py"
+        script.write_text(PRELUDE + body)
+        own = {
+            "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
+            "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
+        }
+        done = subprocess.run(
+            [*PHANTOM, sys.executable, "-W", "ignore", str(script)],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        paths = list((tmp_path / "run").rglob(f"*{REPORT_SUFFIX}"))
+        assert paths, done.stderr
+        return script, done, decode(paths[0].read_bytes())
+
+    return run
+
+
+def _marked(script: Path, marker: str) -> int:
+    """Return the number of the line that ends with the marker."""
+    lines = script.read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(marker))
+    return number
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report_names_the_line(failing: Failing, case: str) -> None:
+    """The user's own line is the one that asked; of a compiled function it is the first one."""
+    body, marker = CASES[case]
+    script, _, report = failing(body)
+    assert report.origin is not None
+    own = report.origin.own
+
+    assert own is not None
+    assert (str(script), _marked(script, marker)) == (own.file, own.line)
+    assert f"train.py:{own.line}" == report.oom.line
+
+
+def test_the_phase_of_a_forward_pass(failing: Failing) -> None:
+    """The open phase is named, and the stack goes from PyTorch's frame to the script's."""
+    origin = failing(FORWARD)[2].origin
+    assert origin is not None
+
+    assert "rollout" == origin.phase
+    assert ["torch", None] == [origin.stack.frames[0].package, origin.stack.frames[-1].package]
+    assert (None, None) == (origin.backward, origin.main_stack)
+
+
+def test_a_backward_pass_is_named(failing: Failing) -> None:
+    """Autograd's thread has no Python frames; the main thread's and the node are named."""
+    origin = failing(BACKWARD)[2].origin
+    assert origin is not None
+
+    assert (0, "PowBackward0") == (len(origin.stack.frames), origin.backward)
+    assert origin.main_stack is not None
+
+
+CAUGHT = """
+class Held: pass
+def fail():
+    held, large = Held(), torch.ones(5, device="cuda")
+    references.append(weakref.ref(held))
+    references.append(weakref.ref(large))
+    try:
+        torch.empty(5 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        print(error)
+references = []
+gc.disable()
+fail()
+print([reference() for reference in references])
+"""
+
+
+def test_no_tensor_is_kept_alive(failing: Failing) -> None:
+    """After a caught error the local variables are gone without the garbage collector."""
+    _, done, _ = failing(CAUGHT)
+
+    assert "[None, None]" == done.stdout.splitlines()[-1]
+    assert done.stdout.startswith("CUDA out of memory. Tried to allocate 5.00 GiB.")
