@@ -8,7 +8,7 @@ CUDA_TORCH ?= torch===2.13.0
 EXAMPLES := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate check-grafana test-allocator test-gpu clean
+.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -49,8 +49,15 @@ format: $(VENV)/.dev  ## Format the Python code and fix what ruff can fix.
 generate: $(VENV)/.dev  ## Write the generated files: rules, dashboards, Kubernetes manifests, pages under docs/.
 	$(BIN)/python generate.py
 
-check-grafana:  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
-	npm install --prefix tests/grafana --silent --no-package-lock --ignore-scripts
+tests/grafana/node_modules/.installed: tests/grafana/package-lock.json
+	npm ci --prefix tests/grafana --silent --ignore-scripts
+	touch $@
+
+# Pass `ARGS='node --theme dark'` to draw one of them, and `ARGS=--help` for all options.
+pictures: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
+	PYTHONPATH=tests $(BIN)/python -m pictures $(ARGS)
+
+check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
 	node tests/grafana/check.mjs dashboards/json/*.json
 
 $(CUDA_VENV)/.dev: pyproject.toml

@@ -1,0 +1,88 @@
+// A heatmap of buckets, which Grafana's packages do not export. Close to Grafana's picture, not the same.
+import { colorManipulator, formattedValueToString, getValueFormat } from "@grafana/data";
+import { UPlotChart, useTheme2 } from "@grafana/ui";
+import * as chromatic from "d3-scale-chromatic";
+import { useMemo } from "react";
+import { chartData, nameChart } from "./name_chart.js";
+
+const SCALE_HEIGHT = 34;
+const LABEL_HEIGHT = 16;
+// Schemes that run from light to dark: Grafana turns them around in the dark theme. The others run from dark to light.
+const FROM_LIGHT = /^(Blues|Greens|Greys|Oranges|Purples|Reds|BuGn|BuPu|GnBu|OrRd|PuBuGn|PuBu|PuRd|RdPu|YlGnBu|YlGn|YlOrBr|YlOrRd)$/;
+const FROM_DARK = /^(Turbo|Cividis|Viridis|Magma|Inferno|Plasma|Warm|Cool|Cubehelix)$/;
+
+function isTurned(scheme, theme) {
+  if (FROM_LIGHT.test(scheme)) return theme.isDark;
+  return FROM_DARK.test(scheme) ? theme.isLight : true;
+}
+
+function paletteOf({ mode, scheme, fill, steps, scale, exponent, reverse }, theme) {
+  const shares = Array.from({ length: steps }, (_, i) => i / (steps - 1));
+  if (mode === "opacity") {
+    const color = theme.visualization.getColorByName(fill);
+    return shares.map((share) => colorManipulator.alpha(color, scale === "exponential" ? share ** exponent : share));
+  }
+  const colors = shares.map(chromatic[`interpolate${scheme === "Cubehelix" ? "CubehelixDefault" : scheme}`]);
+  return reverse !== isTurned(scheme, theme) ? colors.reverse() : colors;
+}
+
+/** Return the colors by count: `low` and `high` are the counts at the ends of the scale. */
+function scaleOf(buckets, options, theme) {
+  const counts = buckets.flatMap(({ values }) => values).filter((count) => count !== null && count > options.filterValues.le);
+  const low = options.color.min ?? Math.min(...counts);
+  const high = options.color.max ?? Math.max(...counts);
+  const colors = paletteOf(options.color, theme);
+  const step = (count) => Math.floor(((count - low) / (high - low || 1)) * colors.length);
+  return { low, high, colors, colorOf: (count) => colors[Math.max(0, Math.min(colors.length - 1, step(count)))] };
+}
+
+function drawCells(time, buckets, options, colorOf) {
+  const step = time.config.interval ?? time.values[1] - time.values[0];
+  return (u) => {
+    const edge = (value, scale) => u.valToPos(value, scale, true);
+    buckets.forEach(({ values }, i) => {
+      const [bottom, top] = [edge(i, "y"), edge(i + 1, "y")];
+      values.forEach((count, j) => {
+        if (count === null || count <= options.filterValues.le) return;
+        const [left, right] = [edge(time.values[j] - step, "x"), edge(time.values[j], "x")];
+        u.ctx.fillStyle = colorOf(count);
+        u.ctx.fillRect(left, top, Math.max(1, right - left - options.cellGap), Math.max(1, bottom - top - options.cellGap));
+      });
+    });
+  };
+}
+
+/** Return the labels of the edges between buckets, as many as fit. */
+function edgesOf(buckets, { unit, decimals } = {}, height) {
+  const label = (text) =>
+    unit && Number.isFinite(Number(text)) ? formattedValueToString(getValueFormat(unit)(Number(text), decimals)) : text;
+  const every = Math.max(1, Math.ceil(((buckets.length + 1) * LABEL_HEIGHT) / height));
+  const names = ["0", ...buckets.map(({ name }) => label(name))];
+  return names.map((name, at) => ({ name, at })).filter(({ at }) => at % every === 0);
+}
+
+export function Heatmap({ frames, range, width, height, options, timeZone, state }) {
+  const theme = useTheme2();
+  const { config, scale, format } = useMemo(() => {
+    const [time, ...buckets] = frames[0].fields;
+    const scale = scaleOf(buckets, options, theme);
+    const names = edgesOf(buckets, options.yAxis, height);
+    const draw = drawCells(time, buckets, options, scale.colorOf);
+    const config = nameChart({ range, timeZone, theme, count: buckets.length, names, gap: 5, draw });
+    return { config, scale, format: (count) => formattedValueToString(buckets[0].display(count)) };
+  }, [frames]);
+  state.heatmap = { low: scale.low, high: scale.high };
+  const isShown = options.legend.show;
+  return (
+    <>
+      <UPlotChart config={config} data={chartData(range, 1)} width={width} height={isShown ? height - SCALE_HEIGHT : height} />
+      {isShown && (
+        <div className="scale">
+          <div style={{ background: `linear-gradient(90deg, ${scale.colors.join(",")})` }} />
+          <span>{format(scale.low)}</span>
+          <span>{format(scale.high)}</span>
+        </div>
+      )}
+    </>
+  );
+}

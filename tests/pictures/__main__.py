@@ -1,0 +1,115 @@
+"""Draw the dashboards from recordings, and say what is wrong with them: `make pictures`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+
+from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
+from pictures.findings import Finding, findings, unmatched_overrides
+from pictures.recordings import BUILD, END, RECORDINGS, served
+
+
+ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
+
+
+def main() -> int:
+    """Draw what the command line asks for and return the exit code."""
+    arguments = _arguments()
+    if reason := missing():
+        print(f"Nothing can be drawn: {reason}.", file=sys.stderr)
+        return 2
+    if arguments.serve:
+        return _serve(arguments.serve)
+    reports = draw(_drawings(arguments), arguments.out)
+    for line in _lines(reports):
+        print(line)
+    print(f"Pictures and reports are in {arguments.out}.")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make pictures ARGS=...", description=__doc__)
+    names = sorted(path.stem for path in BOARDS.glob("*.json"))
+    parser.add_argument("boards", nargs="*", metavar="BOARD", help=f"of {', '.join(names)}")
+    add = parser.add_argument
+    add("--recording", choices=RECORDINGS, help="instead of the board's usual one")
+    add("--theme", choices=("dark", "light", "both"), default="both")
+    add("--width", type=int, default=1600, help="of the window, in pixels (default 1600)")
+    add("--range", help="such as 30m, instead of the board's own")
+    add("--open-rows", action="store_true", help="open the collapsed rows")
+    add("--var", action="append", default=[], metavar="NAME=VALUE", help="value of a variable")
+    add("--out", type=Path, default=BUILD, help=f"folder (default {BUILD})")
+    add("--serve", choices=RECORDINGS, metavar="RECORDING", help="only run its Prometheus")
+    arguments = parser.parse_args()
+    unknown = set(arguments.boards) - set(names)
+    if unknown:
+        parser.error(f"there is no board {min(unknown)}: choose from {', '.join(names)}")
+    arguments.boards = arguments.boards or names
+    return arguments
+
+
+def _drawings(arguments: argparse.Namespace) -> Iterator[Drawing]:
+    themes = ("dark", "light") if arguments.theme == "both" else (arguments.theme,)
+    variables = tuple(tuple(pair.split("=", 1)) for pair in arguments.var)
+    for board, theme in product(arguments.boards, themes):
+        recording = arguments.recording or RECORDING_OF[board]
+        yield Drawing(
+            board,
+            recording,
+            theme,
+            arguments.width,
+            arguments.open_rows,
+            variables,
+            arguments.range,
+        )
+
+
+def _lines(reports: Mapping[Drawing, Json]) -> Iterator[str]:
+    """Yield what was found on each board, once if it was drawn in both themes, and the counts."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    by_board: dict[str, list[Json]] = defaultdict(list)
+    for drawing, report in reports.items():
+        by_board[drawing.board].append(report)
+    for board, drawn in by_board.items():
+        found = [*findings(drawn[0]), *unmatched_overrides(drawn)]
+        for finding in found:
+            yield f"{board}: {finding.panel or 'board'}: {finding.kind}: {finding.what}"
+        counts[board].update(_panels_by_kind(found))
+    yield from _table(counts)
+
+
+def _panels_by_kind(found: Iterable[Finding]) -> Counter[str]:
+    return Counter(kind for kind, _ in {(finding.kind, finding.panel) for finding in found})
+
+
+def _table(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """Yield a table: for each kind of fault, the panels of each board that have it."""
+    kinds = sorted({kind for counter in counts.values() for kind in counter})
+    if not kinds:
+        yield "Nothing is wrong."
+        return
+    width = max(map(len, kinds))
+    yield f"{'panels with':{width}}  {'  '.join(counts)}"
+    for kind in kinds:
+        cells = (f"{counter[kind] or '-':>{len(board)}}" for board, counter in counts.items())
+        yield f"{kind:{width}}  {'  '.join(cells)}"
+
+
+def _serve(recording: str) -> int:
+    with served(recording) as url:
+        print(f"{url} holds {recording} until {ENDS}. Press Ctrl-C to stop.", flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What is wrong with a drawn board, told from its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+MAX_OPEN_PANELS = 12
+SCREEN_HEIGHT = 1080
+MIN_NAME_HEIGHT = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault: of which kind, in which panel (empty for the board itself), and what exactly."""
+
+    kind: str
+    panel: str
+    what: str
+
+
+def findings(report: Json) -> list[Finding]:
+    """Return every fault of a drawn board."""
+    of_panels = (
+        Finding(kind, panel["title"], what)
+        for panel in report["panels"]
+        for kind, find in PANEL_FAULTS.items()
+        for what in find(panel)
+    )
+    of_board = (
+        Finding(kind, "", what) for kind, find in BOARD_FAULTS.items() for what in find(report)
+    )
+    return [*of_panels, *of_board]
+
+
+def _query_errors(panel: Json) -> Iterator[str]:
+    yield from (query["error"] for query in panel.get("queries", ()) if "error" in query)
+    if "failure" in panel:
+        yield panel["failure"].splitlines()[0]
+
+
+def _without_data(panel: Json) -> Iterator[str]:
+    if panel["state"] == "empty":
+        yield panel.get("message") or "no data"
+
+
+def _clipped(panel: Json) -> Iterator[str]:
+    yield from sorted(set(panel["clipped"]))
+
+
+def _hidden_legend(panel: Json) -> Iterator[str]:
+    hidden = panel["legend"]["hidden"]
+    if hidden:
+        yield f"{len(hidden)} of {len(panel['legend']['labels'])}, such as {hidden[0]}"
+
+
+def _repeated_legend(panel: Json) -> Iterator[str]:
+    yield from panel["legend"]["repeated"]
+
+
+def _of_table(key: str) -> Callable[[Json], Iterable[str]]:
+    return lambda panel: (panel.get("table") or {}).get(key, ())
+
+
+def _unknown_properties(panel: Json) -> Iterator[str]:
+    yield from panel.get("unknownProperties", ())
+
+
+def _overlapping_names(panel: Json) -> Iterator[str]:
+    timeline = panel.get("timeline") or {}
+    height = timeline.get("rowPixels", MIN_NAME_HEIGHT)
+    if height < MIN_NAME_HEIGHT:
+        yield f"{len(timeline['rows'])} names, {height} pixels for each"
+
+
+PANEL_FAULTS: Mapping[str, Callable[[Json], Iterable[str]]] = {
+    "query error": _query_errors,
+    "no data": _without_data,
+    "clipped text": _clipped,
+    "hidden legend entries": _hidden_legend,
+    "repeated legend entries": _repeated_legend,
+    "label shown as a number": _of_table("rewritten"),
+    "text for no data in a cell": _of_table("filledBlanks"),
+    "column out of sight": _of_table("outOfSight"),
+    "unknown property": _unknown_properties,
+    "overlapping names": _overlapping_names,
+}
+
+
+def _open_panels(report: Json) -> Iterator[str]:
+    count = len(report["panels"])
+    if count > MAX_OPEN_PANELS:
+        yield f"{count} open panels"
+
+
+def _answer_out_of_sight(report: Json) -> Iterator[str]:
+    """The panels above the first collapsed row are the board's answer."""
+    edge = report.get("firstCollapsed") or report["height"]
+    above = [panel for panel in report["panels"] if panel["top"] < edge]
+    bottom = max((panel["bottom"] for panel in above), default=0)
+    if bottom > SCREEN_HEIGHT:
+        yield f"the open panels end {bottom} pixels from the top"
+
+
+def _board_errors(report: Json) -> Iterator[str]:
+    yield from report["errors"]
+    yield from report["problems"]
+    yield from (
+        f"variable {variable['name']}: {variable['error']}"
+        for variable in report["variables"]
+        if variable.get("error")
+    )
+
+
+BOARD_FAULTS: Mapping[str, Callable[[Json], Iterable[str]]] = {
+    "query error": _board_errors,
+    "too many open panels": _open_panels,
+    "answer below the first screen": _answer_out_of_sight,
+}
+
+
+def unmatched_overrides(reports: Iterable[Json]) -> list[Finding]:
+    """Return the overrides that match a field in none of these reports of one board."""
+    matched: dict[tuple[str, str], bool] = {}
+    for report in reports:
+        for panel in report["panels"]:
+            for override in panel.get("overrides", ()):
+                key = (panel["title"], override["name"])
+                matched[key] = matched.get(key, False) or override["isMatched"]
+    return [
+        Finding("override without a field", title, name)
+        for (title, name), is_matched in matched.items()
+        if not is_matched
+    ]

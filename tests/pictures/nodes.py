@@ -1,0 +1,193 @@
+"""Nodes in virtual time: GPUs, the processes on them, and what Prometheus would scrape there."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from pictures.training import Life, Trainer
+from support.waiting import until
+
+from torchmem.demo.node import VERSIONS, SimulatedNode, cuda_bytes, product_name, uuid
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.directory_status import DirectoryStatus
+from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.sample import catalog
+from torchmem.simulator.card import CardUse, SimulatedCard
+
+GIB = 1 << 30
+CARD_BYTES = 80 * GIB
+FAILS_AFTER_SECONDS = 5.0
+"""How long the other ranks of a job live after one has died: until their next collective fails."""
+
+Labels = tuple[tuple[str, str], ...]
+"""Name and value of each label, the metric's name among them, in a fixed order."""
+Scrape = Mapping[Labels, float]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """A process without PyTorch; `level` is the share of time in which it runs kernels."""
+
+    gpu: int
+    pid: int
+    used_bytes: int
+    start: float
+    end: float
+    level: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A node: its GPUs and who uses them; `lives` has the GPU of each process of a rank.
+
+    With `down`, NVML does not answer, for that reason.
+    """
+
+    instance: str
+    gpus: int
+    lives: Sequence[tuple[int, Life]] = ()
+    others: Sequence[OtherProcess] = ()
+    seed: int = 0
+    mig: bool = False
+    down: str | None = None
+
+
+@dataclass
+class GpuUse:
+    """The bytes of each process that ever uses a GPU, and the pids of these processes."""
+
+    cells: list[int] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+
+    def add(self, pid: int) -> int:
+        """Add a process and return the number of its cell."""
+        self.cells.append(0)
+        self.pids.append(pid)
+        return len(self.cells) - 1
+
+    def by_pid(self) -> dict[int, int]:
+        """Return the bytes of each process that uses any."""
+        return {pid: size for pid, size in zip(self.pids, self.cells, strict=True) if size}
+
+
+class Node:
+    """Plays the processes of a node, and scrapes the real exporter."""
+
+    def __init__(self, plan: NodePlan, start: float) -> None:
+        self.plan, self._start, self.now = plan, start, start
+        self._uses = [GpuUse() for _ in range(plan.gpus)]
+        self._cells = [self._uses[gpu].add(life.pid) for gpu, life in plan.lives]
+        self._other_cells = [self._uses[other.gpu].add(other.pid) for other in plan.others]
+        self._trainers: dict[int, Trainer] = {}
+        self._simulated = SimulatedNode(plan.gpus, plan.seed, mig=plan.mig)
+        self._nvml = FakeNvml.down(plan.down) if plan.down else FakeNvml(self._gpus, VERSIONS)
+        directory = RecordedRunDirectory(self._published)
+        self.exporter = Exporter(self._nvml, directory, clock=lambda: self.now)
+
+    def play(self, now: float) -> None:
+        """Let every process live until `now`."""
+        before, self.now = self.now, now
+        for number, (gpu, life) in enumerate(self.plan.lives):
+            if number not in self._trainers and now >= life.start:
+                self._trainers[number] = self._started(number, gpu, life)
+        for trainer in self._trainers.values():
+            trainer.play(now)
+        self._fail_others()
+        for cell, other in zip(self._other_cells, self.plan.others, strict=True):
+            is_live = other.start <= now < other.end
+            self._uses[other.gpu].cells[cell] = other.used_bytes if is_live else 0
+        for gpu in range(self.plan.gpus):
+            self._simulated.activities[gpu].change(now - self._start, self._level(gpu))
+        self._deliver_events(before, now)
+
+    def scrape(self) -> Scrape:
+        """Return what the exporter exposes now, with the labels that Prometheus adds."""
+        target = (("instance", self.plan.instance), ("job", "torchmem"))
+        page: dict[Labels, float] = {}
+        for metric in self.exporter.collect():
+            for sample in metric.samples:
+                labels = (*sample.labels.items(), *target, ("__name__", sample.name))
+                page[tuple(pair for pair in labels if pair[1] != "")] = sample.value
+        _fix_durations(page)
+        return page | _series_of_target(target, len(page))
+
+    def _published(self) -> list[Published]:
+        known = (trainer.published(self.now) for trainer in self._trainers.values())
+        return [item for item in known if item]
+
+    def _started(self, number: int, gpu: int, life: Life) -> Trainer:
+        use = CardUse(self._uses[gpu].cells, self._cells[number])
+        name, capacity = product_name(CARD_BYTES), cuda_bytes(CARD_BYTES)
+        card = SimulatedCard(capacity, use=use, uuid=uuid(gpu), name=name)
+        return Trainer(life, card, local_rank=gpu)
+
+    def _fail_others(self) -> None:
+        """End the ranks of a job in which one has died."""
+        died = {
+            (trainer.life.run, trainer.life.start): trainer.ended
+            for trainer in self._trainers.values()
+            if trainer.state in {"oom", "killed"}
+        }
+        for trainer in self._trainers.values():
+            ended = died.get((trainer.life.run, trainer.life.start))
+            if trainer.is_live and ended is not None:
+                trainer.end("failed", min(self.now, ended + FAILS_AFTER_SECONDS))
+
+    def _level(self, gpu: int) -> float:
+        places = ((place, number) for number, (place, _) in enumerate(self.plan.lives))
+        trainers = (self._trainers.get(number) for place, number in places if place == gpu)
+        if any(trainer and trainer.is_live for trainer in trainers):
+            return 1.0
+        others = (other for other in self.plan.others if other.gpu == gpu)
+        levels = [other.level for other in others if other.start <= self.now < other.end]
+        return max(levels, default=0.0)
+
+    def _gpus(self) -> Sequence[FakeGpu]:
+        processes = [use.by_pid() for use in self._uses]
+        return self._simulated.gpus(self.now - self._start, processes)
+
+    def _deliver_events(self, since: float, now: float) -> None:
+        """Report the events of the GPUs, and wait until the exporter's thread has counted them."""
+        for event in self._simulated.events(since - self._start, now - self._start):
+            coming = self._nvml.subscriptions[-1].coming
+            coming.put(event)
+            until(coming.empty)
+            time.sleep(0.01)
+
+
+class RecordedRunDirectory(RunDirectory):
+    """A run directory whose content comes from `published` instead of files."""
+
+    def __init__(self, published: Callable[[], list[Published]]) -> None:
+        super().__init__(Path(tempfile.gettempdir()))
+        self.status = DirectoryStatus(None, 8 * GIB, 7 * GIB, 1 << 20, (1 << 20) - 100)
+        self._published = published
+
+    def read(self, now: float) -> list[Published]:
+        """Return what `published` returns."""
+        return self._published()
+
+
+def _fix_durations(page: dict[Labels, float]) -> None:
+    """Replace durations of collectors, which were measured on the real clock, by 2 to 8 ms."""
+    for labels in page:
+        if ("__name__", catalog.COLLECTOR_DURATION.name) in labels:
+            page[labels] = Random(str(labels)).uniform(0.002, 0.008)
+
+
+def _series_of_target(target: Labels, size: int) -> dict[Labels, float]:
+    """Return the series that Prometheus itself adds to a scrape of `size` samples."""
+    values = {
+        "up": 1.0,
+        "scrape_duration_seconds": 0.05,
+        "scrape_samples_scraped": float(size),
+        "scrape_samples_post_metric_relabeling": float(size),
+        "scrape_series_added": 0.0,
+    }
+    return {(*target, ("__name__", name)): value for name, value in values.items()}

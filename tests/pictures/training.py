@@ -1,0 +1,169 @@
+"""Training processes in virtual time: hours of training, played in seconds.
+
+Everything but the clock is real: the simulated allocator under the SDK's own recorder, and the
+sample that the SDK would write.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from torchmem.exporter.run_directory import DEFAULT_TTL_SECONDS, Published
+from torchmem.sample.procfs import pid_namespace
+from torchmem.sample.sample import (
+    LIVE_STATES,
+    STEP_DURATION_BOUNDS,
+    DeviceSample,
+    Process,
+    Sample,
+    SelfCost,
+    State,
+    Steps,
+)
+from torchmem.sdk._recorder import Recorder
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
+
+SNAPSHOT_SECONDS = 10.0
+STATS_SECONDS = 2e-5
+SNAPSHOT_COST_SECONDS = 2e-3
+CPU_SHARE = 2e-4
+EVENTS_PER_STEP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process of a rank: from `start` until it runs out of memory, or until `end`.
+
+    `ending` is its state after `end`. The scenario unfolds over `steps` steps of
+    `step_seconds` each. Times are Unix seconds.
+    """
+
+    scenario: str
+    run: str
+    rank: int
+    world_size: int
+    pid: int
+    start: float
+    end: float
+    ending: State = "running"
+    steps: int = 600
+    step_seconds: float = 5.0
+    hostname: str = "node1"
+    script: str = "train.py"
+    patience: float | None = None
+
+
+class Trainer:
+    """Plays one life on a card. `played` is how far; the state is that of the process then."""
+
+    def __init__(self, life: Life, card: SimulatedCard, local_rank: int) -> None:
+        self.life, self.card = life, card
+        self.allocator = DeviceCachingAllocator(card)
+        self._backend = SimulatedBackend([self.allocator])
+        self._recorder = Recorder(self._backend)
+        self._backend.on_oom(self._on_oom)
+        self._chance = Random(f"{life.run}:{life.rank}:{life.pid}")
+        self._local_rank = local_rank
+        self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
+        self._steps, self._last_step = 0, life.start
+        self._snapshot_at = self.played = life.start
+        self.state: State = "running"
+        self.ended: float | None = None
+        self._oom_at = life.start
+        self._events = self._train()
+        self._recorder.read_settings()
+        self._recorder.read_stats()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process still exists."""
+        return self.state in LIVE_STATES
+
+    def play(self, now: float) -> None:
+        """Train until `now`."""
+        while self.is_live and self.played < min(now, self.life.end):
+            self._next_event()
+        if self.is_live and now >= self.life.end:
+            self.end(self.life.ending, self.life.end)
+        self._recorder.measure_snapshot()
+
+    def published(self, now: float) -> Published | None:
+        """Return what an exporter knows of the process at `now`; None once it has forgotten it."""
+        if now < self.life.start:
+            return None
+        if self.ended is not None and now - self.ended > DEFAULT_TTL_SECONDS:
+            return None
+        return Published(self._sample(), self.life.pid, self.state, attributed=self.is_live)
+
+    def _train(self) -> Iterator[ScenarioEvent]:
+        life = self.life
+        capacity = self.card.mem_get_info()[0]
+        worker = Worker(self.allocator, life.rank, life.world_size, life.steps, 0, capacity)
+        return SCENARIOS[life.scenario].train(worker)
+
+    def _next_event(self) -> None:
+        self.played += self.life.step_seconds / EVENTS_PER_STEP * self._chance.uniform(0.9, 1.1)
+        try:
+            event = next(self._events)
+        except OutOfMemoryError:
+            self.end("oom", self.played)
+            return
+        if self.played >= self._snapshot_at:
+            self._recorder.take_snapshot()
+            self._snapshot_at = self.played + SNAPSHOT_SECONDS * self._chance.uniform(0.75, 1.25)
+        if event == "step":
+            self._step()
+
+    def _step(self) -> None:
+        self._durations[bisect_left(STEP_DURATION_BOUNDS, self.played - self._last_step)] += 1
+        self._steps, self._last_step = self._steps + 1, self.played
+        self._recorder.read_stats()
+
+    def end(self, state: State, when: float) -> None:
+        """End the process at a time; the driver frees its memory."""
+        self.state, self.ended = state, when
+        if not self.is_live:
+            self.card.use.cells[self.card.use.slot] = 0
+
+    def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
+        self._oom_at = self.played
+        self._recorder.record_oom(device, requested, limit, driver_free)
+
+    def _sample(self) -> Sample:
+        life = self.life
+        process = Process(
+            life.pid,
+            pid_namespace(),
+            None,
+            life.hostname,
+            life.run,
+            life.rank,
+            self._local_rank,
+            life.world_size,
+            life.script,
+            {"slurm_job_id": "4711"},
+            {"torch": "2.13.0", "cuda": "13.0", "python": "3.12.9", "backend": "native"},
+        )
+        seconds = self._last_step - life.start
+        return Sample(
+            timestamp=self.played,
+            process=process,
+            devices=tuple(self._dated(device) for device in self._recorder.samples()),
+            steps=Steps(self._steps, tuple(self._durations), seconds, None, self._last_step),
+            cost=SelfCost(STATS_SECONDS, SNAPSHOT_COST_SECONDS, seconds * CPU_SHARE),
+            allocator_settings=self._recorder.settings,
+        )
+
+    def _dated(self, device: DeviceSample) -> DeviceSample:
+        """Replace the recorder's timestamps, which are of the real clock."""
+        now = self.played
+        layout = device.layout and replace(device.layout, timestamp=now)
+        oom = device.last_oom and replace(device.last_oom, timestamp=self._oom_at)
+        return replace(device, layout=layout, last_oom=oom, stats_timestamp=now)
