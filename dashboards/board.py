@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dashboards.panels import DATASOURCE, Json, Panel
 from dashboards.queries import FILTERS, LAST_OOM_MILLISECONDS
@@ -98,14 +99,23 @@ OOM_MARK = Mark(
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under a title. A `collapsed` row loads its panels when it is opened."""
+
+    title: str
+    panels: Sequence[Panel]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
-    """The content of a dashboard: `rows` are panels by the title of their row, in order."""
+    """The content of a dashboard."""
 
     uid: str
     title: str
     description: str
     variables: Sequence[Variable]
-    rows: Mapping[str, Sequence[Panel]]
+    rows: Sequence[Row]
     marks: Sequence[Mark] = field(default=())
     since: str = "now-1h"
 
@@ -149,11 +159,20 @@ def dashboard(board: Board, siblings: Mapping[str, str]) -> Json:
     )
     for variable in board.variables:
         builder.with_variable(_variable(variable))
-    for row_title, panels in board.rows.items():
-        builder.with_row(builders.Row(row_title))
-        for panel in panels:
-            builder.with_panel(panel)
+    for row in board.rows:
+        _add_row(builder, row)
     return _cleaned(json.loads(JSONEncoder(sort_keys=True).encode(builder.build())))
+
+
+def _add_row(builder: builders.Dashboard, row: Row) -> None:
+    title = builders.Row(row.title)
+    if row.collapsed:
+        for panel in row.panels:
+            title.with_panel(panel)
+    builder.with_row(title)
+    if not row.collapsed:
+        for panel in row.panels:
+            builder.with_panel(panel)
 
 
 def _link(uid: str, title: str) -> builders.DashboardLink:
@@ -192,10 +211,11 @@ def _cleaned(board: Json) -> Json:
         and isinstance(links, list)
     ):
         raise TypeError("the JSON lacks panels or variables: grafana-foundation-sdk has changed")
-    for number, panel in enumerate(panels, start=1):
+    for number, panel in enumerate(_with_nested(panels), start=1):
         panel["id"] = number
         if panel["type"] == "table":
             panel["options"].pop("footer", None)
+    _close_gaps(panels)
     for variable in templating["list"]:
         for key in ("auto", "auto_count", "auto_min"):
             variable.pop(key, None)
@@ -203,3 +223,22 @@ def _cleaned(board: Json) -> Json:
     for item in [*annotations.get("list", ()), *links]:
         item.pop("placement", None)
     return board
+
+
+def _with_nested(panels: list[Any]) -> Iterator[Any]:
+    """Yield all panels, also those in collapsed rows."""
+    for panel in panels:
+        yield panel
+        yield from panel.get("panels") or ()
+
+
+def _close_gaps(panels: list[Any]) -> None:
+    """Move up what follows a collapsed row: its panels take no room until it is opened."""
+    hidden = 0
+    for panel in panels:
+        nested = panel.get("panels") or ()
+        for each in (panel, *nested):
+            each["gridPos"]["y"] -= hidden
+        places = [each["gridPos"] for each in nested]
+        below = panel["gridPos"]["y"] + panel["gridPos"]["h"]
+        hidden += max((place["y"] + place["h"] for place in places), default=below) - below

@@ -1,6 +1,6 @@
 """Panels in the house style: stats, lines, stacks, heat maps, state timelines, and tables.
 
-One color has one meaning on every dashboard: red is what failed, orange is what needs attention.
+One color has one meaning on every dashboard: torchmem.sample.colors has them all.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dashboards.colors import Levels, Steps
+from dashboards.queries import band, ranks_in, worst
 from grafana_foundation_sdk.builders import (
     common,
     heatmap,
     prometheus,
     stat,
     statetimeline,
-    statushistory,
     table,
     timeseries,
 )
@@ -26,6 +27,8 @@ from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from torchmem.sample import colors
+
 
 class Unit:
     """Grafana's units, by what they measure here."""
@@ -34,9 +37,11 @@ class Unit:
     BYTES_PER_SECOND = units.BytesPerSecondIEC
     RATIO = units.PercentUnit
     SECONDS = units.Seconds
+    DURATION = units.DurationSeconds
     COUNT = units.Short
     NUMBER = units.NoUnit
-    PER_MINUTE = units.CountsPerMinute
+    TEXT = units.String
+    PER_MINUTE = "suffix: per min"
     AGO = units.DateTimeFromNow
     WATTS = units.Watt
     CELSIUS = units.Celsius
@@ -44,39 +49,19 @@ class Unit:
 
 
 NEUTRAL = "text"
-ATTENTION = "orange"
-FAILED = "red"
 
-STATES = {
-    "running": "green",
-    "stalled": "yellow",
-    "exited": "text",
-    "failed": "light-red",
-    "oom": FAILED,
-    "killed": ATTENTION,
-}
-SEVERITIES = {"critical": FAILED, "warning": ATTENTION, "info": "blue"}
-CAUSES = {
-    "capacity": "blue",
-    "fragmentation": "orange",
-    "limit": "purple",
-    "external": "yellow",
-    "pending": "light-orange",
-    "library": "light-purple",
-}
-
-# The parts of a device's memory, as gpu:torchmem_memory_bytes:sum names them: legend and color.
+# What a legend calls the parts of a device's memory, in stacking order.
 PARTS = {
-    "in_use": ("In use by tensors", "blue"),
-    "stranded": ("Stranded", "orange"),
-    "releasable": ("Cached, releasable", "light-blue"),
-    "private_pools": ("Free in private pools", "purple"),
-    "cached": ("Cached, no snapshot yet", "super-light-blue"),
-    "outside_allocator": ("Outside the allocator", "yellow"),
-    "other_processes": ("Other processes", "semi-dark-yellow"),
-    "driver": ("Driver", "dark-purple"),
-    "not_pytorch": ("Not PyTorch (no NVML)", "#8e8e8e"),
-    "free": ("Free", "super-light-green"),
+    "in_use": "In use by tensors",
+    "stranded": "Stranded",
+    "releasable": "Cached, releasable",
+    "private_pools": "Free in private pools",
+    "cached": "Cached, no snapshot yet",
+    "outside_allocator": "Outside the allocator",
+    "other_processes": "Other processes",
+    "driver": "Driver",
+    "not_pytorch": "Not PyTorch (no NVML)",
+    "free": "Free",
 }
 PARTS_EXPLAINED = (
     "In use: tensors of the ranks. Stranded: cached by PyTorch, but pinned between live blocks. "
@@ -84,29 +69,25 @@ PARTS_EXPLAINED = (
     "Outside the allocator: CUDA context, NCCL, cuBLAS. Only live processes count."
 )
 
-# Legends of a series of one rank, and of one GPU.
-RANK = "{{run}} rank {{rank}}"
+# Legends of a rank on dashboards of one run and of several, and of a GPU. The palette goes by a
+# hash of the name, so a rank has the same color in all panels; these names get clear ones.
+RANK = "rank #{{rank}}"
+RUN_RANK = "{{run}} rank #{{rank}}"
 GPU = "{{instance}} GPU {{gpu}}"
 
 # Columns of a heat map: narrower cells are hard to hit, and Grafana draws one point per pixel.
 MAX_POINTS = 120
+# Rows of a timeline on one page: with more, their names overlap.
+MAX_ROWS = 10
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 Json = dict[str, object]
-Panel = (
-    heatmap.Panel
-    | stat.Panel
-    | statetimeline.Panel
-    | statushistory.Panel
-    | table.Panel
-    | timeseries.Panel
-)
+Panel = heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
 P = TypeVar(
     "P",
     heatmap.Panel,
     stat.Panel,
     statetimeline.Panel,
-    statushistory.Panel,
     table.Panel,
     timeseries.Panel,
 )
@@ -114,11 +95,14 @@ P = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression, the legend of its series, and a color if the series has its own."""
+    """One PromQL expression, the legend of its series, and a color if they have their own."""
 
     expr: str
     legend: str = ""
     color: str | None = None
+
+
+RANKS_BY_STATE = [Query(ranks_in(state), state, color) for state, color in colors.STATES.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,41 +115,40 @@ class Text:
 
 
 def stat_panel(
-    text: Text,
-    query: Query,
-    unit: str,
-    *,
-    warn_above: float | None = None,
-    colors: Mapping[str, str] | None = None,
+    text: Text, query: Query | Sequence[Query], unit: str, *, levels: Levels | None = None
 ) -> stat.Panel:
-    """Return one number per series, neutral except from `warn_above` on or by name in `colors`."""
-    warned = [] if warn_above is None else [(warn_above, ATTENTION)]
-    mode = models.BigValueTextMode.VALUE_AND_NAME if query.legend else models.BigValueTextMode.AUTO
+    """Return one number per series: in the color of its query, or of `levels`, or neutral."""
+    queries = [query] if isinstance(query, Query) else query
+    named = any(query.legend for query in queries)
+    mode = models.BigValueTextMode.VALUE_AND_NAME if named else models.BigValueTextMode.AUTO
     panel = (
-        _framed(stat.Panel(), text, unit, span=4, height=4)
+        _framed(stat.Panel(), text, unit, span=4, height=3)
         .graph_mode(models.BigValueGraphMode.NONE)
         .color_mode(models.BigValueColorMode.VALUE)
         .text_mode(mode)
+        .text(common.VizTextDisplayOptions().title_size(14).value_size(26))
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .thresholds(_steps((None, NEUTRAL), *warned))
-        .with_target(_target(query, 0).instant())
+        .thresholds(_thresholds(levels.steps() if levels else [(None, NEUTRAL)]))
     )
-    for name, color in (colors or {}).items():
-        panel.override_by_name(name, [_fixed_color(color)])
+    for index, each in enumerate(queries):
+        panel.with_target(_target(each, index).instant())
+        _colored(panel, each, index)
     return panel
 
 
 def lines(
-    text: Text, queries: Sequence[Query], unit: str, *, mark: float | None = None
+    text: Text, queries: Sequence[Query], unit: str, *, mark: Levels | None = None
 ) -> timeseries.Panel:
-    """Return lines over time, with a dashed line at the value `mark`."""
+    """Return lines over time, with dashed lines at the levels `mark`."""
+    by_name = builders.FieldColor().mode(dashboard_models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
     panel = (
         _framed(timeseries.Panel(), text, unit, span=12, height=8)
         .min(0)
         .line_width(1)
         .fill_opacity(0)
+        .color_scheme(by_name)
     )
-    panel.show_points(models.VisibilityMode.NEVER).legend(_legend())
+    panel.show_points(models.VisibilityMode.NEVER).legend(_table_legend())
     panel.tooltip(
         common.VizTooltipOptions()
         .mode(models.TooltipDisplayMode.MULTI)
@@ -173,15 +156,45 @@ def lines(
     )
     for index, query in enumerate(queries):
         panel.with_target(_target(query, index))
-        if query.color:
-            panel.override_by_name(query.legend, [_fixed_color(query.color)])
-    return _marked(panel, mark) if mark is not None else panel
+        _colored(panel, query, index)
+    return _marked(panel, mark) if mark else panel
 
 
-def _marked(panel: timeseries.Panel, value: float) -> timeseries.Panel:
+def _marked(panel: timeseries.Panel, levels: Levels) -> timeseries.Panel:
     dashed = common.GraphThresholdsStyleConfig().mode(models.GraphThresholdsStyleMode.DASHED)
-    steps = _steps((None, "transparent"), (value, ATTENTION))
-    return panel.thresholds(steps).thresholds_style(dashed)
+    clear = [
+        (value, "transparent" if color == colors.GOOD else color) for value, color in levels.steps()
+    ]
+    return panel.thresholds(_thresholds(clear)).thresholds_style(dashed)
+
+
+def rank_lines(
+    text: Text, expression: str, unit: str, *, lowest: bool = False, mark: Levels | None = None
+) -> timeseries.Panel:
+    """Return one line per rank, or with many ranks those of the worst ones and a band of all.
+
+    `expression` has the labels of queries.of_ranks. The highest values are the worst ones, or with
+    `lowest` the lowest.
+    """
+    everyone = [
+        Query(query, f"all ranks, {name}", NEUTRAL) for name, query in band(expression).items()
+    ]
+    panel = lines(text, [Query(worst(expression, lowest=lowest), RANK), *everyone], unit, mark=mark)
+    return _shaded(panel).height(9)
+
+
+def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
+    """Fill the area between the queries B and C, and draw D thicker."""
+    value = dashboard_models.DynamicConfigValue
+    hidden = [
+        value("custom.lineWidth", 0),
+        value("custom.hideFrom", {"legend": True, "tooltip": False, "viz": False}),
+    ]
+    panel.override_by_query("C", hidden)
+    shade = [value("custom.fillBelowTo", "all ranks, lowest"), value("custom.fillOpacity", 15)]
+    panel.override_by_query("B", [*hidden, *shade])
+    dashed = {"fill": "dash", "dash": [4, 4]}
+    return panel.override_by_query("D", [value("custom.lineStyle", dashed)])
 
 
 def bars(text: Text, queries: Sequence[Query], unit: str) -> timeseries.Panel:
@@ -195,6 +208,16 @@ def bars(text: Text, queries: Sequence[Query], unit: str) -> timeseries.Panel:
     return panel.stacking(_stacked())
 
 
+def stack(text: Text, areas: Sequence[Query], total: Query, unit: str) -> timeseries.Panel:
+    """Return areas over time that add up to the dashed line `total`."""
+    opacity = round(100 * colors.PART_OPACITY)
+    panel = lines(text, [*areas, total], unit).fill_opacity(opacity).line_width(0)
+    panel.stacking(_stacked()).tooltip(
+        common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI)
+    )
+    return panel.override_by_query(_letter(len(areas)), _dashed_line())
+
+
 def memory_stack(
     text: Text, part: Callable[[str], str], total: Query, repeat: str | None = None
 ) -> timeseries.Panel:
@@ -202,14 +225,14 @@ def memory_stack(
 
     `part` returns the expression of a part. `repeat` is a variable: one panel for each value.
     """
-    areas = [Query(part(name), legend, color) for name, (legend, color) in PARTS.items()]
-    panel = (
-        lines(text, [*areas, total], Unit.BYTES).span(24).height(10).fill_opacity(70).line_width(0)
+    areas = [
+        Query(f"{part(name)} > 0", legend, colors.PARTS[name]) for name, legend in PARTS.items()
+    ]
+    panel = stack(text, areas, total, Unit.BYTES).span(24).height(9)
+    paler = dashboard_models.DynamicConfigValue(
+        "custom.fillOpacity", round(100 * colors.FREE_OPACITY)
     )
-    panel.stacking(_stacked()).tooltip(
-        common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI)
-    )
-    panel.override_by_name(total.legend, _dashed_line())
+    panel.override_by_query(_letter(list(PARTS).index("free")), [paler])
     return panel.repeat(repeat).repeat_direction("h").max_per_row(2) if repeat else panel
 
 
@@ -228,15 +251,37 @@ def _stacked() -> common.StackingConfig:
     return common.StackingConfig().mode(models.StackingMode.NORMAL).group("A")
 
 
-def grid(text: Text, query: Query, unit: str, *, darkest: float | None = None) -> Panel:
-    """Return a row per series, darker where it is higher; `darkest` is the upper bound."""
-    shades = builders.FieldColor().mode(dashboard_models.FieldColorModeId.CONTINUOUS_BLUES)
-    panel = _framed(statushistory.Panel(), text, unit, span=12, height=9).min(0)
-    panel.color_scheme(shades).show_value(models.VisibilityMode.NEVER)
-    panel.row_height(0.95).fill_opacity(90).line_width(0)
-    panel.legend(_legend(visible=False)).tooltip(_single_tooltip())
-    panel.max_data_points(MAX_POINTS).with_target(_target(query, 0))
-    return panel if darkest is None else panel.max(darkest)
+def heat_strips(text: Text, query: Query, unit: str, *, highest: float | None = None) -> Panel:
+    """Return a strip per series, over time, in a sequential scale from 0 to `highest`.
+
+    Grafana sorts the strips by number if the legend is one.
+    """
+    scale = _sequential().min(0)
+    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=9)
+    panel.calculate(False).color(scale if highest is None else scale.max(highest))
+    panel.cell_values(heatmap.CellValues().unit(unit)).unit(unit)
+    return panel.cell_gap(0).max_data_points(MAX_POINTS).with_target(_target(query, 0))
+
+
+def bucket_heatmap(text: Text, query: Query, unit: str) -> heatmap.Panel:
+    """Return a heat map of a histogram; `unit` is that of the bucket bounds."""
+    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=9)
+    panel.calculate(False).color(_sequential()).y_axis(heatmap.YAxisConfig().unit(unit))
+    panel.filter_values(heatmap.FilterValueRange().le(0.5))
+    target = _target(Query(query.expr, "{{le}}"), 0)
+    return panel.with_target(target.format(PromQueryFormat.HEATMAP)).max_data_points(MAX_POINTS)
+
+
+def _sequential() -> heatmap.HeatmapColorOptions:
+    """Return a scale whose lightness alone tells the values apart."""
+    return (
+        heatmap.HeatmapColorOptions()
+        .mode(heatmap_models.HeatmapColorMode.SCHEME)
+        .scheme("Viridis")
+        .scale(heatmap_models.HeatmapColorScale.EXPONENTIAL)
+        .exponent(0.5)
+        .steps(64)
+    )
 
 
 def state_timeline(text: Text, query: Query, names: Mapping[int, tuple[str, str]]) -> Panel:
@@ -246,37 +291,21 @@ def state_timeline(text: Text, query: Query, names: Mapping[int, tuple[str, str]
         for index, (value, (name, color)) in enumerate(names.items())
     }
     fixed = builders.FieldColor().mode(dashboard_models.FieldColorModeId.FIXED)
-    panel = _framed(statetimeline.Panel(), text, units.NoUnit, span=24, height=8)
-    panel.fill_opacity(80).line_width(0)
-    panel.show_value(models.VisibilityMode.NEVER).row_height(0.85).merge_values(True)
-    panel.legend(_legend()).tooltip(_single_tooltip()).color_scheme(fixed.fixed_color("text"))
+    panel = _framed(statetimeline.Panel(), text, Unit.NUMBER, span=24, height=9)
+    panel.fill_opacity(85).line_width(0).per_page(MAX_ROWS)
+    panel.show_value(models.VisibilityMode.AUTO).row_height(0.85).merge_values(True)
+    panel.legend(_list_legend()).tooltip(_single_tooltip()).color_scheme(fixed.fixed_color("text"))
     panel.mappings([dashboard_models.ValueMap(options=options)])
     return panel.with_target(_target(query, 0))
-
-
-def bucket_heatmap(text: Text, query: Query, unit: str) -> heatmap.Panel:
-    """Return a heat map of a histogram; `unit` is that of the bucket bounds."""
-    colors = (
-        heatmap.HeatmapColorOptions()
-        .mode(heatmap_models.HeatmapColorMode.SCHEME)
-        .scheme("Blues")
-        .scale(heatmap_models.HeatmapColorScale.EXPONENTIAL)
-        .exponent(0.5)
-        .steps(64)
-    )
-    panel = _framed(heatmap.Panel(), text, units.Short, span=12, height=8)
-    panel.calculate(False).color(colors).y_axis(heatmap.YAxisConfig().unit(unit))
-    panel.filter_values(heatmap.FilterValueRange().le(0.5))
-    target = _target(Query(query.expr, "{{le}}"), 0)
-    return panel.with_target(target.format(PromQueryFormat.HEATMAP))
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table: the values of `query`, its label `label`, or a label of all queries.
 
-    `names` are displayed instead of values, `colors` are their colors, `link` is the title and URL
-    that a click opens. A `bar` fills the cell in proportion to a value from 0 to 1.
+    `names` are displayed instead of values. The background of a cell is by name in `colors`, or by
+    number in `levels`. `link` is the title and URL that a click opens. A `bar` fills the cell in
+    proportion to a value from 0 to 1. A label is always text.
     """
 
     heading: str
@@ -284,22 +313,26 @@ class Column:
     label: str | None = None
     unit: str | None = None
     colors: Mapping[str, str] | None = None
+    levels: Levels | None = None
     names: Mapping[str, str] | None = None
     link: tuple[str, str] | None = None
     bar: bool = False
     width: int | None = None
+    wrap: bool = False
 
 
 def joined_table(
     text: Text, columns: Sequence[Column], *, sort: str = "", descending: bool = False
 ) -> table.Panel:
     """Return a table with a row for each label set of the queries, sorted by the heading `sort`."""
-    panel = _framed(table.Panel(), text, units.Short, span=24, height=9)
+    panel = _framed(table.Panel(), text, Unit.TEXT, span=24, height=9)
     arranged = dashboard_models.DataTransformerConfig("organize", options=_arrangement(columns))
     panel.with_transformation(dashboard_models.DataTransformerConfig("merge", options={}))
     panel.with_transformation(arranged)
     for index, query in enumerate(_column_queries(columns)):
         panel.with_target(_target(Query(query), index).instant().format(PromQueryFormat.TABLE))
+    # The message without data is for the panel; a blank cell stays blank.
+    panel.override_by_regexp(".*", [dashboard_models.DynamicConfigValue("noValue", "")])
     for column in columns:
         if style := _column_style(column):
             panel.override_by_name(column.heading, style)
@@ -315,9 +348,10 @@ def _column_queries(columns: Sequence[Column]) -> list[str]:
 
 def _arrangement(columns: Sequence[Column]) -> Json:
     """Return the options of Grafana's `organize`: the fields to display, their order and names."""
-    values = {
-        query: f"Value #{_letter(index)}" for index, query in enumerate(_column_queries(columns))
-    }
+    queries = _column_queries(columns)
+    # Grafana numbers the values only if there are several.
+    names = [f"Value #{_letter(index)}" for index in range(len(queries))]
+    values = dict(zip(queries, names if len(queries) > 1 else ["Value"], strict=True))
     fields = [column.label or values[column.query or ""] for column in columns]
     hidden = [name for name in ("Time", "uuid", *values.values()) if name not in fields]
     headings = [column.heading for column in columns]
@@ -330,15 +364,15 @@ def _arrangement(columns: Sequence[Column]) -> Json:
 
 def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
     style: dict[str, object] = {}
-    if column.unit:
-        style["unit"] = column.unit
+    if not column.label:
+        style["unit"] = column.unit or Unit.NUMBER
     if column.colors or column.names:
         style["mappings"] = [{"type": "value", "options": _value_mappings(column)}]
-    if column.colors:
-        style["custom.cellOptions"] = {"type": "color-text"}
-    if column.bar:
-        style |= {"min": 0, "max": 1, "color": {"mode": "fixed", "fixedColor": "blue"}}
-        style["custom.cellOptions"] = {"type": "gauge", "mode": "basic"}
+    if column.levels:
+        steps = [{"value": value, "color": color} for value, color in column.levels.steps()]
+        style["thresholds"] = {"mode": "absolute", "steps": steps}
+        style["color"] = {"mode": "thresholds"}
+    style |= _cell(column)
     if column.link:
         title, url = column.link
         style["links"] = [{"title": title, "url": url}]
@@ -347,12 +381,27 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
     return [dashboard_models.DynamicConfigValue(name, value) for name, value in style.items()]
 
 
+def _cell(column: Column) -> dict[str, object]:
+    """Return what fills the cells: a bar, a color, or wrapped text."""
+    if column.bar:
+        plain = {} if column.levels else {"color": {"mode": "fixed", "fixedColor": colors.NOTICE}}
+        return {
+            "min": 0,
+            "max": 1,
+            "custom.cellOptions": {"type": "gauge", "mode": "basic"},
+            **plain,
+        }
+    if column.colors or column.levels:
+        return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
+    return {"custom.cellOptions": {"type": "auto", "wrapText": True}} if column.wrap else {}
+
+
 def _value_mappings(column: Column) -> dict[str, dict[str, str]]:
-    colors, names = column.colors or {}, column.names or {}
+    shades, names = column.colors or {}, column.names or {}
     return {
         value: {"text": names.get(value, value)}
-        | ({"color": colors[value]} if value in colors else {})
-        for value in {**names, **colors}
+        | ({"color": shades[value]} if value in shades else {})
+        for value in {**names, **shades}
     }
 
 
@@ -374,21 +423,32 @@ def _letter(index: int) -> str:
     return chr(ord("A") + index)
 
 
+def _colored(panel: stat.Panel | timeseries.Panel, query: Query, index: int) -> None:
+    """Give the series of a query its color; by its letter, as the series may not be there."""
+    if query.color:
+        panel.override_by_query(_letter(index), [_fixed_color(query.color)])
+
+
 def _fixed_color(color: str) -> dashboard_models.DynamicConfigValue:
     return dashboard_models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
 
 
-def _steps(*values: tuple[float | None, str]) -> builders.ThresholdsConfig:
-    """Return the colors that apply from each value on; the first value is None."""
-    thresholds = [dashboard_models.Threshold(value=value, color=color) for value, color in values]
-    absolute = dashboard_models.ThresholdsMode.ABSOLUTE
-    return builders.ThresholdsConfig().mode(absolute).steps(thresholds)
+def _thresholds(steps: Steps) -> builders.ThresholdsConfig:
+    values = [dashboard_models.Threshold(value=value, color=color) for value, color in steps]
+    return builders.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(values)
 
 
-def _legend(*, visible: bool = True) -> common.VizLegendOptions:
+def _list_legend() -> common.VizLegendOptions:
     """Return a legend below the panel."""
     below = common.VizLegendOptions().placement(models.LegendPlacement.BOTTOM)
-    return below.display_mode(models.LegendDisplayMode.LIST).show_legend(visible)
+    return below.display_mode(models.LegendDisplayMode.LIST).show_legend(True)
+
+
+def _table_legend() -> common.VizLegendOptions:
+    """Return a legend at the right, with the last and the highest value, sorted by the last."""
+    right = common.VizLegendOptions().placement(models.LegendPlacement.RIGHT)
+    right.display_mode(models.LegendDisplayMode.TABLE).show_legend(True)
+    return right.calcs(["lastNotNull", "max"]).sort_by("Last *").sort_desc(True)
 
 
 def _single_tooltip() -> common.VizTooltipOptions:

@@ -23,6 +23,9 @@ GPU_ROW = ("instance", *GPU)
 RANK_ROW = ("run", "rank", "instance")
 RUN_ROW = ("run",)
 
+# Lines of single ranks in a panel; more cannot be told apart.
+MAX_LINES = 10
+
 
 def select(spec: MetricSpec, suffix: str = "", over: str = "", **fixed: str) -> str:
     """Return a selector of one metric, filtered by the variables and by `fixed` label values.
@@ -61,6 +64,45 @@ def live(expression: str) -> str:
     return f"{expression} and on ({', '.join(PROCESS)}) {recorded.LIVE.name}"
 
 
+def of_ranks(expression: str, how: str = "max") -> str:
+    """Return one value per rank of a run, over its devices.
+
+    A rank is the same after a restart: the newest process continues its line, and a death ends it.
+    """
+    return f"{how} by (run, rank) ({live(expression)})"
+
+
+def newest(expression: str) -> str:
+    """Keep only the newest process of each rank; it may have ended."""
+    written = select(catalog.SAMPLE_TIMESTAMP)
+    last = f"{written} == on (run, rank) group_left () max by (run, rank) ({written})"
+    return f"{expression} and on ({', '.join(PROCESS)}) ({last})"
+
+
+def ranks_in(state: str) -> str:
+    """Return how many ranks are in a state; a rank counts once, however often it has restarted."""
+    return f"count({newest(select(catalog.PROCESS_STATE, state=state) + ' == 1')})"
+
+
+def worst(expression: str, *, lowest: bool = False) -> str:
+    """Keep the MAX_LINES ranks whose values were the highest, or `lowest`, within the time range.
+
+    They are chosen once for all points, so that no line begins or ends because of others.
+    """
+    pick, over = ("bottomk", "min_over_time") if lowest else ("topk", "max_over_time")
+    values = f"{over}(({expression})[$__range:$__rate_interval] @ end())"
+    return among(("run", "rank"), expression, f"{pick}({MAX_LINES}, {values})")
+
+
+def band(expression: str) -> dict[str, str]:
+    """Return what all ranks have, by name; it exists if not every rank has a line."""
+    of_all = {"highest": "max(", "lowest": "min(", "median": "quantile(0.5, "}
+    return {
+        name: f"{start}{expression}) and count({expression}) > {MAX_LINES}"
+        for name, start in of_all.items()
+    }
+
+
 def row(labels: Iterable[str], expression: str, *more: str) -> str:
     """Return one value per table row, that is per set of `labels`; `more` labels become columns."""
     return f"max by ({', '.join((*labels, *more))}) ({expression})"
@@ -90,7 +132,6 @@ OOMS_OF_PROCESSES = counters.ooms(
     window="$__range",
 )
 OOMS_IN_RANGE = f"sum({OOMS_OF_PROCESSES})"
-RANKS_BY_STATE = f"sum by (state) ({select(catalog.PROCESS_STATE)}) > 0"
 RETRIES_PER_MINUTE = f"60 * {rate(select(catalog.ALLOC_RETRIES))}"
 # Grafana's time axis counts in milliseconds since 1970.
 LAST_OOM_MILLISECONDS = f"1000 * {select(catalog.LAST_OOM_TIMESTAMP)}"

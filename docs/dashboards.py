@@ -36,11 +36,12 @@ def _section(board: dict[str, Any]) -> str:
     for panel in board["panels"]:
         if panel["type"] == "row":
             lines += ["", f"**{panel['title']}**", "", "| panel | description |", "|---|---|"]
+            lines += map(_line, panel.get("panels") or [])
         else:
-            lines.append(f"| {_title(panel)} | {panel['description']} |")
+            lines.append(_line(panel))
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
-def _title(panel: dict[str, Any]) -> str:
-    title: str = panel["title"]
-    return title.replace("$gpu", "each GPU")
+def _line(panel: dict[str, Any]) -> str:
+    title = panel["title"].replace("$gpu", "each GPU")
+    return f"| {title} | {panel['description']} |"

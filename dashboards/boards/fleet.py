@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import ALL_VARIABLES, FLEET, LINK_TO_NODE, LINK_TO_RUN, OOM_MARK, Board
+from dashboards.board import ALL_VARIABLES, FLEET, LINK_TO_NODE, LINK_TO_RUN, OOM_MARK, Board, Row
+from dashboards.colors import ANY_IS_WRONG
 from dashboards.panels import (
-    CAUSES,
     PARTS_EXPLAINED,
-    SEVERITIES,
-    STATES,
+    RANKS_BY_STATE,
     Column,
     Panel,
     Query,
@@ -24,7 +23,6 @@ from dashboards.queries import (
     DEVICE_ROW,
     GPU_ROW,
     OOMS_IN_RANGE,
-    RANKS_BY_STATE,
     RUN_ROW,
     among,
     append_matcher,
@@ -35,6 +33,7 @@ from dashboards.queries import (
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
+from torchmem.sample.colors import CAUSES, SEVERITIES
 
 NO_NVML = "No GPU: NVML is not available on any node"
 NO_RUN = "No run matches the selection"
@@ -76,7 +75,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(f"sum({select(recorded.NODE_GPUS_LOST)})"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -97,7 +96,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(f"sum({select(recorded.NODE_IDLE_HELD)})"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -108,13 +107,13 @@ NUMBERS: list[Panel] = [
         ),
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text("Alerts firing", "How many torchmem alerts are firing? They are listed below."),
         Query(f"count({FIRING}) or vector(0)"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
 ]
 
@@ -145,8 +144,7 @@ def _states() -> Panel:
         "step for a while. Ended processes count for 15 minutes.",
         "No ranks",
     )
-    query = Query(RANKS_BY_STATE, "{{state}}")
-    return stat_panel(text, query, Unit.COUNT, colors=STATES).span(8).height(8)
+    return stat_panel(text, RANKS_BY_STATE, Unit.COUNT).span(8).height(8)
 
 
 def _least_headroom() -> Panel:
@@ -257,7 +255,7 @@ MEMORY: list[Panel] = [
         ),
         [Query(select(recorded.NODE_WASTED), "{{instance}}")],
         Unit.COUNT,
-    ).height(10),
+    ).height(9),
 ]
 
 
@@ -292,11 +290,11 @@ BOARD = Board(
     "All nodes and runs: which rank will run out of GPU memory first, what is wasted, and what "
     "is wrong.",
     ALL_VARIABLES,
-    {
-        "Is anything wrong?": [*NUMBERS, _alerts(), _states()],
-        "Which rank runs out first?": [_least_headroom()],
-        "How are the runs doing?": [_runs(), *OVER_TIME],
-        "What is wasted?": [*MEMORY, _wasteful()],
-    },
+    (
+        Row("Is anything wrong?", [*NUMBERS, _alerts(), _states()]),
+        Row("Which rank runs out first?", [_least_headroom()]),
+        Row("How are the runs doing?", [_runs(), *OVER_TIME]),
+        Row("What is wasted?", [*MEMORY, _wasteful()]),
+    ),
     (OOM_MARK,),
 )

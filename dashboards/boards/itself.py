@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import ALL_VARIABLES, ITSELF, Board
+from dashboards.board import ALL_VARIABLES, ITSELF, Board, Row
+from dashboards.colors import ANY_IS_WRONG
 from dashboards.panels import (
-    FAILED,
     RANK,
     Panel,
     Query,
@@ -24,6 +24,7 @@ from dashboards.queries import (
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
+from torchmem.sample.colors import FAILED, GOOD
 
 NO_EXPORTER = "Prometheus scrapes no exporter with job torchmem"
 NO_RANK = "No rank matches the selection"
@@ -47,7 +48,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(f"count({_scraped(recorded.UP)} == 0) or vector(0)"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -67,7 +68,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(f"count({select(catalog.COLLECTOR_SUCCESS)} == 0) or vector(0)"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -78,7 +79,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(_increase_in_range(catalog.REJECTED_SAMPLES)),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -89,7 +90,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(_increase_in_range(catalog.SDK_ERRORS)),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -136,7 +137,7 @@ COLLECTORS: list[Panel] = [
             NO_EXPORTER,
         ),
         Query(select(catalog.COLLECTOR_SUCCESS), _SERIES),
-        {0: ("failed", FAILED), 1: ("works", "green")},
+        {0: ("failed", FAILED), 1: ("works", GOOD)},
     ),
     lines(
         Text("Collector duration", "Which collector takes most of a scrape?", NO_EXPORTER),
@@ -180,7 +181,7 @@ INPUTS: list[Panel] = [
         ),
         Query(f"count by (reason) ({select(catalog.NVML_UP)} == 0)", "{{reason}}"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     )
     .span(12)
     .height(8),
@@ -282,9 +283,9 @@ BOARD = Board(
     "torchmem itself",
     "Whether the exporters and the SDK work, and what they cost.",
     ALL_VARIABLES,
-    {
-        "Overview": NUMBERS,
-        "Exporters": [*SCRAPES, *COLLECTORS, *INPUTS],
-        "SDK": [*SDK_COST, *SDK_HEALTH],
-    },
+    (
+        Row("Overview", NUMBERS),
+        Row("Exporters", [*SCRAPES, *COLLECTORS, *INPUTS]),
+        Row("SDK", [*SDK_COST, *SDK_HEALTH]),
+    ),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import LINK_TO_RUN, NODE, NODE_VARIABLES, Board, Mark
+from dashboards.board import LINK_TO_RUN, NODE, NODE_VARIABLES, Board, Mark, Row
+from dashboards.colors import ANY_IS_WRONG
 from dashboards.panels import (
-    ATTENTION,
     GPU,
     PARTS_EXPLAINED,
     Column,
@@ -31,6 +31,7 @@ from dashboards.queries import (
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import CATALOG, MetricSpec
+from torchmem.sample.colors import ATTENTION
 from torchmem.sample.xids import XIDS
 
 NO_GPU = "No GPU: NVML is not available"
@@ -87,7 +88,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(f"count({select(catalog.NVML_GPU_UP)} == 0) or vector(0)"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -98,7 +99,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(f"sum({_XIDS}) or vector(0)"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text("Total power", "How much power do the selected GPUs draw together?", NO_GPU),
@@ -534,14 +535,14 @@ BOARD = Board(
     "The GPUs of a node as the driver reports them: memory and the processes that hold it, "
     "utilization, power and temperature, errors, links, MIG.",
     NODE_VARIABLES,
-    {
-        "Overview": [*NUMBERS, _gpus()],
-        "Memory and processes": [_processes(), *MEMORY],
-        "Utilization": UTILIZATION,
-        "Power, temperature and clocks": POWER_AND_CLOCKS,
-        "Errors": [_xids(), *HARDWARE_ERRORS],
-        "PCIe and NVLink": LINKS,
-        "MIG": [_mig()],
-    },
+    (
+        Row("Overview", [*NUMBERS, _gpus()]),
+        Row("Memory and processes", [_processes(), *MEMORY]),
+        Row("Utilization", UTILIZATION),
+        Row("Power, temperature and clocks", POWER_AND_CLOCKS),
+        Row("Errors", [_xids(), *HARDWARE_ERRORS]),
+        Row("PCIe and NVLink", LINKS),
+        Row("MIG", [_mig()]),
+    ),
     (XID_MARK,),
 )

@@ -6,12 +6,11 @@ It also shows processes that have ended: the newest values within the time range
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import LINK_TO_RUN, OOM, OOM_MARK, TRAINING_VARIABLES, Board
+from dashboards.board import LINK_TO_RUN, OOM, OOM_MARK, TRAINING_VARIABLES, Board, Row
+from dashboards.colors import ANY_IS_WRONG
 from dashboards.panels import (
-    CAUSES,
     PARTS_EXPLAINED,
     RANK,
-    STATES,
     Column,
     Panel,
     Query,
@@ -42,6 +41,7 @@ from dashboards.queries import (
 from torchmem.allocator.remedies import REMEDY_BY_CAUSE
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
+from torchmem.sample.colors import CAUSES, STATES
 
 NO_OOM = "No rank ran out of memory in this time range"
 
@@ -97,7 +97,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -109,7 +109,6 @@ NUMBERS: list[Panel] = [
         ),
         Query(_BY_CAUSE, "{{cause}}"),
         Unit.COUNT,
-        colors=CAUSES,
     ).span(8),
     stat_panel(
         Text(
@@ -120,7 +119,7 @@ NUMBERS: list[Panel] = [
         ),
         _ended("oom"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -131,7 +130,7 @@ NUMBERS: list[Panel] = [
         ),
         _ended("killed"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text("Newest", "When was the newest OutOfMemoryError?", NO_OOM), Query(_NEWEST), Unit.AGO
@@ -278,12 +277,12 @@ BOARD = Board(
     "Ranks that ran out of GPU memory in the selected time range: their last state, the cause, "
     "what was free, what led to the error, and what to do.",
     TRAINING_VARIABLES,
-    {
-        "What happened?": [*NUMBERS, _failed()],
-        "In what order?": [_states()],
-        "What led to it?": BEFORE,
-        "Which settings were in force?": [_settings()],
-    },
+    (
+        Row("What happened?", [*NUMBERS, _failed()]),
+        Row("In what order?", [_states()]),
+        Row("What led to it?", BEFORE),
+        Row("Which settings were in force?", [_settings()]),
+    ),
     (OOM_MARK,),
     since="now-6h",
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import COMPARE, OOM, OOM_MARK, TRAINING, TRAINING_VARIABLES, Board, link
+from dashboards.board import COMPARE, OOM, OOM_MARK, TRAINING, TRAINING_VARIABLES, Board, Row, link
 from dashboards.boards import run_comparison, training_memory
+from dashboards.colors import ANY_IS_WRONG, STRANDED
 from dashboards.panels import (
     RANK,
-    STATES,
+    RANKS_BY_STATE,
     Column,
     Panel,
     Query,
@@ -23,7 +24,6 @@ from dashboards.queries import (
     OOMS_IN_RANGE,
     PROCESS,
     RANK_ROW,
-    RANKS_BY_STATE,
     RETRIES_PER_MINUTE,
     live,
     rate,
@@ -33,6 +33,7 @@ from dashboards.queries import (
 
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
+from torchmem.sample.colors import STATES
 
 NO_SNAPSHOT = "No snapshot yet"
 
@@ -46,9 +47,8 @@ OVERVIEW: list[Panel] = [
             "after the end.",
             "No ranks",
         ),
-        Query(RANKS_BY_STATE, "{{state}}"),
+        RANKS_BY_STATE,
         Unit.COUNT,
-        colors=STATES,
     ),
     stat_panel(
         Text(
@@ -58,7 +58,7 @@ OVERVIEW: list[Panel] = [
         ),
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -90,7 +90,7 @@ OVERVIEW: list[Panel] = [
         ),
         Query(f"topk(1, {live(select(recorded.STRANDED_RATIO))})", RANK),
         Unit.RATIO,
-        warn_above=0.05,
+        levels=STRANDED,
     ),
     stat_panel(
         Text(
@@ -101,7 +101,7 @@ OVERVIEW: list[Panel] = [
         ),
         Query(f"sum({select(recorded.RETRIES_10M)})"),
         Unit.COUNT,
-        warn_above=1,
+        levels=ANY_IS_WRONG,
     ),
 ]
 
@@ -286,13 +286,13 @@ BOARD = Board(
     "GPU memory of PyTorch training, per rank and per GPU: what the allocator holds, what it "
     "cannot use, and how much headroom is left.",
     (*TRAINING_VARIABLES, COMPARE),
-    {
-        "Will it run out of memory?": OVERVIEW,
-        "Where is the memory?": training_memory.MEMORY,
-        "Fragmentation": training_memory.FRAGMENTATION,
-        "Memory pressure": PRESSURE,
-        "Ranks and settings": [_ranks(), *SETTINGS],
-        "Comparison of two runs": run_comparison.PANELS,
-    },
+    (
+        Row("Will it run out of memory?", OVERVIEW),
+        Row("Where is the memory?", training_memory.MEMORY),
+        Row("Fragmentation", training_memory.FRAGMENTATION),
+        Row("Memory pressure", PRESSURE),
+        Row("Ranks and settings", [_ranks(), *SETTINGS]),
+        Row("Comparison of two runs", run_comparison.PANELS),
+    ),
     (OOM_MARK,),
 )

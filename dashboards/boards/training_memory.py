@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards import recorded
+from dashboards.colors import FRAGMENTATION as FRAGMENTATION_LEVELS
 from dashboards.panels import (
     PARTS_EXPLAINED,
     RANK,
@@ -11,7 +12,7 @@ from dashboards.panels import (
     Text,
     Unit,
     bucket_heatmap,
-    grid,
+    heat_strips,
     lines,
     memory_stack,
 )
@@ -58,7 +59,7 @@ MEMORY: list[Panel] = [
         [Query(_RESERVED, RANK)],
         Unit.BYTES,
     ),
-    grid(
+    heat_strips(
         Text(
             "Reserved by rank",
             "Which ranks hold more than the others, and since when? There is one row per rank; "
@@ -139,7 +140,7 @@ FRAGMENTATION: list[Panel] = [
         ),
         [_INDEX],
         Unit.NUMBER,
-        mark=0.7,
+        mark=FRAGMENTATION_LEVELS,
     ).max(1),
     lines(
         Text(
@@ -151,7 +152,7 @@ FRAGMENTATION: list[Panel] = [
         [Query(live(select(catalog.FREE, state="stranded")), RANK)],
         Unit.BYTES,
     ),
-    grid(
+    heat_strips(
         Text(
             "Fragmentation index by rank",
             "Which ranks are fragmented, and since when? There is one row per rank, from 0 "
@@ -160,7 +161,7 @@ FRAGMENTATION: list[Panel] = [
         ),
         _INDEX,
         Unit.NUMBER,
-        darkest=1,
+        highest=1,
     ),
     bucket_heatmap(
         Text(

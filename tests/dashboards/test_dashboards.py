@@ -7,7 +7,7 @@ import re
 
 import pytest
 from support import promql
-from support.dashboards import BOARDS, Json
+from support.dashboards import BOARDS, Json, panels_of
 
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
@@ -64,7 +64,7 @@ def test_a_dashboard_links_to_all_others(board: Json) -> None:
 @each_board
 def test_panels_have_unique_ids_and_fill_the_grid(board: Json) -> None:
     """Ids are unique, panels do not overlap, and rows fill the 24 columns of the grid."""
-    ids = [panel["id"] for panel in board["panels"]]
+    ids = [*{id(panel): panel["id"] for panel in [*board["panels"], *panels_of(board)]}.values()]
     assert len(set(ids)) == len(ids)
     cells = [cell for panel in board["panels"] for cell in _cells(panel["gridPos"])]
     assert len(set(cells)) == len(cells)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from support.dashboards import BOARDS, PANELS, Json
+from support.dashboards import BOARDS, PANELS, Json, panels_of
+
+from torchmem.sample import colors
 
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 # Types that Grafana 11, 12 and 13 support; graph, table-old, singlestat and worldmap are gone.
-TYPES = {"heatmap", "stat", "state-timeline", "status-history", "table", "timeseries"}
+TYPES = {"heatmap", "stat", "state-timeline", "table", "timeseries"}
+TABLE = set(re.findall(r"#[0-9a-f]{6}", Path(colors.__file__).read_text()))
 
 
 @each_panel
@@ -47,42 +52,50 @@ def test_a_query_has_a_unique_letter(panel: Json) -> None:
 def test_panel_titles_are_unique() -> None:
     """No two panels of a dashboard have the same title."""
     for board in BOARDS.values():
-        titles = [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
+        titles = [panel["title"] for panel in panels_of(board)]
         assert len(set(titles)) == len(titles)
 
 
+def colors_of(panel: Json) -> set[str]:
+    """Return every color that a panel names."""
+    text = json.dumps(panel["fieldConfig"])
+    return set(re.findall(r'"(?:color|fixedColor)": "([^"]*)"', text))
+
+
 @each_panel
-def test_red_means_failed(panel: Json) -> None:
-    """Only the states oom and failed, critical alerts and failed collectors are red."""
-    config = panel["fieldConfig"]
-    for override in config["overrides"]:
-        if re.search(r'"(dark-|semi-dark-|light-)?red"', json.dumps(override["properties"])):
-            assert override["matcher"]["options"] in {"oom", "failed", "State", "Severity"}
-    assert "red" not in json.dumps(config["defaults"].get("thresholds", {})).replace("reduce", "")
-    for mapping in config["defaults"].get("mappings", []):
-        assert {
-            item["text"] for item in mapping["options"].values() if item.get("color") == "red"
-        } <= {"oom", "failed"}
+def test_every_color_is_in_the_table(panel: Json) -> None:
+    """Panels use the colors of torchmem.sample.colors, the color of text, and no others."""
+    assert colors_of(panel) <= TABLE | {"text", "transparent"}
 
 
-def test_a_series_has_the_same_color_everywhere() -> None:
-    """A series name has one color on all dashboards, also each state, cause and part of memory."""
-    panels = pytest.importorskip("dashboards.panels", reason="the generator needs Python 3.11")
-    seen: dict[str, set[str]] = {}
+def named_colors() -> Iterator[tuple[str, str]]:
+    """Yield the name and color of each series and each value that has a color of its own."""
     for panel in PANELS.values():
+        legends = {target["refId"]: target.get("legendFormat") for target in panel["targets"]}
         for override in panel["fieldConfig"]["overrides"]:
-            for item in override["properties"]:
-                if (
-                    item["id"] == "color"
-                    and override["matcher"]["id"] == "byName"
-                    and panel["type"] != "table"
-                ):
-                    seen.setdefault(override["matcher"]["options"], set()).add(
-                        item["value"]["fixedColor"]
-                    )
-    assert [] == [name for name, colors in seen.items() if len(colors) > 1]
-    for name, color in [*panels.STATES.items(), *panels.CAUSES.items(), *panels.PARTS.values()]:
-        assert seen[name] == {color}
+            matcher, properties = override["matcher"], override["properties"]
+            values = {item["id"]: item["value"] for item in properties}
+            if matcher["id"] == "byFrameRefID" and "color" in values:
+                yield legends[matcher["options"]], values["color"]["fixedColor"]
+            for mapping in values.get("mappings", []):
+                for name, shown in mapping["options"].items():
+                    if "color" in shown:
+                        yield name, shown["color"]
+
+
+def test_a_name_has_the_same_color_everywhere() -> None:
+    """A state, cause, severity or part of memory has the color of the table on all dashboards."""
+    seen: dict[str, set[str]] = {}
+    for name, color in named_colors():
+        seen.setdefault(name, set()).add(color)
+    panels = pytest.importorskip("dashboards.panels", reason="the generator needs Python 3.11")
+    expected = {**colors.STATES, **colors.CAUSES, **colors.SEVERITIES} | {
+        legend: colors.PARTS[part] for part, legend in panels.PARTS.items()
+    }
+    assert {name: {color} for name, color in expected.items() if name in seen} == {
+        name: shades for name, shades in seen.items() if name in expected
+    }
+    assert set(panels.PARTS.values()) <= set(seen)
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,13 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
     assert rank == alert["labels"]["rank"]
 
 
-# Queries without data in the demo, by panel and letter. Of the parts of a device: memory cached
-# before the first snapshot, and memory of GPUs without NVML. A trend needs 30 minutes, idleness 10.
-# Falling headroom and alerts are temporary. The ranks have no phases, samples or other errors.
+# Queries without data in the demo, by panel and letter. Of the parts of a device: private pools,
+# memory cached before the first snapshot, and memory of GPUs without NVML. A trend needs 30
+# minutes, idleness 10. Falling headroom and alerts are temporary. No rank is stalled or killed, and
+# the ranks have no phases, samples or other errors.
 WITHOUT_DATA = (
-    r"Memory of .* [EI]|by cause [ACDEF]|Growth of the peak per hour A|Peak by phase A"
+    r"Memory of .* [DEI]|Ranks by state [B-F]|by cause [ACDEF]|Growth of the peak per hour A"
+    r"|Peak by phase A"
     r"|Settings that PyTorch ignored A|First out of memory in A|Headroom exhausted in A"
     r"|Ranks with the least headroom C|Firing alerts [AB]|Idle GPUs, memory held A"
     r"|GPUs with wasted memory [BC]|Samples per second A|Files rejected per minute A"

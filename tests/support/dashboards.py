@@ -13,11 +13,21 @@ FOLDER = Path(__file__).resolve().parents[2] / "dashboards" / "json"
 BOARDS: dict[str, Json] = {
     path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))
 }
+
+
+def panels_of(board: Json) -> list[Json]:
+    """Return the panels of a dashboard in order, also those in collapsed rows."""
+    return [
+        each
+        for panel in board["panels"]
+        for each in (panel.get("panels") or [] if panel["type"] == "row" else [panel])
+    ]
+
+
 PANELS: dict[str, Json] = {
     f"{name}: {panel['title']}": panel
     for name, board in BOARDS.items()
-    for panel in board["panels"]
-    if panel["type"] != "row"
+    for panel in panels_of(board)
 }
 # By dashboard, panel and the letter of the query; also the marks on the time axis.
 QUERIES: dict[str, str] = {

@@ -1,0 +1,65 @@
+"""The colors of everything that torchmem tells apart: parts of memory, states, causes, severities.
+
+Plain hex values, the same for dark and light themes. Any two colors that can be neighbors differ
+for the color-blind too, which tests/dashboards/test_colors.py checks by simulation. The dashboards
+and the exporter's page both read this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+GOOD = "#3ba77a"
+ATTENTION = "#ff7e07"
+FAILED = "#de3948"
+NOTICE = "#4e84fc"
+
+PARTS: Mapping[str, str] = {
+    "in_use": "#4e84fc",
+    "stranded": "#f09225",
+    "releasable": "#9fe4eb",
+    "private_pools": "#9223a8",
+    "cached": "#a1a6df",
+    "outside_allocator": "#fae15f",
+    "other_processes": "#b36109",
+    "driver": "#604763",
+    "not_pytorch": "#968c95",
+    "free": "#a5de79",
+}
+"""The parts of a device's memory by their names in gpu:torchmem_memory_bytes:sum, from below."""
+
+PART_OPACITY = 0.85
+FREE_OPACITY = 0.3
+"""The opacity of areas; free memory is paler, because it is the background of the others."""
+
+COMPONENTS: Mapping[str, str] = {
+    "parameters": "#224eca",
+    "gradients": "#a7eae7",
+    "optimizer_state": "#33b465",
+    "held": "#e192ff",
+    "rounding": "#8e979c",
+    "other": "#daf5a1",
+    "step": "#c2016a",
+}
+"""What holds the bytes of tensors, from below; `other` stands for the parts that users name."""
+
+STATES: Mapping[str, str] = {
+    "running": GOOD,
+    "stalled": "#fbe04e",
+    "exited": "#c3c3cc",
+    "failed": "#f493a3",
+    "oom": FAILED,
+    "killed": ATTENTION,
+}
+
+CAUSES: Mapping[str, str] = {
+    "capacity": PARTS["in_use"],
+    "fragmentation": PARTS["stranded"],
+    "limit": "#9049b4",
+    "external": PARTS["other_processes"],
+    "pending": PARTS["releasable"],
+    "library": PARTS["outside_allocator"],
+}
+"""Causes of an OOM, in the color of the part of memory that was to blame."""
+
+SEVERITIES: Mapping[str, str] = {"critical": FAILED, "warning": ATTENTION, "info": NOTICE}
