@@ -16,7 +16,6 @@ from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, findings, unmatched_overrides
 from pictures.recordings import BUILD, END, RECORDINGS, served
 
-
 ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
 
 
