@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -58,32 +58,15 @@ class NodePlan:
     down: str | None = None
 
 
-@dataclass
-class GpuUse:
-    """The bytes of each process that ever uses a GPU, and the pids of these processes."""
-
-    cells: list[int] = field(default_factory=list)
-    pids: list[int] = field(default_factory=list)
-
-    def add(self, pid: int) -> int:
-        """Add a process and return the number of its cell."""
-        self.cells.append(0)
-        self.pids.append(pid)
-        return len(self.cells) - 1
-
-    def by_pid(self) -> dict[int, int]:
-        """Return the bytes of each process that uses any."""
-        return {pid: size for pid, size in zip(self.pids, self.cells, strict=True) if size}
-
-
 class Node:
     """Plays the processes of a node, and scrapes the real exporter."""
 
     def __init__(self, plan: NodePlan, start: float) -> None:
         self.plan, self._start, self.now = plan, start, start
-        self._uses = [GpuUse() for _ in range(plan.gpus)]
-        self._cells = [self._uses[gpu].add(life.pid) for gpu, life in plan.lives]
-        self._other_cells = [self._uses[other.gpu].add(other.pid) for other in plan.others]
+        # For each GPU, the bytes of each process that ever uses it.
+        self._uses: list[list[int]] = [[] for _ in range(plan.gpus)]
+        self._cells = [self._add_cell(gpu) for gpu, _ in plan.lives]
+        self._other_cells = [self._add_cell(other.gpu) for other in plan.others]
         self._trainers: dict[int, Trainer] = {}
         self._simulated = SimulatedNode(plan.gpus, plan.seed, mig=plan.mig)
         self._nvml = FakeNvml.down(plan.down) if plan.down else FakeNvml(self._gpus, VERSIONS)
@@ -101,7 +84,7 @@ class Node:
         self._fail_others()
         for cell, other in zip(self._other_cells, self.plan.others, strict=True):
             is_live = other.start <= now < other.end
-            self._uses[other.gpu].cells[cell] = other.used_bytes if is_live else 0
+            self._uses[other.gpu][cell] = other.used_bytes if is_live else 0
         for gpu in range(self.plan.gpus):
             self._simulated.activities[gpu].change(now - self._start, self._level(gpu))
         self._deliver_events(before, now)
@@ -117,12 +100,16 @@ class Node:
         _fix_durations(page)
         return page | _series_of_target(target, len(page))
 
+    def _add_cell(self, gpu: int) -> int:
+        self._uses[gpu].append(0)
+        return len(self._uses[gpu]) - 1
+
     def _published(self) -> list[Published]:
         known = (trainer.published(self.now) for trainer in self._trainers.values())
         return [item for item in known if item]
 
     def _started(self, number: int, gpu: int, life: Life) -> Trainer:
-        use = CardUse(self._uses[gpu].cells, self._cells[number])
+        use = CardUse(self._uses[gpu], self._cells[number])
         name, capacity = product_name(CARD_BYTES), cuda_bytes(CARD_BYTES)
         card = SimulatedCard(capacity, use=use, uuid=uuid(gpu), name=name)
         return Trainer(life, card, local_rank=gpu)
@@ -149,8 +136,17 @@ class Node:
         return max(levels, default=0.0)
 
     def _gpus(self) -> Sequence[FakeGpu]:
-        processes = [use.by_pid() for use in self._uses]
+        processes = [self._processes(gpu) for gpu in range(self.plan.gpus)]
         return self._simulated.gpus(self.now - self._start, processes)
+
+    def _processes(self, gpu: int) -> dict[int, int]:
+        """Return the bytes of each process on a GPU by its pid."""
+        ranks = (trainer for trainer in self._trainers.values() if trainer.local_rank == gpu)
+        used = {trainer.life.pid: trainer.used_bytes for trainer in ranks}
+        for cell, other in zip(self._other_cells, self.plan.others, strict=True):
+            if other.gpu == gpu:
+                used[other.pid] = self._uses[gpu][cell]
+        return {pid: size for pid, size in used.items() if size}
 
     def _deliver_events(self, since: float, now: float) -> None:
         """Report the events of the GPUs, and wait until the exporter's thread has counted them."""

@@ -23,6 +23,7 @@ from torchmem.sample.sample import (
     State,
     Steps,
 )
+from torchmem.sdk._oom import FailedAllocation
 from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -61,7 +62,11 @@ class Life:
 
 
 class Trainer:
-    """Plays one life on a card. `played` is how far; the state is that of the process then."""
+    """Plays one life on a card. `played` is how far; the state is that of the process then.
+
+    `used_bytes` is what the driver had given it when the SDK last read the allocator, because the
+    exporter compares values of the same moment.
+    """
 
     def __init__(self, life: Life, card: SimulatedCard, local_rank: int) -> None:
         self.life, self.card = life, card
@@ -70,7 +75,7 @@ class Trainer:
         self._recorder = Recorder(self._backend)
         self._backend.on_oom(self._on_oom)
         self._chance = Random(f"{life.run}:{life.rank}:{life.pid}")
-        self._local_rank = local_rank
+        self.local_rank = local_rank
         self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
         self._steps, self._last_step = 0, life.start
         self._snapshot_at = self.played = life.start
@@ -79,7 +84,7 @@ class Trainer:
         self._oom_at = life.start
         self._events = self._train()
         self._recorder.read_settings()
-        self._recorder.read_stats()
+        self._read_stats()
 
     @property
     def is_live(self) -> bool:
@@ -124,17 +129,22 @@ class Trainer:
     def _step(self) -> None:
         self._durations[bisect_left(STEP_DURATION_BOUNDS, self.played - self._last_step)] += 1
         self._steps, self._last_step = self._steps + 1, self.played
+        self._read_stats()
+
+    def _read_stats(self) -> None:
         self._recorder.read_stats()
+        self.used_bytes = self.card.use.own()
 
     def end(self, state: State, when: float) -> None:
         """End the process at a time; the driver frees its memory."""
         self.state, self.ended = state, when
         if not self.is_live:
-            self.card.use.cells[self.card.use.slot] = 0
+            self.card.use.cells[self.card.use.slot] = self.used_bytes = 0
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self._oom_at = self.played
-        self._recorder.record_oom(device, requested, limit, driver_free)
+        self._recorder.record_oom(device, FailedAllocation(requested, limit, driver_free))
+        self.used_bytes = self.card.use.own()
 
     def _sample(self) -> Sample:
         life = self.life
@@ -145,7 +155,7 @@ class Trainer:
             life.hostname,
             life.run,
             life.rank,
-            self._local_rank,
+            self.local_rank,
             life.world_size,
             life.script,
             {"slurm_job_id": "4711"},
