@@ -36,6 +36,7 @@ UNITLESS = {
     "torchmem_exporter_run_directory_free_inodes",
     "torchmem_exporter_run_directory_inodes",
     "torchmem_exporter_run_directory_problem",
+    "torchmem_process_kill_cause",
     "torchmem_process_state",
     "torchmem_segments",
 }

@@ -14,10 +14,11 @@ from torchmem.sample.catalog import CATALOG
 from torchmem.sample.families import View, families
 from torchmem.sample.sample import STATES, Sample
 
+EXPORTERS = {"torchmem_outside_allocator_bytes", "torchmem_process_kill_cause"}
 OWN = {
     name
     for name in CATALOG
-    if name.startswith("torchmem_") and "exporter" not in name and "outside" not in name
+    if name.startswith("torchmem_") and "exporter" not in name and name not in EXPORTERS
 }
 
 

@@ -15,9 +15,11 @@ from torchmem.sample.sample import (
     ByPool,
     Counters,
     DeviceSample,
+    HostMemory,
     Layout,
     OomDetail,
     OomRecord,
+    PinnedMemory,
     Process,
     Sample,
     SelfCost,
@@ -121,6 +123,8 @@ samples = st.builds(
     ended=_optional(st.sampled_from(["exited", "failed", "oom"])),
     metrics_url=_optional(text),
     stall_after_seconds=_optional(seconds),
+    host=_optional(st.builds(HostMemory, size, _optional(size), _optional(size))),
+    pinned=_optional(st.builds(PinnedMemory, size, size)),
 )
 
 
@@ -188,4 +192,6 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         cost=SelfCost(2e-5, 2e-3, 0.25, {"publish": 1}, 4e-3),
         allocator_settings={"backend": "native", "expandable_segments": "False"},
         settings_ignored={"expandable_segments": True},
+        host=HostMemory(6 * gib, 64 * gib, 20 * gib),
+        pinned=PinnedMemory(2 * gib, gib),
     )

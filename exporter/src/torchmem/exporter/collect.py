@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
+from torchmem.exporter.host_processes import HostProcesses
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import (
@@ -95,6 +96,7 @@ class Exporter:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
+        self._hosts = HostProcesses()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._clock = clock
@@ -224,8 +226,8 @@ class Exporter:
         gpus = {**known, **self._mig_gpus}
 
         def samples() -> Iterable[Metric]:
-            published.extend(self._run_directory.read(self._clock()))
-            return sample_families(published, gpus)
+            published.extend(self._hosts.update(self._run_directory.read(self._clock())))
+            return [*sample_families(published, gpus), *self._hosts.families(published)]
 
         gpu = run_collector("gpu", partial(identity.families, reading, known))
         return [

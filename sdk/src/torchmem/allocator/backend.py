@@ -1,4 +1,4 @@
-"""The interface between the SDK and an allocator: PyTorch's (sdk/_torch.py) or the simulator's."""
+"""The interface between the SDK and an allocator: PyTorch's or the simulator's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sample.sample import PinnedMemory
 
 OomObserver = Callable[[int, int, int, int], None]
 """Called with the device index, the request rounded up to a segment, the process's memory limit (or
@@ -54,6 +55,9 @@ class Backend(Protocol):
 
     def free_bytes(self, device: int) -> int | None:
         """Return the bytes that the driver can still allocate on the device (cudaMemGetInfo)."""
+
+    def pinned_memory(self) -> PinnedMemory | None:
+        """Return the bytes of pinned host memory; None if this allocator keeps no statistics."""
 
     def limit_bytes(self, device: int) -> int | None:
         """Return the limit that the process's memory fraction sets, in bytes.

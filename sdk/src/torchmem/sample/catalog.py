@@ -201,6 +201,28 @@ SAMPLES = _group.counter(
     "torchmem_samples_total", "Training samples processed, as reported by the script."
 )
 
+_group = _Group("Host memory, per rank", RANK)
+HOST_RSS = _group.gauge("torchmem_host_rss_bytes", "Resident set size of the process.")
+HOST_PINNED = _group.gauge(
+    "torchmem_host_pinned_bytes",
+    "Pinned host memory of PyTorch's allocator, by state: used, or cached for reuse.",
+    "state",
+)
+HOST_LIMIT = _group.gauge(
+    "torchmem_host_limit_bytes",
+    "Host memory limit that leaves the least: of a control group of the process, or the machine's.",
+)
+HOST_AVAILABLE = _group.gauge(
+    "torchmem_host_available_bytes",
+    "What is left below torchmem_host_limit_bytes, for all processes under that limit together.",
+)
+KILL_CAUSE = _group.gauge(
+    "torchmem_process_kill_cause",
+    "1 for the cause that killed the process, else 0: host_memory (the kernel's OOM killer) or "
+    "signal (any other SIGKILL); absent while unknown.",
+    "cause",
+)
+
 _group = _Group("SDK self-monitoring", RANK)
 SAMPLE_TIMESTAMP = _group.gauge(
     "torchmem_sample_timestamp_seconds", "Unix time at which the process last wrote its sample."

@@ -149,6 +149,7 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
     yield info(catalog.LAST_OOM_INFO, [(labels, _line(oom)) for labels, oom in ooms if oom.line])
     yield from _process_families(views)
+    yield from _host_families(views)
 
 
 def _line(oom: OomRecord) -> dict[str, str]:
@@ -244,6 +245,17 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(catalog.SAMPLE_DURATION, rows, _read_durations)
     yield value_family(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
     yield keyed_family(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
+
+
+def _host_families(views: Sequence[View]) -> Iterator[Metric]:
+    hosts = [(view.labels, view.sample.host) for view in views if view.sample.host]
+    yield value_family(catalog.HOST_RSS, hosts, lambda host: host.rss_bytes)
+    yield value_family(catalog.HOST_LIMIT, hosts, lambda host: host.limit_bytes)
+    yield value_family(catalog.HOST_AVAILABLE, hosts, lambda host: host.available_bytes)
+    pinned = [(view.labels, view.sample.pinned) for view in views if view.sample.pinned]
+    yield keyed_family(
+        catalog.HOST_PINNED, pinned, lambda p: {"used": p.used_bytes, "cached": p.cached_bytes}
+    )
 
 
 def _state_set(current: State) -> dict[str, float]:

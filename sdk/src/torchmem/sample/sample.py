@@ -210,6 +210,27 @@ class SelfCost:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory of the process, in bytes.
+
+    `rss_bytes` is the resident set. `limit_bytes` is the memory limit that leaves the least: that
+    of a control group, or the machine's memory. `available_bytes` is what is left below it.
+    """
+
+    rss_bytes: int
+    limit_bytes: int | None = None
+    available_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedMemory:
+    """Bytes of PyTorch's pinned-memory allocator, from `torch.cuda.host_memory_stats()`."""
+
+    used_bytes: int
+    cached_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """The process that published the sample.
 
@@ -256,6 +277,8 @@ class Sample:
     ended: Ending | None = None
     metrics_url: str | None = None
     stall_after_seconds: float | None = None
+    host: HostMemory | None = None
+    pinned: PinnedMemory | None = None
     schema: int = SCHEMA_VERSION
 
 

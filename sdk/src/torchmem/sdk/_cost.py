@@ -35,6 +35,8 @@ MAX_PAUSE_SECONDS = 600.0
 # An unchanged sample is written again after this time. An exporter that cannot see the process
 # judges it by the age of its sample, after a minute.
 HEARTBEAT_SECONDS = 15.0
+# Pause between reads of host memory, which read several files of the kernel.
+HOST_READ_SECONDS = 15.0
 # Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
 TEXTFILE_SECONDS = 10.0
 

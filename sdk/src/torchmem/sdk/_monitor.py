@@ -31,6 +31,7 @@ from torchmem.sdk._cost import (
 )
 from torchmem.sdk._ending import LibraryOom, UncaughtErrors
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._host import HostReader
 from torchmem.sdk._identity import identify
 from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
@@ -56,6 +57,7 @@ class Monitor:
     ) -> None:
         self.recorder = Recorder(backend)
         self.cost = CpuMeter()
+        self.host = HostReader(backend)
         self.phases = Phases(
             self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks
         )
@@ -140,6 +142,7 @@ class Monitor:
         with self._errors.suppress("stats"):
             self.recorder.read_settings()
             self.recorder.read_stats()
+            self.host.read_pinned()
         self._idle_reads.record(time.perf_counter(), self.recorder.stats_seconds or 0.0)
 
     def _tick(self) -> None:
@@ -154,6 +157,8 @@ class Monitor:
                 self._measure()
                 self._request_reads(time.perf_counter())
                 self._measure()
+                with self._errors.suppress("stats"):
+                    self.host.read_memory()
                 if self._capture:
                     self._capture.tick()
                 self.publisher.publish(news_only=True)
@@ -241,6 +246,8 @@ class Monitor:
             ended=self._ended,
             metrics_url=self.publisher.url if self.publisher else None,
             stall_after_seconds=self._settings.stall_after,
+            host=self.host.memory,
+            pinned=self.host.pinned,
         )
 
     def end(self, ending: Ending) -> None:

@@ -77,7 +77,7 @@ class SampleFile:
 
 
 def _is_news(sample: Sample, old: Sample) -> bool:
-    """Return whether more than the clock and the SDK's own cost changed, or `old` is too old."""
+    """Return whether more than clock, SDK cost and host memory changed, or `old` is too old."""
     if (
         sample.steps.count != old.steps.count
         or abs(sample.timestamp - old.timestamp) >= HEARTBEAT_SECONDS
@@ -86,7 +86,13 @@ def _is_news(sample: Sample, old: Sample) -> bool:
     cost = replace(old.cost, errors=sample.cost.errors)
     devices = _as_of(sample.devices, old.devices)
     unchanged = replace(
-        sample, timestamp=old.timestamp, steps=old.steps, cost=cost, devices=devices
+        sample,
+        timestamp=old.timestamp,
+        steps=old.steps,
+        cost=cost,
+        devices=devices,
+        host=old.host,
+        pinned=old.pinned,
     )
     return old != unchanged
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmem.allocator.backend import Backend, Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sample.sample import Ending
+from torchmem.sample.sample import Ending, PinnedMemory
 from torchmem.sdk._cost import MAX_STEP_SECONDS
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
 from torchmem.sdk._errors import Errors, log
@@ -320,6 +320,10 @@ class IdleBackend:
         return None
 
     def free_bytes(self, device: int) -> int | None:  # noqa: ARG002
+        """Return None."""
+        return None
+
+    def pinned_memory(self) -> PinnedMemory | None:
         """Return None."""
         return None
 

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk._interruptions import ignore, is_interruption, shield
 from torchmem.sdk._main_thread import PendingCalls
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
@@ -106,6 +107,21 @@ class TorchBackend:
     def free_bytes(self, device: int) -> int | None:
         """Return the first value of `torch.cuda.mem_get_info` (cudaMemGetInfo)."""
         return int(torch.cuda.mem_get_info(device)[0])
+
+    def pinned_memory(self) -> PinnedMemory | None:
+        """Return `torch._C._cuda_hostMemoryStats()` (since 2.6); it makes no CUDA call.
+
+        Up to 2.8 it names the bytes in use `allocated_bytes` and all bytes `reserved_bytes`.
+        """
+        read = getattr(torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001
+        if read is None:
+            return None
+        stats = read()
+        names = ("active_bytes", "allocated_bytes")
+        if "reserved_bytes" in stats:
+            names = ("allocated_bytes", "reserved_bytes")
+        used, total = (int(stats[name]["current"]) for name in names)
+        return PinnedMemory(used, max(0, total - used))
 
     def limit_bytes(self, device: int) -> int | None:
         """Return the memory fraction (known since 2.6) of the device's total."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sample.sample import PinnedMemory
 from torchmem.simulator.allocator import DeviceCachingAllocator
 
 Callback = Callable[[], None]
@@ -71,6 +72,10 @@ class SimulatedBackend:
     def free_bytes(self, device: int) -> int | None:
         """Return the free bytes of a simulated card."""
         return self._allocators[device].card.mem_get_info()[0]
+
+    def pinned_memory(self) -> PinnedMemory | None:
+        """Return None: pinned memory is not simulated."""
+        return None
 
     def limit_bytes(self, device: int) -> int | None:
         """Return the limit set by a memory fraction in bytes, or the total of the card."""

@@ -1,0 +1,107 @@
+"""Host memory of the ranks as this node's kernel shows it, and what killed those that were killed.
+
+A rank reports its own host memory. The exporter reads newer values where it sees the process, and
+remembers how many processes the kernel's OOM killer had ended while the rank was alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.run_directory import Published
+from torchmem.sample import catalog
+from torchmem.sample.families import Labels, View, keyed_family
+from torchmem.sample.host_memory import CGROUPS, MemoryGroup, host_memory, node_oom_kills
+from torchmem.sample.process_table import ProcessKey, process_key
+from torchmem.sample.procfs import PROC
+from torchmem.sample.sample import LIVE_STATES, HostMemory
+
+KillCause = Literal["host_memory", "signal"]
+KILL_CAUSES: tuple[KillCause, ...] = get_args(KillCause)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kills:
+    """OOM kills at one moment: in the control group of a process, and on the node."""
+
+    group: MemoryGroup | None
+    in_group: int | None
+    on_node: int | None
+
+    def cause_of_kill(self, on_node: int | None) -> KillCause | None:
+        """Return what killed the process since then; None if it cannot be known.
+
+        The group's own count decides. Without it, a kill elsewhere on the node proves nothing.
+        """
+        in_group = self.group.oom_kills() if self.group else None
+        if self.in_group is not None and in_group is not None:
+            return "host_memory" if in_group > self.in_group else "signal"
+        return "signal" if self.on_node is not None and on_node == self.on_node else None
+
+
+_UNKNOWN = _Kills(None, None, None)
+
+
+class HostProcesses:
+    """Follows the processes from scrape to scrape."""
+
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._proc = proc
+        self._cgroups = cgroups
+        self._alive: dict[ProcessKey, _Kills] = {}
+        self._causes: dict[ProcessKey, KillCause | None] = {}
+
+    def update(self, published: Iterable[Published]) -> list[Published]:
+        """Return the processes with their newest host memory."""
+        on_node = node_oom_kills(self._proc)
+        alive: dict[ProcessKey, _Kills] = {}
+        causes: dict[ProcessKey, KillCause | None] = {}
+        result = []
+        for item in published:
+            key = process_key(item.sample.process)
+            if item.attributed and item.state in LIVE_STATES:
+                kills = self._kills(item.pid, on_node)
+                host = host_memory(item.pid, self._proc, self._cgroups)
+                # Without a value the process has ended since, so its end may be counted already.
+                alive[key] = kills if host else self._alive.get(key, _UNKNOWN)
+                result.append(_with_memory(item, host))
+                continue
+            if item.state == "killed":
+                causes[key] = self._cause(key, on_node)
+            result.append(item)
+        self._alive, self._causes = alive, causes
+        return result
+
+    def families(self, published: Sequence[Published]) -> Iterator[Metric]:
+        """Yield the causes of death that are known, of the processes of the last `update`."""
+        rows: list[tuple[Labels, Mapping[KillCause, float]]] = []
+        for item in published:
+            known = self._causes.get(process_key(item.sample.process))
+            if item.state == "killed" and known:
+                view = View(item.sample, item.pid_label or item.pid, item.state, {})
+                rows.append((view.labels, {cause: float(cause == known) for cause in KILL_CAUSES}))
+        yield keyed_family(catalog.KILL_CAUSE, rows, dict)
+
+    def _kills(self, pid: int, on_node: int | None) -> _Kills:
+        group = MemoryGroup.of(pid, self._proc, self._cgroups)
+        return _Kills(group, group.oom_kills() if group else None, on_node)
+
+    def _cause(self, key: ProcessKey, on_node: int | None) -> KillCause | None:
+        if key in self._causes:
+            return self._causes[key]
+        before = self._alive.get(key)
+        return before.cause_of_kill(on_node) if before else None
+
+
+def _with_memory(item: Published, host: HostMemory | None) -> Published:
+    """Replace the host memory of the sample by what is visible here."""
+    if host is None:
+        return item
+    if host.limit_bytes is None and item.sample.host:
+        host = replace(item.sample.host, rss_bytes=host.rss_bytes)
+    return replace(item, sample=replace(item.sample, host=host))
