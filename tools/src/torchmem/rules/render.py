@@ -58,6 +58,20 @@ def _cause_explanation() -> str:
     return f"{branches.replace('- else if', ' if', 1).rstrip()}{{{{ end }}}}"
 
 
+def _kill_explanation() -> str:
+    """Return a Go template that tells what killed a process."""
+    series = catalog.KILL_CAUSE.name
+    return (
+        f"{{{{ with printf `{series}{{instance=%q,rank=%q,pid=%q,run=%q}} == 1`\n"
+        "$labels.instance $labels.rank $labels.pid $labels.run | query }}\n"
+        '{{- if eq (. | first | label "cause") "host_memory" }}The kernel\'s OOM killer ended it,\n'
+        "because host memory was full.\n"
+        "{{- else }}The kernel's OOM killer did not end it: the scheduler or a user sent SIGKILL.\n"
+        "{{- end }}{{ else }}Usual reasons: the kernel's OOM killer because host memory was full (see\n"
+        "journalctl -k), a limit of the scheduler, or kill -9.{{ end }}"
+    )
+
+
 def _increases() -> Iterator[tuple[str, str]]:
     for window in counters.SECONDS:
         ooms, newest = catalog.OOMS.name, catalog.LAST_OOM_TIMESTAMP.name
@@ -78,6 +92,7 @@ TEXTS: Mapping[str, str] = {
         "on GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }}"
     ),
     "GPU": "GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }} ({{ $labels.uuid }})",
+    "kill cause": _kill_explanation(),
     "oom cause": _cause_explanation(),
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
@@ -105,6 +120,7 @@ _VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank"}
 LINKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "device": ("torchmem-training-memory", ("run", "instance", "uuid", "rank")),
     "process": ("torchmem-training-memory", ("run", "instance", "rank")),
+    "run": ("torchmem-training-memory", ("run", "instance")),
     "oom": ("torchmem-oom", ("run", "instance", "rank")),
     "node": ("torchmem-node", ("instance", "uuid")),
     "self": ("torchmem-self", ("instance",)),
