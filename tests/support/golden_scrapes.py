@@ -38,6 +38,9 @@ VOLATILE_VALUES = {
     "torchmem_exporter_start_timestamp_seconds",
     "torchmem_sample_timestamp_seconds",
     "nvml_xid_last_timestamp_seconds",
+    "torchmem_host_rss_bytes",
+    "torchmem_host_limit_bytes",
+    "torchmem_host_available_bytes",
 }
 # Labels of the machine, the user or an installed version are left out.
 VOLATILE_LABELS = {

@@ -67,8 +67,8 @@ def _kill_explanation() -> str:
         '{{- if eq (. | first | label "cause") "host_memory" }}The kernel\'s OOM killer ended it,\n'
         "because host memory was full.\n"
         "{{- else }}The kernel's OOM killer did not end it: the scheduler or a user sent SIGKILL.\n"
-        "{{- end }}{{ else }}Usual reasons: the kernel's OOM killer because host memory was full (see\n"
-        "journalctl -k), a limit of the scheduler, or kill -9.{{ end }}"
+        "{{- end }}{{ else }}Usual reasons: the kernel's OOM killer because host memory was full\n"
+        "(see journalctl -k), a limit of the scheduler, or kill -9.{{ end }}"
     )
 
 
