@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
@@ -185,15 +186,30 @@ def test_an_asynchronous_exception_arrives(open_session: Opener, backend: Simula
     session, thread = open_session(backend, interval=1e-9), threading.get_ident()
     session.step()
 
+    kinds: list[type[Exception]] = [ScriptError, TimeoutError, ValueError] * 20
+    coming: list[type[Exception]] = []
+
+    def interrupt() -> None:
+        """Raise each kind in the training thread some time after the thread has asked for it."""
+        for kind in kinds:
+            while not coming:
+                time.sleep(0.001)
+            coming.clear()
+            time.sleep(0.002)
+            arguments = ctypes.c_ulong(thread), ctypes.py_object(kind)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(*arguments)
+
     def train(kind: type[Exception]) -> None:
-        arguments = (ctypes.c_ulong(thread), ctypes.py_object(kind))
-        threading.Timer(0.002, ctypes.pythonapi.PyThreadState_SetAsyncExc, arguments).start()
+        coming.append(kind)
         while True:
             session.step()
 
-    for kind in [ScriptError, TimeoutError, ValueError] * 20:
+    timer = threading.Thread(target=interrupt, daemon=True)
+    timer.start()
+    for kind in kinds:
         with pytest.raises(kind):
             train(kind)
+    timer.join()
 
     assert 0 == sum(session.errors.counts.values())
 
