@@ -144,6 +144,8 @@ def test_settings_that_pytorch_accepts_are_accepted(text: str) -> None:
         ("max_split_size_mb:32,large_segment_size_mb:64", "64 or more"),
         ("max_non_split_rounding_mb:24,large_segment_size_mb:30", "30 or more"),
         ("large_segment_size_mb:10", "over 10"),
+        (f"max_split_size_mb:{'9' * 5000}", "a whole number, 20 or more"),
+        ("max_split_size_mb:٣٣", "a whole number, 20 or more"),
         ("roundup_power2_divisions:3", "powers of 2"),
         ("roundup_power2_divisions:0", "powers of 2"),
         ("roundup_power2_divisions:[3:4]", "powers of 2"),

@@ -257,6 +257,7 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
         ("listen: {host: a}", "listen in {file}, line 1, is a mapping: give text"),
         ("listen: :1\nlisten: :2", "Duplicate key 'listen' in {file}, line 2: keep one."),
         ('run_dir: "a\\0b"', "run_dir in {file}, line 1, is not a path"),
+        ('run_dir: "a\\eb"', "run_dir in {file}, line 1, is not a path"),
         ("listen: 2001-99-99", "{file} is not valid YAML"),
         ("listen: !!timestamp today", "{file} is not valid YAML"),
         ("ttl_seconds: " + "9" * 5000, "The number in {file}, line 1, is too long"),

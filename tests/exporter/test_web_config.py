@@ -156,6 +156,18 @@ def test_only_tls_13_suites_require_tls_13(write: Write) -> None:
             "cannot be read ({folder}/none.pem: No such",
         ),
         (
+            "tls_server_config: {cert_file: /dev/zero, key_file: server.key}",
+            "cannot be read (/dev/zero: not a PEM file)",
+        ),
+        (
+            'tls_server_config: {cert_file: "a\\eb.pem", key_file: server.key}',
+            "cannot be read ({folder}/a\N{REPLACEMENT CHARACTER}b.pem: No such",
+        ),
+        (
+            'basic_auth_users: {"a\\eb": 1}',
+            "basic_auth_users.a\N{REPLACEMENT CHARACTER}b in {file}",
+        ),
+        (
             "tls_server_config: {cert_file: server.pem, key_file: web.yml}",
             "and its key cannot be used",
         ),
@@ -326,6 +338,14 @@ def test_token_bucket() -> None:
     assert ([True, True, True, False], [True, False]) == (at_once, later)
     assert bucket.take(RateLimit(10.0, 1))
     assert bucket.take(None)
+
+
+def test_long_names_of_users_are_kept(write: Write) -> None:
+    """A name is not cut off, so that two long ones with the same beginning stay two."""
+    users = {"x" * 100: HASH, "x" * 101: HASH}
+    lines = "".join(f"  {name}: {hashed}\n" for name, hashed in users.items())
+
+    assert users == dict(load(write(f"basic_auth_users:\n{lines}")).users)
 
 
 def test_directory_in_place_of_a_key(folder: Path, write: Write) -> None:

@@ -3,7 +3,7 @@
     pip install atheris
     python tests/fuzz/fuzz.py sample_file -max_total_time=120
 
-The names are the functions of tests/support/fuzz.py; further arguments go to libFuzzer.
+The names are those of TARGETS in tests/support/fuzz.py; further arguments go to libFuzzer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main() -> int:
         )
         return 2
     logging.disable()
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], targets[sys.argv[1]])
+    check = targets[sys.argv[1]].check
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], lambda content: bool(check(content)) and None)
     atheris.Fuzz()
     return 0
 

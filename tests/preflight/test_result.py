@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.preflight.result import Ended, StepMemory, growth, read_result
+from torchmem.sample.errors import UsageError
 
 STEPS = 20
 
@@ -74,6 +75,24 @@ def test_the_training_process_has_the_most_steps(tmp_path: Path) -> None:
         (tmp_path / f"{pid}.snapshot.pickle").touch()
     result = read_result(tmp_path, 0, 1.0)
     assert (result.steps, result.snapshot) == (5, tmp_path / "8.snapshot.pickle")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"steps": 1}',
+        b"[" * 100_000,
+        b'{"devices": [{"phase_peaks": [[1]]}]}',
+    ],
+)
+def test_a_damaged_report_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    """A report that was cut off or changed says what to do."""
+    (tmp_path / "7.report.json").write_bytes(content)
+    with pytest.raises(UsageError, match="run the preflight again"):
+        read_result(tmp_path, 0, 1.0)
 
 
 def test_a_script_that_never_used_the_card(tmp_path: Path) -> None:

@@ -1,26 +1,51 @@
-"""Checks that hold for any bytes, one function for each input that the exporter parses."""
+"""What must hold for any bytes, one check for each input that others than the user may write.
+
+A check returns whether the input was accepted; False means that it was refused as it should be. It
+raises what the caller of the code would get instead, or AssertionError if the answer is wrong.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import json
+import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+from support import attacked_exporter, reports
 from support.exposition import Exposition
+from support.hostile import Documents, hostile, json_bytes, pickle_bytes
+from support.recordings import varying_lengths
+from support.samples import full_sample
 
+from torchmem.allocator import oom_report
+from torchmem.allocator.settings import AllocatorConfig, rejection_reason
+from torchmem.cli.main import main
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
+from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.run_directory import Published, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
+from torchmem.oom import text as oom_text
+from torchmem.preflight.result import ProcessReport, no_verdict_error, read_result
+from torchmem.recording.content import InvalidSnapshotError, check
+from torchmem.recording.worker import load
+from torchmem.rules import thresholds
+from torchmem.sample import capture_messages
 from torchmem.sample.errors import UsageError
+from torchmem.sample.procfs import start_ticks
+from torchmem.sample.sample import encode
 
 
 class _Families:
@@ -28,39 +53,49 @@ class _Families:
         self.collect = lambda: families
 
 
-def _with_file(content: bytes, load: Callable[[Path], object]) -> None:
-    """Check that loading succeeds or raises UsageError with one sentence."""
+def _check_sentence(text: str) -> None:
+    assert text.isprintable(), text
+    assert text, "an error without a text"
+
+
+def _with_file(content: bytes, read: Callable[[Path], object]) -> bool:
+    """Check that reading a file succeeds, or raises UsageError with one sentence."""
     with tempfile.NamedTemporaryFile(suffix=".yml") as file:
         file.write(content)
         file.flush()
-        sentence = ""
         try:
-            load(Path(file.name))
+            read(Path(file.name))
         except UsageError as error:
-            sentence = str(error)
-        assert sentence.isprintable(), sentence
+            _check_sentence(str(error))
+            return False
+    return True
 
 
-def settings_file(content: bytes) -> None:
+def settings_file(content: bytes) -> bool:
     """Check `--config`: the settings, printed as YAML, give the same settings."""
 
-    def load(file: Path) -> None:
+    def read(file: Path) -> None:
         settings = config.load(file, {})
         file.write_text(settings.as_yaml())
         assert settings == config.load(file, {}), settings
 
-    _with_file(content, load)
+    return _with_file(content, read)
 
 
-def web_config_file(content: bytes) -> None:
+def web_config_file(content: bytes) -> bool:
     """Check `--web.config.file`."""
-    _with_file(content, web_config.load)
+    return _with_file(content, web_config.load)
 
 
-def yaml_file(content: bytes) -> None:
+def thresholds_file(content: bytes) -> bool:
+    """Check the file of `torchmem rules`."""
+    return _with_file(content, thresholds.load)
+
+
+def yaml_file(content: bytes) -> bool:
     """Check that the strict reader has all keys that PyYAML reads."""
 
-    def load(file: Path) -> None:
+    def read(file: Path) -> None:
         section = strict_yaml.read(file, None)
         assert set(strict_yaml.read_plain(file)) == set(section)
         with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
@@ -68,33 +103,300 @@ def yaml_file(content: bytes) -> None:
             if isinstance(plain, dict) and all(isinstance(key, str) for key in plain):
                 assert {key for key in plain if plain[key] is not None} <= set(section), plain
 
-    _with_file(content, load)
+    return _with_file(content, read)
 
 
-def sample_file(content: bytes) -> None:
+def sample_file(content: bytes) -> bool:
     """Check a sample file: it is rejected, or gives valid metrics and targets of this node."""
     try:
         sample = decode(content)
     except RejectedSampleError:
-        return
+        return False
     published = [Published(sample, sample.process.pid, "running", attributed=True)]
     Exposition.of_text(generate_latest(_Families(list(sample_families(published, {})))).decode())
     for group in target_groups(published, "node5", "10.0.0.9", {"10.0.0.5"}):
         assert group["targets"][0].rpartition(":")[0] in {"node5", "10.0.0.5"}, group
+    return True
 
 
-def headers(content: bytes) -> None:
+def headers(content: bytes) -> bool:
     """Check that any text is accepted as a request header."""
     text = content.decode("latin-1")
     choose_format(text)
     accepts_gzip(text)
     seconds = answer_seconds(text)
     assert seconds is None or seconds > 0
-    credentials(text)
     target_groups([], text, text, ())
+    return credentials(text) is not None
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function
-    for function in (settings_file, web_config_file, yaml_file, sample_file, headers)
+def oom_report_file(content: bytes) -> bool:
+    """Check an OOM report: it is refused, or printed, and it survives being written again."""
+    try:
+        report = oom_report.decode(content)
+    except UsageError as error:
+        _check_sentence(str(error))
+        return False
+    page = oom_text.page(Path("1-2-3-0.oom.json"), report)
+    assert page.replace("\n", "").isprintable(), page
+    assert oom_text.table([(Path("1-2-3-0.oom.json"), report)])
+    assert oom_report.decode(oom_report.encode(report)) == report
+    return True
+
+
+def capture_message(content: bytes) -> bool:
+    """Check a request to record memory history, and the answer to one."""
+    return any([_is_request(content), _is_answer(content)])
+
+
+def _is_request(content: bytes) -> bool:
+    try:
+        request = capture_messages.decode_request(content)
+    except ValueError as error:
+        _check_sentence(str(error))
+        return False
+    assert capture_messages.decode_request(capture_messages.encode(request)) == request
+    return True
+
+
+def _is_answer(content: bytes) -> bool:
+    try:
+        answer = capture_messages.decode_answer(content)
+    except ValueError as error:
+        _check_sentence(str(error))
+        return False
+    assert capture_messages.decode_answer(capture_messages.encode(answer)) == answer
+    return True
+
+
+def snapshot(content: bytes) -> bool:
+    """Check a memory snapshot as the child process reads it, which may run out of memory."""
+    try:
+        check(load(io.BytesIO(content)), len(content))
+    except InvalidSnapshotError as error:
+        _check_sentence(str(error))
+        return False
+    except MemoryError:
+        return False
+    return True
+
+
+def snapshot_file(content: bytes) -> bool:
+    """Check that `torchmem whatif` answers for a snapshot, or exits with 2 and one sentence."""
+    shown, errors = io.StringIO(), io.StringIO()
+    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
+        file.write(content)
+        file.flush()
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(errors):
+            code = main(["whatif", file.name, *(["--card", "24GB"] if len(content) % 2 else [])])
+    refused = errors.getvalue().removesuffix("\n")
+    assert (code == 2) == refused.startswith("torchmem: "), (code, refused)
+    assert refused.isprintable(), refused
+    assert shown.getvalue().replace("\n", "").isprintable(), shown.getvalue()
+    return code != 2
+
+
+def preflight_report(content: bytes) -> bool:
+    """Check the report that the script's process leaves behind, which may be damaged."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "7.report.json").write_bytes(content)
+        try:
+            result = read_result(Path(name), len(content) % 2, 1.0)
+        except UsageError as error:
+            _check_sentence(str(error))
+            return False
+    no_verdict_error(result)
+    return True
+
+
+def allocator_settings(content: bytes) -> bool:
+    """Check a value of PYTORCH_CUDA_ALLOC_CONF: one sentence, or settings for the simulator."""
+    text = content.decode(errors="surrogateescape")
+    reason = rejection_reason(text)
+    if reason is None:
+        AllocatorConfig.parse(text)
+    return reason is None
+
+
+def process_files(content: bytes) -> bool:
+    """Check that a process that chooses its own name and cgroup cannot hide or change its data."""
+    comm, _, cgroup = content.partition(b"\n")
+    with tempfile.TemporaryDirectory() as name:
+        entry = Path(name) / "7"
+        entry.mkdir()
+        (entry / "comm").write_bytes(comm + b"\n")
+        (entry / "cgroup").write_bytes(cgroup)
+        (entry / "status").write_text("Uid:\t0\t1000\t0\t0\n")
+        (entry / "stat").write_bytes(b"7 (" + comm + b") S " + b"0 " * 18 + b"4711 0 0\n")
+        assert start_ticks(7, Path(name)) == 4711
+        labels = ProcessOwners(Path(name), lambda uid: "ada").labels(7)
+    assert (labels["uid"], labels["user"]) == ("1000", "ada")
+    assert all(map(str.isprintable, labels.values())), labels
+    return len(labels) > 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """One input: its check, how hostile input is made, and its share of a campaign's inputs.
+
+    `valid` are examples as bytes, `documents` as trees, `words` what a valid input is made of.
+    `threads`: how many inputs are tried at once.
+    """
+
+    check: Callable[[bytes], bool]
+    share: int
+    words: tuple[str, ...] = ()
+    documents: Callable[[], Documents | None] = lambda: None
+    valid: Callable[[], list[bytes]] = list
+    threads: int = 1
+
+
+def _samples() -> Documents:
+    return Documents([json.loads(encode(full_sample()))], json_bytes)
+
+
+def _reports() -> Documents:
+    known = map(oom_report.encode, reports.BY_NAME.values())
+    return Documents([json.loads(content) for content in known], json_bytes)
+
+
+def _messages() -> Documents:
+    messages = (
+        capture_messages.CaptureRequest(20.0),
+        capture_messages.CaptureAnswer(1_700_000_000_000_000_000, "refused", "it is stopped."),
+    )
+    return Documents([asdict(message) for message in messages], json_bytes)
+
+
+def _snapshots(steps: int) -> Documents:
+    small = varying_lengths(steps=steps), varying_lengths(steps=steps, card_bytes=1 << 29)
+    return Documents([job.snapshot() for job in small], pickle_bytes)
+
+
+def _preflight_reports() -> Documents:
+    step = {"step": 1, "peak_allocated": 5, "peak_reserved": 6, "allocated": 4}
+    device = {
+        **dict.fromkeys(("device", "outside", "peak_step", "stranded", "retries", "ooms"), 0),
+        "total": 80 << 30,
+        "peak_allocated": 5,
+        "peak_reserved": 6,
+        "device_allocs": 3,
+        "peak_phase": "backward",
+        "phase_peaks": [["backward", 5]],
+        "steps": [step] * 3,
+    }
+    report = ProcessReport(
+        stopped=True,
+        steps=3,
+        out_of_memory=False,
+        message="Tried to allocate 2.00 GiB",
+        devices=(),
+        host_bytes=1 << 30,
+        values_read=2,
+        torch_version="2.13.0",
+    )
+    return Documents([asdict(report) | {"devices": [device]}], json_bytes)
+
+
+def _settings() -> Documents:
+    tree = {
+        "listen": "127.0.0.1:9847",
+        "run_dir": "/run/torchmem",
+        "ttl_seconds": 900,
+        "processes_per_gpu": 8,
+        "web_config_file": "web.yml",
+    }
+    return Documents([tree], json_bytes)
+
+
+def _web_configs() -> Documents:
+    tls = {"cert_file": "/dev/null", "key_file": "/dev/null", "min_version": "TLS12"}
+    users = {"ada": "$2y$10$" + "a" * 53}
+    tree = {
+        "tls_server_config": tls | {"client_auth_type": "NoClientCert", "cipher_suites": ["x"]},
+        "http_server_config": {"headers": {"X-Frame-Options": "deny"}},
+        "basic_auth_users": users,
+        "rate_limit": {"interval": "1m3s", "burst": 5},
+    }
+    return Documents([tree, {"basic_auth_users": users}], json_bytes)
+
+
+def _thresholds() -> Documents:
+    values = yaml.safe_load(thresholds.defaults_text())
+    override = {"match": {"run": "llm-.*"}, "fragmentation_ratio": 0.8}
+    return Documents([values, {"overrides": [override]}], json_bytes)
+
+
+def _written(documents: Callable[[], Documents]) -> Callable[[], list[bytes]]:
+    """Return the documents as they are written without a change."""
+
+    def write() -> list[bytes]:
+        known, rng = documents(), random.Random(0)
+        return [known.write(rng, tree) for tree in known.trees]
+
+    return write
+
+
+YAML_WORDS = (
+    *["<<", "&a", "*a", "!!binary", "!!timestamp", "!!python/object:os.system", "2001-99-99"],
+    *["0b_", "---", "? ", "%YAML 9", "~", "1e9", "- ", ": ", "\n  ", "true", "-1", "0o17", "5:30"],
+)
+HEADER_WORDS = (
+    *["gzip", "q=", "0.5", "application/openmetrics-text", "version=", "1.0.0", "nan", "1e999"],
+    *["Basic ", "Ojo=", "b3BzOng=", ";", ",", "*", "identity", "00-4bf92f3577b34da6a3ce-01"],
+)
+ALLOCATOR_WORDS = (
+    *["expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "True", "False"],
+    *["large_segment_size_mb", "roundup_power2_divisions", "garbage_collection_threshold", ":"],
+    *["per_process_memory_fraction", "throw_on_cudamalloc_oom", "[256:1,512:2,>:4]", ",", "0.8"],
+    *["128", "20", "4", "9" * 5000, "٣", "²", "1_0", " ", "\t", "]", "[", ">", "-1", "1e3"],
+)
+PROCESS_WORDS = (
+    *["python", ") Z 1 2", "(", ")", "Uid:\t0", "0::/kubepods.slice/kubepods-pod", "a0" * 32],
+    *["docker-", ".scope", "/slurm/uid_0/job_7/", "\n", "0d5c3c0b-6bd4-4a7c-9f2f-57b2a3e0c9d1"],
+)
+
+TARGETS: dict[str, Target] = {
+    "sample_file": Target(sample_file, 400, (), _samples, _written(_samples)),
+    "run_directory": Target(attacked_exporter.run_directory, 10),
+    "http_request": Target(
+        attacked_exporter.http_request,
+        60,
+        attacked_exporter.REQUEST_WORDS,
+        valid=lambda: [attacked_exporter.REQUEST],
+        threads=16,
+    ),
+    "headers": Target(headers, 360, HEADER_WORDS, valid=lambda: [b"Basic b3BzOng=", b"gzip;q=0.5"]),
+    "oom_report_file": Target(oom_report_file, 250, (), _reports, _written(_reports)),
+    "capture_message": Target(capture_message, 260, (), _messages, _written(_messages)),
+    "snapshot": Target(snapshot, 120, (), lambda: _snapshots(2), _written(lambda: _snapshots(2))),
+    "snapshot_file": Target(snapshot_file, 2, (), lambda: _snapshots(4)),
+    "preflight_report": Target(
+        preflight_report, 98, (), _preflight_reports, _written(_preflight_reports)
+    ),
+    "allocator_settings": Target(
+        allocator_settings,
+        280,
+        ALLOCATOR_WORDS,
+        valid=lambda: [b"expandable_segments:True,max_split_size_mb:128", b"max_split_size_mb:20"],
+    ),
+    "process_files": Target(process_files, 80, PROCESS_WORDS),
+    "settings_file": Target(settings_file, 40, YAML_WORDS, _settings, _written(_settings)),
+    "web_config_file": Target(
+        web_config_file, 40, YAML_WORDS, _web_configs, _written(_web_configs)
+    ),
+    "thresholds_file": Target(thresholds_file, 10, YAML_WORDS, _thresholds),
+    "yaml_file": Target(yaml_file, 20, YAML_WORDS, _settings, _written(_settings)),
 }
+
+
+def make_input(seed: int, target: str, number: int) -> bytes:
+    """Return hostile input, which depends only on the arguments."""
+    valid, documents = _examples(target)
+    rng = random.Random(f"{seed}/{target}/{number}")
+    return hostile(rng, valid, TARGETS[target].words, documents)
+
+
+@functools.cache
+def _examples(target: str) -> tuple[list[bytes], Documents | None]:
+    return TARGETS[target].valid(), TARGETS[target].documents()

@@ -207,7 +207,7 @@ def test_the_cards_of_a_preflight_are_known(
         ),
         (
             ("--setting", "max_split_size_mb:many"),
-            "--setting: max_split_size_mb must be 20 or more.",
+            "--setting: max_split_size_mb must be a whole number, 20 or more.",
         ),
         (("--plot", "plot.pdf"), "--plot draws png and svg"),
         (("--plot", "nowhere/plot.png"), "--plot: there is no directory nowhere"),

@@ -335,7 +335,7 @@ def test_settings_that_pytorch_rejects_are_not_replayed() -> None:
     """A setting that would stop the program at its start has PyTorch's reason."""
     answer = what_if(fragmented(), settings=("max_split_size_mb:16", "max_split_size_mb:64"))
     _, refused, tried = answer.outcomes
-    assert "max_split_size_mb must be 20 or more." == refused.refused
+    assert "max_split_size_mb must be a whole number, 20 or more." == refused.refused
     assert tried.refused is None
 
 

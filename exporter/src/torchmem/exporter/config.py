@@ -62,7 +62,7 @@ class Settings:
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
-        text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1 << 16)
+        text: str = yaml.safe_dump(values, sort_keys=False, width=1 << 16)
         return text
 
 
@@ -100,6 +100,6 @@ def _from_file(file: Path, defaults: Settings) -> Settings:
 
 def _path(section: Section, key: str) -> Path | None:
     text = section.text(key)
-    if "\0" in text:
+    if not text.isprintable():
         section.refuse(key, "is not a path: correct it.")
     return Path(text) if text else None

@@ -14,9 +14,11 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from torchmem.sample.errors import UsageError, did_you_mean
+from torchmem.sample.untrusted import printable
 
 MAX_BYTES = 1 << 20
 MAX_NUMBER_LENGTH = 100
+MAX_SHOWN = 80  # characters of a key or a value in an error
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 T = TypeVar("T")
 
@@ -120,7 +122,8 @@ class Section:
         return Section(self._file, entries, known, self._path(key))
 
     def _path(self, key: str) -> str:
-        return f"{self._name}.{key}" if self._name else key
+        shown = _shown(key)
+        return f"{self._name}.{shown}" if self._name else shown
 
     def _get(self, key: str, default: T, fits: Callable[[Any], bool], expected: str) -> T:
         if key not in self:
@@ -159,15 +162,27 @@ def _plain(entry: Entry, converted: dict[int, Any]) -> Any:
 
 def _entries(file: Path) -> dict[str, Entry]:
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}; check the path.") from error
-    if len(content) > MAX_BYTES:
-        raise UsageError(f"{file} is larger than {MAX_BYTES >> 20} MiB: give the right file.")
+    except ValueError:
+        raise UsageError(
+            f"{file} is a device or larger than {MAX_BYTES >> 20} MiB: give the right file."
+        ) from None
     entries = _parse(content, file).value
     if not isinstance(entries, dict | None):
         raise UsageError(f"{file} must hold `key: value` lines: correct it.")
     return entries or {}
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return the content of a file.
+
+    Raise OSError, or ValueError for more than MAX_BYTES and for a device, which may have no end.
+    """
+    if file.is_char_device() or file.stat().st_size > MAX_BYTES:
+        raise ValueError("too large")
+    return file.read_bytes()
 
 
 def _parse(content: bytes, file: Path) -> Entry:
@@ -222,17 +237,22 @@ class _Converter:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise UsageError(f"A key in {self._file}, line {line}, is not text: correct it.")
-            name = key.value[:80]
+            name: str = key.value
             if name in entries:
-                raise UsageError(f"Duplicate key {name!r} in {self._file}, line {line}: keep one.")
+                place = f"{_shown(name)!r} in {self._file}, line {line}"
+                raise UsageError(f"Duplicate key {place}: keep one.")
             entries[name] = replace(self.entry(value), line=line)
         return entries
+
+
+def _shown(key: str) -> str:
+    return printable(key[:MAX_SHOWN])
 
 
 def _description(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
-    return "a mapping" if isinstance(value, dict) else repr(value)[:80]
+    return "a mapping" if isinstance(value, dict) else repr(value)[:MAX_SHOWN]
 
 
 def _is_positive(value: Any) -> bool:

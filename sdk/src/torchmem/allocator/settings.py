@@ -31,7 +31,9 @@ _SWITCHES = {
     "release_lock_on_cudamalloc",
     "graph_capture_record_stream_reuse",
 }
-_PAIR = re.compile(r"([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)")
+# The lookbehind starts a match only where a key starts, which keeps the search linear.
+_PAIR = re.compile(r"(?<![^,:\[\]])([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)")
+_INTEGER = re.compile(r"[0-9]{1,18}")
 
 
 def parse_alloc_conf(text: str) -> dict[str, str]:
@@ -87,14 +89,14 @@ def _is_ignored(
 
 def _is_ineffective(name: str, value: str, effective: Mapping[str, str]) -> bool:
     """Return whether the allocator does not use a parsed value, as for features a build lacks."""
-    if name == "max_split_size_mb" and value.isdecimal():
+    if name == "max_split_size_mb" and _INTEGER.fullmatch(value):
         return effective.get("max_split_size") != str(int(value) * MIB)
     return name in _SWITCHES and effective.get(name, value) != value
 
 
 _LARGE_MB = LARGE_BUFFER // MIB
 _MIN_LARGE_MB = MIN_LARGE_ALLOC // MIB
-_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def rejection_reason(text: str) -> str | None:
@@ -126,12 +128,14 @@ def _check_switch(value: str, _: Mapping[str, str]) -> str | None:
 
 def _check_split_size(value: str, conf: Mapping[str, str]) -> str | None:
     large = conf.get("large_segment_size_mb", "")
-    minimum = int(large) if large.isdecimal() else _LARGE_MB
-    return _require(value.isdecimal() and int(value) >= minimum, f"{minimum} or more")
+    minimum = int(large) if _INTEGER.fullmatch(large) else _LARGE_MB
+    valid = bool(_INTEGER.fullmatch(value)) and int(value) >= minimum
+    return _require(valid, f"a whole number, {minimum} or more")
 
 
 def _check_segment_size(value: str, _: Mapping[str, str]) -> str | None:
-    return _require(value.isdecimal() and int(value) > _MIN_LARGE_MB, f"over {_MIN_LARGE_MB}")
+    valid = bool(_INTEGER.fullmatch(value)) and int(value) > _MIN_LARGE_MB
+    return _require(valid, f"a whole number over {_MIN_LARGE_MB}")
 
 
 def _check_threshold(value: str, _: Mapping[str, str]) -> str | None:
@@ -154,7 +158,7 @@ def _check_divisions(value: str, _: Mapping[str, str]) -> str | None:
 
 
 def _is_power_of_2(text: str) -> bool:
-    return text.isdecimal() and int(text).bit_count() == 1
+    return bool(_INTEGER.fullmatch(text)) and int(text).bit_count() == 1
 
 
 _CHECKS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {

@@ -172,7 +172,9 @@ def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one ca
         (known,) = (argument for argument in arguments if argument is not type(None))
         return None if value is None else _convert(value, known, name)
     if origin is tuple and isinstance(value, list):
-        return tuple(_convert(item, arguments[0], name) for item in value)
+        kinds = (arguments[0],) * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) == len(value):
+            return tuple(map(_convert, value, kinds, (name,) * len(value)))
     if origin is dict and isinstance(value, dict):
         return {
             _convert(key, arguments[0], name): _convert(item, arguments[1], name)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import StatisticsError, correlation, linear_regression
-from typing import Any, Literal
+from typing import Literal
 
 from torchmem.allocator.sizes import parse_size
 from torchmem.preflight.plan import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import convert
 
 Ended = Literal["steps", "finished", "oom", "error", "unsupported"]
 """How a run ended.
@@ -172,9 +173,14 @@ class ProcessReport:
 
     @classmethod
     def load(cls, path: Path) -> ProcessReport:
-        """Read the file of one process."""
-        fields = json.loads(path.read_text())
-        return cls(**fields | {"devices": tuple(map(_device, fields["devices"]))})
+        """Read the file of one process. Raise UsageError if it is damaged."""
+        try:
+            return convert(json.loads(path.read_bytes()), cls)
+        except (ValueError, RecursionError):
+            raise UsageError(
+                "the report of the script's process is damaged, perhaps because the disk was full: "
+                "run the preflight again."
+            ) from None
 
 
 def read_result(folder: Path, exit_code: int, seconds: float) -> RunResult:
@@ -254,12 +260,6 @@ def growth(steps: Sequence[StepMemory]) -> int | None:
 def counted(number: int, noun: str) -> str:
     """Return "1 step" or "1,024 steps"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _device(fields: Mapping[str, Any]) -> DeviceMemory:
-    steps = tuple(StepMemory(**step) for step in fields["steps"])
-    phases = tuple((phase, peak) for phase, peak in fields["phase_peaks"])
-    return DeviceMemory(**{**fields, "steps": steps, "phase_peaks": phases})
 
 
 def _names(path: Path) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchmem.exporter.strict_yaml import Section
+from torchmem.exporter.strict_yaml import Section, read_bytes
+from torchmem.sample.untrusted import printable
 
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
 _CLIENT_AUTH = {
@@ -112,12 +113,12 @@ def _pem(section: Section, name: str, folder: Path, *, required: bool) -> bytes:
     if not path and not section.text(name) and required:
         section.refuse(f"{name}_file", "is missing: TLS needs a certificate and a key.")
     try:
-        return (folder / path).read_bytes() if path else section.text(name).encode()
+        return read_bytes(folder / path) if path else section.text(name).encode()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        reason = error.strerror if isinstance(error, OSError) else "not a PEM file"
+        shown = printable(str(folder / path))
         section.refuse(
-            f"{name}_file",
-            f"cannot be read ({folder / path}: {reason}): check the path and the file mode.",
+            f"{name}_file", f"cannot be read ({shown}: {reason}): check the path and the file mode."
         )
 
 
