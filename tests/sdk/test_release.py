@@ -77,7 +77,7 @@ class CountingBackend(SimulatedBackend):
         self.emptied = (*self.emptied, self.stepping)
         super().empty_cache()
 
-    def step(self, optimizer: int = 0) -> None:
+    def step(self, optimizer: object = 0) -> None:
         self.stepping = True
         super().step(optimizer)
         self.stepping = False

@@ -46,7 +46,7 @@ def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> 
     backend = SimulatedBackend([allocator])
     seen: list[str] = []
 
-    def first(_: int) -> None:
+    def first(_: object) -> None:
         seen.append("first")
         remove()
 

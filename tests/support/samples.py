@@ -85,6 +85,7 @@ devices = st.builds(
     phase_peaks=st.dictionaries(text, size, max_size=3),
     stats_timestamp=_optional(seconds),
     driver_free_bytes=_optional(size),
+    components=st.dictionaries(text, size, max_size=8),
 )
 processes = st.builds(
     Process,
@@ -169,6 +170,14 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         phase_peaks={"forward": 48 * gib},
         stats_timestamp=1_700_000_002.0,
         driver_free_bytes=5 * gib,
+        components={
+            "parameters": 8 * gib,
+            "gradients": 8 * gib,
+            "optimizer_state": 16 * gib,
+            "kv_cache": 2 * gib,
+            "held": 5 * gib + (1 << 20),
+            "rounding": gib,
+        },
     )
     process = Process(
         pid=pid,

@@ -47,6 +47,7 @@ from torchmem.sample.run_directory import (
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     LIVE_STATES,
+    MAX_COMPONENTS,
     SCHEMA_VERSION,
     STEP_DURATION_BOUNDS,
     DeviceSample,
@@ -517,6 +518,7 @@ def _is_consistent(sample: Sample) -> bool:
         0 < sample.process.pid <= MAX_PID
         and len(sample.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
         and all(_is_plausible(device.layout) for device in sample.devices if device.layout)
+        and all(len(device.components) <= MAX_COMPONENTS for device in sample.devices)
     )
 
 

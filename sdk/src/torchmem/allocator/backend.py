@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 
+Storages = dict[int, dict[int, int]]
+"""Bytes of storages by device index and address."""
+
 OomObserver = Callable[[int, int, int, int], None]
 """Called with the device index, the request rounded up to a segment, the process's memory limit (or
 the device's total) and the driver's free memory, all in bytes."""
+
+
+class TensorCounter(Protocol):
+    """Finds the storages of the script's tensors on this backend's devices."""
+
+    def count(self, values: Iterable[object], found: Storages) -> None:
+        """Add the storages of tensors, and of tensors inside containers and objects."""
+
+    def tensors(self, value: object) -> list[Any]:
+        """Return the tensors in a tensor, container, or object."""
+
+    def count_gradients(self, parameters: Iterable[Any], found: Storages) -> None:
+        """Add the storages of the gradients that exist; for the thread that trains."""
+
+    def have_gradients(self, parameters: Sequence[Any]) -> tuple[bool, ...]:
+        """Return which parameters have a gradient; for the thread that trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +126,14 @@ class Backend(Protocol):
     def on_init(self, callback: Callable[[], None]) -> None:
         """Run `callback` once when CUDA is initialized, or now if it already is."""
 
-    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
-        """Run `callback` in the training thread after each optimizer step.
+    def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:
+        """Run `callback` with the optimizer, in the training thread, after each of its steps.
 
-        Its argument is a number that identifies the optimizer. Return a function that removes it.
+        Return a function that removes it.
         """
+
+    def tensor_counter(self) -> TensorCounter | None:
+        """Return what finds the script's tensors; None if this allocator has none."""
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach `observer` for the life of the process.

@@ -80,6 +80,13 @@ ACTIVE_PEAK = _group.gauge(
 RESERVED_PEAK = _group.gauge(
     "torchmem_reserved_peak_bytes", "Highest reserved bytes since the process started."
 )
+COMPONENT = _group.gauge(
+    "torchmem_component_bytes",
+    "What the allocated bytes consist of: parameters, gradients, optimizer_state, held (what else "
+    "lives between steps), step (allocated since the last step ended), rounding, and the parts "
+    "that the script tracks. They add up to the allocated bytes.",
+    "component",
+)
 DEVICE_TOTAL = _group.gauge(
     "torchmem_device_total_bytes", "Total memory of the device, as CUDA reports it to the process."
 )

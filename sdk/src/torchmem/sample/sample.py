@@ -22,6 +22,13 @@ OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = get_args(State)
 
+Component = Literal[
+    "parameters", "gradients", "optimizer_state", "held", "step", "gradients_or_step", "rounding"
+]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+# With the parts that the script tracks.
+MAX_COMPONENTS = 32
+
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
 
@@ -154,6 +161,8 @@ class DeviceSample:
     `stats_timestamp` is the time at which `allocator`, `counters` and `driver_free_bytes` were
     read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo. The headroom of `layout` is
     never above what these two leave. Samples of older versions lack both.
+    `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by the
+    name of a part that the script tracks. They add up to the allocated bytes, or are empty.
     """
 
     index: int
@@ -167,6 +176,7 @@ class DeviceSample:
     phase_peaks: dict[str, int] = field(default_factory=dict)
     stats_timestamp: float | None = None
     driver_free_bytes: int | None = None
+    components: dict[str, int] = field(default_factory=dict)
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

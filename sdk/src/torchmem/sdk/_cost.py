@@ -22,6 +22,18 @@ TICK_BUDGET = 0.0001
 MAX_STRETCH = 5.0
 MAX_STRETCHED_SECONDS = 10.0
 
+# Counting what holds the memory (`_optimizers`): the share of wall time for repeated work, that
+# while a count is spread over many steps, and the longest part of it in one step.
+COMPONENT_BUDGET = 0.0001
+TRACK_BUDGET = 0.0005
+COUNT_SHARE = 0.002
+MAX_SLICE_SECONDS = 0.005
+# Pauses between two counts: if nothing seems to have changed, and after an unexplained change.
+RECOUNT_SECONDS = 600.0
+MIN_RECOUNT_SECONDS = 60.0
+# A change in the optimizers is counted as soon as this share of wall time allows.
+CHANGE_BUDGET = 0.001
+
 # What a step without a read costs at most, with cold caches.
 MAX_STEP_SECONDS = 0.00002
 # Shortest pause of the background thread, whatever `interval` is.

@@ -53,6 +53,7 @@ class DeviceRecord:
         self.periodic_layout: Layout | None = None
         self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
+        self.components: dict[str, int] = {}
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
@@ -65,12 +66,16 @@ class DeviceRecord:
         for name in COUNTERS:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
-        for name in PEAKS:
-            self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
-        self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
+        self.keep_peaks(stats)
         if self._ooms is None and "num_ooms" in stats:
             self._ooms = {}
         self.allocator = self._allocator(stats)
+
+    def keep_peaks(self, stats: NestedStats) -> None:
+        """Take only the peaks of one nested statistics dict."""
+        for name in PEAKS:
+            self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
+        self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
 
     def _allocator(self, stats: NestedStats) -> Allocator:
         return Allocator(
@@ -127,6 +132,7 @@ class DeviceRecord:
             phase_peaks=dict(self.phase_peaks),
             stats_timestamp=self.stats_timestamp,
             driver_free_bytes=self.driver_free,
+            components=self.components,
         )
 
     def _layout(self, *, expandable: bool) -> Layout | None:

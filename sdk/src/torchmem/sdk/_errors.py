@@ -15,6 +15,7 @@ Stage = Literal[
     "snapshot",
     "step",
     "phase",
+    "components",
     "capture",
     "release",
     "oom",

@@ -40,6 +40,7 @@ from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
 from torchmem.sdk._settings import MAX_SECONDS, Settings
+from torchmem.sdk._tracked import Moment
 from torchmem.sdk.steps import StepClock
 
 JOIN_SECONDS = 0.5
@@ -55,7 +56,7 @@ class Monitor:
     def __init__(
         self, settings: Settings, backend: Backend, environment: Mapping[str, str], errors: Errors
     ) -> None:
-        self.recorder = Recorder(backend)
+        self.recorder = Recorder(backend, errors)
         self.cost = CpuMeter()
         self.host = HostReader(backend)
         self.phases = Phases(
@@ -133,15 +134,15 @@ class Monitor:
             self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET
         )
         self.start()
-        self._read_stats()
+        self._read_stats("step")
         self._main_thread.at_step()
         if self._release:
             self._release.at_step(now)
 
-    def _read_stats(self) -> None:
+    def _read_stats(self, moment: Moment = "idle") -> None:
         with self._errors.suppress("stats"):
             self.recorder.read_settings()
-            self.recorder.read_stats()
+            self.recorder.read_stats(moment)
             self.host.read_pinned()
         self._idle_reads.record(time.perf_counter(), self.recorder.stats_seconds or 0.0)
 

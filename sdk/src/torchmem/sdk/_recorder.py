@@ -13,10 +13,13 @@ from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
+from torchmem.sdk._components import Components
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._ending import LibraryOom
+from torchmem.sdk._errors import Errors
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
+from torchmem.sdk._tracked import Moment
 
 OBSERVER_LOCK_SECONDS = 1.0
 
@@ -40,8 +43,10 @@ class RawSnapshot:
 class Recorder:
     """The records of all devices; used by training thread, sampler, and OOM observer."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, errors: Errors | None = None) -> None:
         self.backend = backend
+        self.errors = errors or Errors()
+        self.components = Components(backend.tensor_counter(), self.errors)
         self.settings: dict[str, str] = {}
         self.expandable = False
         self.stats_seconds: float | None = None
@@ -61,21 +66,34 @@ class Recorder:
         # Segments that were expandable once stay so, and stay out of inactive_split.
         self.expandable = self.expandable or self.settings.get("expandable_segments") != "False"
 
-    def read_stats(self) -> None:
+    def read_stats(self, moment: Moment = "idle") -> None:
         """Read the statistics of every device; return at once when another thread is reading."""
         with hold(self._lock) as is_locked:
             if is_locked:
                 started = time.perf_counter()
-                self._read_stats()
+                self._read_stats(moment)
                 self.stats_seconds = time.perf_counter() - started
 
-    def _read_stats(self) -> None:
+    def _read_stats(self, moment: Moment) -> None:
         for device in self.backend.devices():
             record = self._records.setdefault(device.index, DeviceRecord(device))
             stats = self.backend.memory_stats(device.index)
             if stats:
                 record.update(stats)
                 record.driver_free = self.backend.free_bytes(device.index)
+        self._read_components(moment)
+
+    def _read_components(self, moment: Moment) -> None:
+        counted: dict[int, dict[str, int]] = {}
+        with self.errors.suppress("components"):
+            allocators = {
+                index: record.allocator
+                for index, record in self._records.items()
+                if record.allocator
+            }
+            counted = self.components.read(allocators, moment)
+        for index, record in self._records.items():
+            record.components = counted.get(index, {})
 
     def allocated(self) -> dict[int, tuple[int, int]]:
         """Return the allocated bytes of every device, current and peak."""
@@ -94,8 +112,10 @@ class Recorder:
 
     def reset_peaks(self) -> None:
         """Reset PyTorch's peaks after taking them into the records' high-water marks."""
-        self.read_stats()
-        for index in list(self._records):
+        for index, record in self.records().items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                record.keep_peaks(stats)
             self.backend.reset_peaks(index)
 
     def take_snapshot(self) -> None:
@@ -143,7 +163,7 @@ class Recorder:
     def record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
         """Count an OOM, classify it, and read the state it left; for the OOM observer."""
         with hold(self._lock, OBSERVER_LOCK_SECONDS):
-            self._read_stats()
+            self._read_stats("oom")
             return examine(
                 self.backend, self._records[device], AllocatorConfig.of(self.settings), failed
             )
@@ -155,7 +175,7 @@ class Recorder:
         None without any device.
         """
         with hold(self._lock, OBSERVER_LOCK_SECONDS):
-            self._read_stats()
+            self._read_stats("oom")
             record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
             if record is None:
                 return None

@@ -110,6 +110,18 @@ class Session:
         """
         return Phase(self._monitor.phases, name)
 
+    @shield
+    def track(self, name: str, tensors: Any) -> None:
+        """Show the memory of these tensors as a component of its own, `name`.
+
+        `tensors` are a tensor, a container or an object with tensors, a module, or a callable
+        that returns such; None ends it. They are not kept alive, and counted as this part even if
+        they are parameters. A callable is called again and again, at the end of a step. At most 25
+        parts are tracked. Raises nothing: an impossible name is logged and ignored.
+        """
+        with self.errors.suppress("components"):
+            self._monitor.recorder.components.tracked.set(name, tensors)
+
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
 
@@ -175,9 +187,10 @@ class Session:
         self._monitor.cost.add(time.thread_time() - started)
 
     @shield
-    def _on_step(self, optimizer: int) -> None:
+    def _on_step(self, optimizer: object) -> None:
         self._monitor.oom_pending = False
-        if not self._explicit_steps and self._iterations.begins(optimizer):
+        self._monitor.recorder.components.see(optimizer)
+        if not self._explicit_steps and self._iterations.begins(id(optimizer)):
             self._count_step(None)
 
     def _count_step(self, samples: int | None) -> None:
@@ -370,7 +383,10 @@ class IdleBackend:
     def on_init(self, callback: Callable[[], None]) -> None:
         """Never run `callback`."""
 
-    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:  # noqa: ARG002
+    def tensor_counter(self) -> None:
+        """Return None."""
+
+    def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:  # noqa: ARG002
         """Never run `callback`."""
         return lambda: None
 

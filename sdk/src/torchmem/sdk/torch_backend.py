@@ -29,6 +29,7 @@ from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk._interruptions import ignore, is_interruption, shield
 from torchmem.sdk._main_thread import PendingCalls
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
+from torchmem.sdk._tensors import TensorReader
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -42,13 +43,13 @@ _GPU = re.compile(f"GPU-{_UUID}")
 # A compute instance, in the form of drivers from 470 on, and of older ones.
 _MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
 
-_step_callbacks: list[Callable[[int], None]] = []
+_step_callbacks: list[Callable[[object], None]] = []
 
 
 @shield
 def _call_step_callbacks(optimizer: object, *_: object) -> None:
     for callback in tuple(_step_callbacks):
-        callback(id(optimizer))
+        callback(optimizer)
 
 
 # Never removed: PyTorch iterates over its hooks, and removing one meanwhile breaks the step.
@@ -202,7 +203,11 @@ class TorchBackend:
         if hasattr(torch._C, "_cuda_init"):  # noqa: SLF001
             torch.cuda._lazy_call(callback)  # noqa: SLF001
 
-    def on_step(self, callback: Callable[[int], None]) -> Callable[[], None]:
+    def tensor_counter(self) -> TensorReader:
+        """Return what finds the storages of the script's tensors."""
+        return TensorReader(torch)
+
+    def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:
         """Run `callback` after every step of an optimizer of torch.optim, by a global post hook.
 
         Optimizers that exist already are included.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torchmem.allocator.backend import Device, OomObserver
+from torchmem.allocator.backend import Device, OomObserver, TensorCounter
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -28,7 +28,7 @@ class SimulatedBackend:
         self._initialized = initialized
         self._recording = False
         self._init_callbacks: list[Callback] = []
-        self._step_callbacks: list[Callable[[int], None]] = []
+        self._step_callbacks: list[Callable[[object], None]] = []
 
     def init(self) -> None:
         """Initialize CUDA: run the callbacks that wait for it."""
@@ -37,7 +37,7 @@ class SimulatedBackend:
         for callback in waiting:
             callback()
 
-    def step(self, optimizer: int = 0) -> None:
+    def step(self, optimizer: object = 0) -> None:
         """End one step of an optimizer: run the step callbacks in this thread."""
         for callback in list(self._step_callbacks):
             callback(optimizer)
@@ -134,7 +134,11 @@ class SimulatedBackend:
         else:
             self._init_callbacks.append(callback)
 
-    def on_step(self, callback: Callable[[int], None]) -> Callback:
+    def tensor_counter(self) -> TensorCounter | None:
+        """Return None: a simulated script has no tensors."""
+        return None
+
+    def on_step(self, callback: Callable[[object], None]) -> Callback:
         """Run `callback` at each `step()`; return a function that removes it, idempotently."""
         self._step_callbacks.append(callback)
 

@@ -1,0 +1,141 @@
+"""What holds the allocated bytes: parameters, gradients, optimizer state, and the rest.
+
+A read costs microseconds where nothing has changed. Whether the counts still hold is shown by the
+structure of the optimizers and by `held`: in training it is the same to the byte after every step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchmem.allocator.backend import Storages, TensorCounter
+from torchmem.sample.sample import Allocator
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._optimizers import Bytes, Optimizers, exclusive_bytes
+from torchmem.sdk._tracked import Clock, Moment, Tracked
+
+Allocators = Mapping[int, Allocator]
+"""Statistics by device."""
+Counted = Mapping[str, Bytes]
+"""Bytes by component and device."""
+Values = dict[str, int]
+"""Bytes by component."""
+
+
+class Components:
+    """Keeps the counts of one process; `read` is called with each read of the statistics."""
+
+    def __init__(
+        self,
+        counter: TensorCounter | None,
+        errors: Errors,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.tracked = Tracked(counter, errors, clock)
+        self._errors = errors
+        self._clock = clock
+        self._optimizers = None if counter is None else Optimizers(counter, clock)
+        self._held: dict[int, int] = {}
+        self._held_version = 0
+
+    def see(self, optimizer: Any) -> None:
+        """Remember an optimizer; called after each of its steps."""
+        if self._optimizers is not None:
+            try:
+                self._optimizers.see(optimizer)
+            except Exception as error:
+                if self._errors.passes("components", error):
+                    raise
+
+    def read(self, allocators: Allocators, moment: Moment) -> dict[int, Values]:
+        """Return the bytes of each component by device; they add up to the allocated bytes.
+
+        Devices for which they are not known are missing. `allocators` must be of this moment.
+        """
+        now = self._clock()
+        parts = self.tracked.count(now, moment)
+        tracked = tuple(parts.values())
+        counted = _part_bytes(parts)
+        if self._optimizers:
+            known = self._optimizers.read(now, tracked, self.tracked.version, moment)
+            if known is None:
+                return {}
+            counted |= known
+        if not counted:
+            return {}
+        if moment == "step":
+            return self._at_step(now, allocators, counted, tracked)
+        return self._between_steps(allocators, counted)
+
+    def _at_step(
+        self,
+        now: float,
+        allocators: Allocators,
+        counted: dict[str, Bytes],
+        tracked: Sequence[Storages],
+    ) -> dict[int, Values]:
+        held = _rest(allocators, counted)
+        if self._optimizers and held != self._held:
+            counted |= self._optimizers.recount(now, tracked)
+            held = _rest(allocators, counted)
+        if self._optimizers and "gradients" not in counted:
+            return {}
+        self._held, self._held_version = held, self.tracked.version
+        return _completed(allocators, counted, {"held": held})
+
+    def _between_steps(self, allocators: Allocators, counted: Counted) -> dict[int, Values]:
+        """Add what lives between steps, as at the end of the latest one, and what came since.
+
+        Without any step so far, the two cannot be told apart and count as `held`.
+        """
+        rest = _rest(allocators, counted)
+        if not self._held and not self._optimizers:
+            return _completed(allocators, counted, {"held": rest})
+        if self._held_version != self.tracked.version:
+            return {}
+        lasting = {
+            device: min(rest[device], self._held[device]) for device in rest.keys() & self._held
+        }
+        since = {device: rest[device] - lasting[device] for device in lasting}
+        is_split = not self._optimizers or "gradients" in counted
+        name = "step" if is_split else "gradients_or_step"
+        return _completed(allocators, counted, {"held": lasting, name: since})
+
+
+def _part_bytes(parts: Mapping[str, Storages]) -> dict[str, Bytes]:
+    """Return the bytes of each tracked part; what is in several counts as the first one."""
+    counted: dict[str, Bytes] = {}
+    earlier: list[Storages] = []
+    for name, storages in parts.items():
+        counted[name] = exclusive_bytes(storages, earlier)
+        earlier.append(storages)
+    return counted
+
+
+def _rest(allocators: Allocators, counted: Counted) -> dict[int, int]:
+    """Return the requested bytes that are not counted, without devices where more are counted.
+
+    That is so for tensors which are not in the memory of the allocator.
+    """
+    rest = {
+        device: _requested(allocator) - sum(values.get(device, 0) for values in counted.values())
+        for device, allocator in allocators.items()
+    }
+    return {device: size for device, size in rest.items() if size >= 0}
+
+
+def _requested(allocator: Allocator) -> int:
+    return (allocator.requested_bytes or allocator.allocated_bytes).total
+
+
+def _completed(allocators: Allocators, counted: Counted, rest: Counted) -> dict[int, Values]:
+    """Return all components of the devices that `rest` is known for, with rounding."""
+    completed = {}
+    for device in rest["held"]:
+        values = {name: by_device.get(device, 0) for name, by_device in {**counted, **rest}.items()}
+        if allocators[device].requested_bytes is not None:
+            values["rounding"] = allocators[device].allocated_bytes.total - sum(values.values())
+        completed[device] = values
+    return completed
