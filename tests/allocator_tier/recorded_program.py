@@ -23,19 +23,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.allocator_programs import Operation, Programmer, Setting
+from support.allocator_programs import PlainPools, Setting
 from support.real_allocator import Real
 
 LEFT_OUT = {"reset_peak", "reset_accumulated", "drop_pool"}
-
-
-class PlainPools(Programmer):
-    """Creates pools without `use_on_oom` and `no_split`, which a snapshot does not record."""
-
-    def _make_pool(self) -> Operation:
-        name, pool, *_ = super()._make_pool()
-        self.overflow = 0
-        return [name, pool, 0, 0]
 
 
 def counts(real: Real) -> dict[str, int]:

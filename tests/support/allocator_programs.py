@@ -182,6 +182,15 @@ class Programmer:
         return ["drop_pool", pool]
 
 
+class PlainPools(Programmer):
+    """Creates pools without `use_on_oom` and `no_split`, which a snapshot does not record."""
+
+    def _make_pool(self) -> Operation:
+        name, pool, *_ = super()._make_pool()
+        self.overflow = 0
+        return [name, pool, 0, 0]
+
+
 class FollowingCard(SimulatedCard):
     """Uses the addresses of the other allocator's driver, which are set before each operation."""
 

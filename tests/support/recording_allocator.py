@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from torchmem.allocator.settings import AllocatorConfig
@@ -10,7 +13,7 @@ from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.recording.recording import Event, PoolId, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block, BlockOrder, BlockPool
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.card import ALIGNMENT, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 
 
@@ -19,14 +22,56 @@ def pool_id(pool: BlockPool) -> PoolId:
     return DEFAULT_POOL if pool.owner is None else pool.owner.id
 
 
+class Placement:
+    """Chooses the addresses of new memory: ascending, descending, reuse (lowest hole) or random."""
+
+    def __init__(self, order: str, seed: int = 0) -> None:
+        self._order, self._random = order, random.Random(seed)
+        self._used: dict[int, int] = {}
+        self._above = self._below = 1 << 44
+
+    def reserve(self, size: int) -> int:
+        """Return the start of `size` unused bytes."""
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        address = next(self._candidates(size))
+        self._used[address] = size
+        return address
+
+    def free(self, address: int, size: int) -> None:
+        """Return memory, which only "reuse" and "random" use again."""
+        assert self._used[address] >= size
+        if self._order in {"reuse", "random"}:
+            del self._used[address]
+
+    def _candidates(self, size: int) -> Iterator[int]:
+        if self._order == "ascending":
+            self._above += size
+            yield self._above - size
+        elif self._order == "descending":
+            self._below -= size
+            yield self._below
+        starts = (
+            (self._random.randrange(1 << 20) * ALIGNMENT for _ in count())
+            if self._order == "random"
+            else (address + used for address, used in [(0, ALIGNMENT), *sorted(self._used.items())])
+        )
+        for start in starts:
+            if not any(
+                start < address + used and address < start + size
+                for address, used in self._used.items()
+            ):
+                yield start
+
+
 class RecordingCard(SimulatedCard):
     """A card that records which segments and pages its driver gives and takes back.
 
     `request` is the latest request: its stream and pool are those of new memory.
     """
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, placement: Placement | None = None) -> None:
         super().__init__(total_bytes, context_bytes=0)
+        self._placement = placement
         self.events: list[Event] = []
         self.request = Event("alloc", 0, 0, 0)
         self._owners: dict[int, Event] = {}
@@ -41,11 +86,17 @@ class RecordingCard(SimulatedCard):
         return address
 
     def cuda_free(self, address: int) -> None:
-        self.events.append(replace(self._owners.pop(address), action="segment_free"))
+        event = replace(self._owners.pop(address), action="segment_free")
+        self.events.append(event)
         super().cuda_free(address)
+        if self._placement is not None:
+            self._placement.free(address, event.size)
 
     def reserve_addresses(self, size: int) -> int:
-        address = super().reserve_addresses(size)
+        if self._placement is not None:
+            address = self._placement.reserve(size)
+        else:
+            address = super().reserve_addresses(size)
         self._ranges.append((range(address, address + size), self.request))
         return address
 

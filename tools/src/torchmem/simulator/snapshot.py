@@ -83,8 +83,8 @@ def restore_blocks(
     """Load segments into an empty memory; yield every block that is not free.
 
     An expandable segment belongs to the range of the one before it, if that range reaches far
-    enough. A range starts at its first segment, or at its key's address in `first_addresses` if
-    that is lower. `numbers` are those of `CachedBlocks.adopt`.
+    enough. A range starts at its first segment. The lowest range of a key starts at its address in
+    `first_addresses` if that is lower. `numbers` are those of `CachedBlocks.adopt`.
 
     Raises:
         ValueError: the card has too little memory.
@@ -97,7 +97,9 @@ def restore_blocks(
             right.splice(left, None)
         if segment["is_expandable"]:
             key = range_key(segment)
-            first = min(segment["address"], first_addresses.get(key, segment["address"]))
+            first = segment["address"]
+            if key not in ranges:
+                first = min(first, first_addresses.get(key, first))
             ranges[key] = memory.expandable_segments.adopt(ranges.get(key), blocks, first)
         else:
             memory.cached.adopt(blocks, numbers)

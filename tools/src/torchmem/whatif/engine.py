@@ -11,17 +11,16 @@ from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse
 from torchmem.recording.recording import Recording
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.fidelity import (
-    NEWEST_ORDER,
-    ORDERS,
     Progress,
     ReplayProgress,
     caveats,
     reproduce_best,
 )
+from torchmem.whatif.inference import Inference
 from torchmem.whatif.recommendation import decide
 from torchmem.whatif.recorded_run import RecordedRun, recorded_run
 from torchmem.whatif.replay import Program, Replayer
-from torchmem.whatif.reproduction import Reproduction, reproduce
+from torchmem.whatif.reproduction import Reproduction
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
 from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
 
@@ -62,14 +61,14 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
             there is nothing to replay.
     """
-    run = recorded_run(recording, card_bytes, total_bytes)
+    run = recorded_run(recording, card_bytes, total_bytes, versions)
     candidates = _candidates(run, settings)
-    replays = ReplayProgress(progress, max(1, run.events), 1 + len(ORDERS) + len(candidates))
-    reproduction, fidelity, order = reproduce_best(run, replays)
+    replays = ReplayProgress(progress, max(1, run.events), 2 + len(candidates))
+    reproduction, fidelity, inference = reproduce_best(run, replays)
     results = [_recorded(run, reproduction)]
     if fidelity.trusted:
         program = reproduction.program
-        results += _replay_all(run, program, candidates, replays, order)
+        results += _replay_all(run, program, candidates, replays, inference.order)
     recommendation = _recommend(recording, fidelity, results, versions)
     notes = caveats(run, reproduction, fidelity)
     card = run.card_bytes, run.card_source
@@ -193,26 +192,20 @@ def on_cards(
     Raises:
         UsageError: as `what_if`.
     """
-    run = recorded_run(recording, own.obtainable, own.total)
+    run = recorded_run(recording, own.obtainable, own.total, UNKNOWN_VERSIONS)
     replays = ReplayProgress(progress, max(1, run.events), 1 + len(cards))
-    order = answer.fidelity.block_order or NEWEST_ORDER
-    program: Program | None = None
+    reproduced: tuple[Reproduction, Fidelity, Inference] | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
     for card in sorted(cards, key=lambda card: card.obtainable, reverse=True):
         if _is_same(unlimited, run.settings.config, card):
             results[card.name] = replace(unlimited, name=card.name)
             continue
-        program = program or _program(run, replays, order)
-        result = _replay_on(card, run, program, replays, order)
+        reproduced = reproduced or reproduce_best(run, replays)
+        reproduction, _, inference = reproduced
+        result = _replay_on(card, run, reproduction.program, replays, inference.order)
         results[card.name] = result
         unlimited = unlimited if _met_no_limit(unlimited) else result
     return tuple(results[card.name] for card in cards)
-
-
-def _program(run: RecordedRun, progress: ReplayProgress, order: BlockOrder) -> Program:
-    reproduction = reproduce(run, order=order, max_misses=run.events, on_sample=progress.on_sample)
-    progress.finish_replay()
-    return reproduction.program
 
 
 def _replay_on(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchmem.allocator.sizes import format_size
 from torchmem.simulator.blocks import BlockOrder
+from torchmem.whatif.inference import Inference
 from torchmem.whatif.recommendation import PEAK_MARGIN
 from torchmem.whatif.recorded_run import RecordedRun, met_limit
 from torchmem.whatif.reproduction import Reproduction, reproduce
@@ -20,9 +21,6 @@ little else. In 17 public traces, all 52,829 allocations landed; an 18th trace f
 179 on.
 """
 MIN_ALLOCATIONS = 1
-NEWEST_ORDER: BlockOrder = "segment"
-ORDERS: tuple[BlockOrder, ...] = (NEWEST_ORDER, "address", "block")
-"""The newest version's first: it is the one that counts if several match."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of events replayed so far, and of all replays together."""
@@ -64,23 +62,25 @@ class ReplayProgress:
 
 def reproduce_best(
     run: RecordedRun, progress: ReplayProgress
-) -> tuple[Reproduction, Fidelity, BlockOrder]:
-    """Reproduce a recording under each order of free blocks of equal size.
+) -> tuple[Reproduction, Fidelity, Inference]:
+    """Reproduce a recording by the best explanation, and if that fails, by the others.
 
-    Return the best reproduction, its fidelity, and its order.
+    Return the best reproduction, its fidelity, and its explanation.
     """
-    tried = dict[BlockOrder, Reproduction]()
-    max_misses = run.events
-    for order in ORDERS:
-        tried[order] = reproduce(
-            run, order=order, max_misses=max_misses, on_sample=progress.on_sample
+    tried = list[tuple[Reproduction, Inference]]()
+    for inference in run.inferences:
+        max_misses = min((other.misses for other, _ in tried), default=run.events)
+        reproduction = reproduce(
+            run, inference, max_misses=max_misses, on_sample=progress.on_sample
         )
-        progress.finish_replay()
-        max_misses = min(max_misses, tried[order].misses)
-    best = max(tried, key=lambda order: tried[order].landed)
-    equal = [other for other in tried.values() if other.misses == tried[best].misses]
-    fidelity = judge(run, tried[best], best if len(equal) == 1 else None)
-    return tried[best], fidelity, best
+        tried.append((reproduction, inference))
+        if not reproduction.misses:
+            break
+    progress.finish_replay()
+    reproduction, inference = min(tried, key=lambda pair: pair[0].misses)
+    equal = [other for other in run.inferences if other.contradictions == inference.contradictions]
+    order = inference.order if len(equal) == 1 else None
+    return reproduction, judge(run, reproduction, order), inference
 
 
 def judge(run: RecordedRun, reproduction: Reproduction, order: BlockOrder | None) -> Fidelity:

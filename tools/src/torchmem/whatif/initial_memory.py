@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from torchmem.allocator.settings import AllocatorConfig
@@ -54,17 +55,22 @@ class _Extent:
     is_expandable: bool = False
 
 
-def rebuild(recording: Recording, config: AllocatorConfig) -> InitialMemory:
+def rebuild(
+    recording: Recording, config: AllocatorConfig, slack: Mapping[int, int] = MappingProxyType({})
+) -> InitialMemory:
     """Undo the whole trace of a recording that was made under `config`.
 
     One thing stays unknown: if a block of the large pool was freed within the trace and the gap
-    behind it is larger than 1 MiB, how much of the gap belonged to the block. All of it counts as
-    free.
+    behind it is larger than 1 MiB, how much of the gap belonged to the block. It is `slack` bytes,
+    by the address of the block, and the rest of the gap counts as free.
 
     Raises:
         UsageError: the trace maps memory as no PyTorch does.
     """
     live = live_before(recording, config)
+    for address in slack.keys() & live.keys():
+        block = live[address]
+        live[address] = replace(block, size=block.size + slack[address])
     addresses = sorted(live)
     segments = []
     for extent in _extents(recording, config):

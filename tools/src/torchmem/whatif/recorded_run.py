@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchmem.allocator.sizes import LARGE_BUFFER
 from torchmem.recording.recording import Event, Recording
 from torchmem.sample.errors import UsageError
-from torchmem.whatif.initial_memory import InitialMemory, rebuild
+from torchmem.simulator.blocks import block_order
+from torchmem.whatif.inference import Inference, infer
+from torchmem.whatif.initial_memory import InitialMemory
 from torchmem.whatif.result import CardSource
 from torchmem.whatif.settings import Candidate, recorded_settings
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A recording with its settings, the memory before its first event, and the card to replay on.
+    """A recording with its settings, what it tells of the memory before it, and the card.
+
+    `inferences` are possible explanations of the recording, the best first; they agree on the
+    memory `before` its first event.
 
     `card_bytes` is what PyTorch can get of the card, and `total_bytes` all of its memory; None if
     unknown. `fits_card` is False if the recording reserved more than the card has, so that the card
@@ -24,11 +29,16 @@ class RecordedRun:
 
     recording: Recording
     settings: Candidate
-    before: InitialMemory
+    inferences: tuple[Inference, ...]
     card_bytes: int | None
     total_bytes: int | None
     card_source: CardSource | None
     fits_card: bool
+
+    @property
+    def before(self) -> InitialMemory:
+        """The memory before the first event."""
+        return self.inferences[0].before
 
     @property
     def events(self) -> int:
@@ -42,20 +52,24 @@ class RecordedRun:
 
 
 def recorded_run(
-    recording: Recording, card_bytes: int | None, total_bytes: int | None
+    recording: Recording,
+    card_bytes: int | None,
+    total_bytes: int | None,
+    versions: Mapping[str, str],
 ) -> RecordedRun:
     """Return what is known of a recording. Arguments and errors are those of `what_if`."""
     if any(size is not None and size <= 0 for size in (card_bytes, total_bytes)):
         raise UsageError("The memory of the card must be more than 0 bytes.")
     settings = recorded_settings(recording)
-    before = rebuild(recording, settings.config)
+    inferences = infer(recording, settings.config, block_order(versions.get("torch", "")))
+    before = inferences[0].before
     card, source = find_card(recording, before, card_bytes)
     if source == "oom":  # then `card` is what the memory fraction allowed, so apply it only once
         config = replace(settings.config, per_process_memory_fraction=1.0)
         settings = replace(settings, config=config)
     peak = max(reserved_over_time(recording, before))
     fits_card = card is not None and (source == "oom" or card >= peak)
-    return RecordedRun(recording, settings, before, card, total_bytes, source, fits_card)
+    return RecordedRun(recording, settings, inferences, card, total_bytes, source, fits_card)
 
 
 def reserved_over_time(recording: Recording, before: InitialMemory) -> Iterator[int]:

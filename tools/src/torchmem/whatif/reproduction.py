@@ -17,9 +17,9 @@ from torchmem.allocator.sizes import SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import Event, PoolId, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import BlockOrder
 from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.snapshot import range_key
+from torchmem.whatif.inference import Inference
 from torchmem.whatif.recorded_run import RecordedRun
 from torchmem.whatif.replay import (
     UNLIMITED_BYTES,
@@ -84,7 +84,7 @@ class RecordedCard(SimulatedCard):
     def reserve_addresses(self, size: int) -> int:
         """Return where memory is mapped now, otherwise where it is first mapped later.
 
-        The latter must be outside of all ranges reserved so far.
+        It must be outside of all ranges reserved so far.
         """
         now = (event.address for event in self.expected if event.action == "segment_map")
         later = (
@@ -324,8 +324,8 @@ class Reproduction:
 
 def reproduce(
     run: RecordedRun,
+    inference: Inference,
     *,
-    order: BlockOrder,
     max_misses: int,
     on_sample: Callable[[int], None],
 ) -> Reproduction:
@@ -339,11 +339,11 @@ def reproduce(
         recording.device,
         # Only the garbage collection needs a limit; the recorded driver answers contain all others.
         replace(config, throw_on_cudamalloc_oom=False, per_process_memory_fraction=1.0),
-        order=order,
+        order=inference.order,
     )
     allocator.set_memory_limit(card_bytes if config.garbage_collection_threshold > 0 else None)
     executor = Executor(allocator, card_bytes, run.events, on_sample=on_sample)
-    _restore(run, executor, card)
+    _restore(run, inference, executor, card)
     waiting = {address for address, block in executor.blocks.items() if not block.allocated}
     reproduction = Reproduction(
         recording, config, card, executor, card_bytes, max_misses, waiting=waiting
@@ -352,13 +352,17 @@ def reproduce(
     return reproduction
 
 
-def _restore(run: RecordedRun, executor: Executor, card: RecordedCard) -> None:
+def _restore(
+    run: RecordedRun, inference: Inference, executor: Executor, card: RecordedCard
+) -> None:
     """Load the memory before the trace."""
-    recording, before = run.recording, run.before
+    recording, before = run.recording, inference.before
     pools = {event.pool for event in recording.events}
     pools |= {segment.pool for segment in recording.segments}
     executor.use_pools(sorted(pools - {DEFAULT_POOL}))
-    blocks = executor.allocator.restore(before.segments, before.first_addresses)
+    blocks = executor.allocator.restore(
+        before.segments, before.first_addresses, inference.oldest_first
+    )
     executor.blocks.update(blocks)
     for segment in before.segments:
         first = before.first_addresses.get(range_key(segment), segment["address"])
