@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, findings, unmatched_overrides
-from pictures.recordings import BUILD, END, RECORDINGS, served
+from pictures.recorder import BUILD, served
+from pictures.recordings import END, RECORDINGS
 
 ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pictures.recordings import END, ROOT, served
+from pictures.recorder import ROOT, served
+from pictures.recordings import END
 
 Json = dict[str, Any]
 BOARDS = ROOT / "dashboards" / "json"
@@ -21,7 +22,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 
 # The recording that a board is drawn from unless another one is asked for.
 RECORDING_OF = {
-    "fleet": "restarts",
+    "fleet": "fleet",
     "training-memory": "restarts",
     "oom": "restarts",
     "node": "restarts",

@@ -14,6 +14,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from pictures.nodes import Labels, Scrape
@@ -119,17 +120,22 @@ def prometheus(data: Path) -> Iterator[str]:
 
 
 def _time_series(labels: Labels, points: Iterable[tuple[int, float]]) -> bytes:
-    """Encode prompb.TimeSeries, whose labels are in alphabetical order."""
-    named = (
+    """Encode prompb.TimeSeries."""
+    return _labels(labels) + b"".join(_sample(*point) for point in points)
+
+
+@cache
+def _labels(labels: Labels) -> bytes:
+    """Encode the labels of a series, in alphabetical order."""
+    return b"".join(
         _field(1, _field(1, name.encode()) + _field(2, value.encode()))
         for name, value in sorted(labels)
     )
-    samples = (_sample(milliseconds, value) for milliseconds, value in points)
-    return b"".join([*named, *samples])
 
 
 def _sample(milliseconds: int, value: float) -> bytes:
-    return _field(2, b"\x09" + struct.pack("<d", value) + b"\x10" + _varint(milliseconds))
+    moment = _varint(milliseconds)
+    return b"\x12%c\x09%b\x10%b" % (len(moment) + 10, struct.pack("<d", value), moment)
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -137,6 +143,7 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
+@cache
 def _varint(value: int) -> bytes:
     encoded = bytearray()
     while value > 0x7F:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,11 @@ from torchmem.demo.node import VERSIONS, SimulatedNode, cuda_bytes, product_name
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.directory_status import DirectoryStatus
 from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.power import Power
+from torchmem.exporter.subjects.processes import Processes
+from torchmem.exporter.subjects.temperature import Temperatures
+from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample import catalog
 from torchmem.simulator.card import CardUse, SimulatedCard
@@ -24,6 +30,9 @@ GIB = 1 << 30
 CARD_BYTES = 80 * GIB
 FAILS_AFTER_SECONDS = 5.0
 """How long the other ranks of a job live after one has died: until their next collective fails."""
+GPU_IS_LOST = 15
+"""NVML_ERROR_GPU_IS_LOST."""
+OF_A_LEAN_NODE = (MemoryInfo, Processes, Utilization, Power, Temperatures)
 
 Labels = tuple[tuple[str, str], ...]
 """Name and value of each label, the metric's name among them, in a fixed order."""
@@ -46,16 +55,22 @@ class OtherProcess:
 class NodePlan:
     """A node: its GPUs and who uses them; `lives` has the GPU of each process of a rank.
 
-    With `down`, NVML does not answer, for that reason.
+    With `down`, NVML does not answer, for that reason. A `lean` node reports only memory,
+    processes, utilization, power and temperatures. `lost` is a GPU and the time from which it is lost, `gone` the time
+    from which the exporter does not answer, in Unix seconds.
     """
 
     instance: str
     gpus: int
     lives: Sequence[tuple[int, Life]] = ()
     others: Sequence[OtherProcess] = ()
-    seed: int = 0
+    host: int = 0
+    healthy: bool = False
     mig: bool = False
+    lean: bool = False
     down: str | None = None
+    lost: tuple[int, float] | None = None
+    gone: float = math.inf
 
 
 class Node:
@@ -68,7 +83,9 @@ class Node:
         self._cells = [self._add_cell(gpu) for gpu, _ in plan.lives]
         self._other_cells = [self._add_cell(other.gpu) for other in plan.others]
         self._trainers: dict[int, Trainer] = {}
-        self._simulated = SimulatedNode(plan.gpus, plan.seed, mig=plan.mig)
+        self._simulated = SimulatedNode(
+            plan.gpus, plan.host, mig=plan.mig, healthy=plan.healthy, host=plan.host
+        )
         self._nvml = FakeNvml.down(plan.down) if plan.down else FakeNvml(self._gpus, VERSIONS)
         directory = RecordedRunDirectory(self._published)
         self.exporter = Exporter(self._nvml, directory, clock=lambda: self.now)
@@ -92,6 +109,8 @@ class Node:
     def scrape(self) -> Scrape:
         """Return what the exporter exposes now, with the labels that Prometheus adds."""
         target = (("instance", self.plan.instance), ("job", "torchmem"))
+        if self.now >= self.plan.gone:
+            return {(*target, ("__name__", "up")): 0.0}
         page: dict[Labels, float] = {}
         for metric in self.exporter.collect():
             for sample in metric.samples:
@@ -111,7 +130,7 @@ class Node:
     def _started(self, number: int, gpu: int, life: Life) -> Trainer:
         use = CardUse(self._uses[gpu], self._cells[number])
         name, capacity = product_name(CARD_BYTES), cuda_bytes(CARD_BYTES)
-        card = SimulatedCard(capacity, use=use, uuid=uuid(gpu), name=name)
+        card = SimulatedCard(capacity, use=use, uuid=uuid(gpu, self.plan.host), name=name)
         return Trainer(life, card, local_rank=gpu)
 
     def _fail_others(self) -> None:
@@ -137,7 +156,15 @@ class Node:
 
     def _gpus(self) -> Sequence[FakeGpu]:
         processes = [self._processes(gpu) for gpu in range(self.plan.gpus)]
-        return self._simulated.gpus(self.now - self._start, processes)
+        gpus = self._simulated.gpus(self.now - self._start, processes)
+        if self.plan.lost and self.now >= self.plan.lost[1]:
+            gpus[self.plan.lost[0]].error_code = GPU_IS_LOST
+        if self.plan.lean:
+            return [
+                FakeGpu(gpu.identity, *(gpu.values.get(kind) for kind in OF_A_LEAN_NODE))
+                for gpu in gpus
+            ]
+        return gpus
 
     def _processes(self, gpu: int) -> dict[int, int]:
         """Return the bytes of each process on a GPU by its pid."""
@@ -150,6 +177,8 @@ class Node:
 
     def _deliver_events(self, since: float, now: float) -> None:
         """Report the events of the GPUs, and wait until the exporter's thread has counted them."""
+        if not self._nvml.subscriptions:
+            return
         for event in self._simulated.events(since - self._start, now - self._start):
             coming = self._nvml.subscriptions[-1].coming
             coming.put(event)

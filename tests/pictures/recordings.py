@@ -1,154 +1,158 @@
-"""The recordings that the dashboards are drawn from, by name.
+"""The recordings that the dashboards are drawn from: which nodes, and what happens on them.
 
 All end at the same time, and equal sources give equal recordings.
 """
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from pictures.history import History, Scrapes, prometheus
-from pictures.nodes import GIB, Node, NodePlan, OtherProcess
-from pictures.rules import evaluate
+from pictures.nodes import GIB, NodePlan, OtherProcess
 from pictures.training import Life
 
 from torchmem.sample.sample import State
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("tests/pictures", "sdk/src", "exporter/src", "tools/src", "prometheus/rules")
-BUILD = ROOT / "build" / "pictures"
-
 END = 1_772_460_000.0
 """2026-03-02 14:00 UTC."""
-MINUTE = 60.0
-START = END - 100 * MINUTE
-FLUSH_EVERY = 30
+GPUS = 8
+
+Lives = list[tuple[int, Life]]
+
+
+def ago(minutes: float) -> float:
+    """Return the time that many minutes before the end."""
+    return END - 60 * minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Nodes from `start` to END, scraped every `interval` seconds."""
+    """Nodes from `start` to END (Unix seconds), scraped every `interval` seconds."""
 
-    nodes: Callable[[], Sequence[NodePlan]]
     about: str
-    start: float = START
+    nodes: Callable[[], Sequence[NodePlan]]
+    start: float = ago(80)
     interval: int = 10
 
 
-def _ago(minutes: float) -> float:
-    return END - minutes * MINUTE
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Ranks of one scenario, from `start` to `end`; `endings` are states after it, by rank."""
 
+    run: str
+    scenario: str
+    ranks: int
+    start: float
+    end: float = END + 1
+    ending: State = "running"
+    endings: Mapping[int, State] | None = None
+    steps: int = 600
+    step_seconds: float = 5.0
+    first_pid: int = 4100
 
-def _job(
-    run: str,
-    scenario: str,
-    ranks: int,
-    start: float,
-    end: float,
-    *,
-    ending: State = "running",
-    steps: int = 600,
-    pid: int = 4100,
-    step_seconds: float = 5.0,
-    endings: Mapping[int, State] = {},
-) -> list[tuple[int, Life]]:
-    """Return one process per rank, each on the GPU of its number."""
-    return [
-        (
+    def lives(self, ranks: range | None = None, first_gpu: int = 0) -> Lives:
+        """Return the processes of some of the ranks, by default all, on one GPU each."""
+        chosen = ranks or range(self.ranks)
+        return [(first_gpu + place, self._life(rank)) for place, rank in enumerate(chosen)]
+
+    def _life(self, rank: int) -> Life:
+        return Life(
+            self.scenario,
+            self.run,
             rank,
-            Life(
-                scenario,
-                run,
-                rank,
-                ranks,
-                pid + 7 * rank,
-                start,
-                end,
-                endings.get(rank, ending),
-                steps,
-                step_seconds,
-            ),
+            self.ranks,
+            pid=self.first_pid + 7 * rank,
+            start=self.start,
+            end=self.end,
+            ending=(self.endings or {}).get(rank, self.ending),
+            steps=self.steps,
+            step_seconds=self.step_seconds,
         )
-        for rank in range(ranks)
-    ]
-
-
-def _restarted() -> list[tuple[int, Life]]:
-    """Four ranks, restarted three times: after an OOM, after a SIGKILL, and by hand."""
-    run = "finetune-7b"
-    oom = _job(run, "fragmentation", 4, _ago(75), _ago(30), ending="failed", steps=420)
-    killed = _job(run, "variable-length", 4, _ago(40), _ago(27), pid=7405, endings={1: "killed"})
-    stopped = _job(run, "healthy-slack", 4, _ago(25), _ago(19), ending="exited", pid=9120)
-    now = _job(run, "leak", 4, _ago(17), END + 1, pid=12880, steps=420)
-    return [*oom, *killed, *stopped, *now]
 
 
 def _one_rank() -> Sequence[NodePlan]:
-    return [NodePlan("node1:9847", 1, _job("gpt2", "variable-length", 1, _ago(100), END + 1))]
+    job = Job("gpt2", "variable-length", 1, ago(80))
+    return [NodePlan("node1:9847", 1, job.lives())]
+
+
+def _restarted() -> Lives:
+    """Return four ranks that were restarted after an OOM, after a SIGKILL, and by hand."""
+    job = partial(Job, "finetune-7b", ranks=4)
+    jobs = [
+        job("fragmentation", start=ago(75), steps=420),
+        job("variable-length", start=ago(40), end=ago(27), endings={1: "killed"}, first_pid=7405),
+        job("healthy-slack", start=ago(25), end=ago(19), ending="exited", first_pid=9120),
+        job("leak", start=ago(17), steps=420, first_pid=12880),
+    ]
+    return [life for each in jobs for life in each.lives()]
 
 
 def _restarts() -> Sequence[NodePlan]:
     others = [
-        OtherProcess(4, 2210, 57 * GIB, START, END + 1),
-        OtherProcess(5, 2391, 11 * GIB, START, END + 1),
+        OtherProcess(4, 2210, 57 * GIB, ago(80), END + 1, level=0.6),
+        OtherProcess(5, 2391, 11 * GIB, ago(80), END + 1),
+        OtherProcess(7, 2417, 3 * GIB, ago(80), ago(35)),
     ]
-    return [NodePlan("node1:9847", 8, _restarted(), others)]
+    return [NodePlan("node1:9847", GPUS, _restarted(), others, mig=True)]
+
+
+def _many(job: Job) -> Sequence[NodePlan]:
+    """Return nodes with a rank on each GPU."""
+    return [
+        NodePlan(
+            f"node{host + 1}:9847",
+            GPUS,
+            job.lives(range(host * GPUS, (host + 1) * GPUS)),
+            host=host,
+            healthy=True,
+            lean=True,
+        )
+        for host in range(job.ranks // GPUS)
+    ]
+
+
+def _fleet() -> Sequence[NodePlan]:
+    """Return nodes that are well, wasteful, sick, without GPU, and out of reach."""
+    node = partial(NodePlan, gpus=GPUS, lean=True)
+    job = partial(Job, step_seconds=15.0, steps=280)
+    pretrain = job("pretrain-13b", "checkpointing", 16, ago(70), first_pid=20400)
+    tune = job("rlhf-7b", "rl-phases", 4, ago(60), first_pid=31200)
+    leak = job("vision-ssl", "leak", 4, ago(35), steps=170, first_pid=8800)
+    idle = [OtherProcess(gpu, 5100 + gpu, 24 * GIB, ago(80), END + 1) for gpu in (4, 5)]
+    return [
+        node("node1:9847", lives=pretrain.lives(range(8)), host=0, healthy=True),
+        node("node2:9847", lives=pretrain.lives(range(8, 16)), host=1, healthy=True),
+        node("node3:9847", lives=tune.lives(), others=idle, host=2, healthy=True),
+        node("node4:9847", lives=leak.lives(), host=3, lean=False, lost=(7, ago(12))),
+        node("node5:9847", host=4, healthy=True, gone=ago(9)),
+        NodePlan("node6:9847", 0, down="library_not_found"),
+    ]
 
 
 def _no_gpu() -> Sequence[NodePlan]:
-    return [
-        NodePlan("login1:9847", 0, down="library_not_found"),
-    ]
+    return [NodePlan("login1:9847", 0, down="library_not_found")]
+
+
+def _job_of(ranks: int, start: float, step_seconds: float, steps: int) -> Job:
+    return Job("pretrain", "variable-length", ranks, start, steps=steps, step_seconds=step_seconds)
 
 
 RECORDINGS: Mapping[str, Recording] = {
-    "one-rank": Recording(_one_rank, "one rank on one GPU"),
-    "restarts": Recording(_restarts, "four ranks with three restarts, on a node of eight GPUs"),
-    "no-gpu": Recording(_no_gpu, "a node whose NVML does not answer"),
+    "one-rank": Recording("one rank on one GPU", _one_rank),
+    "restarts": Recording("four ranks with three restarts, on a node of eight GPUs", _restarts),
+    "ranks-64": Recording(
+        "64 ranks on eight nodes",
+        lambda: _many(_job_of(64, ago(62), 30.0, 150)),
+        ago(62),
+        interval=15,
+    ),
+    "ranks-1024": Recording(
+        "1,024 ranks on 128 nodes",
+        lambda: _many(_job_of(1024, ago(21), 30.0, 50)),
+        ago(21),
+        interval=20,
+    ),
+    "fleet": Recording("six nodes with three jobs", _fleet, ago(75), interval=15),
+    "no-gpu": Recording("a node whose NVML does not answer", _no_gpu, ago(65)),
 }
-
-
-@contextmanager
-def served(name: str) -> Iterator[str]:
-    """Run a Prometheus that holds the recording; yield its URL. Recordings are kept in build."""
-    folder = BUILD / "data" / f"{name}-{_fingerprint()}"
-    if not (folder / "complete").exists():
-        for old in (BUILD / "data").glob(f"{name}-*"):
-            shutil.rmtree(old)
-        with prometheus(folder) as url:
-            record(RECORDINGS[name], url)
-        (folder / "complete").touch()
-    with prometheus(folder) as url:
-        yield url
-
-
-def record(recording: Recording, url: str) -> None:
-    """Play a recording into a Prometheus."""
-    history = History(url)
-    nodes = [(Node(plan, recording.start), Scrapes(history)) for plan in recording.nodes()]
-    ticks = range(int(recording.start) * 1000, int(END) * 1000 + 1, recording.interval * 1000)
-    for number, tick in enumerate(ticks):
-        for node, scrapes in nodes:
-            node.play(tick / 1000)
-            scrapes.add(tick, node.scrape())
-        if number % FLUSH_EVERY == 0:
-            history.flush()
-    history.flush()
-    for node, _ in nodes:
-        node.exporter.close()
-    evaluate(history, ticks)
-
-
-def _fingerprint() -> str:
-    """Return a hash of everything that a recording is made by."""
-    digest = hashlib.sha256()
-    for folder in SOURCES:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in {".py", ".yml"}:
-                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]

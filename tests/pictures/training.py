@@ -31,7 +31,7 @@ from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
 
-SNAPSHOT_SECONDS = 10.0
+SNAPSHOT_SECONDS = 20.0
 STATS_SECONDS = 2e-5
 SNAPSHOT_COST_SECONDS = 2e-3
 CPU_SHARE = 2e-4

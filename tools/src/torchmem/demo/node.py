@@ -43,9 +43,9 @@ _INSTANCE_ACTIVITY = Activity([(-3600.0, 0.35)])
 _OF_MIG_GPUS = (Bar1, Power, Temperatures, Clocks, Ecc, Repairs, Pcie)
 
 
-def uuid(index: int) -> str:
-    """Return the UUID of a simulated GPU."""
-    return f"GPU-51e0de70-0000-4000-8000-{index:012d}"
+def uuid(index: int, host: int = 0) -> str:
+    """Return the UUID of a simulated GPU of the node with the number `host`."""
+    return f"GPU-51e0de70-0000-4000-8000-{host:06d}{index:06d}"
 
 
 def product_name(total_bytes: int) -> str:
@@ -61,14 +61,23 @@ def cuda_bytes(total_bytes: int) -> int:
 class SimulatedNode:
     """GPUs of `total_bytes` each, with an `Activity` for each, and one more in MIG mode if `mig`.
 
-    Some GPUs have a defect: see `Traits.of`.
+    Some GPUs have a defect, see `Traits.of`, unless the node is `healthy`. `host` numbers the node.
     """
 
-    def __init__(
-        self, gpus: int, seed: int = 0, *, total_bytes: int = 80 * GIB, mig: bool = False
+    def __init__(  # noqa: PLR0913 - what a node is made of
+        self,
+        gpus: int,
+        seed: int = 0,
+        *,
+        total_bytes: int = 80 * GIB,
+        mig: bool = False,
+        healthy: bool = False,
+        host: int = 0,
     ) -> None:
+        traits_of = Traits.healthy if healthy else Traits.of
         self.activities = [Activity() for _ in range(gpus)]
-        self._traits = [Traits.of(index, seed) for index in range(gpus)]
+        self._traits = [traits_of(index, seed) for index in range(gpus)]
+        self._host = host
         self._mig_traits = Traits.healthy(gpus, seed) if mig else None
         self._total = total_bytes
 
@@ -86,7 +95,7 @@ class SimulatedNode:
     def events(self, since: float, until: float) -> list[GpuEvent]:
         """Return the events from `since` to before `until`, in seconds."""
         return [
-            GpuEvent(uuid(index), "xid", ROW_REMAPPED)
+            GpuEvent(uuid(index, self._host), "xid", ROW_REMAPPED)
             for index, traits in enumerate(self._traits)
             if since <= traits.remapped_at < until
         ]
@@ -109,7 +118,7 @@ class SimulatedNode:
             if isinstance(value, _OF_MIG_GPUS)
         ]
         rows = [
-            ProcessMemory(_FIRST_PID + gpu_instance, size, _mig_uuid(gpu_instance))
+            ProcessMemory(_FIRST_PID + gpu_instance, size, _mig_uuid(gpu_instance, self._host))
             for gpu_instance, _, size in _INSTANCES
             if size
         ]
@@ -120,7 +129,7 @@ class SimulatedNode:
     def _instance(self, gpu_instance: int, profile: str, used: int) -> MigInstance:
         total = self._total * _SLICES[profile] // 8
         memory = self._memory(used, total)
-        return MigInstance(_mig_uuid(gpu_instance), gpu_instance, 0, profile, memory)
+        return MigInstance(_mig_uuid(gpu_instance, self._host), gpu_instance, 0, profile, memory)
 
     def _memory(self, used: int, total: int | None = None) -> MemoryInfo:
         total = total or self._total
@@ -130,7 +139,7 @@ class SimulatedNode:
     def _fake(self, index: int, values: Iterable[GpuValue]) -> FakeGpu:
         identity = GpuIdentity(
             index,
-            uuid(index),
+            uuid(index, self._host),
             name=product_name(self._total),
             pci_bus_id=f"00000000:{index + 1:02X}:00.0",
             driver_version=VERSIONS.driver,
@@ -140,5 +149,5 @@ class SimulatedNode:
         return FakeGpu(identity, *values, event_kinds=EVENT_KINDS)
 
 
-def _mig_uuid(gpu_instance: int) -> str:
-    return f"MIG-51e0de70-0000-5000-8000-{gpu_instance:012d}"
+def _mig_uuid(gpu_instance: int, host: int) -> str:
+    return f"MIG-51e0de70-0000-5000-8000-{host:06d}{gpu_instance:06d}"
