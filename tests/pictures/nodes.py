@@ -56,8 +56,8 @@ class NodePlan:
     """A node: its GPUs and who uses them; `lives` has the GPU of each process of a rank.
 
     With `down`, NVML does not answer, for that reason. A `lean` node reports only memory,
-    processes, utilization, power and temperatures. `lost` is a GPU and the time from which it is lost, `gone` the time
-    from which the exporter does not answer, in Unix seconds.
+    processes, utilization, power and temperatures. `lost` is a GPU and the time from which it is
+    lost, `gone` the time from which the exporter does not answer, in Unix seconds.
     """
 
     instance: str
