@@ -21,6 +21,7 @@ from torchmem.exporter.testing import FakeGpu, FakeNvml
 OpenExporter = Callable[..., Exporter]
 OUTSIDE, RESERVED = "torchmem_outside_allocator_bytes", "torchmem_reserved_peak_bytes"
 GIB = 1 << 30
+DRIVER_FREE = own_sample().devices[0].driver_free_bytes or 0
 PARENT = "GPU-51e0de70-0000-4000-8000-000000000000"
 MIG_A, MIG_B, MIG_C = (f"MIG-{letter}1e0de70-0000-4000-8000-000000000000" for letter in "abc")
 WHOLE = f"""
@@ -147,7 +148,9 @@ def sliced(
     memory = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
     mig = Mig(True, [MigInstance(uuid, number, 0, "7g.80gb", memory) for uuid, number in instances])
     identity = GpuIdentity(3, PARENT)
-    return FakeGpu(identity, memory, mig, Processes(rows, memory=memory), error_code=error_code)
+    free: dict[str | None, int] = {uuid: DRIVER_FREE for uuid, _ in instances}
+    processes = Processes(rows, memory=memory, free=free)
+    return FakeGpu(identity, memory, mig, processes, error_code=error_code)
 
 
 def reserved_bytes() -> int:

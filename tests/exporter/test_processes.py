@@ -1,10 +1,9 @@
-"""Processes on GPUs: memory, utilization, owners, and memory outside the allocator."""
+"""Processes on GPUs: memory, utilization and owners."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,6 @@ from torchmem.exporter.subjects.processes import (
     ProcessUtilization,
 )
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sample.sample import Sample
 
 OpenExporter = Callable[..., Exporter]
 MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"
@@ -202,158 +199,16 @@ def test_vanished_process_has_memory_but_no_facts(open_exporter: OpenExporter) -
     assert {} == exposition.matching(INFO)
 
 
-GIB = 1 << 30
-OUTSIDE = "torchmem_outside_allocator_bytes"
 OWNERS = {
     "container_id",
     "pod_uid",
     "slurm_job_id",
 }  # of the process that runs the tests, where it has them
-OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
 
 
-def h100(
-    uuid: str = UUID,
-    index: int = 0,
-    *rows: ProcessMemory,
-    is_listed: bool = True,
-    error_code: int | None = None,
-) -> FakeGpu:
-    """Return an 80 GiB card with these processes, or without a process list."""
-    memory = MemoryInfo(80 * GIB, 62 * GIB, 17 * GIB, GIB)
-    processes = Processes(rows, memory=memory) if is_listed else None
-    return FakeGpu(GpuIdentity(index, uuid), memory, processes, error_code=error_code)
-
-
-def own_row(used: int | None) -> ProcessMemory:
-    """Return NVML's row of the process that runs the tests."""
-    return ProcessMemory(os.getpid(), used)
-
-
-def reserved(sample: Sample) -> int:
-    """Return the reserved bytes of the sample's first device."""
-    allocator = sample.devices[0].allocator
-    assert allocator is not None
-    return allocator.reserved_bytes.total
-
-
-@pytest.fixture
-def scrape_with(open_exporter: OpenExporter) -> Callable[..., Exposition]:
-    """A function that scrapes once with these cards."""
-    return lambda *cards: scrape(open_exporter(FakeNvml.of(*cards)))
-
-
-ScrapeWith = Callable[..., Exposition]
-
-
-def test_outside_allocator_is_the_difference(run_dir: Path, scrape_with: ScrapeWith) -> None:
-    """NVML's bytes of the process minus its reserved bytes, with the allocator's labels."""
-    sample = own_sample()
-    publish(run_dir, sample)
-
-    exposition = scrape_with(h100(UUID, 4, own_row(reserved(sample) + 700 * 2**20)))
-
-    assert 700.0 * 2**20 == exposition.value(
-        OUTSIDE, gpu="4", uuid=UUID, rank="0", pid=str(os.getpid()), run="night"
-    )
-    assert (
-        exposition.series[OUTSIDE].keys()
-        == exposition.series["torchmem_reserved_peak_bytes"].keys()
-    )
-
-
-def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: ScrapeWith) -> None:
-    """One pid on two GPUs has a difference on each."""
-    device = own_sample().devices[0]
-    sample = own_sample(devices=(device, replace(device, index=1, uuid=OTHER)))
-    publish(run_dir, sample)
-
-    exposition = scrape_with(
-        h100(UUID, 0, own_row(reserved(sample) + 1)), h100(OTHER, 1, own_row(reserved(sample) + 2))
-    )
-
-    assert {UUID: 1.0, OTHER: 2.0} == exposition.by("uuid", OUTSIDE)
-
-
-@pytest.mark.parametrize(
-    "cards",
-    [
-        [],
-        [h100()],
-        [h100(UUID, 0, own_row(None))],
-        [h100(UUID, 0, ProcessMemory(1, 70 * GIB))],
-        [h100(OTHER, 0, own_row(70 * GIB))],
-        [h100(is_listed=False)],
-        [h100(UUID, 0, own_row(70 * GIB), error_code=15)],
-        [h100(UUID, 0, own_row(1))],
-    ],
-    ids=[
-        "no GPU",
-        "process not listed",
-        "bytes not permitted",
-        "another process",
-        "another GPU",
-        "no process list",
-        "lost GPU",
-        "less than reserved",
-    ],
-)
-def test_no_difference_without_nvml(
-    run_dir: Path, scrape_with: ScrapeWith, cards: list[FakeGpu]
-) -> None:
-    """Without NVML's bytes of this process on this GPU there is no difference."""
-    publish(run_dir, own_sample())
-
-    exposition = scrape_with(*cards)
-
-    assert {} == exposition.matching(OUTSIDE)
-    assert 1.0 == exposition.value("torchmem_process_state", state="running")
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [
-        own_sample(process=own_process(start_ticks=None)),
-        own_sample(process=own_process(start_ticks=1)),
-        own_sample(process=own_process(pid_namespace=4026539999)),
-        own_sample(ended="exited"),
-        own_sample(devices=(replace(own_sample().devices[0], allocator=None),)),
-        own_sample(devices=(replace(own_sample().devices[0], uuid=None),)),
-    ],
-    ids=[
-        "start time unknown",
-        "reused pid",
-        "foreign namespace",
-        "ended",
-        "no allocator numbers",
-        "no UUID",
-    ],
-)
-def test_no_difference_for_an_uncertain_process(
-    run_dir: Path, scrape_with: ScrapeWith, sample: Sample
-) -> None:
-    """A pid alone does not prove that NVML and the sample describe the same process."""
-    publish(run_dir, sample, f"x{SAMPLE_SUFFIX}")
-
-    assert {} == scrape_with(h100(UUID, 0, own_row(70 * GIB))).matching(OUTSIDE)
-
-
-def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run_dir: Path) -> None:
-    """Pid 7 of the host is not pid 7 of the exporter's own pid namespace."""
-
-    publish(run_dir, own_sample())
-    exposition = scrape(
-        open_exporter(FakeNvml(lambda: [h100(UUID, 0, own_row(70 * GIB))], namespace=1))
-    )
-
-    assert {} == exposition.matching(OUTSIDE)
-    assert {} == exposition.matching("nvml_process_info")
-    assert 1 == len(exposition.matching("nvml_process_memory_bytes"))
-
-
-def test_facts_come_from_the_kernel(scrape_with: ScrapeWith) -> None:
+def test_facts_come_from_the_kernel(open_exporter: OpenExporter) -> None:
     """Name, user id and, if known, user name are exposed; the command line is not."""
-    exposition = scrape_with(h100(UUID, 0, own_row(5)))
+    exposition = scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5)))
     facts = [
         dict(labels) for labels in exposition.matching("nvml_process_info", pid=str(os.getpid()))
     ]

@@ -242,13 +242,15 @@ def test_text_is_bounded_in_bytes() -> None:
 def test_a_file_from_the_future_expires(run_dir: Path) -> None:
     """A time that its user sets does not keep a file on the page, and no time is later than now."""
     future, now = time.time() + 10**9, time.time() + 1
-    ended = own_sample(ended="exited", timestamp=future)
+    device = replace(own_sample().devices[0], stats_timestamp=future)
+    ended = own_sample(ended="exited", timestamp=future, devices=(device,))
     path = publish(run_dir, ended)
     os.utime(path, (future, future))
     directory = RunDirectory(run_dir, ttl_seconds=900)
     (item,) = directory.read(now)
 
     assert now == item.sample.timestamp
+    assert now == item.sample.devices[0].stats_timestamp
     assert 1 == len(directory.read(now + 899))
     assert [] == directory.read(now + 901)
 

@@ -29,7 +29,7 @@ session.close()
 exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
 exported = subprocess.run(exporter, capture_output=True, text=True, check=True)
 stats, (free, total) = torch.cuda.memory_stats(), torch.cuda.mem_get_info()
-print(json.dumps({"exposition": exported.stdout, "stats": stats, "total": total}))
+print(json.dumps({"exposition": exported.stdout, "stats": stats, "total": total, "free": free}))
 """
 
 
@@ -79,6 +79,13 @@ def test_nvml_memory_adds_up(output: dict[str, object]) -> None:
     assert values(output, "nvml_memory_total_bytes") == [
         sum(card) for card in zip(*parts, strict=True)
     ]
+
+
+def test_nvml_and_cuda_agree_on_free_memory(output: dict[str, object]) -> None:
+    """One GPU has the free memory of cudaMemGetInfo in NVML, up to what the join tolerates."""
+    free = output["free"]
+    assert isinstance(free, int)
+    assert min(abs(free - nvml) for nvml in values(output, "nvml_memory_free_bytes")) <= 32 << 20
 
 
 def test_the_process_is_joined_with_its_gpu(output: dict[str, object]) -> None:

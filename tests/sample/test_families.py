@@ -14,7 +14,11 @@ from torchmem.sample.catalog import CATALOG
 from torchmem.sample.families import View, families
 from torchmem.sample.sample import STATES, Sample
 
-EXPORTERS = {"torchmem_outside_allocator_bytes", "torchmem_process_kill_cause"}
+EXPORTERS = {
+    "torchmem_outside_allocator_bytes",
+    "torchmem_outside_allocator_timestamp_seconds",
+    "torchmem_process_kill_cause",
+}
 OWN = {
     name
     for name in CATALOG

@@ -48,7 +48,7 @@ VOLATILE_LABELS = {
     "nvml_process_info": {"uid", "user", "container_id", "pod_uid", "slurm_job_id"},
 }
 # In a container the exporter's pids are not the driver's, so these series are absent.
-NEEDS_INITIAL_PID_NAMESPACE = ("nvml_process_info", "torchmem_outside_allocator_bytes")
+NEEDS_INITIAL_PID_NAMESPACE = ("nvml_process_info", "torchmem_outside_allocator_")
 
 
 def scrape_of(name: str, folder: Path) -> str:
@@ -118,8 +118,13 @@ def _publish_ranks(node: FakeNode, run_dir: Path, trainer: int, most: int) -> No
 def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
     """Yield rank 0, which is training on the first GPU, rank 1 after an OOM, and rank 2, killed."""
     held = re.search(rf"\b{trainer}:(\d+)", node.text)
-    uuids = re.findall(r"^UUID = (.*)$", node.text[: held.start()] if held else "", re.MULTILINE)
+    above = node.text[: held.start()] if held else ""
+    uuids = re.findall(r"^UUID = (.*)$", above, re.MULTILINE)
+    free = re.findall(r"^MemoryInfo = \d+ \d+ (\d+)", above, re.MULTILINE)
     sample = full_sample(uuid=uuids[-1] if uuids else UUID)
+    if free:  # the driver has as much free as when the statistics were read
+        device = replace(sample.devices[0], driver_free_bytes=int(free[-1]))
+        sample = replace(sample, devices=(device,))
     if held and int(held[1]) < FULL_SAMPLE_BYTES:
         sample = _on_a_small_card(sample)
     living = own_process(pid=trainer, start_ticks=start_ticks(trainer))

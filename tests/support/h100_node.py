@@ -135,13 +135,25 @@ class H100Node:
             alloc_retries=int(self._moment / 60),
             device_allocs=int(self._moment / 20),
         )
-        device = replace(device, allocator=allocator, layout=layout, counters=counters)
+        device = replace(
+            device,
+            allocator=allocator,
+            layout=layout,
+            counters=counters,
+            stats_timestamp=time.time(),
+            driver_free_bytes=self._free,
+        )
         process = replace(full.process, pid_namespace=pid_namespace(), start_ticks=start_ticks)
         steps = replace(full.steps, count=int(self._moment * 2), duration_sum_seconds=self._moment)
         sample = replace(
             full, timestamp=time.time(), process=process, devices=(device,), steps=steps
         )
         return _without_troubles(sample) if self._healthy else sample
+
+    @property
+    def _free(self) -> int:
+        """What the driver has free on each GPU, when the ranks read it and when NVML does."""
+        return 17 * GIB + Random(self._moment).randrange(GIB)
 
     def _bytes(self, max_gib: int) -> int:
         return self._random.randrange(max_gib * GIB // 2, max_gib * GIB, 512)
@@ -151,8 +163,8 @@ class H100Node:
 
     def _gpu(self, index: int) -> FakeGpu:
         chance, pid = self._random.uniform, self.pids[index] if self.pids else None
-        used, moved = 61 * GIB + self._bytes(1), int(self._moment * 1e9)
-        memory = MemoryInfo(80 * GIB, used, 79 * GIB - used, GIB)
+        used, moved = 79 * GIB - self._free, int(self._moment * 1e9)
+        memory = MemoryInfo(80 * GIB, used, self._free, GIB)
         utilization = Utilization(chance(0.5, 1), chance(0, 1), 0, 0, 0)
         power = Power(chance(400, 700), 700, 700, self._moment * 600)
         sensors = {"gpu": int(chance(50, 70)), "memory": int(chance(60, 80))}
@@ -174,7 +186,7 @@ class H100Node:
             Ecc(True, NO_ECC_ERRORS),
             Repairs({"correctable": 0, "uncorrectable": 0}, False, False, recovery_action="none"),
             Mig(False),
-            Processes(listed, at_work, memory),
+            Processes(listed, at_work, memory, {None: memory.free}),
             Gpm(*ratios, Traffic(moved, 1e9), Traffic(1e9, 1e9)),
             event_kinds=EVENTS,
         )

@@ -42,6 +42,7 @@ from torchmem.exporter.subjects import (
     utilization,
     xid_events,
 )
+from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
 from torchmem.exporter.worker import Worker, Workers
 from torchmem.sample import catalog
 from torchmem.sample.families import View, families, family, info
@@ -97,6 +98,7 @@ class Exporter:
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._hosts = HostProcesses()
+        self._outside = OutsideAllocator()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._clock = clock
@@ -245,7 +247,8 @@ class Exporter:
             reading = self._new_reading()
         facts = partial(processes.info_families, reading, published, self._owners)
         yield run_collector("process_info", facts)
-        outside = partial(processes.outside_allocator_families, reading, published, gpus)
+        now = self._clock()
+        outside = partial(self._outside.families, reading, published, gpus, now)
         yield run_collector("join", outside)
 
 

@@ -468,6 +468,8 @@ def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
         device = replace(device, layout=replace(device.layout, timestamp=now))
     if device.last_oom and device.last_oom.timestamp > now:
         device = replace(device, last_oom=replace(device.last_oom, timestamp=now))
+    if device.stats_timestamp is not None and device.stats_timestamp > now:
+        device = replace(device, stats_timestamp=now)
     return device
 
 

@@ -248,7 +248,12 @@ SDK_ERRORS = _group.counter(
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(
     "torchmem_outside_allocator_bytes",
-    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries.",
+    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries. "
+    "The value of the latest moment at which both were known.",
+)
+OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
+    "torchmem_outside_allocator_timestamp_seconds",
+    "Unix time of the moment that torchmem_outside_allocator_bytes is from.",
 )
 
 _NVML_DEVICES = "NVML: devices and memory"

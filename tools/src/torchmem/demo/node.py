@@ -108,8 +108,8 @@ class SimulatedNode:
         rows = [ProcessMemory(pid, size) for pid, size in used.items()]
         # The first process is the rank's: the others only hold memory.
         busy = {pid: ProcessUtilization(moment.busy, moment.busy / 2) for pid in list(used)[:1]}
-        values = [*moment.values(), Mig(False), memory, Processes(rows, busy, memory)]
-        return self._fake(index, values)
+        processes = Processes(rows, busy, memory, {None: memory.free})
+        return self._fake(index, [*moment.values(), Mig(False), memory, processes])
 
     def _mig_gpu(self, traits: Traits, index: int, at: float) -> FakeGpu:
         of_gpu = [

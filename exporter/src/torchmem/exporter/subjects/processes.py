@@ -1,7 +1,6 @@
 """Processes on GPUs, with or without PyTorch: memory, utilization and owner.
 
-Also the used memory that belongs to no process, and the memory of a rank outside PyTorch's
-allocator: NVML's bytes of the process minus the allocator's reserved bytes.
+Also the used memory that belongs to no process.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue
+from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import Device, available
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
@@ -20,8 +19,7 @@ from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample import catalog
-from torchmem.sample.families import Row, View, by_last_label, family, info
-from torchmem.sample.sample import LIVE_STATES, DeviceSample
+from torchmem.sample.families import Row, by_last_label, family, info
 
 MAX_PROCESSES_PER_NODE = 1024
 _OTHER = "other"
@@ -66,18 +64,25 @@ class Processes(GpuValue):
     """All processes on a GPU, once for each MIG device; utilization by pid.
 
     `memory` is the GPU's, read immediately before the list so that their difference is meaningful.
+    `free` holds the free bytes of the GPU (None) or of its MIG devices by UUID, for those that had
+    the same before and after their processes were listed.
     """
 
     listed: Sequence[ProcessMemory] = ()
     utilization: Mapping[int, ProcessUtilization] = field(default_factory=dict)
     memory: MemoryInfo | None = None
+    free: Mapping[str | None, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, gpu: Device) -> Processes | None:
         """Read the GPU's processes or, in MIG mode, those of its MIG devices."""
         memory = MemoryInfo.read(gpu)
-        listed = _listed(gpu)
-        return None if listed is None else cls(listed, _utilization(gpu), memory)
+        lists = list(_lists(gpu, memory))
+        if any(part.rows is None for part in lists):
+            return None
+        rows = [row for part in lists for row in part.rows or ()]
+        free = {part.mig_uuid: part.free for part in lists if part.free is not None}
+        return cls(rows, _utilization(gpu), memory, free)
 
     def plausible(self) -> list[ProcessMemory]:
         """Leave out rows with more bytes than the GPU has: structures of another version."""
@@ -85,28 +90,36 @@ class Processes(GpuValue):
         return [row for row in self.listed if row.pid > 0 and (row.used_bytes or 0) <= most]
 
 
-def _listed(gpu: Device) -> list[ProcessMemory] | None:
-    """Return the processes; None if one of the lists is not available."""
-    if not mig.is_in_mig_mode(gpu):
-        return _listed_on(gpu, None)
-    listed: list[ProcessMemory] = []
-    for device in mig.mig_devices(gpu):
-        rows = _listed_on(device, mig.device_uuid(device))
-        if rows is None:
-            return None
-        listed.extend(rows)
-    return listed
+@dataclass(frozen=True, slots=True)
+class _List:
+    """The processes of one GPU or MIG device; `rows` and `free` as in `Processes`."""
+
+    mig_uuid: str | None
+    rows: Sequence[ProcessMemory] | None
+    free: int | None
 
 
-def _listed_on(device: Device, mig_uuid: str | None) -> list[ProcessMemory] | None:
+def _lists(gpu: Device, memory: MemoryInfo | None) -> Iterator[_List]:
+    """Yield the GPU's list or, in MIG mode, those of its MIG devices; `memory` is the GPU's."""
+    if mig.is_in_mig_mode(gpu):
+        for device in mig.mig_devices(gpu):
+            yield _list_on(device, mig.device_uuid(device), MemoryInfo.read(device))
+    else:
+        yield _list_on(gpu, None, memory)
+
+
+def _list_on(device: Device, mig_uuid: str | None, before: MemoryInfo | None) -> _List:
     """Merge the lists: a pid can be in several, each time with all the memory of the process."""
     compute = device.call_first(_COMPUTE)
     if compute is None:
-        return None
+        return _List(mig_uuid, None, None)
     rows = list(compute)
     for names in _OTHER_KINDS:
         rows.extend(device.call_first(names) or ())
-    return [ProcessMemory(pid, used, mig_uuid) for pid, used in _merged(rows).items()]
+    listed = [ProcessMemory(pid, used, mig_uuid) for pid, used in _merged(rows).items()]
+    after = MemoryInfo.read(device)
+    is_same = before and after and before.free == after.free
+    return _List(mig_uuid, listed, before.free if before and is_same else None)
 
 
 def _merged(rows: Iterable[Any]) -> dict[int, int | None]:
@@ -251,45 +264,3 @@ def info_families(
 def _rank(item: Published) -> Mapping[str, str]:
     process = item.sample.process
     return {"rank": str(process.rank), "run": process.run}
-
-
-def outside_allocator_families(
-    reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
-) -> Iterator[Metric]:
-    """Yield the bytes outside the allocator by GPU and rank.
-
-    `gpus`: by UUID, also those of MIG devices. NVML's pids must be the exporter's. A row is left
-    out when either side is unknown, when the process of the sample is not certain, and when both
-    were read so far apart that the difference would be negative.
-    """
-    used = _bytes_by_device(reading)
-    indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-    rows: list[Row] = []
-    for item in published:
-        if not item.attributed or item.state not in LIVE_STATES:
-            continue
-        view = View(item.sample, item.pid, item.state, indices)
-        for device in item.sample.devices:
-            outside = _outside(device, used.get((device.uuid or "", item.pid)))
-            if outside is not None and outside >= 0:
-                rows.append((view.device_labels(device), outside))
-    yield family(catalog.OUTSIDE_ALLOCATOR, rows)
-
-
-def _outside(device: DeviceSample, used: int | None) -> int | None:
-    if device.allocator is None or used is None:
-        return None
-    return used - device.allocator.reserved_bytes.total
-
-
-def _bytes_by_device(reading: Reading) -> Mapping[tuple[str, int], int | None]:
-    """Return the bytes of each process, by (UUID of the GPU or name of the MIG device, pid)."""
-    names = mig.mig_names(reading)
-    used: dict[tuple[str, int], int | None] = {}
-    for gpu, processes in reading.values(Processes):
-        rows = processes.plausible()
-        used |= {(gpu.uuid, pid): bytes_ for pid, bytes_ in _bytes_by_pid(rows).items()}
-        for row in rows:
-            devices = names.get(row.mig_uuid or "", ())
-            used |= {(name, row.pid): row.used_bytes for name in devices}
-    return used

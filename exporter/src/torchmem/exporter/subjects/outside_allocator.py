@@ -1,0 +1,197 @@
+"""Memory of a rank outside PyTorch's allocator: NVML's bytes of the process minus reserved bytes.
+
+The SDK read the allocator up to some seconds before a scrape reads NVML, and in between a training
+can allocate or free many GiB. A difference is taken only where both sides are of one moment; until
+the next one it is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.reading import Reading
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.subjects import mig
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory
+from torchmem.sample import catalog
+from torchmem.sample.families import View, value_family
+from torchmem.sample.process_table import ProcessKey, process_key
+from torchmem.sample.sample import LIVE_STATES, DeviceSample
+
+_SAME_BYTES = 32 << 20
+"""Free memory that differs by less is the same. A CUDA context is about 500 MiB."""
+
+_Key = tuple[str, ProcessKey]
+"""UUID of the GPU or name of the MIG device, and the process on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A process on one GPU or MIG device, as NVML reports it.
+
+    used_bytes: of the process.
+    free_bytes: of the device when its processes were listed; None if unknown.
+    is_alone: whether NVML lists no other process on the device.
+    """
+
+    used_bytes: int
+    free_bytes: int | None
+    is_alone: bool
+
+    @property
+    def available_bytes(self) -> int | None:
+        """What the process holds or could take, which its own allocations do not change."""
+        return None if self.free_bytes is None else self.used_bytes + self.free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Scrape:
+    """What an earlier scrape, which ended at `time` (Unix seconds), found of a process."""
+
+    time: float
+    use: Use
+    device: DeviceSample
+
+
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """Bytes outside the allocator, and when its statistics were read (Unix seconds)."""
+
+    size: int
+    timestamp: float
+
+
+class OutsideAllocator:
+    """Keeps what earlier scrapes found. A process that ended is forgotten."""
+
+    def __init__(self) -> None:
+        self._scrapes: dict[_Key, _Scrape] = {}
+        self._held: dict[_Key, _Outside] = {}
+        self._reading: Reading | None = None
+
+    def families(
+        self,
+        reading: Reading,
+        published: Sequence[Published],
+        gpus: Mapping[str, GpuIdentity],
+        now: float,
+    ) -> Iterator[Metric]:
+        """Yield the bytes outside the allocator by GPU and rank, and the times that they are from.
+
+        `gpus`: by UUID, also those of MIG devices; `now`: after both sides were read, in Unix
+        seconds. NVML's pids must be the exporter's. A row is left out when either side is unknown,
+        when the process of the sample is not certain, and before the first time that both sides
+        were of one moment.
+        """
+        indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
+        # A reading that was not complete yet at the previous call is not a later one now.
+        is_later, self._reading = reading is not self._reading, reading
+        rows: list[tuple[tuple[str, ...], _Outside]] = []
+        keys: set[_Key] = set()
+        for item, device, use in _live_devices(published, uses_by_process(reading)):
+            key = device.uuid or "", process_key(item.sample.process)
+            keys.add(key)
+            outside = use and self._join(key, use, device, now, is_later=is_later)
+            if outside:
+                view = View(item.sample, item.pid, item.state, indices)
+                rows.append((view.device_labels(device), outside))
+        self._forget_all_but(keys)
+        yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
+        yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
+
+    def _join(
+        self, key: _Key, use: Use, device: DeviceSample, now: float, *, is_later: bool
+    ) -> _Outside | None:
+        """Return the difference of this moment, else the latest one; None if a side is unknown."""
+        timestamp, before = device.stats_timestamp, self._scrapes.get(key)
+        if device.allocator is None or timestamp is None:
+            return None
+        if before is None or timestamp >= before.time or use != before.use:
+            self._scrapes[key] = _Scrape(now, use, device)
+        size = outside_bytes(use, device, before if is_later else None)
+        if size is not None and size >= 0:
+            self._held[key] = _Outside(size, timestamp)
+        return self._held.get(key)
+
+    def _forget_all_but(self, keys: set[_Key]) -> None:
+        self._scrapes = {key: scrape for key, scrape in self._scrapes.items() if key in keys}
+        self._held = {key: outside for key, outside in self._held.items() if key in keys}
+
+
+def _live_devices(
+    published: Iterable[Published], uses: Mapping[tuple[str, int], Use]
+) -> Iterator[tuple[Published, DeviceSample, Use | None]]:
+    """Yield the devices of live processes that are certain, with their use if NVML reports it."""
+    for item in published:
+        if item.attributed and item.state in LIVE_STATES:
+            for device in item.sample.devices:
+                yield item, device, uses.get((device.uuid or "", item.pid))
+
+
+def outside_bytes(use: Use, device: DeviceSample, before: _Scrape | None) -> int | None:
+    """Return NVML's bytes minus reserved bytes; None if they may be of different moments.
+
+    They are of one moment in three cases: the device has as much free memory as when the
+    statistics were read; neither side has changed since an earlier scrape; or the process is alone
+    on the device, so that the difference in free memory is its own.
+    """
+    assert device.allocator is not None  # noqa: S101 - checked by the caller
+    outside_now = use.used_bytes - device.allocator.reserved_bytes.total
+    taken_since = None
+    if use.free_bytes is not None and device.driver_free_bytes is not None:
+        taken_since = device.driver_free_bytes - use.free_bytes
+    if taken_since is not None and abs(taken_since) <= _SAME_BYTES:
+        return outside_now
+    if before is None or (device.stats_timestamp or 0) < before.time:
+        return None
+    if use.used_bytes == before.use.used_bytes and _is_unchanged(device, before.device):
+        return outside_now
+    if taken_since is not None and _was_alone(use, before.use):
+        return outside_now - taken_since
+    return None
+
+
+def _is_unchanged(device: DeviceSample, before: DeviceSample) -> bool:
+    """Return whether the process has allocated and freed no device memory."""
+    return device.allocator is not None and (
+        (device.allocator.reserved_bytes, device.counters.device_allocs)
+        == (before.allocator and before.allocator.reserved_bytes, before.counters.device_allocs)
+    )
+
+
+def _was_alone(use: Use, before: Use) -> bool:
+    """Return whether no other process has used the device since an earlier scrape."""
+    available, available_before = use.available_bytes, before.available_bytes
+    if available is None or available_before is None:
+        return False
+    is_same = abs(available - available_before) <= _SAME_BYTES
+    return use.is_alone and before.is_alone and is_same
+
+
+def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], Use]:
+    """Return each process by (UUID of the GPU or name of the MIG device, pid).
+
+    Processes whose bytes NVML does not report are left out.
+    """
+    names = mig.mig_names(reading)
+    uses: dict[tuple[str, int], Use] = {}
+    for gpu, processes in reading.values(Processes):
+        rows = processes.plausible()
+        for row in rows:
+            for name in (gpu.uuid,) if row.mig_uuid is None else names.get(row.mig_uuid, ()):
+                use = _use(row, rows, processes)
+                if use is not None:
+                    uses[name, row.pid] = use
+    return uses
+
+
+def _use(row: ProcessMemory, rows: Sequence[ProcessMemory], processes: Processes) -> Use | None:
+    """Return the use of one row; compute instances of a MIG device's GPU instance share memory."""
+    if row.used_bytes is None:
+        return None
+    is_alone = row.mig_uuid is None and len(rows) == 1
+    return Use(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)

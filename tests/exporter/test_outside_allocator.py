@@ -1,0 +1,376 @@
+"""Memory outside the allocator: NVML and a sample are joined where both are of one moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.exposition import Exposition, scrape
+from support.fake_nvml import FakeNode, binding
+from support.publishing import own_process, own_sample, publish
+from support.samples import UUID
+
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.nvml import Device, NvmlLibrary
+from torchmem.exporter.reading import Reading
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.sample import Allocator, ByPool, Counters, DeviceSample, Sample
+
+OpenExporter = Callable[..., Exporter]
+ScrapeWith = Callable[..., Exposition]
+MIB, GIB = 1 << 20, 1 << 30
+OUTSIDE, MOMENT = "torchmem_outside_allocator_bytes", "torchmem_outside_allocator_timestamp_seconds"
+OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
+FREE = 17 * GIB
+RESERVED = 60 * GIB
+READ_AT = 1_700_000_000.0
+
+
+def h100(
+    uuid: str = UUID,
+    index: int = 0,
+    *rows: ProcessMemory,
+    free: int = FREE,
+    is_listed: bool = True,
+    error_code: int | None = None,
+) -> FakeGpu:
+    """Return an 80 GiB card with these processes, or without a process list."""
+    memory = MemoryInfo(80 * GIB, 79 * GIB - free, free, GIB)
+    processes = Processes(rows, memory=memory, free={None: free}) if is_listed else None
+    return FakeGpu(GpuIdentity(index, uuid), memory, processes, error_code=error_code)
+
+
+def own_row(used: int | None) -> ProcessMemory:
+    """Return NVML's row of the process that runs the tests."""
+    return ProcessMemory(os.getpid(), used)
+
+
+def device(**changes: Any) -> DeviceSample:
+    """Return a device with the allocator's and the driver's bytes of `READ_AT`."""
+    read = DeviceSample(
+        index=0,
+        uuid=UUID,
+        name="H100",
+        total_bytes=79 * GIB,
+        allocator=allocator(RESERVED),
+        counters=Counters(device_allocs=120),
+        stats_timestamp=READ_AT,
+        driver_free_bytes=FREE,
+    )
+    return replace(read, **changes)
+
+
+def allocator(reserved: int) -> Allocator:
+    """Return statistics with so many reserved bytes."""
+    pools = ByPool(0, reserved)
+    return Allocator(pools, pools, pools, None, None, reserved, reserved, reserved)
+
+
+def read_sample(*devices: DeviceSample, **changes: Any) -> Sample:
+    """Return the sample of the process that runs the tests."""
+    return own_sample(devices=devices or (device(),), **changes)
+
+
+@pytest.fixture
+def scrape_with(open_exporter: OpenExporter) -> ScrapeWith:
+    """A function that scrapes once with these cards."""
+    return lambda *cards: scrape(open_exporter(FakeNvml.of(*cards)))
+
+
+def test_it_is_the_difference(run_dir: Path, scrape_with: ScrapeWith) -> None:
+    """NVML's bytes of the process minus its reserved bytes, with labels and the sample's time."""
+    publish(run_dir, read_sample())
+
+    exposition = scrape_with(h100(UUID, 4, own_row(RESERVED + 700 * MIB)))
+
+    labels = {"gpu": "4", "uuid": UUID, "rank": "0", "pid": str(os.getpid()), "run": "night"}
+    assert 700.0 * MIB == exposition.value(OUTSIDE, **labels)
+    assert READ_AT == exposition.value(MOMENT, **labels)
+    assert (
+        exposition.series[OUTSIDE].keys()
+        == exposition.series["torchmem_reserved_peak_bytes"].keys()
+    )
+
+
+def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: ScrapeWith) -> None:
+    """One pid on two GPUs has a difference on each."""
+    publish(run_dir, read_sample(device(), device(index=1, uuid=OTHER)))
+
+    exposition = scrape_with(
+        h100(UUID, 0, own_row(RESERVED + 1)), h100(OTHER, 1, own_row(RESERVED + 2))
+    )
+
+    assert {UUID: 1.0, OTHER: 2.0} == exposition.by("uuid", OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    "cards",
+    [
+        [],
+        [h100()],
+        [h100(UUID, 0, own_row(None))],
+        [h100(UUID, 0, ProcessMemory(1, 70 * GIB))],
+        [h100(OTHER, 0, own_row(70 * GIB))],
+        [h100(is_listed=False)],
+        [h100(UUID, 0, own_row(70 * GIB), error_code=15)],
+        [h100(UUID, 0, own_row(1))],
+        [h100(UUID, 0, own_row(70 * GIB), free=FREE - GIB)],
+    ],
+    ids=[
+        "no GPU",
+        "process not listed",
+        "bytes not permitted",
+        "another process",
+        "another GPU",
+        "no process list",
+        "lost GPU",
+        "less than reserved",
+        "memory was allocated since",
+    ],
+)
+def test_no_difference_without_nvml(
+    run_dir: Path, scrape_with: ScrapeWith, cards: list[FakeGpu]
+) -> None:
+    """Without NVML's bytes of this process on this GPU at that moment there is no difference."""
+    publish(run_dir, read_sample())
+
+    exposition = scrape_with(*cards)
+
+    assert {} == exposition.matching(OUTSIDE)
+    assert 1.0 == exposition.value("torchmem_process_state", state="running")
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        read_sample(process=own_process(start_ticks=None)),
+        read_sample(process=own_process(start_ticks=1)),
+        read_sample(process=own_process(pid_namespace=4026539999)),
+        read_sample(ended="exited"),
+        read_sample(device(allocator=None)),
+        read_sample(device(uuid=None)),
+        read_sample(device(stats_timestamp=None)),
+        read_sample(device(driver_free_bytes=None)),
+    ],
+    ids=[
+        "start time unknown",
+        "reused pid",
+        "foreign namespace",
+        "ended",
+        "no allocator numbers",
+        "no UUID",
+        "time of the statistics unknown",
+        "no free memory of that time",
+    ],
+)
+def test_no_difference_for_an_uncertain_sample(
+    run_dir: Path, scrape_with: ScrapeWith, sample: Sample
+) -> None:
+    """A sample that may describe another process or moment than NVML is not joined."""
+    publish(run_dir, sample, f"x{SAMPLE_SUFFIX}")
+
+    assert {} == scrape_with(h100(UUID, 0, own_row(70 * GIB))).matching(OUTSIDE)
+
+
+def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run_dir: Path) -> None:
+    """Pid 7 of the host is not pid 7 of the exporter's own pid namespace."""
+    publish(run_dir, read_sample())
+    exposition = scrape(
+        open_exporter(FakeNvml(lambda: [h100(UUID, 0, own_row(70 * GIB))], namespace=1))
+    )
+
+    assert {} == exposition.matching(OUTSIDE)
+    assert {} == exposition.matching("nvml_process_info")
+    assert 1 == len(exposition.matching("nvml_process_memory_bytes"))
+
+
+@dataclass
+class Card:
+    """A card with one rank and other processes, at a second of its own.
+
+    `free_bytes` is what NVML reports as free; None as on GPUs that share the CPU's memory.
+    """
+
+    reserved: int = RESERVED
+    others: int = 0
+    context: int = 500 * MIB
+    now: float = READ_AT
+    allocs: int = 120
+    incarnation: int = 1
+    has_free: bool = True
+
+    def __post_init__(self) -> None:
+        self.outside = OutsideAllocator()
+        self.read()
+
+    @property
+    def free(self) -> int:
+        """What the driver has free."""
+        return 79 * GIB - self.context - self.reserved - self.others
+
+    def allocate(self, size: int) -> None:
+        """Have the rank take memory from the driver, or return it."""
+        self.reserved, self.allocs, self.now = self.reserved + size, self.allocs + 1, self.now + 1
+
+    def read(self) -> None:
+        """Have the SDK read the allocator and the driver."""
+        self.now += 1
+        self.sample = device(
+            allocator=allocator(self.reserved),
+            counters=Counters(device_allocs=self.allocs),
+            stats_timestamp=self.now,
+            driver_free_bytes=self.free,
+        )
+
+    def scrape(self, *, is_alive: bool = True) -> dict[str, float]:
+        """Return what a scrape shows, by metric."""
+        self.now += 1
+        process = own_process(start_ticks=self.incarnation)
+        published = [Published(read_sample(self.sample, process=process), 7, "running", True)]
+        rows = [ProcessMemory(7, self.context + self.reserved)]
+        if self.others:
+            rows.append(ProcessMemory(8, self.others))
+        free: dict[str | None, int] = {None: self.free} if self.has_free else {}
+        nvml = FakeNvml.of(FakeGpu(GpuIdentity(0, UUID), Processes(rows, free=free)))
+        nvml.count()
+        reading = Reading(nvml, present=(GpuIdentity(0, UUID),))
+        reading.read(Processes)
+        families = self.outside.families(
+            reading, published if is_alive else [], {UUID: GpuIdentity(0, UUID)}, self.now
+        )
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    def shown(self) -> dict[str, float]:
+        """What a scrape shows if both sides are of the moment of the newest sample."""
+        return {OUTSIDE: self.context, MOMENT: self.sample.stats_timestamp or 0.0}
+
+
+def test_its_own_allocations_cancel_out() -> None:
+    """What a rank alone on its card takes between the sample and NVML changes nothing."""
+    card = Card()
+    card.scrape()
+    for size in (4 * GIB, -13 * GIB, 64 * MIB):
+        card.read()
+        card.allocate(size)
+
+        assert card.shown() == card.scrape()
+
+
+def test_the_value_is_held_while_a_neighbor_allocates() -> None:
+    """What a neighbor takes could be the rank's: the value stays, with the time that it is from."""
+    card = Card(others=GIB)
+    before = card.scrape()
+    card.allocate(GIB)
+    card.read()
+    card.others += 3 * GIB
+
+    assert before == card.scrape() != card.shown()
+    card.read()
+    assert card.shown() == card.scrape()
+
+
+def test_a_steady_rank_needs_no_free_memory_of_the_driver() -> None:
+    """Where NVML reports no free memory, two scrapes in which nothing changed give the value."""
+    card = Card(has_free=False, others=GIB)
+    assert {} == card.scrape()
+    assert {} == card.scrape()
+    card.read()
+    assert card.shown() == card.scrape()
+
+    before = card.shown()
+    card.allocate(GIB)
+    assert before == card.scrape()
+    card.read()
+    assert before == card.scrape()
+    card.read()
+    assert card.shown() == card.scrape()
+
+
+def test_another_process_starts_without_a_value() -> None:
+    """What is held is forgotten when the process ends, and not given to one with the same pid."""
+    card = Card()
+    card.scrape()
+    card.allocate(GIB)
+    card.incarnation += 1
+    assert {} == card.scrape()
+
+    card.incarnation -= 1
+    assert {} == card.scrape()
+
+
+def test_a_value_does_not_outlive_its_process() -> None:
+    """A process that is not published for one scrape starts again without a value."""
+    card = Card()
+    card.scrape()
+    card.allocate(GIB)
+
+    assert {} == card.scrape(is_alive=False)
+    assert {} == card.scrape()
+
+
+# Sizes of the neighbors are not multiples of the rank's, so that no sum of both is 0 by chance.
+_ACTIONS = st.one_of(
+    st.integers(-4, 4).map(lambda count: ("allocate", count * GIB)),
+    st.integers(0, 4).map(lambda count: ("others", int(count * GIB * 2**0.5))),
+    st.sampled_from([("read", 0), ("scrape", 0)]),
+)
+
+
+@given(st.lists(_ACTIONS, max_size=40), st.booleans())
+def test_no_value_is_ever_wrong(actions: Sequence[tuple[str, int]], has_free: bool) -> None:
+    """Whatever the rank and its neighbors do, a value is the true one.
+
+    Neighbors that come and go between two scrapes are the exception: they change at most once.
+    """
+    card, are_others_free_to_change = Card(reserved=30 * GIB, has_free=has_free), True
+    for action, size in actions:
+        if action == "allocate" and 0 <= card.reserved + size <= 60 * GIB:
+            card.allocate(size)
+        elif action == "others" and are_others_free_to_change:
+            card.others, are_others_free_to_change = size, False
+        elif action == "read":
+            card.read()
+        elif action == "scrape":
+            assert abs(card.scrape().get(OUTSIDE, card.context) - card.context) <= 32 * MIB
+            are_others_free_to_change = True
+
+
+class Allocating(Device):
+    """A GPU whose free memory changes while its processes are listed."""
+
+    def __init__(self, nvml: NvmlLibrary, node: FakeNode) -> None:
+        super().__init__(nvml, nvml.require("nvmlDeviceGetHandleByIndex", 0))
+        self._node = node
+
+    def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
+        """Have a process allocate 3 GiB, then list the processes."""
+        self._node.change("gpu 0", MemoryInfo=f"{80 * GIB} {GIB} {13 * GIB} {66 * GIB}")
+        return super().call_first(names, *arguments)
+
+
+def test_a_list_belongs_to_the_free_memory_before_and_after(tmp_path: Path) -> None:
+    """Free memory that changes while the processes are listed is not that of the list."""
+    node = FakeNode(tmp_path, "h100_busy")
+    library = NvmlLibrary(binding(node.library()))
+    node.nvml().open()
+    still = Processes.read(Device(library, library.require("nvmlDeviceGetHandleByIndex", 0)))
+    assert still
+    assert still.memory
+    assert {None: still.memory.free} == still.free
+
+    moving = Processes.read(Allocating(library, node))
+    assert moving
+    assert moving.memory == still.memory
+    assert {} == moving.free
