@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support import samples
 
 from torchmem.allocator.call_stack import CallStack, Frame, Origin
+from torchmem.allocator.lines import Lines, LineUse
 from torchmem.allocator.oom_report import OomReport, Trend
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
@@ -58,6 +59,7 @@ origins = st.builds(
     st.sampled_from([None, "", "MmBackward0"]),
     st.sampled_from([None, "rollout"]),
 )
+uses = st.lists(st.builds(LineUse, frames, samples.size, samples.count), max_size=4).map(tuple)
 reports = st.builds(
     OomReport,
     timestamp=samples.seconds,
@@ -75,6 +77,8 @@ reports = st.builds(
     ),
     trend=trends(),
     origin=st.none() | origins,
+    lines=st.none()
+    | st.builds(Lines, uses, samples.size, samples.size, uses, st.integers(0, 1 << 30)),
 )
 
 
@@ -203,6 +207,16 @@ STRANDED = replace(
         largest=640 * MIB,
     ),
     origin=FORWARD,
+    lines=Lines(
+        (
+            LineUse(Frame("/home/ann/gpt/train.py", 66, "log"), 31 * GIB, 412),
+            LineUse(Frame("/home/ann/gpt/model.py", 88, "MLP.forward"), 12 * GIB, 96),
+        ),
+        other_bytes=GIB,
+        unknown_bytes=18 * GIB,
+        grown=(LineUse(Frame("/home/ann/gpt/train.py", 66, "log"), 29 * GIB, 380),),
+        grown_steps=380,
+    ),
 )
 EXPANDABLE = replace(
     STRANDED,
@@ -259,6 +273,7 @@ BARE = replace(
     layout=None,
     layout_before=None,
     origin=None,
+    lines=None,
     steps=Steps(),
     trend=Trend(),
     allocator_settings={},

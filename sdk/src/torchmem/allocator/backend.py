@@ -93,6 +93,12 @@ class Backend(Protocol):
     def stop_history(self) -> None:
         """Stop recording and discard what was recorded."""
 
+    def start_stacks(self) -> None:
+        """Record the Python stack of each live block, without a history of freed ones."""
+
+    def stop_stacks(self) -> None:
+        """Stop what `start_stacks` has started, unless the script records its own history now."""
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return a snapshot for PyTorch's memory_viz, with or without the recorded history.
 

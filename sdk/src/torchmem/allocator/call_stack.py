@@ -1,17 +1,27 @@
 """Python call stacks of an allocation, as plain text: no locals, no source lines.
 
-A frame is the user's own unless it belongs to an installed package, to PyTorch, or to Python. The
-SDK decides that when it reads the stack, because only there is known what is installed where.
+A frame is the user's own unless it belongs to an installed package, to PyTorch, or to Python.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 FRAMEWORK = frozenset({"torch", "python", "torchmem"})
 """Packages whose frames never stand for the user's program."""
 
 MAX_PLACE_BYTES = 100
+
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
+# Python's own modules, PyTorch's in a build from source, and code that it generates.
+_PYTHON = re.compile(r"<frozen |.*/lib(?:64)?/python3[\d.]*/")
+_TORCH = re.compile(
+    r"<eval_with_key>|.*/torchinductor_[^/]*/"
+    r"|.*/torch/(?:nn|optim|autograd|cuda|utils|distributed|_[a-z]\w*)/"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +51,9 @@ class CallStack:
 
     @property
     def own(self) -> Frame | None:
-        """The innermost frame of the user's own code.
-
-        Without any, that of a package that is neither PyTorch nor Python, as for installed
-        trainers.
-        """
-        own = (frame for frame in self.frames if frame.package is None)
-        foreign = (frame for frame in self.frames if frame.package not in FRAMEWORK)
-        return next(own, None) or next(foreign, None)
+        """The innermost frame of the user's own code, see `own_index`."""
+        index = own_index(frame.package for frame in self.frames)
+        return None if index is None else self.frames[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,37 @@ class Origin:
     def own(self) -> Frame | None:
         """The line of the user's program that asked, or that the main thread was at meanwhile."""
         return self.stack.own or (self.main_stack.own if self.main_stack else None)
+
+
+def own_index(packages: Iterable[str | None]) -> int | None:
+    """Return the index of the user's own innermost frame, given the packages of all frames.
+
+    Without any, that of a package that is neither PyTorch nor Python, as for installed trainers.
+    """
+    foreign = None
+    for index, package in enumerate(packages):
+        if package is None:
+            return index
+        if foreign is None and package not in FRAMEWORK:
+            foreign = index
+    return foreign
+
+
+@lru_cache(maxsize=4096)
+def package_of(file: str, module: str = "") -> str | None:
+    """Return the installed package that a function belongs to; None for the user's own code.
+
+    `file` is that of its code, and `module` the name of its module if known.
+    """
+    top = module.partition(".")[0]
+    if top in {"torch", "torchmem"}:
+        return top
+    installed = _INSTALLED.match(file)
+    if installed:
+        return installed[1].removesuffix(".py")
+    if _TORCH.match(file):
+        return "torch"
+    return "python" if _PYTHON.match(file) else None
 
 
 def public_place(frame: Frame) -> tuple[str, str]:

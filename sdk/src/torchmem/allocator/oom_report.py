@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torchmem.allocator.call_stack import Origin
+from torchmem.allocator.lines import Lines
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import (
@@ -59,6 +60,7 @@ class OomReport:
         layout: the layout after the allocator had emptied its cache.
         layout_before: the layout of the latest periodic snapshot, which still includes the cache.
         origin: where in the program the memory was asked for.
+        lines: the lines that held the memory, if their stacks were recorded.
     """
 
     timestamp: float
@@ -73,6 +75,7 @@ class OomReport:
     allocator_settings: dict[str, str] = field(default_factory=dict)
     trend: Trend = Trend()
     origin: Origin | None = None
+    lines: Lines | None = None
     schema: int = SCHEMA_VERSION
 
     @property

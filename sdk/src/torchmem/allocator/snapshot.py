@@ -22,13 +22,29 @@ NestedStats = Mapping[str, Any]
 It maps statistic → pool → current, peak, allocated or freed, and also holds plain counters."""
 
 
-class BlockInfo(TypedDict):
-    """A block of a segment; sizes in bytes."""
+class FrameInfo(TypedDict):
+    """A call in a recorded stack."""
 
+    filename: str
+    line: int
+    name: str
+
+
+class _BlockInfo(TypedDict):
     address: int
     size: int
     requested_size: int
     state: BlockState
+
+
+class BlockInfo(_BlockInfo, total=False):
+    """A block of a segment; sizes in bytes.
+
+    `frames` is the stack of its allocation from the innermost call outwards; empty or absent if it
+    was not recorded.
+    """
+
+    frames: list[FrameInfo]
 
 
 class SegmentInfo(TypedDict):

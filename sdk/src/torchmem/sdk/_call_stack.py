@@ -6,7 +6,6 @@ its local variables alive.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, TracebackType
 
-from torchmem.allocator.call_stack import CallStack, Frame, Origin
+from torchmem.allocator.call_stack import CallStack, Frame, Origin, package_of
 from torchmem.sample.untrusted import MAX_TEXT
 
 # Of deeper stacks, the innermost and the outermost frames are kept.
@@ -22,8 +21,6 @@ MAX_INNER_FRAMES = 40
 MAX_OUTER_FRAMES = 8
 MAX_WALKED_FRAMES = 10_000
 
-_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
-_STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - no path object per frame
 # What torch.utils.data writes into the text of an exception that it carries to the main thread.
 _CARRIED = re.compile(r'^  File "([^"\n]+)", line (\d{1,9}), in (\S+)$', re.MULTILINE)
 
@@ -71,7 +68,7 @@ def raising_origin(traceback: TracebackType | None, text: str) -> Origin:
     """
     raised = _stack(reversed(list(_walk_traceback(traceback))))
     carried = [
-        Frame(_shortened(file), int(line), function[:MAX_TEXT], package_of(file, None))
+        Frame(_shortened(file), int(line), function[:MAX_TEXT], package_of(file))
         for file, line, function in _CARRIED.findall(text)[-MAX_INNER_FRAMES:]
     ]
     return Origin(CallStack(tuple(reversed(carried))), raised) if carried else Origin(raised)
@@ -118,7 +115,7 @@ def _stack(entries: Iterable[_Entry]) -> CallStack:
 
 def _frame(code: CodeType, line: int | None, module: object) -> Frame:
     function: str = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
-    package = package_of(code.co_filename, module)
+    package = package_of(code.co_filename, module if isinstance(module, str) else "")
     return Frame(_shortened(code.co_filename), line, function[:MAX_TEXT], package)
 
 
@@ -128,20 +125,3 @@ def _shortened(file: str) -> str:
     if len(data) <= MAX_TEXT:
         return file
     return "…" + data[3 - MAX_TEXT :].decode(errors="ignore")
-
-
-def package_of(file: str, module: object) -> str | None:
-    """Return the installed package that a function belongs to; None for the user's own code.
-
-    `file` is that of its code, and `module` the name of its module if known. The code that
-    torch.compile and torch.fx generate is PyTorch's.
-    """
-    top = module.partition(".")[0] if isinstance(module, str) else ""
-    if top in {"torch", "torchmem"}:
-        return top
-    if file.startswith("<eval_with_key>"):
-        return "torch"
-    installed = _INSTALLED.match(file)
-    if installed:
-        return installed[1].removesuffix(".py")
-    return "python" if file.startswith(("<frozen ", _STDLIB)) else None

@@ -167,8 +167,11 @@ class Capture:
         sample: Path,
         errors: Errors,
         clock: Callable[[], float] = time.monotonic,
+        before_start: Callable[[], None] | None = None,
     ) -> None:
+        """`before_start` stops a recording of the SDK's own."""
         self._backend = backend
+        self._before_start = before_start
         self._errors = errors
         self._sample = sample
         self._requests = RequestFile(sample)
@@ -258,6 +261,8 @@ class Capture:
             raise
 
     def _start(self, job: Job, now: float) -> None:
+        if self._before_start:
+            self._before_start()
         recording = self._backend.history_enabled()
         if recording is None:
             self._refuse("this allocator, or this version of PyTorch, records no memory history.")

@@ -54,6 +54,7 @@ class DeviceRecord:
         self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
         self.components: dict[str, int] = {}
+        self.allocations = 0
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
@@ -67,6 +68,8 @@ class DeviceRecord:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
         self.keep_peaks(stats)
+        if "allocation" in stats:
+            self.allocations = stats["allocation"]["all"]["allocated"]
         if self._ooms is None and "num_ooms" in stats:
             self._ooms = {}
         self.allocator = self._allocator(stats)
@@ -92,6 +95,12 @@ class DeviceRecord:
     def reserved_bytes(self) -> int:
         """Return the reserved bytes at the latest read; 0 if they are unknown."""
         return self.allocator.reserved_bytes.total if self.allocator else 0
+
+    @property
+    def alloc_retries(self) -> int | None:
+        """Retries since the process started; None if they are unknown."""
+        counter = self._counters.get("num_alloc_retries")
+        return None if counter is None else counter.total
 
     def end_window(self) -> int:
         """Start a new window and return the highest active bytes of the one that ends.

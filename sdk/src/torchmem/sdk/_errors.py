@@ -17,6 +17,7 @@ Stage = Literal[
     "phase",
     "components",
     "capture",
+    "history",
     "release",
     "oom",
     "report",

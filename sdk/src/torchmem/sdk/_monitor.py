@@ -31,6 +31,7 @@ from torchmem.sdk._cost import (
 )
 from torchmem.sdk._ending import LibraryOom, UncaughtErrors
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._history import LineHistory
 from torchmem.sdk._host import HostReader
 from torchmem.sdk._identity import identify
 from torchmem.sdk._main_thread import MainThreadReader
@@ -78,6 +79,7 @@ class Monitor:
         self._sampler = Sampler(self._tick, settings.interval, self.cost)
         self._release = Release.from_settings(settings, self.recorder, errors, self.phases.reset)
         self._capture: Capture | None = None
+        self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._reports: ReportWriter | None = None
         self._pid: int | None = None
         self._process: Process | None = None
@@ -100,16 +102,25 @@ class Monitor:
                 self._settings, self._environment, self._process, self._errors, self.sample
             )
             self._reports = ReportWriter(publisher.file.path)
-            self._capture = Capture(self._backend, publisher.file.path, self._errors)
+            self._capture = Capture(
+                self._backend, publisher.file.path, self._errors, before_start=self._stop_history
+            )
             self.publisher = publisher
             run_before_sigterm_handler(self._errors.defer_logging(self._publish_in_handler))
             self._sampler.start()
+        if self._history:
+            self._history.begin()
         with self._errors.suppress("oom"):
             self._backend.on_oom(self._on_oom)
             if self.uncaught:
                 self.uncaught.install()
         if self.publisher:
             self.publisher.open_endpoint()
+
+    def _stop_history(self) -> None:
+        if self._history:
+            with self._errors.suppress("history"):
+                self._history.stop()
 
     def _publish_in_handler(self) -> None:
         """Publish in a signal handler, which forked children inherit."""
@@ -136,6 +147,8 @@ class Monitor:
         self.start()
         self._read_stats("step")
         self._main_thread.at_step()
+        if self._history:
+            self._history.at_step(self._clock.count)
         if self._release:
             self._release.at_step(now)
 
@@ -144,6 +157,8 @@ class Monitor:
             self.recorder.read_settings()
             self.recorder.read_stats(moment)
             self.host.read_pinned()
+        if self._history and not self._ended:
+            self._history.after_read()
         self._idle_reads.record(time.perf_counter(), self.recorder.stats_seconds or 0.0)
 
     def _tick(self) -> None:
@@ -219,6 +234,8 @@ class Monitor:
             self.publisher.publish()
         with self._errors.suppress("report"):
             if observation and self._reports:
+                if self._history:
+                    observation = self._history.compared(observation)
                 self._reports.write(observation, self.sample())
         if self._capture and self._settings.capture_on_oom:
             self._capture.keep_oom()
@@ -263,6 +280,7 @@ class Monitor:
             self._measure()
             if self._capture:
                 self._capture.close()
+            self._stop_history()
         if self.recorder.samples():
             self.publisher.publish()
         if self._reports:

@@ -20,6 +20,7 @@ from torchmem.allocator.backend import Backend
 from torchmem.allocator.call_stack import Origin, public_place
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
+from torchmem.allocator.lines import Lines, lines
 from torchmem.allocator.oom_cause import (
     OomFacts,
     classify,
@@ -85,6 +86,7 @@ class OomObservation:
     layout: Layout | None
     layout_before: Layout | None
     origin: Origin | None = None
+    lines: Lines | None = None
 
 
 def examine(
@@ -110,8 +112,10 @@ def examine(
     oom = OomRecord(now, failed.requested, cause, detail, *_place(failed.origin))
     record.record_oom(oom)
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
-    before = record.periodic_layout
-    return OomObservation(index, oom, failed.driver_free, limit, layout, before, failed.origin)
+    before, held = record.periodic_layout, lines(segments or (), index)
+    return OomObservation(
+        index, oom, failed.driver_free, limit, layout, before, failed.origin, held
+    )
 
 
 def _place(origin: Origin | None) -> tuple[str, str] | tuple[None, None]:
@@ -135,7 +139,8 @@ def examine_library_oom(
     limit, total = backend.limit_bytes(index), record.device.total_bytes
     limit = limit if limit is not None and total is not None and limit < total else None
     layout = record.layout if segments is not None else None
-    return OomObservation(index, oom, free, limit, layout, record.periodic_layout, failed.origin)
+    before, held = record.periodic_layout, lines(segments or (), index)
+    return OomObservation(index, oom, free, limit, layout, before, failed.origin, held)
 
 
 def _facts(
@@ -285,13 +290,14 @@ def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomRep
         allocator_settings=sample.allocator_settings,
         trend=trend,
         origin=observation.origin,
+        lines=observation.lines,
     )
 
 
 def _encode(report: OomReport) -> bytes:
     """Encode the report; without what can be missed, in this order, if it is too large."""
-    for smaller in ({}, {"trend": Trend()}, {"trend": Trend(), "origin": None}):
-        content = encode(replace(report, **smaller))
+    for dropped in ({}, {"trend": Trend()}, {"trend": Trend(), "origin": None, "lines": None}):
+        content = encode(replace(report, **dropped))
         if len(content) <= MAX_REPORT_BYTES:
             return content
     raise ValueError(f"the report has {len(content)} bytes")

@@ -354,6 +354,12 @@ class IdleBackend:
     def stop_history(self) -> None:
         """Do nothing."""
 
+    def start_stacks(self) -> None:
+        """Do nothing."""
+
+    def stop_stacks(self) -> None:
+        """Do nothing."""
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return None."""
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.run_directory import run_directory
@@ -26,6 +26,9 @@ MAX_PORT = 65535
 MAX_SHOWN = 60  # characters of a wrong value
 
 
+HistorySetting = bool | Literal["oom"]
+
+
 class SettingsKeywords(TypedDict, total=False):
     """The keywords of `instrument`, for type checkers; documented at `Settings`."""
 
@@ -39,6 +42,7 @@ class SettingsKeywords(TypedDict, total=False):
     idle_after: float
     stall_after: float
     capture_on_oom: bool
+    history: HistorySetting
     release: float | None
     release_interval: float
     port: int | None
@@ -66,6 +70,8 @@ class Settings:
     stall_after: seconds without a step, once there was one, before the process counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
         directory.
+    history: record the Python stack of each allocation, so that OOM reports name the lines that
+        hold the memory and those that grew: "oom" while memory may run out soon, True always.
     release: return the cache at a step's end when the driver has less than this share of the
         device free and the next step is not expected to need it again; None never does. Resets
         PyTorch's peaks as `reset_peaks` does.
@@ -86,6 +92,7 @@ class Settings:
     idle_after: float = 5.0
     stall_after: float = 300.0
     capture_on_oom: bool = False
+    history: HistorySetting = False
     release: float | None = None
     release_interval: float = 10.0
     port: int | None = None
@@ -179,6 +186,10 @@ def _boolean(value: Any) -> bool:
     return _BOOLEANS[text] if text in _BOOLEANS else _reject(value)
 
 
+def _history(value: Any) -> HistorySetting:
+    return "oom" if str(value).lower() == "oom" else _boolean(value)
+
+
 def _seconds(value: Any) -> float:
     number = float(value)
     return number if 0 < number <= MAX_SECONDS else _reject(value)
@@ -232,6 +243,7 @@ _PARSERS: dict[str, _Parser] = {
     "idle_after": _SECONDS,
     "stall_after": _SECONDS,
     "capture_on_oom": _BOOLEAN,
+    "history": _Parser(_history, '"oom", true or false'),
     "release": _Parser(_share, "a number above 0 and below 1"),
     "release_interval": _SECONDS,
     "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),

@@ -143,6 +143,25 @@ class TorchBackend:
         """Stop recording and clear PyTorch's buffer."""
         torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
 
+    def start_stacks(self) -> None:
+        """Record with `enabled="state"` (since 2.1), which keeps the stacks of live blocks only.
+
+        The first snapshot with stacks imports torch._inductor, which torch.optim has mostly done
+        (2.13, `py_symbolize`). Importing it here keeps that second out of the snapshots' account.
+        """
+        getattr(torch, "_inductor", None)
+        torch.cuda.memory._record_memory_history(  # noqa: SLF001
+            enabled="state", context="state", stacks="python", max_entries=1
+        )
+        self._reader.records_stacks = True
+
+    def stop_stacks(self) -> None:
+        """Stop recording, unless entries show that the script has started a recording since."""
+        was_own = self._reader.has_own_recording()
+        self._reader.records_stacks = False
+        if was_own:
+            self.stop_history()
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return `torch.cuda.memory._snapshot()`; without traces as `memory_snapshot` takes it."""
         if not traces:
@@ -262,6 +281,7 @@ class AllocatorReader:
         self._torch = torch
         self._environment = environment
         self._settings: dict[str, str] | None = None
+        self.records_stacks = False
         parameters = inspect.signature(torch.cuda.memory.memory_snapshot).parameters
         # Since 2.11; before, a snapshot always copies the user's whole recorded history.
         self.can_skip_traces = "include_traces" in parameters
@@ -301,12 +321,26 @@ class AllocatorReader:
 
         None if the allocator is not native, or while history is recorded that cannot be left out.
         """
-        if self.backend() != "native" or (not self.can_skip_traces and self.history_enabled()):
+        if self.backend() != "native" or (not self.can_skip_traces and self._has_long_history()):
             return None
         if self.can_skip_traces:
             add_references((0, 0, False))
         snapshot = self._torch._C._cuda_memorySnapshot(*self._arguments)  # noqa: SLF001
+        if not self.can_skip_traces and _has_history(snapshot):
+            self.records_stacks = False  # the script has put its own recording in place of ours
         return cast("Mapping[str, Any]", snapshot)
+
+    def _has_long_history(self) -> bool:
+        return self.history_enabled() and not self.records_stacks
+
+    def has_own_recording(self) -> bool:
+        """Return whether history is recorded as `TorchBackend.start_stacks` has started it.
+
+        Such a recording has at most one entry.
+        """
+        if not self.records_stacks or not self.history_enabled():
+            return False
+        return not _has_history(self._torch.cuda.memory._snapshot())  # noqa: SLF001
 
     def history_enabled(self) -> bool:
         """Return `torch._C._cuda_isHistoryEnabled()` (since 2.1).
@@ -336,6 +370,11 @@ class AllocatorReader:
         return any(name in self._environment for name in NO_CACHING) or (
             enabled is not None and not enabled()
         )
+
+
+def _has_history(snapshot: Mapping[str, Any]) -> bool:
+    """Return whether a snapshot has more entries than a recording of stacks alone keeps."""
+    return any(len(trace) > 1 for trace in snapshot.get("device_traces", ()))
 
 
 def add_references(members: tuple[object, ...]) -> None:

@@ -17,6 +17,7 @@ from torchmem.allocator.oom_report import (
 )
 from torchmem.allocator.remedies import Remedy, remedies
 from torchmem.allocator.sizes import format_size
+from torchmem.oom.lines import held_lines
 from torchmem.oom.where import where
 from torchmem.sample.untrusted import sanitize_text
 
@@ -31,7 +32,8 @@ def page(path: Path, report: OomReport) -> str:
     trend, file = list(_trend(report)), [f"Report: {sanitize_text(str(path))}"]
     cause, memory, advice = explanation(report)
     heading = [summary(report), "", *_heading(report)]
-    sections = [heading, list(where(report)), cause, memory, trend, advice, file]
+    asked, held = list(where(report)), list(held_lines(report))
+    sections = [heading, asked, cause, memory, held, trend, advice, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 

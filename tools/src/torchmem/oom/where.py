@@ -52,9 +52,9 @@ def _frames(stack: CallStack) -> Iterator[str]:
     own = stack.own
     start = stack.frames.index(own) if own else 0
     if own:
-        yield f"  → {_place(own)}"
+        yield f"  → {place(own)}"
     if start:
-        yield f"      in {_place(stack.frames[0])}"
+        yield f"      in {place(stack.frames[0])}"
     yield from _callers(stack.frames[start + (own is not None) :], stack.omitted)
 
 
@@ -70,7 +70,7 @@ def _callers(frames: Sequence[Frame], omitted: int) -> Iterator[str]:
             yield f"    … {_packages(run)}"
             run = []
         shown += 1
-        yield f"    {_place(frame)}"
+        yield f"    {place(frame)}"
     if run:
         yield f"    … {_packages(run)}"
     if omitted:
@@ -85,10 +85,11 @@ def _packages(frames: Sequence[Frame]) -> str:
     return f"{named}, {others} of others" if others else named
 
 
-def _place(frame: Frame) -> str:
-    place = frame.place
+def place(frame: Frame) -> str:
+    """Return file, line and function; files of packages begin with the package."""
+    text = frame.place
     if frame.package is not None:
-        place = place[place.rfind("/" if frame.package == "python" else f"/{frame.package}/") + 1 :]
-    if len(place) > MAX_PLACE:
-        place = "…" + place[1 - MAX_PLACE :]
-    return f"{place}  {frame.function}"
+        text = text[text.rfind("/" if frame.package == "python" else f"/{frame.package}/") + 1 :]
+    if len(text) > MAX_PLACE:
+        text = "…" + text[1 - MAX_PLACE :]
+    return f"{text}  {frame.function}"

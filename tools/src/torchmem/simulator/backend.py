@@ -94,6 +94,14 @@ class SimulatedBackend:
         """Mark the history as off."""
         self._recording = False
 
+    def start_stacks(self) -> None:
+        """Mark the history as recording; simulated allocations have no stack."""
+        self._recording = True
+
+    def stop_stacks(self) -> None:
+        """Mark the history as off."""
+        self._recording = False
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return the segments, with an empty trace for each device."""
         return {

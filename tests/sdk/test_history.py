@@ -1,0 +1,249 @@
+"""The setting `history`: when stacks are recorded, and whose recording is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmem.allocator.lines import Lines, lines
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sample.sample import OomRecord
+from torchmem.sdk._cost import HISTORY_RESERVE_SECONDS, CpuMeter
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._history import (
+    EXHAUSTION_SECONDS,
+    LINGER_SECONDS,
+    LOW_MARGIN,
+    MIN_TREND_SECONDS,
+    LineHistory,
+)
+from torchmem.sdk._oom import OomObservation
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._settings import resolve
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+
+MIB = 1 << 20
+TOTAL = 1000 * MIB
+
+
+class Clock:
+    """A clock that the test advances."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Training:
+    """A recording over a simulated card of 1,000 MiB, and a script that allocates on it."""
+
+    def __init__(self, setting: object) -> None:
+        self.allocator = DeviceCachingAllocator(SimulatedCard(TOTAL, context_bytes=0))
+        self.backend = StackBackend([self.allocator])
+        self.clock, self.errors, self.meter = Clock(), Errors(), CpuMeter()
+        settings = resolve({"history": setting, "snapshot_interval": 1e-9}, {})
+        recorder = Recorder(self.backend)
+        history = LineHistory(settings, recorder, self.errors, self.meter, self.clock)
+        self.recorder, self.history = recorder, history
+        self.steps = 0
+
+    @property
+    def is_recording(self) -> bool:
+        return self.backend.history_enabled() is True
+
+    def read(self, seconds: float = 1.0) -> None:
+        """Read the statistics after some seconds."""
+        self.clock.now += seconds
+        self.recorder.read_stats()
+        self.history.after_read()
+
+    def hold(self, mib: int) -> None:
+        """Allocate a tensor that stays."""
+        self.allocator.malloc(mib * MIB)
+
+
+class StackBackend(SimulatedBackend):
+    """A simulated allocator in which each block has a stack.
+
+    `more_allocations` are added to its count of allocations.
+    """
+
+    more_allocations = 0
+
+    def memory_stats(self, device: int) -> NestedStats | None:
+        """Return the statistics with more allocations."""
+        stats: Any = super().memory_stats(device)
+        stats["allocation"]["all"]["allocated"] += self.more_allocations
+        return dict(stats)
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """Return the segments, with one frame in each block."""
+        segments: Any = super().memory_snapshot()
+        for segment in segments:
+            for block in segment["blocks"]:
+                block["frames"] = [{"filename": "/t.py", "line": 7, "name": "f"}]
+        return list(segments)
+
+
+def test_nothing_is_recorded_while_there_is_room() -> None:
+    """A run that keeps its margin is never recorded, however long it lasts."""
+    training = Training("oom")
+    training.hold(800)
+    for _ in range(1000):
+        training.read(10.0)
+        assert not training.is_recording
+
+
+def test_a_low_margin_starts_the_recording() -> None:
+    """It starts when little is left at the peak, and ends some minutes after that."""
+    training = Training("oom")
+    training.hold(int(1000 * (1 - LOW_MARGIN)) + 20)
+    training.read()
+    assert training.is_recording
+    assert 0 == sum(training.errors.counts.values())
+
+
+def test_a_retry_starts_the_recording_for_some_minutes() -> None:
+    """A flush of the whole cache starts it; without another it ends."""
+    training = Training("oom")
+    training.allocator.free(training.allocator.malloc(600 * MIB))
+    training.read()
+    training.allocator.free(training.allocator.malloc(600 * MIB, stream=7))
+    training.read()
+    assert training.is_recording
+
+    training.read(LINGER_SECONDS - 1)
+    assert training.is_recording
+    training.read(2)
+    assert not training.is_recording
+
+
+def test_a_fast_fall_starts_the_recording() -> None:
+    """A margin that would be gone within an hour at its pace starts it, although much is left."""
+    training = Training("oom")
+    for _ in range(int(MIN_TREND_SECONDS / 10) + 2):
+        training.hold(4)
+        training.read(10.0)
+
+    assert training.is_recording
+
+
+def test_a_slow_fall_does_not() -> None:
+    """A margin that lasts for hours at its pace starts nothing."""
+    training = Training("oom")
+    training.hold(100)
+    for _ in range(20):
+        training.hold(4)
+        training.read(EXHAUSTION_SECONDS / 20)
+        assert not training.is_recording
+
+
+@pytest.mark.parametrize("setting", ["oom", True])
+def test_a_recording_of_the_script_is_left_alone(setting: object) -> None:
+    """While the script records, nothing is started and nothing is stopped."""
+    training = Training(setting)
+    training.backend.start_history(100)
+    training.hold(950)
+    training.history.begin()
+    training.read()
+    training.history.stop()
+
+    assert training.is_recording
+
+
+def test_always_begins_at_once() -> None:
+    """With true it starts before the first read, and a script that stops it starts it again."""
+    training = Training(True)
+    training.history.begin()
+    assert training.is_recording
+    training.backend.stop_history()
+    training.read()
+
+    assert training.is_recording
+
+
+def test_a_capture_takes_over_and_gives_back() -> None:
+    """After `stop` another recording may run; it is followed by this one."""
+    training = Training("oom")
+    training.hold(950)
+    training.read()
+    training.history.stop()
+    assert not training.is_recording
+    training.backend.start_history(100)
+    training.read()
+    training.history.stop()
+    assert training.is_recording
+    training.backend.stop_history()
+    training.read()
+
+    assert training.is_recording
+
+
+@given(st.lists(st.integers(0, 300_000), min_size=20, max_size=60))
+def test_the_cost_is_bounded(allocations: list[int]) -> None:
+    """What is accounted never exceeds the reserve and the share of time by more than a second's."""
+    training = Training("oom")
+    training.hold(950)
+    for count in allocations:
+        training.backend.more_allocations += count
+        training.read()
+    allowed = HISTORY_RESERVE_SECONDS + 0.005 * len(allocations)
+
+    assert training.meter.seconds <= allowed + 300_000 * 0.000002
+
+
+def test_a_spent_allowance_stops_the_recording() -> None:
+    """A script with too many allocations is not recorded until a part is saved again."""
+    training = Training("oom")
+    training.hold(950)
+    training.read()
+    training.backend.more_allocations += 10_000_000
+    training.read()
+    assert not training.is_recording
+    training.read(100.0)
+    assert not training.is_recording
+    training.read(5000.0)
+
+    assert training.is_recording
+
+
+def test_growth_between_steps() -> None:
+    """A report names the line whose bytes grew between the looks, and the steps between them."""
+    training = Training(True)
+    training.history.begin()
+    training.read()
+    training.hold(10)
+    training.history.at_step(3)
+    training.hold(30)
+    while not _compared(training).grown:
+        training.history.at_step(8)
+    found = _compared(training)
+
+    assert ([30 * MIB], 5) == ([use.bytes for use in found.grown], found.grown_steps)
+
+
+def _compared(training: Training) -> Lines:
+    segments = training.backend.memory_snapshot()
+    assert segments is not None
+    oom = OomRecord(1.0, 1, "capacity")
+    observation = OomObservation(0, oom, 0, None, None, None, None, lines(segments, 0))
+    found = training.history.compared(observation).lines
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "setting"),
+    [("oom", "oom"), ("OOM", "oom"), (True, True), ("1", True), (False, False)],
+)
+def test_values_of_the_setting(value: object, setting: object) -> None:
+    """`history` is "oom", true or false, also in the environment."""
+    assert setting == resolve({"history": value}, {}).history
+    assert setting == resolve({}, {"TORCHMEM_HISTORY": str(value)}).history
