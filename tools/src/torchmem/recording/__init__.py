@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torchmem.recording.reading import read
+from torchmem.recording.reading import StackedTrace, read, read_with_stacks
 
-__all__ = ["read"]
+__all__ = ["StackedTrace", "read", "read_with_stacks"]

@@ -98,12 +98,17 @@ class Content:
     settings: Mapping[str, object]
 
 
-def check(snapshot: object, file_bytes: int) -> Content:
+def check(snapshot: object, file_bytes: int, *, needs_trace: bool = True) -> Content:
     """Return the content of a snapshot that was unpickled from a file of `file_bytes` bytes.
+
+    Without `needs_trace`, segments alone suffice, also the list of
+    `torch.cuda.memory_snapshot()`.
 
     Raises:
         InvalidSnapshotError: the snapshot cannot be used.
     """
+    if not needs_trace:
+        snapshot = as_dict(snapshot)
     if type(snapshot) is list:
         raise InvalidSnapshotError(
             "has segments but no trace of allocations, like the result of "
@@ -113,10 +118,10 @@ def check(snapshot: object, file_bytes: int) -> Content:
         raise damaged("it has no segments and device_traces")
     devices = check_segments(snapshot["segments"])
     traces = _nonempty_traces(_list(snapshot["device_traces"], "device_traces"), file_bytes)
-    if not traces:
+    if not traces and (needs_trace or not devices):
         raise InvalidSnapshotError(_no_trace(has_segments=bool(devices)))
     return Content(
-        _with_allocations(traces, devices),
+        _with_allocations(traces, devices) if needs_trace else _checked_traces(traces, devices),
         {device: of_device.segments for device, of_device in devices.items()},
         _settings(snapshot.get("allocator_settings", {})),
     )
@@ -150,15 +155,25 @@ def _nonempty_traces(traces: list[object], file_bytes: int) -> dict[int, list[ob
     return by_device
 
 
+def as_dict(snapshot: object) -> object:
+    """Return the list of `torch.cuda.memory_snapshot()` as a snapshot without traces."""
+    return {"segments": snapshot, "device_traces": []} if type(snapshot) is list else snapshot
+
+
+def _checked_traces(
+    traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments]
+) -> dict[int, Columns]:
+    return {
+        device: check_trace(trace, device, devices[device].has_stack if device in devices else {})
+        for device, trace in traces.items()
+    }
+
+
 def _with_allocations(
     traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments]
 ) -> dict[int, Columns]:
-    columns = {}
-    for device, trace in traces.items():
-        has_stack = devices[device].has_stack if device in devices else {}
-        checked = check_trace(trace, device, has_stack)
-        if checked.has_allocations():
-            columns[device] = checked
+    checked = _checked_traces(traces, devices)
+    columns = {device: column for device, column in checked.items() if column.has_allocations()}
     if not columns:
         raise InvalidSnapshotError(
             "has a trace without allocations: record while the job is training, without "

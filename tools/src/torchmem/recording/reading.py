@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import subprocess
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import repeat
+from dataclasses import dataclass
+from itertools import islice, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +27,7 @@ from torchmem.recording.recording import (
     RecordedSegment,
     Recording,
 )
+from torchmem.recording.stacks import EventStacks, SnapshotFrame, Stacks
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.untrusted import (
     FileProblem,
@@ -44,8 +47,34 @@ _ADVICE: dict[FileProblem, str] = {
 }
 _ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
 _PROGRAM = (
-    "import sys; sys.path[:0] = sys.argv[1:]; from torchmem.recording.worker import main; main()"
+    "import sys; sys.path[:0] = sys.argv[1:]; from torchmem.recording.worker import main; main({})"
 )
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StackedTrace:
+    """One device of a snapshot: segments, events by column, and stacks.
+
+    Attributes:
+        columns: the events; `pools` are the pool ids to which they refer.
+        events: stack and time of each event.
+        blocks: the stack of a block in use by its address.
+    """
+
+    name: str
+    device: int
+    segments: tuple[RecordedSegment, ...]
+    columns: Columns
+    pools: Sequence[PoolId]
+    events: EventStacks
+    blocks: Mapping[int, int]
+    stacks: Stacks
+
+    def pool_of_event(self, event: int) -> PoolId | None:
+        """Return the private or default pool of an event; None before 2.12, which lacks it."""
+        index = self.columns.pools[event]
+        return None if index < 0 else self.pools[index]
 
 
 def read(path: Path) -> tuple[Recording, ...]:
@@ -62,6 +91,72 @@ def read(path: Path) -> tuple[Recording, ...]:
     with _open(path, name) as file, _worker(file) as answer, _without_collector():
         header = _header(answer, name)
         return tuple(_recordings(header, answer, path.name))
+
+
+def read_with_stacks(
+    path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> tuple[StackedTrace, ...]:
+    """Return every device of a snapshot that has memory or a trace, with the recorded stacks.
+
+    Reads the same files as `read`, and the list of `torch.cuda.memory_snapshot()`. `progress` is
+    called with the bytes of the file that have been read, and all of them.
+
+    Raises:
+        UsageError: the file cannot be used; the text explains why and what to do.
+    """
+    name = sanitize_text(str(path))
+    with (
+        _open(path, name) as file,
+        _worker(file, "stacks=True") as answer,
+        _without_collector(),
+    ):
+        size = os.fstat(file).st_size
+        while not select.select([answer], [], [], POLL_SECONDS)[0]:
+            progress(os.lseek(file, 0, os.SEEK_CUR), size)
+        header = _header(answer, name)
+        return tuple(_stacked_traces(header, answer, path.name))
+
+
+def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[StackedTrace]:
+    columns = {trace["device"]: Columns() for trace in header["traces"]}
+    for trace in header["traces"]:
+        _fill_all(columns[trace["device"]].arrays(), answer, trace["events"], name)
+        columns[trace["device"]].device_free = dict(trace["device_free"])
+    events = {trace["device"]: EventStacks() for trace in header["traces"]}
+    for trace in header["traces"]:
+        _fill_all(events[trace["device"]].arrays(), answer, trace["events"], name)
+    facts = header["stacks"]
+    table = _table(facts, answer, name)
+    rows = dict(header["segments"])
+    pools = {
+        trace["device"]: [(pool[0], pool[1]) for pool in trace["pools"]]
+        for trace in header["traces"]
+    }
+    for device in sorted({*rows, *columns}):
+        yield StackedTrace(
+            name=name,
+            device=device,
+            segments=tuple(map(_segment, rows.get(device, ()))),
+            columns=columns.get(device, Columns()),
+            pools=pools.get(device, []),
+            events=events.get(device, EventStacks()),
+            blocks=dict(facts["blocks"]),
+            stacks=table,
+        )
+
+
+def _table(facts: dict[str, Any], answer: IO[bytes], name: str) -> Stacks:
+    members, lengths = array("i"), array("i")
+    _fill(members, answer, facts["members"], name)
+    _fill(lengths, answer, facts["stacks"], name)
+    remaining = iter(members)
+    stacks = [tuple(islice(remaining, length)) for length in lengths]
+    return Stacks([SnapshotFrame(*frame) for frame in facts["frames"]], stacks)
+
+
+def _fill_all(columns: Iterable[array[int]], answer: IO[bytes], count: int, name: str) -> None:
+    for column in columns:
+        _fill(column, answer, count, name)
 
 
 @contextmanager
@@ -85,12 +180,12 @@ def _open(path: Path, name: str) -> Iterator[int]:
 
 
 @contextmanager
-def _worker(descriptor: int) -> Iterator[IO[bytes]]:
-    """Start a worker on an open file and yield its answer.
+def _worker(descriptor: int, arguments: str = "") -> Iterator[IO[bytes]]:
+    """Start a worker on an open file and yield its answer; `arguments` are those of its `main`.
 
     The worker has no access to site-packages and to the environment.
     """
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *_ROOTS]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(arguments), *_ROOTS]
     try:
         process = subprocess.Popen(
             command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
@@ -125,8 +220,7 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
     places: set[tuple[int, int, PoolId]] = set()
     for trace in header["traces"]:
         columns = Columns()
-        for column in columns.arrays():
-            _fill(column, answer, trace["events"], name)
+        _fill_all(columns.arrays(), answer, trace["events"], name)
         columns.device_free = dict(trace["device_free"])
         segments = tuple(map(_segment, rows.get(trace["device"], ())))
         pools = [(pool[0], pool[1]) for pool in trace["pools"]]

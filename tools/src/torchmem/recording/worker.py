@@ -12,7 +12,8 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable
 from dataclasses import astuple
 from typing import Any, BinaryIO
 
@@ -21,8 +22,10 @@ from torchmem.recording.content import (
     Columns,
     Content,
     InvalidSnapshotError,
+    as_dict,
     check,
 )
+from torchmem.recording.stacks import StackTable, block_stacks, event_stacks
 
 # One byte of a snapshot becomes about 4 bytes of Python objects with stacks, up to 9 without.
 BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 12
@@ -36,26 +39,44 @@ _OTHER_FORMATS = {
 }
 
 
-def main() -> None:
-    """Read the snapshot from stdin and answer on stdout."""
+def main(*, stacks: bool = False) -> None:
+    """Read the snapshot from stdin and answer on stdout; with `stacks` also the Python stacks."""
     size = os.fstat(0).st_size
     _lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
     _lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
     _lower_limit(resource.RLIMIT_CORE, 0)
     gc.disable()  # it would traverse millions of dicts again and again
     header: dict[str, Any]
-    traces: Mapping[int, Columns] = {}
+    arrays: list[array[int]] = []
     try:
-        content = check(load(sys.stdin.buffer), size)
-        header, traces = _header(content), content.traces
+        snapshot = load(sys.stdin.buffer)
+        content = check(snapshot, size, needs_trace=not stacks)
+        header = _header(content)
+        arrays = [column for trace in content.traces.values() for column in trace.arrays()]
+        if stacks:
+            header["stacks"] = _stacks(as_dict(snapshot), content.traces, arrays)
     except InvalidSnapshotError as error:
         header = {"error": str(error)}
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
-    for columns in traces.values():
-        for column in columns.arrays():
-            column.tofile(sys.stdout.buffer)
+    for column in arrays:
+        column.tofile(sys.stdout.buffer)
     sys.stdout.buffer.flush()
     os._exit(0)  # without freeing millions of objects one by one
+
+
+def _stacks(snapshot: Any, devices: Iterable[int], arrays: list[array[int]]) -> dict[str, Any]:
+    """Return what the header says about stacks, and append their arrays: events, then frames."""
+    table = StackTable()
+    for device in devices:
+        arrays.extend(event_stacks(snapshot["device_traces"][device], table).arrays())
+    blocks = block_stacks(snapshot["segments"], table)
+    arrays.extend((table.members, table.lengths))
+    return {
+        "frames": list(map(astuple, table.frames)),
+        "members": len(table.members),
+        "stacks": len(table.lengths),
+        "blocks": list(blocks.items()),
+    }
 
 
 def load(file: BinaryIO) -> object:

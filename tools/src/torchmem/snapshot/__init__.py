@@ -1,0 +1,1 @@
+"""`torchmem snapshot`: what holds the memory in a snapshot of PyTorch's allocator."""

@@ -1,0 +1,187 @@
+"""`torchmem snapshot`: what holds the memory in a snapshot of PyTorch's allocator.
+
+Needs no extra, except for `--plot`. Modules that take long to import are imported when needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchmem.cli.terminal import StatusLine, bar, write_out
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
+
+if TYPE_CHECKING:
+    from torchmem.recording import StackedTrace
+    from torchmem.snapshot.holders import Holders
+    from torchmem.snapshot.lifetimes import Lifetimes
+
+HELP = "show what holds the memory in a snapshot: by line, module, size, age, and pool"
+EPILOG = """\
+Examples:
+  torchmem snapshot snapshot.pickle --at peak
+  torchmem snapshot --diff step100.pickle step900.pickle
+"""
+DEFAULT_ROWS = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add(
+        "snapshots",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="a file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
+    )
+    add(
+        "--at",
+        choices=("end", "peak", "oom"),
+        help="the moment to look at (default: the OutOfMemoryError if there is one, else the end)",
+    )
+    questions = parser.add_mutually_exclusive_group()
+    questions.add_argument(
+        "--diff", action="store_true", help="show what grew from the first file to the second"
+    )
+    questions.add_argument(
+        "--leaks",
+        action="store_true",
+        help="show lines that allocate throughout the recording and never free",
+    )
+    add("--device", type=int, metavar="N", help="only this GPU (default: all)")
+    add(
+        "--top",
+        type=int,
+        default=DEFAULT_ROWS,
+        metavar="N",
+        help=f"rows of each table (default {DEFAULT_ROWS})",
+    )
+    add("--json", action="store_true", help="print one line of JSON per GPU")
+    add("--plot", metavar="FILE", type=Path, help="plot memory by line, as .png or .svg")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answers and return the exit code.
+
+    A file that cannot be used is reported on stderr, and the other files are still answered.
+
+    Raises:
+        UsageError: a flag cannot be used, or a file of `--diff`.
+    """
+    _check(arguments)
+    if arguments.diff:
+        _diff(arguments)
+        return 0
+    return max([_answer_or_report(path, arguments) for path in arguments.snapshots])
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.diff and len(arguments.snapshots) != 2:
+        raise UsageError(
+            f"--diff compares two files, not {len(arguments.snapshots)}: name the older one first."
+        )
+    if arguments.top < 1:
+        raise UsageError(f"--top must be at least 1, not {arguments.top}.")
+    if arguments.plot:
+        from torchmem.whatif.command import check_plot
+
+        if arguments.diff or len(arguments.snapshots) > 1:
+            raise UsageError("--plot draws one snapshot: name only one, without --diff.")
+        check_plot(arguments.plot, "snapshot")
+
+
+def _answer_or_report(path: Path, arguments: argparse.Namespace) -> int:
+    try:
+        for text in _answers(path, arguments):
+            write_out(text)
+    except UsageError as error:
+        print(f"torchmem: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _answers(path: Path, arguments: argparse.Namespace) -> list[str]:
+    from torchmem.snapshot import document, plot, text
+    from torchmem.snapshot.leaks import is_long_enough, leaks
+
+    answers = []
+    traces = _read(path, arguments.device)
+    if arguments.plot and len(traces) > 1:
+        devices = ", ".join(str(trace.device) for trace in traces)
+        raise UsageError(f"--plot draws one GPU: pass --device with one of {devices}.")
+    for trace in traces:
+        lifetimes, found = _examine(trace, path, "end" if arguments.leaks else arguments.at)
+        if arguments.plot:
+            plot.draw(lifetimes, found, arguments.plot)
+        if arguments.leaks:
+            growing = leaks(lifetimes) if is_long_enough(lifetimes) else None
+            page = text.leaks_page(found, growing, arguments.top)
+            answers.append(document.leaks_document(found, growing) if arguments.json else page)
+        else:
+            page = text.page(found, arguments.top)
+            answers.append(document.document(found) if arguments.json else page)
+    return answers
+
+
+def _diff(arguments: argparse.Namespace) -> None:
+    from torchmem.snapshot import document, text
+    from torchmem.snapshot.holders import growth
+
+    before, after = (
+        {
+            trace.device: _examine(trace, path, arguments.at)[1]
+            for trace in _read(path, arguments.device)
+        }
+        for path in arguments.snapshots
+    )
+    common = sorted(before.keys() & after.keys())
+    if not common:
+        raise UsageError("--diff: the files have no GPU in common: name files of one process.")
+    for device in common:
+        changes = growth(before[device], after[device])
+        pair = before[device], after[device]
+        page = text.diff_page(*pair, changes, arguments.top)
+        write_out(document.diff_document(*pair, changes) if arguments.json else page)
+
+
+def _read(path: Path, device: int | None) -> Sequence[StackedTrace]:
+    from torchmem.recording import read_with_stacks
+
+    label = f"reading {sanitize_text(path.name)}"
+    with StatusLine() as status:
+        traces = read_with_stacks(
+            path, lambda done, total: status.show(lambda: bar(label, done, total))
+        )
+    if device is None:
+        return traces
+    chosen = [trace for trace in traces if trace.device == device]
+    if not chosen:
+        devices = ", ".join(str(trace.device) for trace in traces)
+        raise UsageError(
+            f"{sanitize_text(str(path))} has nothing of GPU {device}: pass --device with one of "
+            f"{devices}."
+        )
+    return chosen
+
+
+def _examine(trace: StackedTrace, path: Path, at: str | None) -> tuple[Lifetimes, Holders]:
+    from torchmem.snapshot.holders import holders
+    from torchmem.snapshot.lifetimes import Lifetimes
+
+    lifetimes = Lifetimes.of(trace)
+    if at is None:
+        found = holders(lifetimes, "oom") or holders(lifetimes, "end")
+    else:
+        found = holders(lifetimes, at)  # type: ignore[arg-type]
+    if found is None:
+        raise UsageError(
+            f"{sanitize_text(str(path))} records no OutOfMemoryError: pass --at end or --at peak."
+        )
+    return lifetimes, found

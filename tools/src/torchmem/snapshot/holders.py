@@ -1,0 +1,256 @@
+"""What holds the bytes in use at one moment: grouped by line, module path, size, age, and pool."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from torchmem.allocator.sizes import format_size
+from torchmem.recording.recording import DEFAULT_POOL, PoolId
+from torchmem.recording.stacks import NO_STACK
+from torchmem.snapshot.frames import call_stack, module_path
+from torchmem.snapshot.lifetimes import BEFORE, At, Lifetimes
+
+NO_LINE = "no Python stack"
+BEFORE_RECORDING = "before the recording"
+NO_MODULE = "outside of any forward"
+# Requests of up to kSmallSize are served by the small pool (c10/cuda/CUDACachingAllocator.cpp).
+SMALL_SIZE = 1 << 20
+AGES: tuple[tuple[float, str], ...] = (
+    (0.1, "up to 0.1 s"),
+    (1, "0.1 to 1 s"),
+    (10, "1 to 10 s"),
+    (60, "10 s to 1 min"),
+    (600, "1 to 10 min"),
+    (float("inf"), "over 10 min"),
+)
+UNKNOWN_AGE = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line of Python that allocated; `line` is None if unknown."""
+
+    file: str
+    line: int | None = None
+    function: str = ""
+
+    @property
+    def text(self) -> str:
+        """The file, line and function."""
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}  {self.function}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Allocations with one key: requested bytes, and number of blocks."""
+
+    key: str
+    size_bytes: int
+    blocks: int
+    line: Line | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Everything in use at one moment, in groups, the largest first; ages and pools in order.
+
+    `moment` is the number of the event before which it is. `seconds` is the time since the first
+    event, if known. `rounding_bytes`: what rounding adds, known at the end only. `request`: at an
+    OutOfMemoryError, the request that failed. `has_stacks`: whether any line is known.
+    """
+
+    name: str
+    device: int
+    at: At
+    moment: int
+    events: int
+    seconds: float | None
+    size_bytes: int
+    blocks: int
+    rounding_bytes: int | None
+    by_line: tuple[Group, ...]
+    by_module: tuple[Group, ...]
+    by_size: tuple[Group, ...]
+    by_age: tuple[Group, ...]
+    by_pool: tuple[Group, ...]
+    request: Group | None = None
+    has_stacks: bool = True
+
+
+class Lines:
+    """Finds the line and the module path of a stack, each once."""
+
+    def __init__(self, lifetimes: Lifetimes) -> None:
+        self._stacks = lifetimes.trace.stacks
+        self._known: dict[int, tuple[Line, str]] = {}
+
+    def line(self, number: int, *, is_before: bool = False) -> Line:
+        """Return the innermost line of the user's program; a Line without a number if unknown."""
+        if number == NO_STACK and is_before:
+            return Line(BEFORE_RECORDING)
+        return self._of(number)[0]
+
+    def module(self, number: int) -> str:
+        """Return the path of `forward` calls."""
+        return self._of(number)[1]
+
+    def _of(self, number: int) -> tuple[Line, str]:
+        if number not in self._known:
+            stack = call_stack(self._stacks.of(number))
+            frame = stack.own or next(iter(stack.frames), None)
+            line = Line(frame.file, frame.line, frame.function) if frame else Line(NO_LINE)
+            self._known[number] = line, module_path(stack) or NO_MODULE
+        return self._known[number]
+
+
+def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
+    """Return what is in use at a moment; None if the snapshot has no such moment."""
+    moment = lifetimes.moment(at)
+    if moment is None:
+        return None
+    numbers = list(lifetimes.in_use(moment))
+    lines = Lines(lifetimes)
+    total = sum(lifetimes.sizes[number] for number in numbers)
+    times = lifetimes.trace.events.times
+    now = lifetimes.time(moment)
+
+    def grouped(key: Callable[[int], str]) -> tuple[Group, ...]:
+        return largest_first(groups(lifetimes, numbers, key))
+
+    by_age = {group.key: group for group in grouped(lambda n: _age(lifetimes, n, moment))}
+    order = [*(label for _, label in AGES), BEFORE_RECORDING, UNKNOWN_AGE]
+    modules = grouped(lambda n: lines.module(lifetimes.stacks[n]))
+    return Holders(
+        name=lifetimes.trace.name,
+        device=lifetimes.trace.device,
+        at=at,
+        moment=moment,
+        events=lifetimes.events,
+        seconds=None if now is None else (now - times[0]) / 1e6,
+        size_bytes=total,
+        blocks=len(numbers),
+        rounding_bytes=_allocated(lifetimes) - total if at == "end" else None,
+        by_line=by_line(lifetimes, numbers, lines),
+        by_module=() if {group.key for group in modules} == {NO_MODULE} else modules,
+        by_size=grouped(lambda n: format_size(lifetimes.sizes[n])),
+        by_age=tuple(by_age[label] for label in order if label in by_age),
+        by_pool=grouped(_Pools(lifetimes).name),
+        request=_request(lifetimes, moment, lines) if at == "oom" else None,
+        has_stacks=bool(lifetimes.trace.stacks.stacks),
+    )
+
+
+def _request(lifetimes: Lifetimes, moment: int, lines: Lines) -> Group:
+    size = lifetimes.trace.columns.sizes[moment]
+    line = lines.line(lifetimes.trace.events.numbers[moment])
+    return Group(line.text, size, 1, line if line.line else None)
+
+
+def by_line(lifetimes: Lifetimes, numbers: Iterable[int], lines: Lines) -> tuple[Group, ...]:
+    """Return the allocations by line, the largest first."""
+    found: dict[Line, list[int]] = {}
+    for number in numbers:
+        is_before = lifetimes.starts[number] == BEFORE
+        line = lines.line(lifetimes.stacks[number], is_before=is_before)
+        found.setdefault(line, []).append(lifetimes.sizes[number])
+    return largest_first(
+        Group(line.text, sum(sizes), len(sizes), line) for line, sizes in found.items()
+    )
+
+
+def groups(
+    lifetimes: Lifetimes, numbers: Iterable[int], key: Callable[[int], str]
+) -> Iterable[Group]:
+    """Return the allocations by a key."""
+    found: dict[str, list[int]] = {}
+    for number in numbers:
+        found.setdefault(key(number), []).append(lifetimes.sizes[number])
+    return (Group(name, sum(sizes), len(sizes)) for name, sizes in found.items())
+
+
+def largest_first(found: Iterable[Group]) -> tuple[Group, ...]:
+    """Return the groups by bytes, and by name among equals."""
+    return tuple(sorted(found, key=lambda group: (-group.size_bytes, group.key)))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bytes and blocks of one line in two snapshots."""
+
+    line: Line
+    before: Group | None
+    after: Group | None
+
+    @property
+    def size_bytes(self) -> int:
+        """By how many bytes the line grew."""
+        return _bytes(self.after) - _bytes(self.before)
+
+
+def growth(before: Holders, after: Holders) -> tuple[Growth, ...]:
+    """Return the lines whose bytes differ, those that grew most first."""
+    old, new = _lines(before), _lines(after)
+    changes = (Growth(line, old.get(line), new.get(line)) for line in {**old, **new})
+    return tuple(
+        sorted(
+            (change for change in changes if change.size_bytes),
+            key=lambda change: (-change.size_bytes, change.line.text),
+        )
+    )
+
+
+def _lines(found: Holders) -> Mapping[Line, Group]:
+    return {group.line: group for group in found.by_line if group.line}
+
+
+def _bytes(group: Group | None) -> int:
+    return group.size_bytes if group else 0
+
+
+def _allocated(lifetimes: Lifetimes) -> int:
+    return sum(
+        block.size
+        for segment in lifetimes.trace.segments
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    )
+
+
+def _age(lifetimes: Lifetimes, number: int, moment: int) -> str:
+    if lifetimes.starts[number] == BEFORE:
+        return BEFORE_RECORDING
+    seconds = lifetimes.age(number, moment)
+    if seconds is None:
+        return UNKNOWN_AGE
+    return next(label for limit, label in AGES if seconds <= limit)
+
+
+class _Pools:
+    """Finds the pool of an allocation: by its event, else by the segment at its address."""
+
+    def __init__(self, lifetimes: Lifetimes) -> None:
+        self._lifetimes = lifetimes
+        self._segments = sorted(lifetimes.trace.segments, key=lambda segment: segment.address)
+        self._starts = [segment.address for segment in self._segments]
+
+    def name(self, number: int) -> str:
+        """Return `small`, `large`, or the private pool with its id."""
+        pool = self._of_event(number) or self._of_segment(self._lifetimes.addresses[number])
+        if pool != DEFAULT_POOL:
+            return f"private pool {pool[0]}, {pool[1]}"
+        return "small" if self._lifetimes.sizes[number] <= SMALL_SIZE else "large"
+
+    def _of_event(self, number: int) -> PoolId | None:
+        start = self._lifetimes.starts[number]
+        return None if start == BEFORE else self._lifetimes.trace.pool_of_event(start)
+
+    def _of_segment(self, address: int) -> PoolId:
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return DEFAULT_POOL
+        segment = self._segments[index]
+        is_inside = address - segment.address < segment.total_size
+        return segment.pool if is_inside else DEFAULT_POOL
