@@ -92,6 +92,10 @@ TEXTS: Mapping[str, str] = {
         "on GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }}"
     ),
     "GPU": "GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }} ({{ $labels.uuid }})",
+    "failed": (
+        "ended with an exception that nothing caught, and not with an out-of-memory error.\n"
+        "Its traceback is in the output of the script."
+    ),
     "kill cause": _kill_explanation(),
     "oom cause": _cause_explanation(),
     "xid explanation": _xid_explanation(),
