@@ -97,7 +97,7 @@ class OutsideAllocator:
             keys.add(key)
             outside = use and self._join(key, use, device, now, is_later=is_later)
             if outside:
-                view = View(item.sample, item.pid, item.state, indices)
+                view = View(item.sample, item.pid_label or item.pid, item.state, indices)
                 rows.append((view.device_labels(device), outside))
         self._forget_all_but(keys)
         yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
