@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,32 @@ def test_two_files_with_the_same_identity_give_one_process(
 
     assert 11.0 == metrics.value("torchmem_steps_total", rank="0")
     assert 1.0 == metrics.value(REJECTED, reason="duplicate")
+
+
+@given(st.permutations([(4026530001, 100), (4026530002, 200), (4026530003, 200)]))
+def test_labels_of_containers_do_not_depend_on_the_order(order: Sequence[tuple[int, int]]) -> None:
+    """Ranks that have pid 1 in different containers keep their labels, also in a new exporter."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(Path(folder))
+        for number, (namespace, ticks) in enumerate(order):
+            process = own_process(pid=1, pid_namespace=namespace, start_ticks=ticks)
+            publish(Path(folder), own_sample(process=process), f"{number}{SAMPLE_SUFFIX}")
+            pid_labels(directory)
+
+        user = os.geteuid()
+        expected = {
+            4026530001: None,
+            4026530002: f"1@4026530002-{user}",
+            4026530003: f"1@4026530003-{user}",
+        }
+        assert expected == pid_labels(directory) == pid_labels(RunDirectory(Path(folder)))
+
+
+def pid_labels(directory: RunDirectory) -> Mapping[int | None, str | None]:
+    """Return the longer label pid of each process, by pid namespace."""
+    return {
+        item.sample.process.pid_namespace: item.pid_label for item in directory.read(time.time())
+    }
 
 
 def test_devices_without_uuid_are_exported_once(open_exporter: OpenExporter, run_dir: Path) -> None:

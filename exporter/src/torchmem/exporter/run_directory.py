@@ -171,7 +171,7 @@ class RunDirectory:
         self._last_seen: dict[tuple[str, ProcessKey], float] = {}
         self._users: dict[str, None] = {}
         self._owners: dict[tuple[str, int], int] = {}
-        self._holders: dict[_Identity, _Claimant] = {}
+        self._holders: dict[_Identity, str] = {}
         self._refusals = Refusals()
 
     @property
@@ -392,27 +392,43 @@ class RunDirectory:
     def _without_duplicates(self, published: list[tuple[_File, Published]]) -> list[Published]:
         """Return processes with distinct labels (rank, pid, run): two would be one series twice.
 
-        Of two processes of one user and pid namespace, one is exported: the one that is known to be
-        alive, else the newest. Others with equal labels get a longer label `pid`; one that is known
-        to be alive, or that has had the labels so far, keeps them.
+        Of several processes with equal labels in different pid namespaces or of different users,
+        one keeps them: one that is known to be alive, else one of the user who has had them so far,
+        else the one that started first, so that a new exporter chooses the same. The others get a
+        longer label `pid`.
         """
-        chosen: dict[_Identity, Published] = {}
-        holders: dict[_Identity, _Claimant] = {}
 
-        def precedence(pair: tuple[_File, Published]) -> tuple[bool, bool, float]:
+        def precedence(pair: tuple[_File, Published]) -> tuple[bool, bool, tuple[float, int]]:
             file, item = pair
-            is_holder = self._holders.get(_identity(item)) == _claimant(file)
-            return not item.attributed, not is_holder, -item.sample.timestamp
+            is_holder = self._holders.get(_identity(item)) == file.version.user
+            return not item.attributed, not is_holder, _start_order(item)
 
-        for file, candidate in sorted(published, key=precedence):
+        holders: dict[_Identity, _Claimant] = {}
+        chosen: list[Published] = []
+        for file, candidate in sorted(self._newest(published), key=precedence):
             item, claimant = candidate, _claimant(file)
             if holders.setdefault(_identity(item), claimant) != claimant:
                 item = replace(item, pid_label=_long_pid(item.pid, claimant))
-            if _identity(item) in chosen:
+            chosen.append(item)
+        self._holders = {identity: user for identity, (user, _) in holders.items()}
+        return chosen
+
+    def _newest(
+        self, published: Iterable[tuple[_File, Published]]
+    ) -> Iterable[tuple[_File, Published]]:
+        """Leave one of several processes with equal labels in a user's pid namespace.
+
+        It is the one that is known to be alive, else the newest.
+        """
+        newest: dict[tuple[_Identity, _Claimant], tuple[_File, Published]] = {}
+        for file, item in sorted(
+            published, key=lambda pair: (not pair[1].attributed, -pair[1].sample.timestamp)
+        ):
+            key = _identity(item), _claimant(file)
+            if key in newest:
                 self._reject(file.version, "duplicate")
-            chosen.setdefault(_identity(item), item)
-        self._holders = holders
-        return list(chosen.values())
+            newest.setdefault(key, (file, item))
+        return newest.values()
 
     def _reject(self, version: _FileVersion, reason: Reason) -> None:
         """Count each version of a file once, not at every scrape."""
@@ -440,6 +456,12 @@ def _identity(item: Published) -> _Identity:
 
 def _claimant(file: _File) -> _Claimant:
     return file.version.user, file.sample.process.pid_namespace
+
+
+def _start_order(item: Published) -> tuple[float, int]:
+    """Return the start of the process since boot and its pid namespace; unknown starts are last."""
+    ticks, namespace = item.sample.process.start_ticks, item.sample.process.pid_namespace
+    return float("inf") if ticks is None else ticks, namespace or 0
 
 
 def _long_pid(pid: int, claimant: _Claimant) -> str:
