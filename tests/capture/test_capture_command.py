@@ -178,7 +178,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     expected = {
         "--rank 9": f"no process in {tmp_path}/run matches; running processes: {both}.",
         "--rank 0": several,
-        "--rank 5": f"{ended} has ended; only a running process can be captured.",
+        "--rank 5": f"{ended} has ended; select a running process.",
         "--seconds 0": "--seconds must be above 0 and at most 300.",
         "--run day --out no/where": "--out: the directory no does not exist; create it first.",
         "--run day --out run": "--out: run is not a regular file; give another name.",

@@ -12,6 +12,7 @@ from typing import Any
 
 from torchmem.allocator.call_stack import Origin
 from torchmem.allocator.lines import Lines
+from torchmem.allocator.memory_use import device_parts, outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import (
@@ -96,10 +97,7 @@ class OomReport:
     @property
     def outside_bytes(self) -> int | None:
         """Bytes of the device that were neither free at the driver nor reserved by this process."""
-        total, reserved = self.device.total_bytes, self.reserved_bytes
-        if total is None or reserved is None:
-            return None
-        return max(0, total - self.driver_free_bytes - reserved)
+        return outside_bytes(self.device, self.driver_free_bytes)
 
 
 def encode(report: OomReport) -> bytes:
@@ -298,19 +296,8 @@ def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
 
     Parts of 0 bytes are left out. Return an empty list if the use is unknown.
     """
-    allocator, outside, layout = report.device.allocator, report.outside_bytes, report.layout
-    if allocator is None or outside is None:
-        return []
-    active, private = allocator.active_bytes.total, layout.private_free_bytes if layout else 0
-    parts = [
-        ("tensors", allocator.allocated_bytes.total),
-        ("freed, waiting for a stream", active - allocator.allocated_bytes.total),
-        ("free blocks of PyTorch", allocator.reserved_bytes.total - active - private),
-        ("free in graph and MemPool pools", private),
-        ("outside PyTorch's allocator", outside),
-        ("free at the driver", report.driver_free_bytes),
-    ]
-    return [(name, size) for name, size in parts if size > 0]
+    private_free = report.layout.private_free_bytes if report.layout else 0
+    return device_parts(report.device, report.driver_free_bytes, private_free)
 
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def find_process(directory: Path, selected: ProcessFilter) -> TrainingProcess:
             f"several processes match: {_names(running)}; select one with --rank, --run or --pid."
         )
     if matching:
-        raise UsageError(f"{matching[0]} has ended; only a running process can be captured.")
+        raise UsageError(f"{matching[0]} has ended; select a running process.")
     others = _names([process for process in processes if process.alive is not False])
     hint = " Processes of other users are found by those users and by root." if os.geteuid() else ""
     raise UsageError(

@@ -15,7 +15,17 @@ from importlib.metadata import version
 from torchmem.sample.errors import TorchmemError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-COMMANDS = ("exporter", "demo", "oom", "capture", "whatif", "snapshot", "preflight", "rules")
+COMMANDS = (
+    "exporter",
+    "demo",
+    "oom",
+    "report",
+    "capture",
+    "whatif",
+    "snapshot",
+    "preflight",
+    "rules",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from torchmem.allocator.oom_report import (
     preceding_events,
     summary,
 )
+from torchmem.allocator.rank_report import Fact, memory_facts, settings_facts
 from torchmem.allocator.remedies import Remedy, remedies
 from torchmem.allocator.sizes import format_size
 from torchmem.oom.lines import held_lines
@@ -23,6 +24,7 @@ from torchmem.sample.untrusted import sanitize_text
 
 WIDTH = 88
 BAR = 24
+SUBJECT = 18
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_SPARKS = 30
 
@@ -45,9 +47,13 @@ def explanation(
     `refuted`: allocator settings that do not help, as a replay has shown.
     """
     return (
-        _wrapped(" ".join(failure_reason(report))),
-        list(_memory(report)),
-        list(_advice(remedies(report, refuted))),
+        wrapped(" ".join(failure_reason(report))),
+        [
+            *memory_lines(report.device.total_bytes, memory_breakdown(report)),
+            *fact_lines(memory_facts(report.device)),
+            *fact_lines(settings_facts(report.allocator_settings)),
+        ],
+        list(advice_lines(remedies(report, refuted))),
     )
 
 
@@ -84,22 +90,23 @@ def _heading(report: OomReport) -> list[str]:
     return [f"  {line}" for line in lines if line]
 
 
-def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
+def wrapped(text: str, indent: str = "", first: str | None = None, width: int = WIDTH) -> list[str]:
+    """Return the lines of a paragraph; `first` takes the place of the first line's indent."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        width,
         initial_indent=indent if first is None else first,
         subsequent_indent=indent,
         break_on_hyphens=False,
     )
 
 
-def _memory(report: OomReport) -> Iterator[str]:
-    total, named = report.device.total_bytes, memory_breakdown(report)
-    if not total or not named:
+def memory_lines(total: int | None, parts: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Yield the use of a device of `total` bytes, by parts that add up to it."""
+    if not total or not parts:
         return
     yield f"Memory of the device ({format_size(total)})"
-    for name, size in named:
+    for name, size in parts:
         bar = "█" * round(BAR * min(1.0, size / total))
         yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
 
@@ -111,7 +118,7 @@ def _trend(report: OomReport) -> Iterator[str]:
         known = [size for size in column if size is not None]
         if len(known) > 1 and any(known):
             yield f"  {name:<10}{_spark(known)}  {format_size(known[0])} → {format_size(known[-1])}"
-    yield from _wrapped(" ".join(preceding_events(report)), "  ")
+    yield from wrapped(" ".join(preceding_events(report)), "  ")
 
 
 def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
@@ -133,9 +140,17 @@ def _spark(values: Sequence[float]) -> str:
     return "".join(SPARKS[int((len(SPARKS) - 1) * value / highest)] for value in picked)
 
 
-def _advice(advice: Sequence[Remedy]) -> Iterator[str]:
+def fact_lines(facts: Iterable[Fact], width: int = WIDTH) -> Iterator[str]:
+    """Yield a table of facts, with the subject in the first column."""
+    for fact in facts:
+        first = f"  {fact.subject:<{SUBJECT}}"
+        yield from wrapped(fact.text, " " * len(first), first, width)
+
+
+def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
+    """Yield what to do, numbered; the lines to type are not wrapped."""
     if advice:
         yield "What to do, most promising first"
     for number, remedy in enumerate(advice, 1):
-        yield from _wrapped(remedy.text, "     ", f"  {number}. ")
+        yield from wrapped(remedy.text, "     ", f"  {number}. ", width)
         yield from (f"         {line}" for line in remedy.lines)

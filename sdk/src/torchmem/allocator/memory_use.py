@@ -1,0 +1,67 @@
+"""What the memory of a device is used for, as parts that add up to its total."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchmem.sample.sample import DeviceSample
+
+COMPONENT_NAMES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "held": "other tensors kept between steps",
+    "step": "allocated within this step",
+    "gradients_or_step": "gradients, or of this step",
+    "rounding": "rounding of tensors",
+}
+"""The components in words, in the order in which they are shown; names of a script come first."""
+
+
+def device_parts(
+    device: DeviceSample, driver_free: int | None, private_free: int = 0
+) -> list[tuple[str, int]]:
+    """Return the use of the device's memory in bytes, without parts of 0 bytes.
+
+    `driver_free` and the statistics in `device` are of one moment; `private_free` are the free
+    bytes in the pools of CUDA graphs and MemPools. The list is empty if the use is unknown.
+    """
+    outside = outside_bytes(device, driver_free)
+    if driver_free is None or outside is None:
+        return []
+    parts = [
+        *_reserved_parts(device, private_free),
+        ("outside PyTorch's allocator", outside),
+        ("free at the driver", driver_free),
+    ]
+    return [(name, size) for name, size in parts if size > 0]
+
+
+def outside_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
+    """Return the bytes that were neither free at the driver nor reserved by this process."""
+    allocator, total = device.allocator, device.total_bytes
+    if allocator is None or total is None or driver_free is None:
+        return None
+    return max(0, total - driver_free - allocator.reserved_bytes.total)
+
+
+def _reserved_parts(device: DeviceSample, private_free: int) -> Iterator[tuple[str, int]]:
+    allocator = device.allocator
+    if allocator is None:
+        return
+    allocated, active = allocator.allocated_bytes.total, allocator.active_bytes.total
+    yield from _tensors(device, allocated)
+    yield "freed, waiting for a stream", active - allocated
+    yield "free blocks of PyTorch", allocator.reserved_bytes.total - active - private_free
+    yield "free in graph and MemPool pools", private_free
+
+
+def _tensors(device: DeviceSample, allocated: int) -> Iterator[tuple[str, int]]:
+    """Yield the components if they are those of these allocated bytes."""
+    components = device.components
+    if sum(components.values()) != allocated:
+        yield "tensors", allocated
+        return
+    order = list(COMPONENT_NAMES)
+    for name in sorted(components, key=lambda name: order.index(name) if name in order else -1):
+        yield COMPONENT_NAMES.get(name, name), components[name]

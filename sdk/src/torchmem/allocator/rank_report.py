@@ -1,0 +1,141 @@
+"""The state of a rank in words, from its latest sample: for terminals and pages alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torchmem.allocator.oom_report import format_seconds
+from torchmem.allocator.settings import LAST_PARSED
+from torchmem.allocator.sizes import format_size
+from torchmem.sample.sample import Allocator, DeviceSample, Layout, OomCause, Sample, live_state
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is known about one subject, in a few words."""
+
+    subject: str
+    text: str
+
+
+def heading(sample: Sample, device: DeviceSample, now: float) -> tuple[str, ...]:
+    """Return who this is: the rank, its process, and its device, one line each."""
+    process = sample.process
+    of = f" of {process.world_size}" if process.world_size else ""
+    script = f" ({process.script})" if process.script else ""
+    state = sample.ended or live_state(sample, now)
+    versions = (f"{name} {text}" for name, text in process.versions.items() if name != "python")
+    return (
+        f"run {process.run}{script}, rank {process.rank}{of}: {state}",
+        f"pid {process.pid} on {process.hostname}, seen {_ago(sample.timestamp, now)}",
+        "  ".join(filter(None, (f"GPU {device.index}", device.name, *versions))),
+    )
+
+
+def facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, ...]:
+    """Return what is known about the rank on one device; unknown subjects are left out.
+
+    `now` is in Unix seconds.
+    """
+    return (
+        *memory_facts(device),
+        *_cache(device, now),
+        *_events(sample, device, now),
+        *_host(sample),
+        *settings_facts(sample.allocator_settings),
+    )
+
+
+def _ago(timestamp: float, now: float) -> str:
+    return f"{format_seconds(now - timestamp)} ago"
+
+
+def memory_facts(device: DeviceSample) -> Iterator[Fact]:
+    """Yield the peaks, what they left of the device, and the peaks of phases."""
+    allocator, free = device.allocator, device.driver_free_bytes
+    if allocator is None:
+        return
+    yield Fact("peaks", _peaks(allocator))
+    if free is not None:
+        left = max(0, allocator.reserved_bytes.total + free - allocator.active_peak_bytes)
+        share = f" ({left / device.total_bytes:.1%} of the device)" if device.total_bytes else ""
+        yield Fact("left at the peak", f"{format_size(left)}{share}")
+    if device.phase_peaks:
+        highest = sorted(device.phase_peaks.items(), key=lambda item: -item[1])
+        yield Fact("phases", ", ".join(f"{name} {format_size(peak)}" for name, peak in highest))
+
+
+def _peaks(allocator: Allocator) -> str:
+    allocated, reserved = allocator.allocated_peak_bytes, allocator.reserved_peak_bytes
+    return f"{format_size(allocated)} allocated, {format_size(reserved)} reserved"
+
+
+def _cache(device: DeviceSample, now: float) -> Iterator[Fact]:
+    layout = device.layout
+    if layout is None:
+        return
+    headroom, flushed = layout.headroom_bytes, layout.headroom_flush_bytes
+    if headroom is not None and flushed is not None:
+        after = f", {format_size(flushed)} after a flush of the cache" if flushed > headroom else ""
+        yield Fact("largest request", f"{format_size(headroom)}{after}")
+    yield Fact("cache", _free(layout))
+    yield Fact("blocks", f"{_blocks(layout)}; counted {_ago(layout.timestamp, now)}")
+
+
+def _free(layout: Layout) -> str:
+    releasable, stranded = format_size(layout.releasable_bytes), format_size(layout.stranded_bytes)
+    ratio = layout.fragmentation_ratio
+    shown = "" if ratio is None else f"; fragmentation {ratio:.2f}"
+    return f"{releasable} releasable, {stranded} stranded beside live tensors{shown}"
+
+
+def _blocks(layout: Layout) -> str:
+    used, free = layout.blocks.active_allocated.total, layout.blocks.inactive.total
+    largest = format_size(layout.largest_free_block_bytes)
+    return (
+        f"{used:,} in use and {free:,} free in {layout.segments.total:,} segments, the largest "
+        f"free one {largest}"
+    )
+
+
+def _events(sample: Sample, device: DeviceSample, now: float) -> Iterator[Fact]:
+    counters, steps = device.counters, sample.steps
+    if steps.count:
+        mean = steps.duration_sum_seconds / (steps.count - 1) if steps.count > 1 else None
+        each = f", {mean:.2f} s each" if mean else ""
+        last = steps.last_timestamp
+        newest = "" if last is None else f", the last one {_ago(last, now)}"
+        yield Fact("steps", f"{steps.count:,}{each}{newest}")
+    if counters.alloc_retries is not None:
+        yield Fact("flushes", f"{counters.alloc_retries:,} of the whole cache, to retry a request")
+    if counters.ooms is not None:
+        yield Fact("OOMs", _ooms(device, counters.ooms, now))
+
+
+def _ooms(device: DeviceSample, ooms: Mapping[OomCause, int], now: float) -> str:
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in ooms.items() if count)
+    last = device.last_oom
+    if not causes or last is None:
+        return causes or "none"
+    line = f" at {last.line}" if last.line else ""
+    return f"{causes}; the last one{line}, {_ago(last.timestamp, now)}"
+
+
+def _host(sample: Sample) -> Iterator[Fact]:
+    host, pinned = sample.host, sample.pinned
+    if host is not None:
+        left, limit = host.available_bytes, host.limit_bytes
+        known = left is not None and limit is not None
+        of = f", {format_size(left or 0)} of {format_size(limit or 0)} left" if known else ""
+        yield Fact("host memory", f"{format_size(host.rss_bytes)}{of}")
+    if pinned is not None and pinned.used_bytes + pinned.cached_bytes:
+        used, cached = format_size(pinned.used_bytes), format_size(pinned.cached_bytes)
+        yield Fact("pinned", f"{used} used, {cached} cached")
+
+
+def settings_facts(settings: Mapping[str, str]) -> Iterator[Fact]:
+    """Yield the allocator's backend and the settings that the process was given."""
+    if settings:
+        given = settings.get(LAST_PARSED) or "PyTorch's defaults"
+        yield Fact("settings", f"{settings.get('backend', 'native')}, {given}")

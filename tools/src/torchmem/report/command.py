@@ -1,0 +1,75 @@
+"""`torchmem report`: one screen about a running rank, read from the run directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchmem.allocator.threats import advice, threats
+from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
+from torchmem.cli.terminal import write_out
+from torchmem.report import text
+from torchmem.sample.errors import UsageError
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
+from torchmem.sample.sample import Sample
+from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
+
+HELP = "show what holds a running rank's memory, what threatens it, and what to set"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add("--rank", type=int, metavar="N", help="global rank of the process")
+    add("--run", metavar="NAME", dest="run_name", help="name of its run")
+    add("--pid", type=int, metavar="N", help="its process id")
+    add("--json", action="store_true", help="print the sample, the threats and the advice as JSON")
+    add("--run-dir", type=Path, metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report and return the exit code. Raise UsageError."""
+    directory = arguments.run_dir or run_directory(os.environ)
+    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
+    sample = load(find_process(directory, selected))
+    if arguments.json:
+        write_out(json.dumps(_document(sample), allow_nan=False) + "\n")
+    else:
+        write_out(text.page(sample, time.time()))
+    return 0
+
+
+def load(process: TrainingProcess) -> Sample:
+    """Read the newest sample of a process. Raise UsageError if it cannot be used."""
+    try:
+        data, _ = read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)
+        sample = convert(sanitize_json(json.loads(data)), Sample)
+    except FileNotFoundError:
+        raise UsageError(f"{process} has ended.") from None
+    except UntrustedFileError as error:
+        raise UsageError(f"the sample of {process} {error}.") from None
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f"the sample of {process} is not valid: use the torchmem version of its process."
+        ) from None
+    if not sample.devices:
+        raise UsageError(f"{process} has not used a GPU yet.")
+    return sample
+
+
+def _document(sample: Sample) -> dict[str, Any]:
+    """Return the sample, and for each of its devices the threats and the advice."""
+    devices = [
+        {
+            "index": device.index,
+            "threats": [asdict(threat) for threat in threats(sample, device)],
+            "advice": [asdict(remedy) for remedy in advice(sample, device)],
+        }
+        for device in sample.devices
+    ]
+    return {"sample": asdict(sample), "devices": devices}
