@@ -69,13 +69,14 @@ BY_NAME = {
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_the_text(name: str) -> None:
-    """The text is the golden one, and no line is longer than 80 columns."""
+    """The text is the golden one, and no line but those to type is longer than 80 columns."""
     output, golden = page(BY_NAME[name], NOW), GOLDEN / f"{name}.txt"
     if "WRITE_GOLDEN" in os.environ:
         golden.write_text(output)
 
     assert golden.read_text() == output
-    assert [line for line in output.splitlines() if len(line) > WIDTH] == []
+    long = [line for line in output.splitlines() if len(line) > WIDTH]
+    assert [line for line in long if not line.startswith(" " * 9)] == []
 
 
 @given(samples)

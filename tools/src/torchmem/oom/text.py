@@ -35,6 +35,8 @@ def page(path: Path, report: OomReport) -> str:
     cause, memory, advice = explanation(report)
     heading = [summary(report), "", *_heading(report)]
     asked, held = list(where(report)), list(held_lines(report))
+    known = [*memory_facts(report.device), *settings_facts(report.allocator_settings)]
+    memory = [*memory, *fact_lines(known)]
     sections = [heading, asked, cause, memory, held, trend, advice, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
@@ -48,11 +50,7 @@ def explanation(
     """
     return (
         wrapped(" ".join(failure_reason(report))),
-        [
-            *memory_lines(report.device.total_bytes, memory_breakdown(report)),
-            *fact_lines(memory_facts(report.device)),
-            *fact_lines(settings_facts(report.allocator_settings)),
-        ],
+        list(memory_lines(report.device.total_bytes, memory_breakdown(report))),
         list(advice_lines(remedies(report, refuted))),
     )
 
