@@ -12,7 +12,7 @@ import bcrypt
 import pytest
 from support.certificates import Authority
 
-from torchmem.exporter.web.access import TokenBucket
+from torchmem.exporter.web.access import Rates
 from torchmem.exporter.web.config import LiveConfig, RateLimit, load
 from torchmem.sample.errors import UsageError
 
@@ -327,17 +327,29 @@ def test_tls_cannot_be_switched_while_running(
     assert "restart the exporter" in caplog.text
 
 
-def test_token_bucket() -> None:
-    """The bucket admits a burst, then one request per interval; a new limit refills it."""
+def test_rates() -> None:
+    """A client has a burst, then one request per interval; a new limit starts with the burst."""
     now = [0.0]
-    bucket, limit = TokenBucket(lambda: now[0]), RateLimit(10.0, 3)
-    at_once = [bucket.take(limit) for _ in range(4)]
+    rates, limit = Rates(lambda: now[0]), RateLimit(10.0, 3)
+    at_once = [rates.admit("a", limit) for _ in range(4)]
     now[0] = 10.0
-    later = [bucket.take(limit) for _ in range(2)]
+    later = [rates.admit("a", limit) for _ in range(2)]
 
     assert ([True, True, True, False], [True, False]) == (at_once, later)
-    assert bucket.take(RateLimit(10.0, 1))
-    assert bucket.take(None)
+    assert rates.admit("b", limit)
+    assert rates.admit("a", RateLimit(10.0, 1))
+    assert rates.admit("a", None)
+
+
+def test_rates_of_many_clients_are_bounded() -> None:
+    """Those who have not come for longest are forgotten, and one who keeps coming is not."""
+    rates, limit = Rates(lambda: 0.0), RateLimit(10.0, 1)
+    for number in range(5000):
+        rates.admit(str(number), limit)
+        rates.admit("often", limit)
+
+    assert rates.admit("0", limit)
+    assert not rates.admit("often", limit)
 
 
 def test_long_names_of_users_are_kept(write: Write) -> None:

@@ -310,6 +310,20 @@ def test_headers_and_rate_limit(open_server: Open) -> None:
     assert ["deny"] * 3 == [answer.headers["x-frame-options"] for answer in answered]
 
 
+def test_a_rate_limit_is_that_of_each_client(open_server: Open) -> None:
+    """A client that has used up its requests takes none from another."""
+    server = open_server("rate_limit: {interval: 1h, burst: 2}\n")
+
+    def answers(address: str) -> list[int]:
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=server.url, transport=transport) as client:
+            return [client.get("/-/healthy").status_code for _ in range(3)]
+
+    assert [200, 200, 429] == answers("127.0.0.1")
+    assert [200, 200, 429] == answers("127.0.0.2")
+    assert [429, 429, 429] == answers("127.0.0.1")
+
+
 def test_silent_connections_do_not_block_others(open_server: Open, authority: Authority) -> None:
     """Connections without a TLS handshake make room for others and are closed."""
     limits = Limits(connections=4, head_seconds=2.0, sweep_seconds=0.05)

@@ -35,7 +35,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, config: Callable[[], WebConfig]) -> None:
         self._app, self._config = app, config
-        self._auth, self._bucket = BasicAuth(), TokenBucket()
+        self._auth, self._rates = BasicAuth(), Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; pass every other ASGI scope through."""
@@ -59,9 +59,9 @@ class Access:
             return _plain_text(405, "Only GET and HEAD are supported.", allowed)
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             return _plain_text(413, "Requests must not have a body.", {"Connection": "close"})
-        if not self._bucket.take(config.rate_limit):
-            return _plain_text(429, "Too many requests: try again later.")
         client = client_of(scope["client"][0]) if scope["client"] else ""
+        if not self._rates.admit(client, config.rate_limit):
+            return _plain_text(429, "Too many requests: try again later.")
         return await self._password_refusal(headers, client, config) if config.users else None
 
     async def _password_refusal(
@@ -246,26 +246,29 @@ class _Job:
     result: asyncio.Future[bool]
 
 
-class TokenBucket:
-    """The tokens of a rate limit. A changed limit starts with a full bucket."""
+class Rates:
+    """The requests that each client may still make, so that none uses up those of another.
+
+    The limit is a token bucket for each client, of those that came last. A changed limit starts
+    with full buckets.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._limit: RateLimit | None = None
-        self._tokens = 0.0
-        self._filled_at = 0.0
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, limit: RateLimit | None) -> bool:
-        """Take a token; return False when there is none. Without a limit there always is."""
+    def admit(self, client: str, limit: RateLimit | None) -> bool:
+        """Count one request; return False beyond the limit. Without a limit there is no end."""
+        if limit != self._limit:
+            self._limit, self._buckets = limit, OrderedDict()
         if limit is None:
             return True
         now = self._clock()
-        if limit != self._limit:
-            self._limit, self._tokens, self._filled_at = limit, limit.burst, now
-        earned = (now - self._filled_at) / limit.interval_seconds
-        self._tokens = min(limit.burst, self._tokens + earned)
-        self._filled_at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        tokens, filled_at = self._buckets.pop(client, (limit.burst, now))
+        tokens = min(limit.burst, tokens + (now - filled_at) / limit.interval_seconds)
+        is_admitted = tokens >= 1
+        self._buckets[client] = (tokens - 1 if is_admitted else tokens), now
+        if len(self._buckets) > _MAX_REMEMBERED_CLIENTS:
+            self._buckets.popitem(last=False)
+        return is_admitted
