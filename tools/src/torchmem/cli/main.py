@@ -24,6 +24,7 @@ COMMANDS = (
     "whatif",
     "snapshot",
     "preflight",
+    "doctor",
     "rules",
 )
 

@@ -1,0 +1,237 @@
+"""`torchmem doctor`: each thing that can be wrong is found, with the next step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.publishing import own_sample, publish
+from support.stack import free_port, prometheus
+from support.waiting import until
+
+from torchmem.cli.main import main
+from torchmem.doctor import gpus, node, servers, software
+from torchmem.doctor.check import Check, Place
+from torchmem.doctor.servers import Answer
+from torchmem.doctor.text import WIDTH, page
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions
+from torchmem.exporter.nvml import NvmlDownError
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.server import serve
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+
+GPU = FakeGpu(GpuIdentity(0, "GPU-1", "H100", "00000000:01:00.0", "580.1"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Return a place with an empty run directory and no servers."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    return Place({}, f"http://127.0.0.1:{free_port()}", run_dir=run_dir)
+
+
+@pytest.fixture
+def exporter(place: Place) -> Iterator[Place]:
+    """Run a real exporter; return the place with its address."""
+    assert place.run_dir is not None
+    collected = Exporter(FakeNvml(lambda: [GPU]), RunDirectory(place.run_dir))
+    with closing(collected), closing(serve(collected, "127.0.0.1", 0)) as server:
+        yield replace(place, exporter=server.url)
+
+
+def by_subject(checks: Iterator[Check]) -> dict[str, Check]:
+    """Return the checks by subject."""
+    return {check.subject: check for check in checks}
+
+
+def problems(checks: Iterator[Check]) -> dict[str, str]:
+    """Return what was found by every check that found a problem; each has a next step."""
+    found = [check for check in checks if check.status == "problem"]
+    assert all(check.next_step for check in found)
+    return {check.subject: check.found for check in found}
+
+
+def installed(**versions: str) -> Callable[[str], str | None]:
+    """Return a list of installed distributions."""
+    return {"torchmem": "1.0", **versions}.get
+
+
+@pytest.mark.parametrize(
+    ("torch", "environment", "words"),
+    [
+        ("2.0.1", {}, "older than 2.1"),
+        ("2.8.0", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "from 2.10 on"),
+        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}, "rejects it"),
+        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}, "is not one of"),
+    ],
+)
+def test_versions_and_settings_that_do_not_work_are_problems(
+    torch: str, environment: Mapping[str, str], words: str
+) -> None:
+    """An old PyTorch, and a setting that it rejects or does not read, are found."""
+    [found] = problems(software.checks(environment, installed(torch=torch))).values()
+
+    assert words in found
+
+
+@pytest.mark.parametrize("torch", ["2.13.0+cu130", "2.13.0+cpu", None])
+def test_other_software_is_no_problem(torch: str | None) -> None:
+    """A build for the CPU, no PyTorch, and a valid setting are no problems."""
+    versions = {"torch": torch} if torch else {}
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+    assert {} == problems(software.checks(environment, installed(**versions)))
+
+
+def test_missing_packages_are_named() -> None:
+    """Without the extra, the missing packages and the command to install them are shown."""
+    checks = software.checks({}, installed(), lambda name: name != "msgspec")
+    check = by_subject(checks)["torchmem"]
+
+    assert "msgspec" in check.found
+    assert "pip install 'torchmem[exporter]'" in (check.next_step or "")
+
+
+def test_a_machine_without_a_gpu_is_no_problem(tmp_path: Path, place: Place) -> None:
+    """No driver and no NVML are notes; NVML that does not respond beside a driver is a problem."""
+
+    def down() -> list[FakeGpu]:
+        raise NvmlDownError("driver_library_version_mismatch")
+
+    without = replace(place, proc=tmp_path / "proc")
+    version = tmp_path / "proc" / "driver" / "nvidia" / "version"
+
+    assert {} == problems(gpus.checks(without, lambda: FakeNvml(down)))
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 20")
+    checks = by_subject(gpus.checks(without, lambda: FakeNvml(down)))
+    assert "580.65.06" == checks["NVIDIA driver"].found
+    assert ("problem", True) == (
+        checks["NVML"].status,
+        "reboot" in (checks["NVML"].next_step or ""),
+    )
+
+
+def test_every_gpu_is_listed(place: Place) -> None:
+    """A GPU that responds is in order; a lost one is a problem with NVML's return code."""
+    nvml = FakeNvml(lambda: [GPU, GpuFault(1, 15)], Versions("580.1", "13.580", "13.0"))
+    checks = by_subject(gpus.checks(place, lambda: nvml))
+
+    assert ("ok", "H100, GPU-1") == (checks["GPU 0"].status, checks["GPU 0"].found)
+    assert ("problem", True) == (checks["GPU 1"].status, "15" in checks["GPU 1"].found)
+    assert "580.1" in checks["NVML"].found
+
+
+def test_a_usable_run_directory_is_in_order(place: Place) -> None:
+    """With mode 1777 nothing is wrong, and this user's processes are counted."""
+    assert place.run_dir is not None
+    publish(place.run_dir, own_sample())
+    checks = by_subject(node.checks(place))
+
+    assert {} == problems(iter(checks.values()))
+    assert "1 running; runs: night" == checks["processes"].found
+
+
+def test_a_run_directory_that_cannot_work_is_a_problem(place: Place) -> None:
+    """A mode in which users can remove each other's files, and a file in its place, are found."""
+    assert place.run_dir is not None
+    place.run_dir.chmod(0o777)
+    assert "every user may remove" in problems(node.checks(place))["run directory"]
+    place.run_dir.rmdir()
+    assert {} == problems(node.checks(place))
+    place.run_dir.write_text("")
+    assert "is not a directory" in problems(node.checks(place))["run directory"]
+
+
+def test_an_exporter_that_answers_is_in_order(exporter: Place) -> None:
+    """The version and the number of processes of a running exporter are shown."""
+    assert exporter.run_dir is not None
+    publish(exporter.run_dir, own_sample())
+    checks = by_subject(servers.checks(exporter))
+
+    assert {} == problems(iter(checks.values()))
+    assert checks["exporter"].found.endswith("1 processes")
+    assert "ok" == checks["clock of exporter"].status
+
+
+def test_what_the_exporter_refuses_is_a_problem(exporter: Place) -> None:
+    """Rejected samples are counted by reason."""
+    assert exporter.run_dir is not None
+    publish(exporter.run_dir, b"{")
+
+    assert {"rejected samples": "1 malformed"} == problems(servers.checks(exporter))
+
+
+def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
+    """No answer, another program on the port, and a page that is no text are found."""
+    assert "does not answer" in problems(servers.checks(place))["exporter"]
+    for body in (b"<html>", b"go_goroutines 7\n", b"\xff\x00"):
+        answer = Answer(200, 0.0, body)
+        found = problems(servers.checks(place, {f"{place.exporter}/metrics": answer}.__getitem__))
+        assert "not with metrics of torchmem" in found["exporter"]
+    odd = replace(place, exporter="file:///etc/passwd")
+    assert "does not start with http" in problems(servers.checks(odd))["exporter"]
+
+
+def test_credentials_are_sent_and_never_printed(place: Place) -> None:
+    """A password in an address is not in the output."""
+    secret = replace(place, exporter="http://me:secret@127.0.0.1:1")
+
+    assert "secret" not in page(list(servers.checks(secret)))
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Debian's package prometheus")
+def test_a_prometheus_that_scrapes_the_exporter_is_in_order(
+    exporter: Place, tmp_path: Path
+) -> None:
+    """The real Prometheus with the shipped configuration has the target and the alerts."""
+    with prometheus(tmp_path, exporter.exporter.removeprefix("http://")) as server:
+        asked = replace(exporter, prometheus=server.url)
+        until(lambda: not problems(servers.checks(asked)))
+        checks = by_subject(servers.checks(asked))
+
+    assert checks["Prometheus"].found.endswith("scrapes 1 exporters")
+    assert "alerts are loaded" in checks["alert rules"].found
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ([], "no target of the job torchmem"),
+        ([{"labels": {"job": "torchmem"}, "health": "down", "lastError": "refused"}], "refused"),
+    ],
+)
+def test_a_prometheus_without_the_exporter_is_a_problem(
+    exporter: Place, targets: list[object], words: str
+) -> None:
+    """A missing target, and one that is down, are found."""
+    body = json.dumps({"data": {"activeTargets": targets}}).encode()
+
+    def get(url: str) -> Answer:
+        return Answer(200, 0.0, body) if "/api/" in url else servers.fetch(url)
+
+    asked = replace(exporter, prometheus="http://prometheus:9090")
+    found = problems(servers.checks(asked, get))
+
+    assert words in found["Prometheus"]
+    assert "Prometheus has none of torchmem" == found["alert rules"]
+    assert "clock of Prometheus" in found
+
+
+def test_the_command_tells_by_its_exit_code(
+    exporter: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 0 without problems and 1 with one; no line is wider than the page."""
+    flags = ["doctor", "--run-dir", str(exporter.run_dir)]
+    assert 0 == main([*flags, "--exporter", exporter.exporter])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= WIDTH
+    assert 1 == main([*flags, "--exporter", "http://127.0.0.1:1", "--json"])
+    assert "problem" in {check["status"] for check in json.loads(capsys.readouterr().out)}

@@ -1,0 +1,1 @@
+"""`torchmem doctor`: whether everything between a training process and Prometheus is in order."""

@@ -1,0 +1,45 @@
+"""One check: what was found, whether it is in order, and the next step if it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from torchmem.sample.procfs import PROC
+from torchmem.sample.run_directory import run_directory
+
+Status = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check.
+
+    `status`: "note" is worth knowing and not wrong, such as a machine without a GPU.
+    """
+
+    subject: str
+    status: Status
+    found: str
+    next_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the checks look: the environment, /proc, the run directory, and the servers.
+
+    `prometheus` is None if it is not asked.
+    """
+
+    environment: Mapping[str, str]
+    exporter: str
+    prometheus: str | None = None
+    run_dir: Path | None = None
+    proc: Path = field(default=PROC)
+
+    @property
+    def directory(self) -> Path:
+        """The run directory that processes with this environment use."""
+        return self.run_dir or run_directory(self.environment)

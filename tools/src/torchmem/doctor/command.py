@@ -1,0 +1,51 @@
+"""`torchmem doctor`: check everything between a training process and Prometheus."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from torchmem.cli.terminal import write_out
+from torchmem.doctor.check import Place
+
+HELP = "check installation, GPUs, run directory, exporter and Prometheus, and say what to fix"
+EPILOG = """\
+Examples:
+  torchmem doctor
+  torchmem doctor --prometheus http://prometheus:9090 --json
+
+Exit code: 0 if no problem was found, 1 otherwise.
+"""
+DEFAULT_EXPORTER = "http://127.0.0.1:9847"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add(
+        "--exporter",
+        metavar="URL",
+        default=DEFAULT_EXPORTER,
+        help=f"address of the exporter (default {DEFAULT_EXPORTER})",
+    )
+    add("--prometheus", metavar="URL", help="address of Prometheus (default: it is not asked)")
+    add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
+    add("--json", action="store_true", help="print the checks as one line of JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the checks; return 1 if one of them found a problem."""
+    from torchmem.doctor import gpus, node, servers, software, text
+
+    place = Place(os.environ, arguments.exporter, arguments.prometheus, arguments.run_dir)
+    checks = [
+        *software.checks(place.environment),
+        *gpus.checks(place),
+        *node.checks(place),
+        *servers.checks(place),
+    ]
+    write_out(text.document(checks) if arguments.json else text.page(checks))
+    return int(any(check.status == "problem" for check in checks))

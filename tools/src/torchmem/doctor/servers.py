@@ -1,0 +1,228 @@
+"""Checks of the exporter and of Prometheus, over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from torchmem.doctor.check import Check, Place
+from torchmem.sample import catalog
+from torchmem.sample.untrusted import sanitize_text
+
+TIMEOUT_SECONDS = 10.0
+MAX_ANSWER_BYTES = 32 << 20
+MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
+START = "Start it: `torchmem exporter`, or the service torchmem-exporter."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer: its status code, its Date header in Unix seconds if valid, and its body."""
+
+    status: int
+    date: float | None
+    body: bytes
+
+
+Fetch = Callable[[str], Answer]
+
+
+def fetch(url: str) -> Answer:
+    """GET a URL, which may contain a user and a password; redirects are followed.
+
+    Raises OSError or ValueError without an answer.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError("it does not start with http:// or https://")
+    credentials, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())  # noqa: S310 - checked
+    if credentials:
+        encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+            return _answer(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return _answer(error)
+
+
+def checks(place: Place, get: Fetch = fetch) -> Iterator[Check]:
+    """Yield the checks of the exporter and, if its address is given, of Prometheus."""
+    yield from _exporter(place.exporter.rstrip("/"), get)
+    if place.prometheus:
+        yield from _prometheus(place.prometheus.rstrip("/"), get)
+    else:
+        step = "Pass its address: --prometheus http://HOST:9090"
+        yield Check("Prometheus", "note", "not asked", step)
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL that can be printed."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def _exporter(address: str, get: Fetch) -> Iterator[Check]:
+    answer, url = _try(f"{address}/metrics", get), without_credentials(address)
+    if isinstance(answer, str):
+        yield Check("exporter", "problem", f"{url} does not answer: {answer}", START)
+        return
+    if answer.status in {401, 403}:
+        found = f"{url} answers, and asks for credentials"
+        yield Check("exporter", "note", found, "Pass --exporter http://USER:PASSWORD@HOST:9847")
+        return
+    values = _values(answer)
+    if answer.status != 200 or values is None:
+        found = f"{url} answers with status {answer.status}, and not with metrics of torchmem"
+        step = "Another program uses this port: give the exporter another one with --listen."
+        yield Check("exporter", "problem", found, step)
+        return
+    yield _exporter_version(url, values)
+    yield from _exporter_problems(values)
+    yield _clock("exporter", answer)
+
+
+def _values(answer: Answer) -> Mapping[str, list[tuple[Mapping[str, str], float]]] | None:
+    """Return the samples of a page of metrics by name; None if it is none of an exporter."""
+    try:
+        families = list(text_string_to_metric_families(answer.body.decode(errors="replace")))
+    except ValueError:
+        return None
+    values: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for family in families:
+        for sample in family.samples:
+            values.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return values if catalog.BUILD_INFO.name in values else None
+
+
+def _exporter_version(
+    url: str, values: Mapping[str, list[tuple[Mapping[str, str], float]]]
+) -> Check:
+    found = values[catalog.BUILD_INFO.name][0][0].get("version", "")
+    ranks = len(values.get(catalog.SAMPLE_TIMESTAMP.name, ()))
+    name, text = "exporter", f"{url}, version {sanitize_text(found)}, {ranks} processes"
+    if found != version("torchmem"):
+        step = "Run the same version everywhere: pip install --upgrade torchmem."
+        return Check(name, "note", f"{text}; this command has {version('torchmem')}", step)
+    return Check(name, "ok", text)
+
+
+def _exporter_problems(
+    values: Mapping[str, list[tuple[Mapping[str, str], float]]],
+) -> Iterator[Check]:
+    for labels, value in values.get(catalog.RUN_DIRECTORY_PROBLEM.name, ()):
+        if value:
+            problem = sanitize_text(labels.get("problem", ""))
+            step = "See the runbook TorchmemRunDirectoryUnusable."
+            yield Check("its run directory", "problem", f"the exporter says: {problem}", step)
+    rejected = [
+        f"{value:,.0f} {sanitize_text(labels.get('reason', ''))}"
+        for labels, value in values.get(catalog.REJECTED_SAMPLES.name, ())
+        if value
+    ]
+    if rejected:
+        step = "The exporter's log names file and owner: see TorchmemSamplesRejected."
+        yield Check("rejected samples", "problem", ", ".join(rejected), step)
+
+
+def _prometheus(address: str, get: Fetch) -> Iterator[Check]:
+    answer = _try(f"{address}/api/v1/targets?state=active", get)
+    url = without_credentials(address)
+    targets = None if isinstance(answer, str) else _data(answer)
+    if isinstance(answer, str) or targets is None:
+        reason = answer if isinstance(answer, str) else f"status {answer.status}"
+        step = "Give the address of Prometheus itself, such as http://HOST:9090."
+        yield Check("Prometheus", "problem", f"{url} does not answer its API: {reason}", step)
+        return
+    yield from _targets(url, targets)
+    rules = _try(f"{address}/api/v1/rules?type=alert", get)
+    yield _rules(None if isinstance(rules, str) else _data(rules))
+    yield _clock("Prometheus", answer)
+
+
+def _targets(url: str, data: Mapping[str, Any]) -> Iterator[Check]:
+    own = [
+        target
+        for target in data.get("activeTargets", ())
+        if target.get("labels", {}).get("job") == "torchmem"
+    ]
+    down = [target for target in own if target.get("health") != "up"]
+    if not own:
+        step = "Add the scrape job of prometheus/prometheus.yml, and reload Prometheus."
+        yield Check("Prometheus", "problem", f"{url} has no target of the job torchmem", step)
+    elif down:
+        target = down[0]
+        address = sanitize_text(str(target.get("scrapeUrl")))
+        reason = sanitize_text(str(target.get("lastError"))) or "no scrape yet"
+        step = f"Open {address} on the machine of Prometheus."
+        found = f"{len(down)} of {len(own)} exporters are down; {address}: {reason}"
+        yield Check("Prometheus", "problem", found, step)
+    else:
+        yield Check("Prometheus", "ok", f"{url} scrapes {len(own)} exporters")
+
+
+def _rules(data: Mapping[str, Any] | None) -> Check:
+    names = {
+        rule.get("name", "")
+        for group in (data or {}).get("groups", ())
+        for rule in group.get("rules", ())
+    }
+    own = [name for name in names if str(name).startswith("Torchmem")]
+    if not own:
+        step = "Load prometheus/rules/*.yml with rule_files, and reload Prometheus."
+        return Check("alert rules", "problem", "Prometheus has none of torchmem", step)
+    return Check("alert rules", "ok", f"{len(own)} alerts are loaded")
+
+
+def _clock(name: str, answer: Answer) -> Check:
+    subject = f"clock of {name}"
+    if answer.date is None:
+        return Check(subject, "note", f"unknown: {name} sends no Date header")
+    difference = time.time() - answer.date
+    found = f"{difference:+.0f} s from this machine's"
+    if math.fabs(difference) > MAX_CLOCK_DIFFERENCE_SECONDS:
+        step = "Synchronize the clocks: timedatectl set-ntp true."
+        return Check(subject, "problem", found, step)
+    return Check(subject, "ok", found)
+
+
+def _try(url: str, get: Fetch) -> Answer | str:
+    """Return the answer, or why there is none."""
+    try:
+        return get(url)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return sanitize_text(str(getattr(reason, "strerror", None) or reason))
+
+
+def _data(answer: Answer) -> Mapping[str, Any] | None:
+    """Return `data` of an answer of Prometheus' API; None if it is none."""
+    try:
+        content = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return None
+    data = content.get("data") if isinstance(content, dict) else None
+    return data if isinstance(data, dict) else None
+
+
+def _answer(answer: Any) -> Answer:
+    date = answer.headers.get("Date")
+    try:
+        seconds = parsedate_to_datetime(date).timestamp() if date else None
+    except ValueError:
+        seconds = None
+    return Answer(answer.status, seconds, answer.read(MAX_ANSWER_BYTES))
