@@ -1,4 +1,4 @@
-"""The cost of the setting `history`: of an allocation by the depth of its stack, and of a step.
+"""The cost of Python stacks: at an OutOfMemoryError, and with the setting `history`.
 
     python -m torchmem.phantom -- python -m benchmarks.history    # or without the phantom, on a GPU
 
@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 
 from benchmarks.overhead import tools
+from benchmarks.overhead.reads import cpu_seconds
 from benchmarks.overhead.report import microseconds, ratio, table
 from benchmarks.overhead.steps import WARM_UP_STEPS, interval, training_step, turn
 
 from torchmem import sdk
+from torchmem.sdk._call_stack import calling_origin
 
 DEPTHS = (5, 20, 40, 80)
 ALLOCATIONS = 5_000
@@ -41,6 +43,13 @@ def allocation_seconds(depth: int) -> float:
     for _ in range(ALLOCATIONS):
         torch.empty(1000, device="cuda")
     return (time.thread_time() - started) / ALLOCATIONS
+
+
+def origin_seconds(depth: int) -> float:
+    """Return the CPU seconds to read the stack for an OOM report under `depth` functions."""
+    if depth:
+        return origin_seconds(depth - 1)
+    return cpu_seconds(lambda: calling_origin(None, None))
 
 
 def by_depth(depth: int, start: Callable[[], None], stop: Callable[[], None]) -> list[str]:
@@ -84,6 +93,9 @@ def main() -> None:
     torch.cuda.init()
     backend = TorchBackend()
     rows = [by_depth(depth, backend.start_stacks, backend.stop_stacks) for depth in DEPTHS]
+    stacks = [[str(depth), microseconds(origin_seconds(depth))] for depth in (*DEPTHS, 900)]
+    print(table(("frames", "stack at an OOM"), stacks))
+    print()
     print(table(("frames", "without", "with stacks", "difference"), rows))
     print()
     print(table(("work", "CPU time with history=True"), [by_step(arguments.turn, arguments.turns)]))

@@ -89,6 +89,19 @@ x = torch.ones(600 << 20, dtype=torch.uint8, device="cuda")
 held = fill(100)
 double(x)
 """
+WORKER = """
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.empty(5 << 30, dtype=torch.uint8, device="cuda")  # HERE
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(
+        Items(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    for item in loader:
+        pass
+"""
 THREAD = """
 def prefetch():
     return torch.empty(5 << 30, dtype=torch.uint8, device="cuda")  # HERE
@@ -113,6 +126,7 @@ CASES: dict[str, tuple[str, str]] = {
     "optimizer": (OPTIMIZER, "# HERE"),
     ".cuda()": (CUDA, "# HERE"),
     "DataLoader": (COLLATE, "# HERE"),
+    "worker of a DataLoader": (WORKER, "# HERE"),
     "generator": (GENERATOR, "# HERE"),
     "compiled": (COMPILED, "# FUNCTION"),
     "thread": (THREAD, "# HERE"),
@@ -209,3 +223,29 @@ def test_no_tensor_is_kept_alive(failing: Failing) -> None:
 
     assert "[None, None]" == done.stdout.splitlines()[-1]
     assert done.stdout.startswith("CUDA out of memory. Tried to allocate 5.00 GiB.")
+
+
+LIVE = """
+model, optimizer = Model(1024).cuda(), None
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.ones(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+import subprocess, time
+time.sleep(0.1)
+optimizer.step()
+time.sleep(0.5)
+command = [sys.executable, "-m", "torchmem.cli", "report", "--json"]
+shown = json.loads(subprocess.run(command, stdout=-1, check=True).stdout)["sample"]["devices"][0]
+allocated = torch.cuda.memory_allocated()
+print(sum(shown["components"].values()) == allocated, shown["components"]["parameters"])
+print(shown["allocator"]["allocated_peak_bytes"] == torch.cuda.max_memory_allocated())
+fill(-100)
+"""
+
+
+def test_a_report_of_the_running_rank(failing: Failing) -> None:
+    """Another process shows the components and the peak that PyTorch itself tells."""
+    _, done, _ = failing("import json\n" + LIVE)
+
+    assert ["True 4198400", "True"] == done.stdout.splitlines()[-2:]

@@ -365,7 +365,7 @@ def test_a_missing_trace_is_reported(run: Preflight) -> None:
         ),
         (
             ("--card", "2GB", "--setting", "max_split_size_mb:many"),
-            "--setting: max_split_size_mb must be 20 or more.",
+            "--setting: max_split_size_mb must be a whole number, 20 or more.",
         ),
         (
             ("--card", "2GB", "--find-batch", "batch=9..1"),

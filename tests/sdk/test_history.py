@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,17 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.lines import Lines, lines
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sample.capture_messages import (
+    ANSWER_SUFFIX,
+    REQUEST_SUFFIX,
+    CaptureRequest,
+    decode_answer,
+    encode,
+    sibling_path,
+)
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord
+from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import HISTORY_RESERVE_SECONDS, CpuMeter
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._history import (
@@ -184,6 +195,26 @@ def test_a_capture_takes_over_and_gives_back() -> None:
     training.read()
 
     assert training.is_recording
+
+
+def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
+    """`torchmem capture` is not refused: it interrupts the SDK's own recording."""
+    training, sample = Training(True), tmp_path / f"0-1-2{SAMPLE_SUFFIX}"
+    training.history.begin()
+    capture = Capture(
+        training.backend, sample, training.errors, training.clock, training.history.stop
+    )
+    sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
+    capture.tick()
+    capture.at_step()
+    training.read(10.0)
+    capture.at_step()
+    answer = decode_answer(sibling_path(sample, ANSWER_SUFFIX).read_bytes())
+    assert ("done", False) == (answer.state, training.is_recording)
+    training.read()
+
+    assert training.is_recording
+    assert 0 == sum(training.errors.counts.values())
 
 
 @given(st.lists(st.integers(0, 300_000), min_size=20, max_size=60))
