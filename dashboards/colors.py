@@ -53,3 +53,12 @@ EXHAUSTION = Levels(threshold("exhaustion_seconds"), falling=True)
 RETRIES_PER_MINUTE = Levels(threshold("retries_per_minute"))
 IMBALANCE = Levels(threshold("imbalance_factor"))
 SDK_COST = Levels(threshold("sdk_cpu_ratio"))
+
+_FULL, _ALMOST_FULL = 1 - threshold("critical_headroom_ratio"), 1 - threshold("near_capacity_ratio")
+MEMORY_USED = Levels(_ALMOST_FULL, _FULL)
+GPU_UTILIZATION = Levels(threshold("gpu_idle_utilization_ratio"), falling=True)
+# NVML's thresholds gpu_max and slowdown of an H100, near those of other GPUs. No alert uses a
+# temperature: a GPU that is too hot lowers its clocks, and then TorchmemGpuThrottled fires.
+GPU_TEMPERATURE = Levels(87, 89)
+# At its power limit a GPU lowers its clocks, which is usual under load.
+GPU_POWER = Levels()

@@ -43,6 +43,8 @@ class Unit:
     TEXT = units.String
     PER_MINUTE = "suffix: per min"
     AGO = units.DateTimeFromNow
+    NODES = "suffix: node(s)"
+    KILOWATT_HOURS = units.KiloWattHour
     WATTS = units.Watt
     CELSIUS = units.Celsius
     HERTZ = units.Hertz
@@ -176,11 +178,24 @@ def rank_lines(
     `expression` has the labels of queries.of_ranks. The highest values are the worst ones, or with
     `lowest` the lowest.
     """
-    everyone = [
-        Query(query, f"all ranks, {name}", NEUTRAL) for name, query in band(expression).items()
-    ]
-    panel = lines(text, [Query(worst(expression, lowest=lowest), RANK), *everyone], unit, mark=mark)
-    return _shaded(panel).height(9)
+    ranks = Query(worst(expression, lowest=lowest), RANK)
+    return lines_in_band(text, ranks, expression, unit, mark)
+
+
+def lines_in_band(
+    text: Text,
+    worst_lines: Query,
+    expression: str,
+    unit: str,
+    mark: Levels | None = None,
+    *more: Query,
+) -> timeseries.Panel:
+    """Return the worst lines of `expression` and, if there are others, a band of all of them.
+
+    `more` are lines of another kind.
+    """
+    everyone = [Query(query, f"all, {name}", NEUTRAL) for name, query in band(expression).items()]
+    return _shaded(lines(text, [worst_lines, *everyone, *more], unit, mark=mark)).height(9)
 
 
 def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
@@ -191,7 +206,7 @@ def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
         value("custom.hideFrom", {"legend": True, "tooltip": False, "viz": False}),
     ]
     panel.override_by_query("C", hidden)
-    shade = [value("custom.fillBelowTo", "all ranks, lowest"), value("custom.fillOpacity", 15)]
+    shade = [value("custom.fillBelowTo", "all, lowest"), value("custom.fillOpacity", 15)]
     panel.override_by_query("B", [*hidden, *shade])
     dashed = {"fill": "dash", "dash": [4, 4]}
     return panel.override_by_query("D", [value("custom.lineStyle", dashed)])
@@ -305,7 +320,7 @@ class Column:
 
     `names` are displayed instead of values. The background of a cell is by name in `colors`, or by
     number in `levels`. `link` is the title and URL that a click opens. A `bar` fills the cell in
-    proportion to a value from 0 to 1. A label is always text.
+    proportion to a value from 0 to `highest`. A label is always text.
     """
 
     heading: str
@@ -317,16 +332,27 @@ class Column:
     names: Mapping[str, str] | None = None
     link: tuple[str, str] | None = None
     bar: bool = False
+    highest: float = 1
     width: int | None = None
     wrap: bool = False
+    centered: bool = False
 
 
 def joined_table(
-    text: Text, columns: Sequence[Column], *, sort: str = "", descending: bool = False
+    text: Text,
+    columns: Sequence[Column],
+    *,
+    sort: str = "",
+    descending: bool = False,
+    hidden: Sequence[str] = (),
 ) -> table.Panel:
-    """Return a table with a row for each label set of the queries, sorted by the heading `sort`."""
+    """Return a table with a row for each label set of the queries, sorted by the heading `sort`.
+
+    `hidden` are labels that tell the rows apart but are not shown.
+    """
     panel = _framed(table.Panel(), text, Unit.TEXT, span=24, height=9)
-    arranged = dashboard_models.DataTransformerConfig("organize", options=_arrangement(columns))
+    options = _arrangement(columns, hidden)
+    arranged = dashboard_models.DataTransformerConfig("organize", options=options)
     panel.with_transformation(dashboard_models.DataTransformerConfig("merge", options={}))
     panel.with_transformation(arranged)
     for index, query in enumerate(_column_queries(columns)):
@@ -346,14 +372,14 @@ def _column_queries(columns: Sequence[Column]) -> list[str]:
     return list(dict.fromkeys(column.query for column in columns if column.query))
 
 
-def _arrangement(columns: Sequence[Column]) -> Json:
+def _arrangement(columns: Sequence[Column], unseen: Sequence[str]) -> Json:
     """Return the options of Grafana's `organize`: the fields to display, their order and names."""
     queries = _column_queries(columns)
     # Grafana numbers the values only if there are several.
     names = [f"Value #{_letter(index)}" for index in range(len(queries))]
     values = dict(zip(queries, names if len(queries) > 1 else ["Value"], strict=True))
     fields = [column.label or values[column.query or ""] for column in columns]
-    hidden = [name for name in ("Time", "uuid", *values.values()) if name not in fields]
+    hidden = [name for name in ("Time", "uuid", *unseen, *values.values()) if name not in fields]
     headings = [column.heading for column in columns]
     return {
         "excludeByName": dict.fromkeys(hidden, True),
@@ -376,6 +402,8 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
     if column.link:
         title, url = column.link
         style["links"] = [{"title": title, "url": url}]
+    if column.centered:
+        style["custom.align"] = "center"
     if column.width:
         style["custom.width"] = column.width
     return [dashboard_models.DynamicConfigValue(name, value) for name, value in style.items()]
@@ -387,7 +415,8 @@ def _cell(column: Column) -> dict[str, object]:
         plain = {} if column.levels else {"color": {"mode": "fixed", "fixedColor": colors.NOTICE}}
         return {
             "min": 0,
-            "max": 1,
+            "max": column.highest,
+            "decimals": 0,
             "custom.cellOptions": {"type": "gauge", "mode": "basic"},
             **plain,
         }

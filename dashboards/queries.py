@@ -5,7 +5,7 @@ A selector is filtered by the variables of a dashboard, which dashboards/board.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dashboards import recorded
 
@@ -84,14 +84,14 @@ def ranks_in(state: str) -> str:
     return f"count({newest(select(catalog.PROCESS_STATE, state=state) + ' == 1')})"
 
 
-def worst(expression: str, *, lowest: bool = False) -> str:
-    """Keep the MAX_LINES ranks whose values were the highest, or `lowest`, within the time range.
+def worst(expression: str, labels: Sequence[str] = ("run", "rank"), *, lowest: bool = False) -> str:
+    """Keep the MAX_LINES ranks, or other `labels`, with the highest or `lowest` values.
 
     They are chosen once for all points, so that no line begins or ends because of others.
     """
     pick, over = ("bottomk", "min_over_time") if lowest else ("topk", "max_over_time")
     values = f"{over}(({expression})[$__range:$__rate_interval] @ end())"
-    return among(("run", "rank"), expression, f"{pick}({MAX_LINES}, {values})")
+    return among(labels, expression, f"{pick}({MAX_LINES}, {values})")
 
 
 def band(expression: str) -> dict[str, str]:
@@ -135,3 +135,23 @@ OOMS_IN_RANGE = f"sum({OOMS_OF_PROCESSES})"
 RETRIES_PER_MINUTE = f"60 * {rate(select(catalog.ALLOC_RETRIES))}"
 # Grafana's time axis counts in milliseconds since 1970.
 LAST_OOM_MILLISECONDS = f"1000 * {select(catalog.LAST_OOM_TIMESTAMP)}"
+
+
+# --- GPUs
+
+_NAMES = select(recorded.SHORT_NAME)
+_SEVERAL_NODES = f"count(count by (instance) ({_NAMES})) > 1"
+GPU_NAMES = (
+    f'label_join({_NAMES}, "short_name", " ", "instance", "short_name") and on () {_SEVERAL_NODES} '
+    f"or {_NAMES} unless on () {_SEVERAL_NODES}"
+)
+"""1 for every GPU, with the label short_name: "#3 H100", after the node if several are selected."""
+
+_SICK = append_matcher(select(recorded.HEALTH), 'health!="healthy"')
+SICK_GPUS = f"count({_SICK}) or 0 * sum({select(recorded.NODE_GPUS)})"
+"""GPUs that are lost, or need a reset or a replacement."""
+
+
+def named(expression: str) -> str:
+    """Add the label short_name to the values of GPUs, for legends."""
+    return f"({expression}) * on (instance, uuid) group_left (short_name) ({GPU_NAMES})"

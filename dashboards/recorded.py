@@ -24,6 +24,8 @@ PART = _recorded("gpu:torchmem_memory_bytes:sum", "instance", *GPU, "part")
 TOTAL = _recorded("gpu:torchmem_memory_total_bytes:max", "instance", *GPU)
 IDLE_HELD = _recorded("gpu:nvml_idle_held:bool", "instance", *GPU)
 IDLE_HELD_1H = _recorded("gpu:nvml_idle_held:ratio1h", "instance", *GPU)
+SHORT_NAME = _recorded("gpu:nvml_short_name:info", "instance", *GPU, "short_name")
+HEALTH = _recorded("gpu:nvml_health:info", "instance", *GPU, "health")
 WASTED = _recorded("gpu:torchmem_wasted:ratio", "instance", *GPU)
 
 RUN_RANKS = _recorded("run:torchmem_ranks:count", "run", "state")

@@ -244,5 +244,5 @@ def test_a_stalled_rank_leaves_its_card_idle() -> None:
 
     for _ in range(int(10 / STEP_SECONDS * EVENTS_PER_STEP)):
         cards.use(0).count_event()
-    assert busy(10) == [pytest.approx(0.97, abs=0.03), 0]
+    assert busy(10) == [pytest.approx(0.95, abs=0.05), 0]
     assert [0, 0] == busy(10)

@@ -104,6 +104,16 @@ def grouping_labels(expression: str) -> set[str]:
     return labels
 
 
+def _made_labels(expression: str) -> set[str]:
+    """Return the labels that label_replace and label_join add."""
+    calls = [
+        node
+        for node in _nodes(promql_parser.parse(expression))
+        if isinstance(node, promql_parser.Call) and node.func.name.startswith("label_")
+    ]
+    return {call.args[1].val for call in calls}
+
+
 def problems(expression: str) -> list[str]:
     """Return a message for each name and label in an expression that no series has."""
     known, messages = series(), []
@@ -114,7 +124,7 @@ def problems(expression: str) -> list[str]:
             continue
         available |= known[name]
         messages += [f"{name} has no label {label}" for label in sorted(labels - known[name])]
-    unknown = grouping_labels(expression) - available
+    unknown = grouping_labels(expression) - available - _made_labels(expression)
     return messages + [f"nothing here has a label {label}" for label in sorted(unknown)]
 
 

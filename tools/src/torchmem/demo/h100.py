@@ -106,13 +106,13 @@ class Moment:
         self._has_peers = peers > 0
         self._worked = activity.worked(at)
         level = activity.level(at)
-        self.busy = level * min(1.0, 0.97 + 0.03 * self._wave(7)) if level else 0.0
-        demand = IDLE_WATTS + self.busy * (traits.demand_watts - IDLE_WATTS + 8 * self._wave(31))
+        self.busy = level * min(1.0, 0.97 + 0.03 * self._wave(97)) if level else 0.0
+        demand = IDLE_WATTS + self.busy * (traits.demand_watts - IDLE_WATTS + 8 * self._wave(311))
         self._cap = min(1.0, LIMIT_WATTS / demand)
         self._warmth = activity.smoothed(at, HEAT_SECONDS)
         self._slowdown = min(1.0, self._headroom_celsius() / self._rise())
         worked = (demand * self._cap - IDLE_WATTS) * self._slowdown
-        self._watts = IDLE_WATTS + worked + self._wave(19)
+        self._watts = IDLE_WATTS + worked + self._wave(131)
 
     def values(self) -> list[GpuValue]:
         """Return every value that does not depend on the processes on the card."""
@@ -133,7 +133,7 @@ class Moment:
 
     def temperatures(self) -> Temperatures:
         """Return the temperatures of GPU and memory, and the thresholds."""
-        celsius = INLET_CELSIUS + self._rise() * self._slowdown + 0.6 * self._wave(53)
+        celsius = INLET_CELSIUS + self._rise() * self._slowdown + 0.6 * self._wave(173)
         memory = celsius + 1 + 6 * self._warmth
         return Temperatures({"gpu": round(celsius), "memory": round(memory)}, THRESHOLDS)
 
@@ -151,7 +151,7 @@ class Moment:
         return math.sin(2 * math.pi * (self._at / seconds + self._traits.phase))
 
     def _utilization(self) -> Utilization:
-        memory = self.busy * (0.52 + 0.05 * self._wave(11))
+        memory = self.busy * (0.52 + 0.05 * self._wave(149))
         return Utilization(round(self.busy, 2), round(memory, 2), 0, 0, 0, 0)
 
     def _power(self) -> Power:
@@ -198,7 +198,7 @@ class Moment:
         return NvLink(dict.fromkeys(range(LINKS), True), errors, Traffic(moved, moved))
 
     def _gpm(self) -> Gpm:
-        wave = 0.03 * self._wave(13)
+        wave = 0.03 * self._wave(113)
         traffic = self._exchanged(self.busy)
         return Gpm(
             self.busy * (0.9 + wave),
@@ -213,5 +213,5 @@ class Moment:
         return worked * NVLINK_BYTES_PER_SECOND if self._has_peers else 0.0
 
     def _pcie_traffic(self) -> Traffic:
-        loaded = self.busy * LOADED_BYTES_PER_SECOND * (1 + 0.2 * self._wave(17))
+        loaded = self.busy * LOADED_BYTES_PER_SECOND * (1 + 0.2 * self._wave(127))
         return Traffic(rx=loaded, tx=loaded / 12)

@@ -1,0 +1,457 @@
+"""The rows of the dashboard "GPU node" that are opened on demand, by subject."""
+
+from __future__ import annotations
+
+from dashboards import recorded
+from dashboards.colors import GPU_TEMPERATURE, MEMORY_USED
+from dashboards.gpus import (
+    NAME,
+    NO_GPU,
+    THROTTLING,
+    XID_COLORS,
+    XID_ROW,
+    gpu_lines,
+    gpu_value,
+    throttling,
+    value,
+)
+from dashboards.panels import (
+    NEUTRAL,
+    PARTS_EXPLAINED,
+    Column,
+    Panel,
+    Query,
+    Text,
+    Unit,
+    joined_table,
+    lines,
+    memory_stack,
+    state_timeline,
+)
+from dashboards.queries import GPU_NAMES, GPU_ROW, append_matcher, named, rate, row, select
+
+from torchmem.sample.xids import XIDS
+
+NO_GPM = "Only data center GPUs from Hopper on report this"
+NO_NVLINK = "No NVLink on these GPUs"
+MIG_ROW = (*GPU_ROW, "gpu_instance")
+GPU_NAME = Column("GPU", row(GPU_ROW, GPU_NAMES, "short_name"), label="short_name", width=150)
+
+# NVML GPM metrics by the unit of the GPU that they measure.
+GPU_UNITS = {
+    "sm_active_ratio": ("SMs busy", "Is each GPU's arithmetic used? The share of SMs at work."),
+    "tensor_active_ratio": (
+        "Tensor cores",
+        "Are the tensor cores used? Matrix operations in 32-bit precision do not use them.",
+    ),
+    "dram_active_ratio": (
+        "Memory bus",
+        "Does memory bandwidth limit the job? The share of the bandwidth in use.",
+    ),
+    "sm_occupancy_ratio": (
+        "SM occupancy",
+        "How many of the warps that fit are resident? Low values are normal for large kernels.",
+    ),
+}
+
+
+def _lines(text: Text, queries: list[Query], unit: str) -> Panel:
+    """Return lines as high as those of `gpu_lines`."""
+    return lines(text, queries, unit).height(9)
+
+
+def _named(expression: str, legend: str, labels: tuple[str, ...] = ()) -> Query:
+    """Return a query for one line per GPU and value of `labels`."""
+    return Query(named(row((*GPU_ROW, *labels), expression)), f"{NAME}{legend}")
+
+
+OVER_TIME: list[Panel] = [
+    gpu_lines(
+        Text(
+            "GPU utilization",
+            "Is each GPU busy? The share of time in which at least one kernel ran. 100 % does "
+            "not mean that the kernel used the whole GPU.",
+            NO_GPU,
+        ),
+        value("utilization_ratio", engine="gpu"),
+        Unit.RATIO,
+        lowest=True,
+    ).max(1),
+    gpu_lines(
+        Text(
+            "Used memory",
+            "How full is each GPU? The value is the driver's, for all processes together.",
+            NO_GPU,
+        ),
+        f"{value('memory_used_bytes')} / {value('memory_total_bytes')}",
+        Unit.RATIO,
+    ).max(1),
+    gpu_lines(
+        Text(
+            "Temperature",
+            "How hot is each GPU? From the first dashed line on, many GPUs lower their clocks.",
+            NO_GPU,
+        ),
+        value("temperature_celsius", sensor="gpu"),
+        Unit.CELSIUS,
+        mark=GPU_TEMPERATURE,
+    ),
+    gpu_lines(
+        Text(
+            "Power by GPU",
+            "How much power does each GPU draw, and what is the highest limit in force? At its "
+            "limit, a GPU lowers its clocks.",
+            NO_GPU,
+        ),
+        value("power_watts"),
+        Unit.WATTS,
+        Query(f"max({value('power_limit_watts')})", "highest limit", NEUTRAL),
+    ),
+]
+
+MEMORY: list[Panel] = [
+    memory_stack(
+        Text(
+            "Memory of the selected GPUs",
+            f"What is the memory used for? {PARTS_EXPLAINED}",
+            NO_GPU,
+        ),
+        lambda part: f"sum({select(recorded.PART, part=part)})",
+        Query(f"sum({select(recorded.TOTAL)})", "Total"),
+    ),
+    _lines(
+        Text(
+            "Memory by process",
+            "Which process's memory grew, and when? The largest processes of the time range.",
+            "No process uses a GPU here",
+        ),
+        [
+            _named(
+                f"{value('process_memory_bytes')} and on (instance, uuid, pid) topk(10, "
+                f"max_over_time({value('process_memory_bytes', '$__range')} @ end()))",
+                " pid {{pid}}",
+                ("pid",),
+            )
+        ],
+        Unit.BYTES,
+    ),
+    gpu_lines(
+        Text(
+            "Unattributed memory",
+            "How much used memory belongs to no visible process? The driver uses some. More "
+            "than that may be a process in another container, or a leak after a crash.",
+            "None, or the driver does not report the memory of processes",
+        ),
+        value("unattributed_memory_bytes"),
+        Unit.BYTES,
+    ),
+]
+
+UTILIZATION: list[Panel] = [
+    *(
+        gpu_lines(Text(title, question, NO_GPM), value(name), Unit.RATIO, lowest=True).max(1)
+        for name, (title, question) in GPU_UNITS.items()
+    ),
+    gpu_lines(
+        Text(
+            "Memory utilization",
+            "Is memory read or written? The share of time in which it was. If it is high while "
+            "the tensor cores are mostly idle, the job is limited by memory bandwidth.",
+            NO_GPU,
+        ),
+        value("utilization_ratio", engine="memory"),
+        Unit.RATIO,
+    ).max(1),
+    _lines(
+        Text(
+            "Video and image engines",
+            "Do decoders or encoders limit a data pipeline?",
+            "Not in use",
+        ),
+        [
+            _named(
+                append_matcher(value("utilization_ratio"), 'engine!~"gpu|memory"') + " > 0",
+                " {{engine}}",
+                ("engine",),
+            )
+        ],
+        Unit.RATIO,
+    ),
+]
+
+POWER_AND_CLOCKS: list[Panel] = [
+    state_timeline(
+        Text(
+            "Throttled by",
+            "Is a GPU slower than it could be, and why? Power cap: it is at its power limit, "
+            "which is usual under load. Heat: it is too hot, which points to the cooling. Power "
+            "supply: the server asks it to draw less.",
+            NO_GPU,
+        ),
+        Query(named(throttling()), NAME),
+        {int(code): word for code, word in THROTTLING.items()},
+    ),
+    gpu_lines(
+        Text(
+            "SM clock",
+            "How fast does each GPU compute, as a share of its highest clock?",
+            NO_GPU,
+        ),
+        f"{value('clock_hertz', domain='sm')} / {value('clock_max_hertz', domain='sm')}",
+        Unit.RATIO,
+        lowest=True,
+    ).max(1),
+    gpu_lines(
+        Text("Memory clock", "How fast is each GPU's memory? It determines the bandwidth.", NO_GPU),
+        value("clock_hertz", domain="memory"),
+        Unit.HERTZ,
+        lowest=True,
+    ),
+    gpu_lines(
+        Text(
+            "Below the slowdown temperature",
+            "How many degrees are left until each GPU lowers its clocks to protect itself?",
+            "These GPUs do not report the temperature at which they slow down",
+        ),
+        f"{row(GPU_ROW, value('temperature_threshold_celsius', threshold='slowdown'))} - "
+        f"{row(GPU_ROW, value('temperature_celsius', sensor='gpu'))}",
+        Unit.CELSIUS,
+        lowest=True,
+    ),
+    gpu_lines(
+        Text(
+            "Memory temperature",
+            "How hot is the memory of each GPU? HBM is warmer than the GPU, and limited as well.",
+            "These GPUs do not report the temperature of their memory",
+        ),
+        value("temperature_celsius", sensor="memory"),
+        Unit.CELSIUS,
+    ),
+]
+
+
+def _xids() -> Panel:
+    text = Text(
+        "XID errors by code",
+        "Which errors did the driver report, and what do they mean? They are counted since the "
+        "exporter started, and include errors of programs.",
+        "No XID error since the exporter started",
+    )
+    counts = f"{row(XID_ROW, value('xid_errors_total'))} > 0"
+    times = row(XID_ROW, f"1000 * {value('xid_last_timestamp_seconds')}")
+    columns = [
+        Column("Node", label="instance"),
+        Column("GPU", label="gpu", width=60),
+        Column(
+            "XID",
+            label="xid",
+            names={str(number): xid.summary for number, xid in XIDS.items()},
+            colors=XID_COLORS,
+        ),
+        Column("Times", counts, width=80),
+        Column("Newest", times, unit=Unit.AGO, width=140),
+    ]
+    return joined_table(text, columns, sort="Newest", descending=True).height(7)
+
+
+def _per_minute(name: str) -> str:
+    return f"60 * {rate(value(name))}"
+
+
+_ECC_ERRORS = value("ecc_errors_total", scope="volatile")
+ERRORS: list[Panel] = [
+    _xids(),
+    _lines(
+        Text(
+            "Memory errors (ECC)",
+            "Is the memory failing? Errors are counted since the driver was loaded. Corrected "
+            "errors have no effect; an uncorrected error ends the affected program.",
+            "These GPUs have no ECC",
+        ),
+        [_named(f"{value('ecc_errors_total', scope='volatile')} > 0", " {{kind}}", ("kind",))],
+        Unit.COUNT,
+    ),
+    _lines(
+        Text(
+            "Remapped rows and retired pages",
+            "How much memory has been replaced permanently? GPUs from Ampere on remap rows, "
+            "older ones retire pages. A pending replacement takes effect after a reset.",
+            "No memory was replaced",
+        ),
+        [
+            _named(f"{value('remapped_rows')} > 0", " rows, {{kind}}", ("kind",)),
+            _named(f"{value('row_remap_pending')} > 0", " rows, pending"),
+            _named(f"{value('row_remap_failed')} > 0", " rows, failed"),
+            _named(f"{value('retired_pages')} > 0", " pages, {{cause}}", ("cause",)),
+            _named(f"{value('retired_pages_pending')} > 0", " pages, pending"),
+        ],
+        Unit.COUNT,
+    ),
+    _lines(
+        Text(
+            "NVLink errors per minute",
+            "Is a link between GPUs faulty? Replays and recoveries slow down collectives. The "
+            "panel adds up all links of a GPU; `nvidia-smi nvlink -e` on the node shows each "
+            "link.",
+            "No NVLink error",
+        ),
+        [_named(f"{_per_minute('nvlink_errors_total')} > 0", " {{kind}}", ("kind",))],
+        Unit.PER_MINUTE,
+    ),
+    _lines(
+        Text(
+            "PCIe replays per minute",
+            "Is the connection to the host faulty? Replays are packets that were sent again. A "
+            "few are harmless; a constant rate points to a bad slot, riser or cable.",
+            "No PCIe replay",
+        ),
+        [_named(f"{_per_minute('pcie_replays_total')} > 0", "")],
+        Unit.PER_MINUTE,
+    ),
+]
+
+
+PCIE_DIRECTIONS = {
+    "rx": (
+        "to the GPU",
+        "How much does each GPU read from the host? Batches and offloading show up here.",
+    ),
+    "tx": ("from the GPU", "How much does each GPU write to the host?"),
+}
+PCIE_SOURCE = "From GPM, or from NVML if the exporter's configuration enables that."
+NO_PCIE_TRAFFIC = "Not read: enable it in the exporter's configuration"
+
+
+def _pcie_links() -> Panel:
+    text = Text(
+        "PCIe links",
+        "Does each GPU use its full PCIe link? Fewer lanes than the maximum point to the seating "
+        "or the slot. A lower generation while the GPU is idle saves power and is normal.",
+        NO_GPU,
+    )
+    columns = [
+        GPU_NAME,
+        Column("Generation", gpu_value("pcie_link_generation")),
+        Column("Highest", gpu_value("pcie_link_max_generation")),
+        Column("Lanes", gpu_value("pcie_link_width")),
+        Column("Most lanes", gpu_value("pcie_link_max_width")),
+    ]
+    return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).span(12).min_width(60)
+
+
+def _of_both_directions(expression: str) -> str:
+    return f"sum without (direction) ({expression})"
+
+
+LINKS: list[Panel] = [
+    _pcie_links(),
+    gpu_lines(
+        Text(
+            "BAR1 used",
+            "How full is BAR1, the window through which the host and other devices access GPU "
+            "memory? If it is full, GPUDirect and peer access fail although memory is free.",
+            "This driver does not report BAR1",
+        ),
+        f"{value('bar1_used_bytes')} / {value('bar1_total_bytes')}",
+        Unit.RATIO,
+    ).max(1),
+    *(
+        gpu_lines(
+            Text(f"PCIe traffic {title}", f"{question} {PCIE_SOURCE}", NO_PCIE_TRAFFIC),
+            f"{value('gpm_pcie_bytes_per_second', direction=direction)} or "
+            f"{value('pcie_throughput_bytes_per_second', direction=direction)}",
+            Unit.BYTES_PER_SECOND,
+        )
+        for direction, (title, question) in PCIE_DIRECTIONS.items()
+    ),
+    gpu_lines(
+        Text(
+            "NVLink traffic",
+            "How much data moves between GPUs, in both directions? Collectives of data parallel "
+            "and tensor parallel training show up here.",
+            NO_NVLINK,
+        ),
+        f"{_of_both_directions(rate(value('nvlink_bytes_total')))} or "
+        f"{_of_both_directions(value('gpm_nvlink_bytes_per_second'))}",
+        Unit.BYTES_PER_SECOND,
+    ),
+    gpu_lines(
+        Text(
+            "NVLinks up",
+            "How many links of each GPU are up? All GPUs of the same kind have the same "
+            "number. A GPU with fewer links slows down the whole ring.",
+            NO_NVLINK,
+        ),
+        f"sum by ({', '.join(GPU_ROW)}) ({value('nvlink_up')})",
+        Unit.COUNT,
+        lowest=True,
+    ),
+]
+
+
+def _mig() -> Panel:
+    text = Text(
+        "MIG instances",
+        "How full is each MIG instance? Memory belongs to the GPU instance; its compute instances "
+        "share it.",
+        "No GPU is in MIG mode",
+    )
+
+    def memory(name: str) -> str:
+        return row(MIG_ROW, value(f"mig_memory_{name}_bytes"))
+
+    columns = [
+        Column("GPU", row((*MIG_ROW, "short_name"), named(memory("total"))), label="short_name"),
+        Column("Instance", label="gpu_instance", width=80),
+        Column("Profile", row(MIG_ROW, value("mig_info"), "profile"), label="profile", width=90),
+        Column(
+            "Memory",
+            f"{memory('used')} / {memory('total')}",
+            unit=Unit.RATIO,
+            bar=True,
+            levels=MEMORY_USED,
+        ),
+        Column("Used", memory("used"), unit=Unit.BYTES),
+        Column("Free", memory("free"), unit=Unit.BYTES),
+        Column("Driver", memory("reserved"), unit=Unit.BYTES),
+    ]
+    return joined_table(text, columns, hidden=GPU_ROW).span(12).min_width(60)
+
+
+SPECIAL: list[Panel] = [
+    _mig(),
+    _lines(
+        Text(
+            "Fans", "How fast are the fans? Cards for servers have none.", "These GPUs have no fans"
+        ),
+        [_named(value("fan_speed_ratio"), " fan {{fan}}", ("fan",))],
+        Unit.RATIO,
+    ),
+]
+
+
+def _inventory() -> Panel:
+    text = Text(
+        "Devices",
+        "What is installed, how is it set, and how much energy did it take in the time range? P0 "
+        "is full speed, P8 is idle.",
+        NO_GPU,
+    )
+    facts = gpu_value("gpu_info", "name", "pci_bus_id")
+    energy = f"increase({value('energy_joules_total', '$__range')})"
+    columns = [
+        GPU_NAME,
+        Column("Product", facts, label="name", width=190),
+        Column("Bus id", facts, label="pci_bus_id", width=150),
+        Column("Processes", gpu_value("processes")),
+        Column("Power limit", gpu_value("power_limit_watts"), unit=Unit.WATTS),
+        Column("Max limit", gpu_value("power_limit_max_watts"), unit=Unit.WATTS),
+        Column("Energy", f"{row(GPU_ROW, energy)} / 3.6e6", unit=Unit.KILOWATT_HOURS),
+        Column("State", gpu_value("performance_state"), unit="prefix:P"),
+        Column("ECC", gpu_value("ecc_enabled"), names={"0": "off", "1": "on"}),
+        Column("MIG", gpu_value("mig_enabled"), names={"0": "off", "1": "on"}),
+    ]
+    return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).min_width(60)
+
+
+INVENTORY: list[Panel] = [_inventory()]
