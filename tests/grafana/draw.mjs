@@ -3,7 +3,7 @@
 // Grafana's own packages draw the panels in headless Chromium, with the data of a real Prometheus. JOBS.json is a list of
 // jobs; each has `board` (file), `prometheus` (URL), `at` (milliseconds since 1970, the end of the time range), `picture`
 // and `report` (files to write), and may have `range`, `theme`, `width`, `variables`, `openRows`, and `firstScreen`.
-// Prints a line for each job as it is done.
+// Prints a line for each job as it is done. The environment variable CHROMIUM has the path of the browser.
 import { readFile, writeFile } from "node:fs/promises";
 import { chromium } from "playwright-core";
 import { bundle } from "./bundle.mjs";
@@ -11,7 +11,7 @@ import { serve } from "./serve.mjs";
 
 const PAGES = 2; // at a time
 const SETTLE_TIMEOUT = 60_000;
-export const SCREEN_HEIGHT = 1080;
+const SCREEN_HEIGHT = 1080;
 
 async function settled(page) {
   await page.waitForFunction("window.dashboard?.isSettled()", undefined, { timeout: SETTLE_TIMEOUT, polling: 50 });
@@ -44,7 +44,7 @@ async function draw(browser, server, job) {
   await page.screenshot({ path: job.picture });
   await page.close();
   const queries = view.queries();
-  await writeFile(job.report, JSON.stringify({ ...report, width, height, queries, problems }, null, 1) + "\n");
+  await writeFile(job.report, JSON.stringify({ key: job.key, ...report, width, height, queries, problems }, null, 1) + "\n");
   console.log(`${job.picture}: ${height} pixels high, ${queries.count} queries in ${queries.seconds.toFixed(1)} s`);
 }
 
@@ -52,7 +52,7 @@ async function main() {
   const jobs = JSON.parse(await readFile(process.argv[2], "utf8"));
   const server = await serve(await bundle());
   const browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+    executablePath: process.env.CHROMIUM,
     args: ["--no-sandbox", "--disable-gpu", "--force-color-profile=srgb"],
     ignoreDefaultArgs: ["--hide-scrollbars"],
   });

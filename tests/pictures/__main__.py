@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, findings, unmatched_overrides
-from pictures.recorder import BUILD, served
+from pictures.recorder import BUILD, recorded, served
 from pictures.recordings import END, RECORDINGS
 
 ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
@@ -104,7 +104,7 @@ def _table(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
 
 
 def _serve(recording: str) -> int:
-    with served(recording) as url:
+    with served(recorded([recording])[recording]) as url:
         print(f"{url} holds {recording} until {ENDS}. Press Ctrl-C to stop.", flush=True)
         with suppress(KeyboardInterrupt):
             signal.pause()

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pictures.recorder import ROOT, served
+from pictures.recorder import BUILD, ROOT, fingerprint, locked, recorded, served
 from pictures.recordings import END
 
 Json = dict[str, Any]
 BOARDS = ROOT / "dashboards" / "json"
 PACKAGES = ROOT / "tests" / "grafana"
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = "chromium"
 
 # The recording that a board is drawn from unless another one is asked for.
 RECORDING_OF = {
@@ -32,7 +33,11 @@ RECORDING_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One board as it is to be drawn; `variables` are texts or values by the variable's name."""
+    """One board as it is to be drawn; `variables` are texts or values by the variable's name.
+
+    `file` is the board's JSON, by default the shipped one. With `first_screen` the picture ends
+    where a screen of 1080 pixels does.
+    """
 
     board: str
     recording: str
@@ -49,60 +54,87 @@ class Drawing:
         """Return the name of its files."""
         usual = self.recording == RECORDING_OF.get(self.board)
         parts = [self.board, *([] if usual else [self.recording]), self.theme]
-        return "-".join([*parts, *([] if self.width == 1600 else [str(self.width)])])
+        parts += [] if self.width == 1600 else [str(self.width)]
+        return "-".join([*parts, *(["open"] if self.open_rows else [])])
+
+    @property
+    def source(self) -> Path:
+        """Return the file of the board."""
+        return self.file or BOARDS / f"{self.board}.json"
+
+    def job(self, folder: Path) -> Json:
+        """Return what draw.mjs is told, but for the address of Prometheus."""
+        return {
+            "board": str(self.source),
+            "at": END * 1000,
+            "theme": self.theme,
+            "width": self.width,
+            "openRows": self.open_rows,
+            "variables": dict(self.variables),
+            "range": self.range,
+            "firstScreen": self.first_screen,
+            "picture": str(folder / f"{self.name}.png"),
+            "report": str(folder / f"{self.name}.json"),
+        }
 
 
-def draw(drawings: Iterable[Drawing], folder: Path) -> dict[Drawing, Json]:
-    """Write NAME.png and NAME.json for each drawing; return the reports."""
-    folder.mkdir(parents=True, exist_ok=True)
-    by_recording: dict[str, list[Drawing]] = defaultdict(list)
-    for drawing in drawings:
-        by_recording[drawing.recording].append(drawing)
-    with ExitStack() as stack:
-        jobs = [
-            _job(drawing, stack_url, folder)
-            for recording, group in by_recording.items()
-            for stack_url in [stack.enter_context(served(recording))]
-            for drawing in group
+def draw(drawings: Iterable[Drawing], folder: Path = BUILD) -> dict[Drawing, Json]:
+    """Write NAME.png and NAME.json for each drawing unless they are up to date; return the reports.
+
+    The reports have what the jobs have, and a `key` that changes with everything they depend on.
+    """
+    wanted = list(drawings)
+    with locked(folder / "lock"), ExitStack() as stack:
+        recordings = recorded(dict.fromkeys(drawing.recording for drawing in wanted))
+        stale = [
+            (drawing, key)
+            for drawing in wanted
+            for key in [_key(drawing, recordings[drawing.recording], folder)]
+            if _report(drawing, folder).get("key") != key
         ]
-        _run(jobs, folder)
-    return {
-        drawing: json.loads((folder / f"{drawing.name}.json").read_text())
-        for group in by_recording.values()
-        for drawing in group
-    }
+        needed = dict.fromkeys(drawing.recording for drawing, _ in stale)
+        urls = {name: stack.enter_context(served(recordings[name])) for name in needed}
+        _run(
+            [
+                {**drawing.job(folder), "key": key, "prometheus": urls[drawing.recording]}
+                for drawing, key in stale
+            ],
+            folder,
+        )
+        return {drawing: _report(drawing, folder) for drawing in wanted}
+
+
+def _key(drawing: Drawing, recording: Path, folder: Path) -> str:
+    page = fingerprint([*PACKAGES.glob("*.*"), *PACKAGES.glob("page/*")])
+    job = json.dumps(drawing.job(folder))
+    parts = [recording.name, page, job, drawing.source.read_text()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _report(drawing: Drawing, folder: Path) -> Json:
+    try:
+        report: Json = json.loads((folder / f"{drawing.name}.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return report
 
 
 def missing() -> str | None:
     """Return why nothing can be drawn here, or None."""
-    for program in ("prometheus", "node"):
+    for program in ("prometheus", "node", CHROMIUM):
         if shutil.which(program) is None:
             return f"{program} is not installed"
-    if not CHROMIUM.exists():
-        return "chromium is not installed"
     if not (PACKAGES / "node_modules" / "@grafana" / "ui").exists():
         return "Grafana's packages are not installed: run `npm ci --prefix tests/grafana`"
     return None
 
 
-def _job(drawing: Drawing, url: str, folder: Path) -> Json:
-    return {
-        "board": str(drawing.file or BOARDS / f"{drawing.board}.json"),
-        "prometheus": url,
-        "at": END * 1000,
-        "theme": drawing.theme,
-        "width": drawing.width,
-        "openRows": drawing.open_rows,
-        "variables": dict(drawing.variables),
-        "range": drawing.range,
-        "firstScreen": drawing.first_screen,
-        "picture": str(folder / f"{drawing.name}.png"),
-        "report": str(folder / f"{drawing.name}.json"),
-    }
-
-
 def _run(jobs: Sequence[Json], folder: Path) -> None:
+    if not jobs:
+        return
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs))
-    subprocess.run(["node", str(PACKAGES / "draw.mjs"), str(file)], check=True)
+    environment = os.environ | {"CHROMIUM": shutil.which(CHROMIUM) or ""}
+    command = ["node", str(PACKAGES / "draw.mjs"), str(file)]
+    subprocess.run(command, env=environment, check=True)
     file.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,10 @@ Json = dict[str, Any]
 MAX_OPEN_PANELS = 12
 SCREEN_HEIGHT = 1080
 MIN_NAME_HEIGHT = 14
+UNMATCHED = "override without a field"
+DISAGREEMENT = "two answers to one question"
+# Panels of different titles that answer one question.
+SAME_QUESTION: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,31 @@ def unmatched_overrides(reports: Iterable[Json]) -> list[Finding]:
                 key = (panel["title"], override["name"])
                 matched[key] = matched.get(key, False) or override["isMatched"]
     return [
-        Finding("override without a field", title, name)
+        Finding(UNMATCHED, title, name)
         for (title, name), is_matched in matched.items()
         if not is_matched
     ]
+
+
+def disagreements(reports: Mapping[str, Json]) -> list[Finding]:
+    """Return the stats that show different numbers under one title; `reports` are by board.
+
+    The boards must be drawn from one recording, with the same variables and time range.
+    """
+    answers: dict[str, dict[str, frozenset[float]]] = defaultdict(dict)
+    for board, report in reports.items():
+        for panel in report["panels"]:
+            if panel["type"] == "stat" and panel.get("values"):
+                question = SAME_QUESTION.get(panel["title"], panel["title"])
+                numbers = (value["number"] for value in panel["values"])
+                answers[question][board] = frozenset(number for number in numbers if number)
+    return [
+        Finding(DISAGREEMENT, question, ", ".join(_written(by_board)))
+        for question, by_board in answers.items()
+        if len(set(by_board.values())) > 1
+    ]
+
+
+def _written(by_board: Mapping[str, frozenset[float]]) -> Iterator[str]:
+    for board, numbers in by_board.items():
+        yield f"{board} {' and '.join(map(str, sorted(numbers))) or 'nothing'}"

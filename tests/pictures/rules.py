@@ -26,6 +26,11 @@ class Rule:
     is_alert: bool
     hold_seconds: float = 0.0
 
+    @property
+    def reads(self) -> set[str]:
+        """Return every name in the expression, those of series among them."""
+        return set(_NAME.findall(self.expr))
+
 
 def shipped() -> list[Rule]:
     """Return every rule after those that it reads."""
@@ -41,7 +46,7 @@ def shipped() -> list[Rule]:
     def visit(rule: Rule) -> None:
         if id(rule) in ordered:
             return
-        for name in _NAME.findall(rule.expr):
+        for name in sorted(rule.reads):
             if name in by_name and name != rule.name:
                 visit(by_name[name])
         ordered[id(rule)] = rule
@@ -57,14 +62,16 @@ def evaluate(history: History, ticks: range) -> None:
         start, end, step = ticks.start / 1000, ticks[-1] / 1000, ticks.step / 1000
         for metric, points in history.query_range(rule.expr, start, end, step):
             labels = {**metric, **rule.labels}
-            made = _alert(rule, labels, points, ticks) if rule.is_alert else [(labels, points)]
+            made = (
+                alert_series(rule, labels, points, ticks) if rule.is_alert else [(labels, points)]
+            )
             for own, values in made:
                 named = own if rule.is_alert else {**own, "__name__": rule.name}
                 history.add(_key(named), with_stale_markers(values, ticks))
         history.flush()
 
 
-def _alert(
+def alert_series(
     rule: Rule, labels: Mapping[str, str], points: Mapping[int, float], ticks: range
 ) -> Iterator[tuple[Mapping[str, str], Mapping[int, float]]]:
     """Yield the series ALERTS, pending and firing, and ALERTS_FOR_STATE."""

@@ -22,7 +22,9 @@ function moveClock(at) {
 
 function rangeOf(board, range) {
   const raw = range ? { from: `now-${range}`, to: "now" } : (board.time ?? { from: "now-6h", to: "now" });
-  return { from: dateTime(dateMath.parse(raw.from, false)), to: dateTime(dateMath.parse(raw.to, true)), raw };
+  // The clock goes on: without whole seconds, equal boards would have slightly different ranges.
+  const seconds = (text, roundUp) => dateTime(Math.floor(dateMath.parse(text, roundUp) / 1000) * 1000);
+  return { from: seconds(raw.from, false), to: seconds(raw.to, true), raw };
 }
 
 function watchChanges() {

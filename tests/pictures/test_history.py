@@ -1,0 +1,75 @@
+"""A recorded past is in Prometheus as if it had been scraped, and evaluated, at that time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pictures.history import History, Scrapes, prometheus
+from pictures.recordings import END
+from pictures.rules import Rule, alert_series, evaluate, shipped
+
+TICKS = range(int(END - 1800) * 1000, int(END) * 1000 + 1, 10_000)
+UP = (("instance", "node1:9847"), ("job", "torchmem"), ("__name__", "up"))
+RANK = (*UP[:2], ("__name__", "torchmem_steps_total"))
+
+
+@pytest.mark.stack
+def test_a_series_ends_with_the_scrape_that_lacks_it(tmp_path: Path) -> None:
+    """A series that a scrape lacks has no value from then on, as after a real scrape."""
+    with prometheus(tmp_path) as url:
+        history = History(url)
+        scrapes = Scrapes(history)
+        for tick in TICKS:
+            is_there = tick <= TICKS[90]
+            scrapes.add(tick, {UP: 1.0, **({RANK: float(tick)} if is_there else {})})
+        history.flush()
+
+        found = history.query_range("torchmem_steps_total", TICKS[0] / 1000, END, 10)
+    assert [TICKS[:91]] == [range(min(points), max(points) + 1, 10_000) for _, points in found]
+
+
+@pytest.mark.stack
+def test_rules_and_alerts_are_evaluated_over_the_past(tmp_path: Path) -> None:
+    """An exporter that is gone for 10 minutes is an alert: first pending, then firing."""
+    with prometheus(tmp_path) as url:
+        history = History(url)
+        scrapes = Scrapes(history)
+        for tick in TICKS:
+            scrapes.add(tick, {UP: float(tick < TICKS[120])})
+        history.flush()
+        evaluate(history, TICKS)
+
+        alerts = history.query_range(
+            'ALERTS{alertname="TorchmemExporterDown"}', TICKS[0] / 1000, END, 10
+        )
+    times = {labels["alertstate"]: (min(points), max(points)) for labels, points in alerts}
+    assert {"pending": (TICKS[120], TICKS[131]), "firing": (TICKS[132], TICKS[-1])} == times
+
+
+def test_each_rule_comes_after_those_that_it_reads() -> None:
+    """No rule reads the result of a later one."""
+    seen: set[str] = set()
+    names = {rule.name for rule in shipped() if not rule.is_alert}
+    for rule in shipped():
+        seen.add(rule.name)
+        assert {name for name in rule.reads if name in names} <= seen
+
+
+def test_an_alert_starts_again_after_a_gap() -> None:
+    """The wait of an alert starts again when its condition was not met in between."""
+    rule = Rule("Full", "", {}, is_alert=True, hold_seconds=20)
+    ticks = range(0, 80_000, 10_000)
+    values = dict.fromkeys((0, 10_000, 30_000, 40_000, 50_000, 60_000), 1.0)
+
+    series = {
+        labels.get("alertstate", labels["__name__"]): points
+        for labels, points in alert_series(rule, {}, values, ticks)
+    }
+
+    assert {50_000, 60_000} == set(series["firing"])
+    assert {0, 10_000, 30_000, 40_000} == set(series["pending"])
+    assert series["ALERTS_FOR_STATE"] == {
+        **dict.fromkeys((0, 10_000), 0.0),
+        **dict.fromkeys((30_000, 40_000, 50_000, 60_000), 30.0),
+    }
