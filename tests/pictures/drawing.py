@@ -84,8 +84,8 @@ def draw(drawings: Iterable[Drawing], folder: Path = BUILD) -> dict[Drawing, Jso
     The reports have what the jobs have, and a `key` that changes with everything they depend on.
     """
     wanted = list(drawings)
+    recordings = recorded(dict.fromkeys(drawing.recording for drawing in wanted))
     with locked(folder / "lock"), ExitStack() as stack:
-        recordings = recorded(dict.fromkeys(drawing.recording for drawing in wanted))
         stale = [
             (drawing, key)
             for drawing in wanted

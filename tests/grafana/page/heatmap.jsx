@@ -1,5 +1,12 @@
 // A heatmap of buckets, which Grafana's packages do not export. Close to Grafana's picture, not the same.
-import { colorManipulator, formattedValueToString, getValueFormat } from "@grafana/data";
+import {
+  colorManipulator,
+  DataFrameType,
+  formattedValueToString,
+  getFieldDisplayName,
+  getValueFormat,
+  outerJoinDataFrames,
+} from "@grafana/data";
 import { UPlotChart, useTheme2 } from "@grafana/ui";
 import * as chromatic from "d3-scale-chromatic";
 import { useMemo } from "react";
@@ -52,26 +59,38 @@ function drawCells(time, buckets, options, colorOf) {
   };
 }
 
-/** Return the labels of the edges between buckets, as many as fit. */
-function edgesOf(buckets, { unit, decimals } = {}, height) {
+/** Return one frame with a field for each row: a histogram, or all series joined by their times. */
+function rowsOf(frames) {
+  const histogram = frames.find(({ meta }) => meta?.type === DataFrameType.HeatmapRows);
+  return histogram ?? outerJoinDataFrames({ frames, keepDisplayNames: true });
+}
+
+/** Return the labels of the rows, as many as fit: of buckets at their edges, of other series in the middle. */
+function namesOf(frame, rows, { unit, decimals } = {}, height) {
   const label = (text) =>
     unit && Number.isFinite(Number(text)) ? formattedValueToString(getValueFormat(unit)(Number(text), decimals)) : text;
-  const every = Math.max(1, Math.ceil(((buckets.length + 1) * LABEL_HEIGHT) / height));
-  const names = ["0", ...buckets.map(({ name }) => label(name))];
-  return names.map((name, at) => ({ name, at })).filter(({ at }) => at % every === 0);
+  const isHistogram = rows[0].labels?.le !== undefined;
+  const labels = rows.map((row) => label(isHistogram ? row.name : getFieldDisplayName(row, frame)));
+  const every = Math.max(1, Math.ceil(((labels.length + 1) * LABEL_HEIGHT) / height));
+  const names = isHistogram
+    ? ["0", ...labels].map((name, at) => ({ name, at }))
+    : labels.map((name, i) => ({ name, at: i + 0.5 }));
+  return names.filter((_, i) => i % every === 0);
 }
 
 export function Heatmap({ frames, range, width, height, options, timeZone, state }) {
   const theme = useTheme2();
-  const { config, scale, format } = useMemo(() => {
-    const [time, ...buckets] = frames[0].fields;
+  const { config, scale, format, rows } = useMemo(() => {
+    const frame = rowsOf(frames);
+    const [time, ...buckets] = frame.fields;
     const scale = scaleOf(buckets, options, theme);
-    const names = edgesOf(buckets, options.yAxis, height);
+    const names = namesOf(frame, buckets, options.yAxis, height);
     const draw = drawCells(time, buckets, options, scale.colorOf);
     const config = nameChart({ range, timeZone, theme, count: buckets.length, names, gap: 5, draw });
-    return { config, scale, format: (count) => formattedValueToString(buckets[0].display(count)) };
+    const format = (count) => formattedValueToString(frame.fields[1].display(count));
+    return { config, scale, format, rows: buckets.length };
   }, [frames]);
-  state.heatmap = { low: scale.low, high: scale.high };
+  state.heatmap = { low: scale.low, high: scale.high, rows };
   const isShown = options.legend.show;
   return (
     <>

@@ -23,10 +23,13 @@ function viewport(element, section) {
   return each;
 }
 
+// An entry of a legend that is a list, and one that is a row of a table.
+const LEGEND_ENTRIES = '[data-testid^="data-testid VizLegend series"], table tbody tr:has(> td button[title])';
+
 function readLegend(section) {
-  const entries = [...section.querySelectorAll('[data-testid^="data-testid VizLegend series"]')];
+  const entries = [...section.querySelectorAll(LEGEND_ENTRIES)];
   if (entries.length === 0) return { labels: [], hidden: [], repeated: [] };
-  const labels = entries.map((entry) => textOf(entry.querySelector("button, td:first-child") ?? entry));
+  const labels = entries.map((entry) => textOf(entry.querySelector("button") ?? entry));
   const box = viewport(entries[0], section).getBoundingClientRect();
   const isHidden = ({ bottom, right }) => bottom > box.bottom + SLACK || right > box.right + SLACK;
   const hidden = labels.filter((_, i) => isHidden(entries[i].getBoundingClientRect()));
