@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import BY_NAME, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
+from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
 from torchmem.allocator.oom_report import OomReport, failure_reason
 from torchmem.allocator.remedies import SETTING_REMEDIES, conf_variable, remedies
@@ -42,6 +42,15 @@ def test_every_report_has_a_remedy(report: OomReport) -> None:
     """Every report has at least one remedy, and each is one or more sentences."""
     assert remedies(report)
     assert all(remedy.text.endswith((".", ":")) for remedy in remedies(report))
+
+
+@pytest.mark.parametrize(("step", "first"), [(60, "smaller batch"), (2, "Shard parameters")])
+def test_the_components_tell_what_to_reduce(step: int, first: str) -> None:
+    """Where most was allocated within the step, the batch comes first, and else the model."""
+    components = {"step": step << 30, "parameters": 15 << 30}
+    report = replace(CAPACITY, device=replace(CAPACITY.device, components=components))
+
+    assert first in remedies(report)[0].text
 
 
 @given(reports)

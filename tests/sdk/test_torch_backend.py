@@ -11,7 +11,12 @@ from support.torch_versions import UUIDS, Version, fake_torch
 
 from torchmem.allocator.backend import Device
 from torchmem.allocator.sizes import MIB
-from torchmem.sdk.torch_backend import AllocatorReader, describe_device, device_uuid
+from torchmem.sdk.torch_backend import (
+    AllocatorReader,
+    backward_node,
+    describe_device,
+    device_uuid,
+)
 
 SEGMENTS = [dict(segment(1 << 40, "large", [(20 * MIB, "inactive")]))]
 VERSIONS: list[Version] = [(2, 1), (2, 3), (2, 5), (2, 6), (2, 8), (2, 11), (2, 13)]
@@ -51,6 +56,44 @@ def test_snapshots_pause_while_history_cannot_be_left_out(version: Version) -> N
 
     assert (AllocatorReader(torch, {}).segments() is not None) == (version >= (2, 11))
     assert (len(torch.snapshots) == 1) == (version >= (2, 11))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_stacks_of_the_sdks_own_do_not_pause_snapshots(version: Version) -> None:
+    """They leave at most one entry; with more, the script has put its own recording in place."""
+    torch = fake_torch(version, segments=SEGMENTS, recording=True)
+    reader = AllocatorReader(torch, {})
+    reader.records_stacks = True
+    torch.traces.append([{"action": "snapshot"}])
+    assert SEGMENTS == reader.segments() == reader.segments()
+
+    torch.traces[0].append({"action": "alloc"})
+    assert SEGMENTS == reader.segments()
+    assert (reader.segments() is not None) == (version >= (2, 11))
+
+
+@pytest.mark.parametrize(
+    ("functions", "name"),
+    [
+        ({}, None),
+        ({"_current_graph_task_id": lambda: -1}, None),
+        ({"_current_graph_task_id": lambda: 3}, ""),
+        (
+            {"_current_graph_task_id": lambda: 3, "_current_autograd_node": lambda: None},
+            "",
+        ),
+        (
+            {
+                "_current_graph_task_id": lambda: 3,
+                "_current_autograd_node": lambda: SimpleNamespace(name=lambda: "MmBackward0"),
+            },
+            "MmBackward0",
+        ),
+    ],
+)
+def test_the_backward_node(functions: dict[str, object], name: str | None) -> None:
+    """Outside a backward pass there is none; where a version cannot name it, it has no name."""
+    assert name == backward_node(SimpleNamespace(_C=SimpleNamespace(**functions)))
 
 
 def test_settings_cost_no_snapshot_of_their_own() -> None:

@@ -29,9 +29,13 @@ def fake_torch(
     cards: Sequence[str] = UUIDS,
     nvml_index: Callable[[int], int] = lambda index: index,
 ) -> SimpleNamespace:
-    """Return the module of one version; `snapshots` lists the arguments of each snapshot."""
+    """Return the module of one version.
+
+    `snapshots` lists the arguments of each snapshot, and `traces` is the history in them.
+    """
     snapshots: list[tuple[object, ...]] = []
-    raw: dict[str, Any] = {"segments": list(segments), "device_traces": []}
+    traces: list[list[dict[str, Any]]] = []
+    raw: dict[str, Any] = {"segments": list(segments), "device_traces": traces}
     if version >= (2, 3):
         raw["allocator_settings"] = settings or {
             "PYTORCH_CUDA_ALLOC_CONF": "",
@@ -59,6 +63,7 @@ def fake_torch(
     )
     return SimpleNamespace(
         snapshots=snapshots,
+        traces=traces,
         version=SimpleNamespace(hip=hip),
         cuda=cuda,
         _C=_c_module(version, snapshot, recording=recording, caching=caching),

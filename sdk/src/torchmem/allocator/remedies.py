@@ -257,8 +257,12 @@ def _capacity(report: OomReport) -> Iterator[Remedy]:
 def _activations(report: OomReport) -> float:
     """Return the share of tensor memory that was allocated within the step.
 
-    It compares the allocated memory with its minimum between steps, and is 1 if that is unknown.
+    Where the components do not tell it, the allocated memory is compared with its minimum between
+    steps; the share is 1 if that is unknown.
     """
+    components = report.device.components
+    if components.get("step"):
+        return components["step"] / sum(components.values())
     allocator, trend = report.device.allocator, report.trend
     samples = zip(trend.allocated_bytes, trend.steps, strict=True)
     between_steps = [size for size, steps in samples if size and steps]

@@ -188,14 +188,8 @@ class TorchBackend:
         self._user_peaks.reset(device)
 
     def backward_node(self) -> str | None:
-        """Return the name of `torch._C._current_autograd_node()` (since 2.1), such as MmBackward0.
-
-        None unless `_current_graph_task_id()` names a backward pass of this thread.
-        """
-        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001
-            return None
-        node = torch._C._current_autograd_node()  # noqa: SLF001
-        return "" if node is None else str(node.name())
+        """Return the name of the autograd node that runs in this thread, such as MmBackward0."""
+        return backward_node(torch)
 
     def current_stream(self, device: int) -> int | None:
         """Return the handle of the current stream, without a CUDA call."""
@@ -465,6 +459,19 @@ def _uuid_by_index(
         if is_interruption(error):
             raise
     return None
+
+
+def backward_node(torch: Any) -> str | None:
+    """Return the name of `torch._C._current_autograd_node()` (2.13); "" where it is not known.
+
+    None unless `_current_graph_task_id()` shows a backward pass in this thread.
+    """
+    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001
+    if task is None or task() == -1:
+        return None
+    current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001
+    node = current() if current else None
+    return "" if node is None else str(node.name())
 
 
 def untraced(torch: Any, function: C) -> C:
