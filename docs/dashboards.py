@@ -21,6 +21,22 @@ The question that each panel answers. Grafana shows the same text behind the ⓘ
 have the same variables for run, node, GPU and rank. They link to each other and keep the selection
 and the time range.
 """
+TAIL = """\
+## In a Grafana of your own
+
+Three tests bring the dashboards into a real Grafana, run the queries of every panel through its data
+source, and take screenshots (`build/pictures/grafana`). They run where `grafana` or `grafana-server`
+is installed, or where `GRAFANA_URL` names a Grafana that can reach this machine, for example:
+
+```sh
+docker run --detach --name grafana --network host grafana/grafana:12.4.0  # or 11.6.0, 13.0.0
+export GRAFANA_URL=http://127.0.0.1:3000 GRAFANA_CREDENTIALS=admin:admin
+make test ARGS=tests/pictures/test_real_grafana.py
+docker rm --force grafana
+```
+
+The tests replace the data source `torchmem-prometheus` and the dashboards of that Grafana.
+"""
 
 
 def rendered() -> dict[Path, str]:
@@ -28,7 +44,7 @@ def rendered() -> dict[Path, str]:
     boards = [
         json.loads((ROOT / "dashboards" / "json" / f"{name}.json").read_text()) for name in ORDER
     ]
-    return {PAGE: "\n".join([HEAD, *(_section(board) for board in boards)])}
+    return {PAGE: "\n".join([HEAD, *(_section(board) for board in boards), TAIL])}
 
 
 def _section(board: dict[str, Any]) -> str:

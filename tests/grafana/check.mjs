@@ -72,13 +72,18 @@ function* errors(where, validate, value) {
   }
 }
 
+// Every panel, also those in collapsed rows.
+function panelsOf(board) {
+  return board.panels.flatMap((panel) => (panel.type === "row" ? (panel.panels ?? []) : [panel]));
+}
+
 function* findings(types, board) {
   const plain = structuredClone(board);
   for (const annotation of plain.annotations?.list ?? []) {
     for (const key of ANNOTATION_KEYS) delete annotation[key];
   }
   yield* errors("dashboard", types.dashboard("Dashboard").some, plain);
-  for (const panel of board.panels.filter((panel) => panel.type !== "row")) {
+  for (const panel of panelsOf(board)) {
     const where = `panel "${panel.title}" (${panel.type})`;
     yield* errors(`${where} options`, types.panel(panel.type, "Options").some, panel.options);
     const custom = panel.fieldConfig.defaults.custom ?? {};

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, findings, unmatched_overrides
-from pictures.recorder import BUILD, recorded, served
+from pictures.recorder import BUILD, ROOT, recorded, served
 from pictures.recordings import END, RECORDINGS
+from PIL import Image
 
+DOCS = ROOT / "docs" / "pictures"
 ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
 
 
@@ -28,6 +30,8 @@ def main() -> int:
         return 2
     if arguments.serve:
         return _serve(arguments.serve)
+    if arguments.docs:
+        return _draw_for_docs(arguments.boards)
     reports = draw(_drawings(arguments), arguments.out)
     for line in _lines(reports):
         print(line)
@@ -47,6 +51,7 @@ def _arguments() -> argparse.Namespace:
     add("--open-rows", action="store_true", help="open the collapsed rows")
     add("--var", action="append", default=[], metavar="NAME=VALUE", help="value of a variable")
     add("--out", type=Path, default=BUILD, help=f"folder (default {BUILD})")
+    add("--docs", action="store_true", help="draw the pictures of docs/dashboards.md")
     add("--serve", choices=RECORDINGS, metavar="RECORDING", help="only run its Prometheus")
     arguments = parser.parse_args()
     unknown = set(arguments.boards) - set(names)
@@ -108,6 +113,17 @@ def _serve(recording: str) -> int:
         print(f"{url} holds {recording} until {ENDS}. Press Ctrl-C to stop.", flush=True)
         with suppress(KeyboardInterrupt):
             signal.pause()
+    return 0
+
+
+def _draw_for_docs(boards: Iterable[str]) -> int:
+    """Write the first screen of each board, with 128 colors, to docs/pictures."""
+    drawings = [Drawing(board, RECORDING_OF[board], first_screen=True) for board in boards]
+    draw(drawings, BUILD / "docs")
+    DOCS.mkdir(exist_ok=True)
+    for drawing in drawings:
+        with Image.open(BUILD / "docs" / f"{drawing.name}.png") as picture:
+            picture.quantize(128).save(DOCS / f"{drawing.board}.png", optimize=True)
     return 0
 
 
