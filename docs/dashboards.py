@@ -24,9 +24,10 @@ and the time range.
 TAIL = """\
 ## In a Grafana of your own
 
-Three tests bring the dashboards into a real Grafana, run the queries of every panel through its data
-source, and take screenshots (`build/pictures/grafana`). They run where `grafana` or `grafana-server`
-is installed, or where `GRAFANA_URL` names a Grafana that can reach this machine, for example:
+Three tests bring the dashboards into a real Grafana, run the queries of every panel through its
+data source, and take screenshots (`build/pictures/grafana`). They run where `grafana` or
+`grafana-server` is installed, or where `GRAFANA_URL` names a Grafana that can reach this machine,
+for example:
 
 ```sh
 docker run --detach --name grafana --network host grafana/grafana:12.4.0  # or 11.6.0, 13.0.0
