@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.reports import BY_NAME, CAPACITY, LIMIT, STRANDED
+from hypothesis import given
+from support.reports import BY_NAME, CAPACITY, LIMIT, STRANDED, reports
 from support.users import as_user, needs_root
 
-from torchmem.allocator.oom_report import OomReport, encode
+from torchmem.allocator.oom_report import OomReport, decode, encode
 from torchmem.oom.command import load_all
+from torchmem.oom.text import page
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -60,6 +62,14 @@ def test_the_text_for_each_kind(tmp_path: Path, name: str) -> None:
     assert (0, "") == (done.returncode, done.stderr)
     assert golden.read_text() == output
     assert [line for line in output.splitlines() if len(line) > 100] == []
+
+
+@given(reports)
+def test_every_report_has_a_page(report: OomReport) -> None:
+    """Any report that can be read has a page, without characters that control a terminal."""
+    shown = page(Path("report"), decode(encode(report)))
+
+    assert all(line.isprintable() for line in shown.splitlines())
 
 
 def test_the_default_is_the_newest_report(tmp_path: Path, put: Put) -> None:

@@ -78,7 +78,7 @@ def _walk(frame: FrameType | None) -> Iterator[_Entry]:
     for _ in range(MAX_WALKED_FRAMES):
         if frame is None:
             return
-        yield frame.f_code, frame.f_lineno, frame.f_globals.get("__name__")
+        yield frame.f_code, frame.f_lineno, dict.get(frame.f_globals, "__name__")
         frame = frame.f_back
 
 
@@ -87,7 +87,7 @@ def _walk_traceback(traceback: TracebackType | None) -> Iterator[_Entry]:
         if traceback is None:
             return
         frame = traceback.tb_frame
-        yield frame.f_code, traceback.tb_lineno, frame.f_globals.get("__name__")
+        yield frame.f_code, traceback.tb_lineno, dict.get(frame.f_globals, "__name__")
         traceback = traceback.tb_next
 
 
