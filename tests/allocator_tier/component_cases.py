@@ -346,7 +346,7 @@ def _content(part: Any) -> object:
     return part() if callable(part) else part
 
 
-def served(session: sdk.Session) -> dict[str, int]:
+def served(session: sdk.Session, metric: str = "torchmem_component_bytes") -> dict[str, int]:
     """Return the components that the process serves now."""
     with urllib.request.urlopen(f"{session.url}") as answer:  # noqa: S310 - loopback
         families = text_string_to_metric_families(answer.read().decode())
@@ -354,7 +354,7 @@ def served(session: sdk.Session) -> dict[str, int]:
             sample.labels["component"]: int(sample.value)
             for family in families
             for sample in family.samples
-            if sample.name == "torchmem_component_bytes"
+            if sample.name == metric
         }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.phantom import SCRIPT_MEMORY, run_on_phantom
@@ -31,20 +33,109 @@ CASES = (
 """Functions of component_cases.py."""
 
 
+@pytest.mark.parametrize("zero", ["none", "in_place", "late"])
+@pytest.mark.parametrize("place", ["forward", "backward", "optimizer"])
+def test_components_of_the_peak_are_those_of_its_moment(
+    place: str, zero: str, tmp_path: Path
+) -> None:
+    """Wherever the peak lies, each component has the bytes that the script counts there itself."""
+    peaks, truth, peak, errors = _run("peak_cases.py", tmp_path, place, zero)
+
+    assert truth == peaks | {"held": peaks["held"] + peaks.pop("step")}
+    assert peak == sum(truth.values())
+    assert 0 == errors["components"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_components_are_those_of_the_blocks(case: str, tmp_path: Path) -> None:
     """Each component has the bytes of its blocks and all add up to allocated, or all are absent."""
-    done = run_on_phantom(
-        HERE / "component_cases.py",
-        case,
-        memory=SCRIPT_MEMORY,
-        state=tmp_path / "phantom",
-        environment={"TORCHMEM_RUN_DIR": str(tmp_path / "run")},
-    )
-    assert 0 == done.returncode, done.stderr[-4000:]
-    rows, errors = json.loads(done.stdout.splitlines()[-1])
+    rows, errors = _run("component_cases.py", tmp_path, case)
     for components, independent, allocated in rows:
         assert components in ({}, independent)
         assert sum(components.values()) in {0, allocated}
     assert rows[-1][0]
     assert 0 == errors["components"]
+
+
+def _run(script: str, folder: Path, *arguments: str) -> Any:
+    """Return the last line that a script of this folder prints, as JSON."""
+    done = run_on_phantom(
+        HERE / script,
+        *arguments,
+        memory=SCRIPT_MEMORY,
+        state=folder / "phantom",
+        environment={"TORCHMEM_RUN_DIR": str(folder / "run")},
+    )
+    assert 0 == done.returncode, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+LOOP = """
+def serve(metric):
+    import urllib.request
+    text = urllib.request.urlopen(session.url).read().decode()
+    rows = [line for line in text.splitlines() if line.startswith(metric + "{")]
+    return {row.split('component="')[1].split('"')[0]: float(row.split()[-1]) for row in rows}
+session = sdk.instrument(interval=1e-6, port=0)
+model = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+def step(size=64):
+    model(torch.randn(size, 300, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+def is_recording(): return torch._C._cuda_isHistoryEnabled()
+def record(): torch.cuda.memory._record_memory_history(context="all", stacks="python")
+def recorded(): return sum(map(len, torch.cuda.memory._snapshot()["device_traces"]))
+"""
+RECORDINGS = {
+    "none": "step(); assert is_recording(); step(); assert not is_recording()",
+    "before": """
+record()
+for _ in range(3): before = recorded(); step(); assert recorded() > before
+""",
+    "within": """
+step(); record()
+for _ in range(3): before = recorded(); step(); assert recorded() > before
+""",
+    "ended": """
+step(); record(); torch.cuda.memory._record_memory_history(enabled=None)
+step(); assert not is_recording()
+""",
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_a_recording_of_the_script_is_left_alone(run: Callable[..., Any], recording: str) -> None:
+    """The SDK records one step; a recording of the script's, before or within it, goes on."""
+    done = run(LOOP + RECORDINGS[recording] + "\nprint(session.errors.counts['components'])")
+
+    assert (0, "0\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_components_at_an_oom(run: Callable[..., Any]) -> None:
+    """At an OOM in the backward pass the gradients that exist are counted, and all add up."""
+    done = run(
+        LOOP
+        + """
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(context, value): return value.clone()
+    @staticmethod
+    def backward(context, gradient):
+        Failing.truth = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+for _ in range(3): step()
+try: model[2:](Failing.apply(model[:2](torch.randn(64, 300, device="cuda")))).mean().backward()
+except torch.OutOfMemoryError: pass
+found = serve("torchmem_component_bytes")
+parameters = sum(p.nbytes for p in model.parameters())
+print(json.dumps([found, Failing.truth, parameters]))
+"""
+    )
+    assert 0 == done.returncode, done.stderr
+    found, gradients, parameters = json.loads(done.stdout.splitlines()[-1])
+
+    assert parameters // 2 == gradients == found["gradients"]
+    assert parameters == found["parameters"]
+    assert 2 * parameters == found["optimizer_state"]
+    assert found["step"] > 0

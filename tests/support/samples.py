@@ -86,6 +86,8 @@ devices = st.builds(
     stats_timestamp=_optional(seconds),
     driver_free_bytes=_optional(size),
     components=st.dictionaries(text, size, max_size=8),
+    component_peaks=st.dictionaries(text, size, max_size=8),
+    component_peak_timestamp=_optional(seconds),
 )
 processes = st.builds(
     Process,
@@ -178,6 +180,16 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             "held": 5 * gib + (1 << 20),
             "rounding": gib,
         },
+        component_peaks={
+            "parameters": 8 * gib,
+            "gradients": gib,
+            "optimizer_state": 16 * gib,
+            "kv_cache": 2 * gib,
+            "held": 5 * gib,
+            "step": 17 * gib,
+            "rounding": gib,
+        },
+        component_peak_timestamp=1_700_000_001.0,
     )
     process = Process(
         pid=pid,

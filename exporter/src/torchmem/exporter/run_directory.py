@@ -488,6 +488,8 @@ def not_after(sample: Sample, now: float) -> Sample:
 def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
     if device.layout and device.layout.timestamp > now:
         device = replace(device, layout=replace(device.layout, timestamp=now))
+    if device.component_peak_timestamp and device.component_peak_timestamp > now:
+        device = replace(device, component_peak_timestamp=now)
     if device.last_oom and device.last_oom.timestamp > now:
         device = replace(device, last_oom=replace(device.last_oom, timestamp=now))
     if device.stats_timestamp is not None and device.stats_timestamp > now:
@@ -542,8 +544,12 @@ def _is_consistent(sample: Sample) -> bool:
         0 < sample.process.pid <= MAX_PID
         and len(sample.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
         and all(_is_plausible(device.layout) for device in sample.devices if device.layout)
-        and all(len(device.components) <= MAX_COMPONENTS for device in sample.devices)
+        and all(map(_has_few_components, sample.devices))
     )
+
+
+def _has_few_components(device: DeviceSample) -> bool:
+    return max(len(device.components), len(device.component_peaks)) <= MAX_COMPONENTS
 
 
 def _is_plausible(layout: Layout) -> bool:

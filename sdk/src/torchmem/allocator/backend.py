@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
+
+T = TypeVar("T")
+
+TraceEntry = Mapping[str, Any]
+"""An entry of PyTorch's memory history: `action`, `addr` and `size`, and `frames` with a stack."""
 
 Storages = dict[int, dict[int, int]]
 """Bytes of storages by device index and address."""
@@ -99,6 +104,18 @@ class Backend(Protocol):
     def stop_stacks(self) -> None:
         """Stop what `start_stacks` has started, unless the script records its own history now."""
 
+    def start_trace(self, max_entries: int) -> bool:
+        """Record allocations and frees without stacks, the latest `max_entries` of each device.
+
+        Return False if this is unsupported, or if history is being recorded already.
+        """
+
+    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
+        """Stop recording and return what `use` makes of each device's entries.
+
+        Return None, and do not stop, if the script has begun to record in the meantime.
+        """
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return a snapshot for PyTorch's memory_viz, with or without the recorded history.
 
@@ -136,6 +153,13 @@ class Backend(Protocol):
         """Run `callback` with the optimizer, in the training thread, after each of its steps.
 
         Return a function that removes it.
+        """
+
+    def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
+        """Run `callback` in the training thread before each optimizer step.
+
+        It gets the optimizer, and whether the step is given a closure, which runs forward and
+        backward passes. Return a function that removes it.
         """
 
     def tensor_counter(self) -> TensorCounter | None:

@@ -87,6 +87,17 @@ COMPONENT = _group.gauge(
     "that the script tracks. They add up to the allocated bytes.",
     "component",
 )
+COMPONENT_PEAK = _group.gauge(
+    "torchmem_component_peak_bytes",
+    "What the allocated bytes consisted of at their peak, with step (allocated within the step: "
+    "activations and temporaries); gradients_or_step where the two are not known apart. They add "
+    "up to the allocated peak.",
+    "component",
+)
+COMPONENT_PEAK_TIMESTAMP = _group.gauge(
+    "torchmem_component_peak_timestamp_seconds",
+    "Unix time of the step that the components of the peak are known from.",
+)
 DEVICE_TOTAL = _group.gauge(
     "torchmem_device_total_bytes", "Total memory of the device, as CUDA reports it to the process."
 )

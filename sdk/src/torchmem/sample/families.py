@@ -139,6 +139,10 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     devices = list(chain.from_iterable(view.devices() for view in views))
     yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
     yield keyed_family(catalog.COMPONENT, devices, lambda d: d.components)
+    yield keyed_family(catalog.COMPONENT_PEAK, devices, lambda d: d.component_peaks)
+    yield value_family(
+        catalog.COMPONENT_PEAK_TIMESTAMP, devices, lambda d: d.component_peak_timestamp
+    )
     yield value_family(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
     yield value_family(catalog.DRIVER_FREE, devices, lambda d: d.driver_free_bytes)
     yield value_family(catalog.STATS_TIMESTAMP, devices, lambda d: d.stats_timestamp)

@@ -163,6 +163,8 @@ class DeviceSample:
     never above what these two leave. Samples of older versions lack both.
     `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by the
     name of a part that the script tracks. They add up to the allocated bytes, or are empty.
+    `component_peaks` is the same of the peak of the allocated bytes, as known from a step that
+    ended at `component_peak_timestamp`, in Unix seconds.
     """
 
     index: int
@@ -177,6 +179,8 @@ class DeviceSample:
     stats_timestamp: float | None = None
     driver_free_bytes: int | None = None
     components: dict[str, int] = field(default_factory=dict)
+    component_peaks: dict[str, int] = field(default_factory=dict)
+    component_peak_timestamp: float | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -69,6 +69,28 @@ class Components:
             return self._at_step(now, allocators, counted, tracked)
         return self._between_steps(allocators, counted)
 
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether an optimizer has stepped that still exists."""
+        return bool(self._optimizers)
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether a count is spread over the next reads."""
+        return self._optimizers is not None and self._optimizers.is_counting
+
+    def add_gradients(self, found: Storages, optimizer: object = None) -> None:
+        """Add the storages of the gradients that exist, of one optimizer or of all."""
+        if self._optimizers is not None:
+            self._optimizers.add_gradients(found, optimizer)
+
+    def all_gradients(self) -> Bytes | None:
+        """Return the bytes of all gradients before the step of the only optimizer, else None."""
+        if self._optimizers is None:
+            return None
+        now = self._clock()
+        return self._optimizers.all_gradients(now, tuple(self.tracked.storages()))
+
     def _at_step(
         self,
         now: float,

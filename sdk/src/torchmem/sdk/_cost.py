@@ -26,13 +26,22 @@ MAX_STRETCHED_SECONDS = 10.0
 # while a count is spread over many steps, and the longest part of it in one step.
 COMPONENT_BUDGET = 0.0001
 TRACK_BUDGET = 0.0005
-COUNT_SHARE = 0.002
+COUNT_SHARE = 0.005
 MAX_SLICE_SECONDS = 0.005
 # Pauses between two counts: if nothing seems to have changed, and after an unexplained change.
 RECOUNT_SECONDS = 600.0
 MIN_RECOUNT_SECONDS = 60.0
 # A change in the optimizers is counted as soon as this share of wall time allows.
 CHANGE_BUDGET = 0.001
+
+# Recordings of one step (`_step_trace`): their share of wall time, the shortest pause, and the one
+# after an exact peak is known. A step with more allocations and frees is not recorded completely.
+TRACE_BUDGET = 0.00005
+TRACE_SECONDS = 60.0
+REPEATED_TRACE_SECONDS = 600.0
+MAX_TRACE_ENTRIES = 20_000
+# Steps at the beginning that are read before and after the optimizer's step, whatever `interval`.
+FIRST_STEPS = 10
 
 # What a step without a read costs at most, with cold caches.
 MAX_STEP_SECONDS = 0.00002

@@ -46,6 +46,8 @@ class DeviceRecord:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.requested: int | None = None
+        self.requested_peak = 0
         self.allocator: Allocator | None = None
         self.driver_free: int | None = None
         self.stats_timestamp: float | None = None
@@ -55,6 +57,8 @@ class DeviceRecord:
         self.phase_peaks: dict[str, int] = {}
         self.components: dict[str, int] = {}
         self.allocations = 0
+        self.component_peaks: dict[str, int] = {}
+        self.component_peak_time: float | None = None
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
@@ -79,6 +83,10 @@ class DeviceRecord:
         for name in PEAKS:
             self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
         self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
+        requested = stats["requested_bytes"]["all"] if "requested_bytes" in stats else None
+        if requested:
+            self.requested = requested["current"]
+            self.requested_peak = max(self.requested_peak, requested["peak"])
 
     def _allocator(self, stats: NestedStats) -> Allocator:
         return Allocator(
@@ -142,6 +150,8 @@ class DeviceRecord:
             stats_timestamp=self.stats_timestamp,
             driver_free_bytes=self.driver_free,
             components=self.components,
+            component_peaks=self.component_peaks,
+            component_peak_timestamp=self.component_peak_time,
         )
 
     def _layout(self, *, expandable: bool) -> Layout | None:

@@ -21,6 +21,7 @@ from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._call_stack import calling_origin
 from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import (
+    FIRST_STEPS,
     IDLE_READ_BUDGET,
     MIN_PAUSE_SECONDS,
     READ_BUDGET,
@@ -85,6 +86,7 @@ class Monitor:
         self._process: Process | None = None
         self._next_read = 0.0
         self._ended: Ending | None = None
+        self.is_step_watched = False
 
     @property
     def is_active(self) -> bool:
@@ -131,19 +133,38 @@ class Monitor:
         """Count a training step that ends at `now`, by `time.perf_counter`, in its thread."""
         self._clock.tick(now, samples)
         self.oom_pending = False
-        is_due = now >= self._next_read and not self._ended and self._backend.is_initialized()
+        is_first = self._clock.count <= FIRST_STEPS and self.recorder.components.has_optimizers
+        begins = (is_first or now >= self._next_read) and not self._ended
+        is_due = (begins or self.is_step_watched) and self._backend.is_initialized()
+        self.is_step_watched = False
         if is_due or (self._capture and self._capture.is_busy):
             started = time.thread_time()
             if is_due:
                 self._read_at_step(now)
             if self._capture:
                 self._capture.at_step()
+            if is_due and begins:
+                self._watch_next_step()
             self.cost.add(time.thread_time() - started)
 
+    def _watch_next_step(self) -> None:
+        """Read before and after the next optimizer's step, and record it if that is due."""
+        self.is_step_watched = self.recorder.components.has_optimizers
+        if self.is_step_watched and not (self._capture and self._capture.is_busy):
+            with self._errors.suppress("components"):
+                self.recorder.record_next_step()
+
+    def before_optimizer(self, optimizer: object, *, has_closure: bool) -> None:
+        """Read before an optimizer's step, in a step that is watched."""
+        started = time.thread_time()
+        with self._errors.suppress("components"):
+            if self._backend.is_initialized() and not self._ended:
+                self.recorder.before_optimizer(optimizer, has_closure=has_closure)
+        self.cost.add(time.thread_time() - started)
+
     def _read_at_step(self, now: float) -> None:
-        self._next_read = now + routine_pause(
-            self._settings.interval, self.recorder.stats_seconds or 0.0, READ_BUDGET
-        )
+        cost = 0.0 if self.recorder.components.is_counting else self.recorder.stats_seconds or 0.0
+        self._next_read = now + routine_pause(self._settings.interval, cost, READ_BUDGET)
         self.start()
         self._read_stats("step")
         self._main_thread.at_step()
@@ -159,7 +180,7 @@ class Monitor:
             self.host.read_pinned()
         if self._history and not self._ended:
             self._history.after_read()
-        self._idle_reads.record(time.perf_counter(), self.recorder.stats_seconds or 0.0)
+        self._idle_reads.record(time.perf_counter(), self.recorder.read_seconds or 0.0)
 
     def _tick(self) -> None:
         """Do the background thread's work, which never reads the allocator in that thread."""
@@ -276,6 +297,8 @@ class Monitor:
             return
         stuck = self._sampler.stop(JOIN_SECONDS)
         if not stuck and self._backend.is_initialized():
+            with self._errors.suppress("components"):
+                self.recorder.stop_recording()
             self._read_stats()
             self._measure()
             if self._capture:

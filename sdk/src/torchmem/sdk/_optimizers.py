@@ -146,6 +146,11 @@ class Optimizers:
     def __bool__(self) -> bool:
         return bool(self._known)
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether a count has begun and is not complete."""
+        return self._count is not None
+
     def see(self, optimizer: Any) -> None:
         """Remember an optimizer without keeping it alive; called after each of its steps."""
         known = self._known.get(id(optimizer))
@@ -253,9 +258,24 @@ class Optimizers:
 
     def _gradients_now(self, tracked: Sequence[Storages]) -> Bytes:
         found: Storages = {}
-        for optimizer in self._living():
-            self._counter.count_gradients(_parameters(optimizer), found)
+        self.add_gradients(found)
         return exclusive_bytes(found, tracked)
+
+    def add_gradients(self, found: Storages, optimizer: Any = None) -> None:
+        """Add the storages of the gradients that exist, of one optimizer or of all."""
+        for one in self._living() if optimizer is None else [optimizer]:
+            self._counter.count_gradients(_parameters(one), found)
+
+    def all_gradients(self, now: float, tracked: Sequence[Storages]) -> Bytes | None:
+        """Return the bytes of all gradients before the step of the only optimizer.
+
+        None if there are several, which do not have all their gradients at the same time.
+        """
+        if self._totals is None or len(self._known) != 1:
+            return None
+        counted: dict[str, Bytes] = {}
+        self._add_gradients(counted, self._totals, now, tracked)
+        return counted.get("gradients")
 
     def _can_look_at_gradients(self, moment: Moment) -> bool:
         """Return whether no other thread can be writing gradients.

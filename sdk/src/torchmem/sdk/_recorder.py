@@ -13,12 +13,14 @@ from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.sample import DeviceSample, distinct_devices
+from torchmem.sdk._component_peaks import ComponentPeaks
 from torchmem.sdk._components import Components
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._ending import LibraryOom
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
+from torchmem.sdk._step_trace import StepTrace
 from torchmem.sdk._tracked import Moment
 
 OBSERVER_LOCK_SECONDS = 1.0
@@ -47,9 +49,12 @@ class Recorder:
         self.backend = backend
         self.errors = errors or Errors()
         self.components = Components(backend.tensor_counter(), self.errors)
+        self._peaks = ComponentPeaks()
+        self._trace = StepTrace(backend)
         self.settings: dict[str, str] = {}
         self.expandable = False
         self.stats_seconds: float | None = None
+        self.read_seconds: float | None = None
         self.snapshot_seconds: float | None = None
         self.oom_seconds: float | None = None
         self._records: dict[int, DeviceRecord] = {}
@@ -71,17 +76,18 @@ class Recorder:
         with hold(self._lock) as is_locked:
             if is_locked:
                 started = time.perf_counter()
-                self._read_stats(moment)
+                self._read_stats()
                 self.stats_seconds = time.perf_counter() - started
+                self._read_components(moment)
+                self.read_seconds = time.perf_counter() - started
 
-    def _read_stats(self, moment: Moment) -> None:
+    def _read_stats(self) -> None:
         for device in self.backend.devices():
             record = self._records.setdefault(device.index, DeviceRecord(device))
             stats = self.backend.memory_stats(device.index)
             if stats:
                 record.update(stats)
                 record.driver_free = self.backend.free_bytes(device.index)
-        self._read_components(moment)
 
     def _read_components(self, moment: Moment) -> None:
         counted: dict[int, dict[str, int]] = {}
@@ -92,8 +98,52 @@ class Recorder:
                 if record.allocator
             }
             counted = self.components.read(allocators, moment)
+            self._read_component_peaks(counted, moment)
         for index, record in self._records.items():
             record.components = counted.get(index, {})
+            peak = record.allocator.allocated_peak_bytes if record.allocator else 0
+            record.component_peaks, record.component_peak_time = self._peaks.values(index, peak)
+
+    def _read_component_peaks(self, counted: dict[int, dict[str, int]], moment: Moment) -> None:
+        if moment != "step":
+            self._trace.cancel_late()
+            return
+        if self._trace.is_recording:
+            for index, peak in self._trace.end(self._requested()).items():
+                self._peaks.in_recorded_step(index, peak, counted.get(index))
+            self._trace.wait(is_known=all(map(self._peaks.is_exact, self._records)))
+        self._peaks.at_step(self._requested_peaks(), counted)
+
+    def _requested(self) -> dict[int, int]:
+        known = {index: record.requested for index, record in self._records.items()}
+        return {index: requested for index, requested in known.items() if requested is not None}
+
+    def _requested_peaks(self) -> dict[int, int]:
+        return {index: self._records[index].requested_peak for index in self._requested()}
+
+    def before_optimizer(self, optimizer: object, *, has_closure: bool) -> None:
+        """Read the peaks before an optimizer's step, and where its gradients are."""
+        with hold(self._lock) as is_locked:
+            if is_locked:
+                if self._trace.is_recording:
+                    self._trace.before_optimizer(
+                        lambda found: self.components.add_gradients(found, optimizer)
+                    )
+                for index, record in self._records.items():
+                    stats = self.backend.memory_stats(index)
+                    if stats:
+                        record.keep_peaks(stats)
+                gradients = None if has_closure else self.components.all_gradients()
+                self._peaks.before_optimizer(self._requested_peaks(), gradients)
+
+    def record_next_step(self) -> None:
+        """Record the next step if that is due and the components are known."""
+        if any(record.components for record in self._records.values()):
+            self._trace.begin(self._requested(), self.components.add_gradients)
+
+    def stop_recording(self) -> None:
+        """Stop the recording of a step, if there is one."""
+        self._trace.cancel()
 
     def allocated(self) -> dict[int, tuple[int, int]]:
         """Return the allocated bytes of every device, current and peak."""
@@ -163,7 +213,8 @@ class Recorder:
     def record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
         """Count an OOM, classify it, and read the state it left; for the OOM observer."""
         with hold(self._lock, OBSERVER_LOCK_SECONDS):
-            self._read_stats("oom")
+            self._read_stats()
+            self._read_components("oom")
             return examine(
                 self.backend, self._records[device], AllocatorConfig.of(self.settings), failed
             )
@@ -175,7 +226,8 @@ class Recorder:
         None without any device.
         """
         with hold(self._lock, OBSERVER_LOCK_SECONDS):
-            self._read_stats("oom")
+            self._read_stats()
+            self._read_components("oom")
             record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
             if record is None:
                 return None

@@ -13,7 +13,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from torchmem.allocator.backend import Backend, Device, OomObserver
+from torchmem.allocator.backend import Backend, Device, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import Ending, PinnedMemory
 from torchmem.sdk._cost import MAX_STEP_SECONDS
@@ -51,12 +51,13 @@ class Session:
         self._ending: Ending | None = None
         self._uncaught = UncaughtErrors(self._on_uncaught)
         self._monitor = self._new_monitor()
-        self._remove_step_hook = backend.on_step(self._on_step)
+        remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
+        self._remove_step_hooks = remove
         try:
             backend.on_init(self._on_init)
         except BaseException:
             self._closed = True
-            self._remove_step_hook()
+            self._remove_hooks()
             raise
 
     def _new_monitor(self) -> Monitor:
@@ -193,6 +194,15 @@ class Session:
         if not self._explicit_steps and self._iterations.begins(id(optimizer)):
             self._count_step(None)
 
+    @shield
+    def _on_step_begin(self, optimizer: object, has_closure: bool) -> None:
+        if self._monitor.is_step_watched:
+            self._monitor.before_optimizer(optimizer, has_closure=has_closure)
+
+    def _remove_hooks(self) -> None:
+        for remove in self._remove_step_hooks:
+            remove()
+
     def _count_step(self, samples: int | None) -> None:
         """Call the monitor; with few calls and objects, as most steps come with cold caches."""
         started = time.perf_counter()
@@ -213,7 +223,7 @@ class Session:
         try:
             with self.errors.suppress("exit"):
                 self._uncaught.remove()
-                self._remove_step_hook()
+                self._remove_hooks()
                 self._monitor.end(ending)
         except BaseException:  # from a signal handler; the next call ends what is left
             self._closed = False
@@ -360,6 +370,14 @@ class IdleBackend:
     def stop_stacks(self) -> None:
         """Do nothing."""
 
+    def start_trace(self, max_entries: int) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
+
+    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:  # noqa: ARG002
+        """Return None."""
+        return None
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return None."""
         return None
@@ -391,6 +409,13 @@ class IdleBackend:
 
     def tensor_counter(self) -> None:
         """Return None."""
+
+    def on_step_begin(
+        self,
+        callback: Callable[[object, bool], None],  # noqa: ARG002
+    ) -> Callable[[], None]:
+        """Never run `callback`."""
+        return lambda: None
 
     def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:  # noqa: ARG002
         """Never run `callback`."""

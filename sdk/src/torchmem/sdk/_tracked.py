@@ -91,6 +91,10 @@ class Tracked:
             return f"{MAX_PARTS} parts are tracked already"
         return None
 
+    def storages(self) -> list[Storages]:
+        """Return the storages of all parts as they were counted last."""
+        return [part.storages for part in tuple(self.parts.values())]
+
     def count(self, now: float, moment: Moment) -> dict[str, Storages]:
         """Return the storages of each part; a part that fails is left out."""
         counted = {}

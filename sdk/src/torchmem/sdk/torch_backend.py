@@ -8,6 +8,7 @@ are absent there. Parts that depend on the version take the torch module as an a
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import os
 import re
@@ -20,9 +21,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.cuda._utils import _get_device_index
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from torchmem.allocator.backend import Device, OomObserver
+from torchmem.allocator.backend import Device, OomObserver, T, TraceEntry
 from torchmem.allocator.settings import LAST_PARSED, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
@@ -38,12 +42,17 @@ NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 # 2.13).
 ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
+# Events of PyTorch's history that say nothing about how much is requested.
+SKIPPED_ACTIONS = ["free_requested", "segment_alloc", "segment_free", "oom", "snapshot"]
+NO_POOL = 1 << 60
+
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _GPU = re.compile(f"GPU-{_UUID}")
 # A compute instance, in the form of drivers from 470 on, and of older ones.
 _MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
 
 _step_callbacks: list[Callable[[object], None]] = []
+_step_begin_callbacks: list[Callable[[object, bool], None]] = []
 
 
 @shield
@@ -52,7 +61,17 @@ def _call_step_callbacks(optimizer: object, *_: object) -> None:
         callback(optimizer)
 
 
+@shield
+def _call_step_begin_callbacks(
+    optimizer: object, arguments: tuple[object, ...], keywords: Mapping[str, object]
+) -> None:
+    has_closure = any(map(callable, (*arguments, *keywords.values())))
+    for callback in tuple(_step_begin_callbacks):
+        callback(optimizer, has_closure)
+
+
 # Never removed: PyTorch iterates over its hooks, and removing one meanwhile breaks the step.
+register_optimizer_step_pre_hook(_call_step_begin_callbacks)
 register_optimizer_step_post_hook(_call_step_callbacks)
 
 
@@ -162,6 +181,41 @@ class TorchBackend:
         if was_own:
             self.stop_history()
 
+    def start_trace(self, max_entries: int) -> bool:
+        """Record allocations and completed frees without stacks, since 2.11."""
+        reader = self._reader
+        if reader.backend() != "native" or not reader.can_skip_traces or reader.history_enabled():
+            return False
+        torch.cuda.memory._record_memory_history(  # noqa: SLF001
+            enabled="all",
+            context=None,
+            stacks="python",
+            max_entries=max_entries,
+            clear_history=True,
+            skip_actions=SKIPPED_ACTIONS,
+        )
+        return True
+
+    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
+        """Stop recording, unless an entry has frames, and return what `use` makes of the entries.
+
+        Python's garbage collector stays off meanwhile: it would scan a dict for each entry.
+        """
+        if not self._reader.history_enabled():
+            return None
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            traces = self._reader.traces()
+            if any("frames" in entry for trace in traces for entry in trace):
+                return None
+            self.stop_history()
+            return use(traces)
+        finally:
+            traces = []
+            if was_enabled:
+                gc.enable()
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return `torch.cuda.memory._snapshot()`; without traces as `memory_snapshot` takes it."""
         if not traces:
@@ -219,6 +273,16 @@ class TorchBackend:
     def tensor_counter(self) -> TensorReader:
         """Return what finds the storages of the script's tensors."""
         return TensorReader(torch)
+
+    def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
+        """Run `callback` before every step of an optimizer of torch.optim, by a global hook."""
+        _step_begin_callbacks.append(callback)
+
+        def remove() -> None:
+            if callback in _step_begin_callbacks:
+                _step_begin_callbacks.remove(callback)
+
+        return remove
 
     def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:
         """Run `callback` after every step of an optimizer of torch.optim, by a global post hook.
@@ -335,6 +399,16 @@ class AllocatorReader:
         if not self.records_stacks or not self.history_enabled():
             return False
         return not _has_history(self._torch.cuda.memory._snapshot())  # noqa: SLF001
+
+    def traces(self) -> list[list[TraceEntry]]:
+        """Return the recorded history of each device, without any segment (since 2.11).
+
+        Asks for the segments of a pool that does not exist.
+        """
+        arguments = (NO_POOL, NO_POOL, True)
+        add_references(arguments)
+        snapshot = self._torch._C._cuda_memorySnapshot(arguments)  # noqa: SLF001
+        return cast("list[list[TraceEntry]]", snapshot["device_traces"])
 
     def history_enabled(self) -> bool:
         """Return `torch._C._cuda_isHistoryEnabled()` (since 2.1).

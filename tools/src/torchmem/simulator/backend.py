@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torchmem.allocator.backend import Device, OomObserver, TensorCounter
+from torchmem.allocator.backend import Device, OomObserver, T, TensorCounter, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -102,6 +102,14 @@ class SimulatedBackend:
         """Mark the history as off."""
         self._recording = False
 
+    def start_trace(self, max_entries: int) -> bool:  # noqa: ARG002
+        """Return False: simulated allocations leave no trace."""
+        return False
+
+    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:  # noqa: ARG002
+        """Return None."""
+        return None
+
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return the segments, with an empty trace for each device."""
         return {
@@ -145,6 +153,13 @@ class SimulatedBackend:
     def tensor_counter(self) -> TensorCounter | None:
         """Return None: a simulated script has no tensors."""
         return None
+
+    def on_step_begin(
+        self,
+        callback: Callable[[object, bool], None],  # noqa: ARG002
+    ) -> Callback:
+        """Never run `callback`: only the end of a step is simulated."""
+        return lambda: None
 
     def on_step(self, callback: Callable[[object], None]) -> Callback:
         """Run `callback` at each `step()`; return a function that removes it, idempotently."""

@@ -1,0 +1,101 @@
+"""What the allocated bytes consisted of at their peak.
+
+A read before an optimizer's step and one after it show in which of the two halves of a step the
+peak was reached. In the optimizer all gradients exist. Before it, none to all of them do; then only
+a recording of one step (`_step_trace`) tells gradients from what else the step has allocated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from torchmem.sdk._optimizers import Bytes
+from torchmem.sdk._step_trace import StepPeak
+
+Values = Mapping[str, int]
+"""Bytes by component."""
+_PASSING = {"gradients", "step", "gradients_or_step", "rounding"}
+
+
+class ComponentPeaks:
+    """The components of the peak of requested bytes, by device.
+
+    A peak that is reached before the components of a step are known stays unknown, until a higher
+    one or a recorded step with the same peak.
+    """
+
+    def __init__(self) -> None:
+        self._peaks: dict[int, int] = {}
+        self._known: dict[int, tuple[Values, float]] = {}
+        self._lasting: Mapping[int, Values] = {}
+        self._gradients: Bytes | None = None
+
+    def before_optimizer(self, peaks: Bytes, gradients: Bytes | None) -> None:
+        """Take the peaks so far, and the gradients if all of them exist now.
+
+        `gradients` are None where an optimizer's step runs forward and backward passes, too.
+        """
+        for device in self._risen(peaks):
+            self._set(device, self._before(device))
+        self._gradients = gradients
+
+    def at_step(self, peaks: Bytes, values: Mapping[int, Values]) -> None:
+        """Take the peaks so far and the components at a step's end."""
+        for device in self._risen(peaks):
+            is_same = _lasting(values.get(device)) == _lasting(self._lasting.get(device))
+            self._set(device, self._in_step(device) if is_same else {})
+        self._lasting, self._gradients = values, None
+
+    def in_recorded_step(self, device: int, peak: StepPeak, values: Values | None) -> None:
+        """Take the peak of a step, and the components at its end, before `at_step`.
+
+        It counts if no step had a higher one.
+        """
+        is_same = _lasting(values) == _lasting(self._lasting.get(device))
+        if is_same and peak.requested >= self._peaks.get(device, 0):
+            self._peaks[device] = peak.requested
+            self._set(device, self._split(device, peak.gradients))
+
+    def is_exact(self, device: int) -> bool:
+        """Whether gradients and step are known apart."""
+        return "step" in self._known.get(device, ({}, 0.0))[0]
+
+    def values(self, device: int, allocated_peak: int) -> tuple[dict[str, int], float | None]:
+        """Return the components, which add up to the allocated peak, and the time of their step."""
+        values, timestamp = self._known.get(device, ({}, 0.0))
+        rounding = allocated_peak - self._peaks.get(device, 0)
+        if not values or rounding < 0:
+            return {}, None
+        return {**values, "rounding": rounding}, timestamp
+
+    def _risen(self, peaks: Bytes) -> list[int]:
+        risen = [device for device, peak in peaks.items() if peak > self._peaks.get(device, 0)]
+        self._peaks |= {device: peaks[device] for device in risen}
+        return risen
+
+    def _set(self, device: int, values: Values) -> None:
+        self._known[device] = values, time.time()
+
+    def _before(self, device: int) -> Values:
+        """Return the components of a peak before the optimizer's step: the gradients are open."""
+        has_gradients = "gradients" in self._lasting.get(device, {})
+        return self._with_rest(device, {}, "gradients_or_step" if has_gradients else "step")
+
+    def _in_step(self, device: int) -> Values:
+        if self._gradients is None:
+            return self._before(device)
+        return self._split(device, self._gradients.get(device, 0))
+
+    def _split(self, device: int, gradients: int) -> Values:
+        return self._with_rest(device, {"gradients": gradients}, "step")
+
+    def _with_rest(self, device: int, known: Values, rest_name: str) -> Values:
+        """Return what lasts, what is known, and the rest of the peak; {} if that is too much."""
+        values = {**_lasting(self._lasting.get(device)), **known}
+        rest = self._peaks[device] - sum(values.values())
+        return {**values, rest_name: rest} if self._lasting.get(device) and rest >= 0 else {}
+
+
+def _lasting(values: Values | None) -> dict[str, int]:
+    return {name: size for name, size in (values or {}).items() if name not in _PASSING}

@@ -1,0 +1,132 @@
+"""The exact peak of one step, from PyTorch's history of it without stacks.
+
+The recording begins at a step's end and ends at that of the next step. Which allocations are
+gradients is known from their addresses before and after the backward pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torchmem.allocator.backend import Backend, Storages, TraceEntry
+from torchmem.sdk._cost import (
+    MAX_TRACE_ENTRIES,
+    REPEATED_TRACE_SECONDS,
+    TRACE_BUDGET,
+    TRACE_SECONDS,
+)
+
+Traces = Sequence[Sequence[TraceEntry]]
+Sizes = Mapping[int, int]
+"""Bytes by address, or by device."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The highest requested bytes of a step, and the bytes of the gradients at that moment."""
+
+    requested: int
+    gradients: int
+
+
+class StepTrace:
+    """Records one step now and then, in the thread that trains; never while the script records."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.is_recording = False
+        self._backend = backend
+        self._clock = clock
+        self._due = 0.0
+        self._spent = 0.0
+        self._requested: Sizes = {}
+        self._old: Storages = {}
+        self._new: Storages = {}
+
+    def begin(self, requested: Sizes, gradients: Callable[[Storages], None]) -> None:
+        """Start to record at a step's end, if that is due.
+
+        `requested`: bytes by device. `gradients` adds the storages of those that exist.
+        """
+        started = self._clock()
+        if started < self._due:
+            return
+        self._due = started + REPEATED_TRACE_SECONDS
+        self.is_recording = self._backend.start_trace(MAX_TRACE_ENTRIES)
+        if self.is_recording:
+            self._requested, self._old, self._new = dict(requested), {}, {}
+            gradients(self._old)
+            self._spent = self._clock() - started
+
+    def before_optimizer(self, gradients: Callable[[Storages], None]) -> None:
+        """Note where the gradients of an optimizer are, before its step."""
+        started = self._clock()
+        gradients(self._new)
+        self._spent += self._clock() - started
+
+    def end(self, requested: Sizes) -> dict[int, StepPeak]:
+        """Stop recording; return the peak of each device on which the whole step was recorded.
+
+        `requested`: bytes by device now.
+        """
+        started = self._clock()
+        self.is_recording = False
+        peaks = self._backend.end_trace(partial(self._peaks, requested)) or {}
+        self._spent += self._clock() - started
+        return peaks
+
+    def wait(self, *, is_known: bool) -> None:
+        """Set when the next recording is due: later if an exact peak is known."""
+        pause = REPEATED_TRACE_SECONDS if is_known else TRACE_SECONDS
+        self._due = self._clock() + max(pause, self._spent / TRACE_BUDGET)
+
+    def cancel_late(self) -> None:
+        """Stop recording if the step takes too long, as when the training has ended."""
+        if self._clock() > self._due:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop recording, without a result."""
+        if self.is_recording:
+            self.is_recording = False
+            self._backend.end_trace(lambda _: None)
+
+    def _peaks(self, requested: Sizes, traces: Traces) -> dict[int, StepPeak]:
+        peaks = {}
+        for device, before in self._requested.items():
+            entries = traces[device] if device < len(traces) else ()
+            old, new = self._old.get(device, {}), self._new.get(device, {})
+            net = sum(map(_change, entries))
+            if len(entries) < MAX_TRACE_ENTRIES and before + net == requested.get(device):
+                peaks[device] = step_peak(entries, before, old, new)
+        return peaks
+
+
+def step_peak(entries: Sequence[TraceEntry], before: int, old: Sizes, new: Sizes) -> StepPeak:
+    """Return the peak of a recorded step that began with `before` requested bytes.
+
+    `old`: gradients at its begin, `new`: those before the optimizer's step. One that is in no
+    entry exists all the time.
+    """
+    level = highest = before
+    place = -1
+    for index, entry in enumerate(entries):
+        level += _change(entry)
+        if level > highest:
+            highest, place = level, index
+    until = entries[: place + 1]
+    freed = {entry["addr"] for entry in until if entry["action"] == _FREED}
+    made = {entry["addr"]: index for index, entry in enumerate(entries) if entry["action"] == _MADE}
+    alive = {address: size for address, size in old.items() if address not in freed}
+    alive |= {address: size for address, size in new.items() if made.get(address, -1) <= place}
+    return StepPeak(highest, sum(alive.values()))
+
+
+_MADE, _FREED = "alloc", "free_completed"
+
+
+def _change(entry: TraceEntry) -> int:
+    action = entry["action"]
+    return entry["size"] if action == _MADE else -entry["size"] if action == _FREED else 0
