@@ -6,11 +6,15 @@ import ctypes
 import functools
 import gc
 import logging
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -18,9 +22,12 @@ import pytest
 
 from torchmem.sdk import instrument
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
 
 # A file that the standard library was opening when it was interrupted is closed with its object.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -129,6 +136,74 @@ def test_monitoring_goes_on_after_an_interruption(
     assert 0 == sum(session.errors.counts.values())
     (sample,) = published()
     assert 30 * MIB == sample["devices"][0]["allocator"]["allocated_bytes"]["large"]
+
+
+class InterruptedStart:
+    """A trace function that raises at one of the lines that start the monitoring."""
+
+    def __init__(self, number: int) -> None:
+        self.lines_left = number
+        self._is_starting = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        """Trace one event."""
+        if frame.f_code is Monitor.start.__code__ and event in {"call", "return"}:
+            self._is_starting = event == "call"
+        if self._is_starting and event == "line":
+            self.lines_left -= 1
+            if self.lines_left == 0:
+                fail(frame, event, argument)
+        return self if str(frame.f_globals.get("__name__")).startswith("torchmem.sdk.") else None
+
+
+def is_interrupted(number: int, call: Callable[[], object]) -> bool:
+    """Interrupt the start of the monitoring in `call`; return whether it has so many lines."""
+    start, previous = InterruptedStart(number), sys.gettrace()
+    sys.settrace(start)
+    try:
+        with suppress(ScriptError):
+            call()
+    finally:
+        sys.settrace(previous)
+    return start.lines_left <= 0
+
+
+def check_monitoring(session: Session, allocator: DeviceCachingAllocator) -> None:
+    """Take a step and run out of memory; there is one thread of the SDK, and no error."""
+    session.step()
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(100 * MIB)
+    threads = [thread.name for thread in threading.enumerate()]
+    assert 1 == threads.count("torchmem-sampler")
+    assert 0 == sum(session.errors.counts.values())
+
+
+@pytest.mark.parametrize("is_initialized", [False, True], ids=["at CUDA's start", "instrument"])
+def test_an_interrupted_start_is_made_up_for(
+    open_session: Opener,
+    published: Callable[[], list[dict[str, Any]]],
+    tmp_path: Path,
+    is_initialized: bool,
+) -> None:
+    """Wherever the start is interrupted, the next step or session monitors the process, once."""
+    for number in count(1):
+        shutil.rmtree(tmp_path)
+        allocator = DeviceCachingAllocator(SimulatedCard(64 * MIB, context_bytes=0, uuid="GPU-1"))
+        backend = SimulatedBackend([allocator], initialized=is_initialized)
+        if is_initialized:
+            goes_on = is_interrupted(number, lambda: open_session(backend))  # noqa: B023
+            session = open_session(SimulatedBackend([allocator]), interval=1e-9)
+        else:
+            session = open_session(backend, interval=1e-9)
+            goes_on = is_interrupted(number, backend.init)
+        if not goes_on:
+            break
+        check_monitoring(session, allocator)
+        (sample,) = published()
+        assert {"capacity": 1} == sample["devices"][0]["counters"]["ooms"], number
+        session.close()
+        assert ["exited"] == [sample["ended"] for sample in published()]
+    assert number > 50
 
 
 def test_an_interrupted_close_is_finished_by_the_next(

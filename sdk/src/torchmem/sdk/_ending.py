@@ -131,9 +131,13 @@ class UncaughtErrors:
         """Set both hooks, once; each calls the one that was set before."""
         if self._installed:
             return
+        # In this order an interruption does no harm: the next call does the rest.
+        if sys.excepthook is not self._hook:
+            self._previous_hook, sys.excepthook = sys.excepthook, self._hook
+        if threading.excepthook is not self._thread_hook:
+            self._previous_thread_hook = threading.excepthook
+            threading.excepthook = self._thread_hook
         self._installed = True
-        self._previous_hook, self._previous_thread_hook = sys.excepthook, threading.excepthook
-        sys.excepthook, threading.excepthook = self._hook, self._thread_hook
 
     def remove(self) -> None:
         """Set the previous hooks again, unless someone has replaced these since."""

@@ -11,11 +11,12 @@ import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 
-from torchmem.allocator.backend import Backend
+from torchmem.allocator.backend import Backend, OomObserver
 from torchmem.allocator.settings import ignored_settings
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._call_stack import calling_origin
@@ -35,6 +36,7 @@ from torchmem.sdk._errors import Errors
 from torchmem.sdk._history import LineHistory
 from torchmem.sdk._host import HostReader
 from torchmem.sdk._identity import identify
+from torchmem.sdk._interruptions import hold
 from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
@@ -82,6 +84,9 @@ class Monitor:
         self._capture: Capture | None = None
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._reports: ReportWriter | None = None
+        self._observer: OomObserver | None = None
+        self._to_start = deque(self._parts())
+        self._starting = threading.Lock()
         self._pid: int | None = None
         self._process: Process | None = None
         self._next_read = 0.0
@@ -94,10 +99,29 @@ class Monitor:
         return self._pid == os.getpid()
 
     def start(self) -> None:
-        """Attach the OOM observer and start to publish, once CUDA is up in this process."""
-        if self._pid is not None or self._ended:
+        """Attach the OOM observer and start to publish, once CUDA is up in this process.
+
+        An exception that interrupts it leaves the rest to the next call, that is, to the next step.
+        """
+        if not self._to_start or self._ended or self._pid not in {None, os.getpid()}:
             return
         self._pid = os.getpid()
+        with hold(self._starting) as is_held:
+            while is_held and self._to_start:
+                self._to_start[0]()
+                self._to_start.popleft()
+
+    def _parts(self) -> tuple[Callable[[], None], ...]:
+        """Return what `start` calls, in order. Each may be called again after an interruption."""
+        return (
+            self._open_publisher,
+            self._start_sampler,
+            self._begin_history,
+            self._watch_ooms,
+            self._open_endpoint,
+        )
+
+    def _open_publisher(self) -> None:
         with self._errors.suppress("setup"):
             self._process = identify(self._settings, self._environment, self._backend.versions())
             publisher = Publisher(
@@ -108,14 +132,31 @@ class Monitor:
                 self._backend, publisher.file.path, self._errors, before_start=self._stop_history
             )
             self.publisher = publisher
-            run_before_sigterm_handler(self._errors.defer_logging(self._publish_in_handler))
-            self._sampler.start()
+
+    def _start_sampler(self) -> None:
+        with self._errors.suppress("setup"):
+            if self.publisher:
+                run_before_sigterm_handler(self._errors.defer_logging(self._publish_in_handler))
+                self._sampler.start()
+
+    def _begin_history(self) -> None:
         if self._history:
             self._history.begin()
+
+    def _watch_ooms(self) -> None:
+        """Attach an observer; one that an interrupted start has left does nothing."""
+
+        def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
+            if self._observer is observe:
+                self._on_oom(device, requested, limit, driver_free)
+
         with self._errors.suppress("oom"):
-            self._backend.on_oom(self._on_oom)
+            self._observer = observe
+            self._backend.on_oom(observe)
             if self.uncaught:
                 self.uncaught.install()
+
+    def _open_endpoint(self) -> None:
         if self.publisher:
             self.publisher.open_endpoint()
 
@@ -289,6 +330,15 @@ class Monitor:
             pinned=self.host.pinned,
         )
 
+    def abandon(self) -> None:
+        """Stop and publish nothing, for a session whose start was interrupted."""
+        self._ended = "exited"
+        self._main_thread.stop()
+        self._sampler.stop(JOIN_SECONDS)
+        with self._errors.suppress("exit"):
+            if self.publisher:
+                self.publisher.close()
+
     def end(self, ending: Ending) -> None:
         """Stop, and publish the last state, marked as ended. Publishes nothing before `start`."""
         self._ended = ending
@@ -324,8 +374,10 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
-        self._running.acquire()
+        """Start the thread; after an interrupted start too."""
+        if self._thread is not None and self._thread.ident is not None:
+            return
+        self._running.acquire(blocking=False)
         self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
         self._thread.start()
 

@@ -247,7 +247,7 @@ class Publisher:
     def open_endpoint(self) -> None:
         """Start to listen if the settings ask for a port."""
         with self._errors.suppress("endpoint"):
-            if self._settings.port is not None:
+            if self._settings.port is not None and self._endpoint is None:
                 from torchmem.sdk._outputs import Endpoint
 
                 self._endpoint = Endpoint.open(self._settings, self._local_rank, self._sample)

@@ -58,6 +58,8 @@ class Session:
         except BaseException:
             self._closed = True
             self._remove_hooks()
+            self._uncaught.remove()
+            self._monitor.abandon()
             raise
 
     def _new_monitor(self) -> Monitor:
