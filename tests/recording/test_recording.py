@@ -13,7 +13,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from torchmem.allocator.sizes import MIB
 from torchmem.recording import read, reading
 from torchmem.recording.content import InvalidSnapshotError, check
 from torchmem.recording.reading import MAX_PLACES
+from torchmem.recording.recording import CaptureFacts
 from torchmem.recording.worker import load
+from torchmem.sample.capture_messages import FACTS_KEY
 from torchmem.sample.errors import UsageError
 
 Snapshot = dict[str, Any]
@@ -41,6 +43,60 @@ def job() -> RecordedJob:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "rank0.pickle"
+
+
+def facts_of(job: RecordedJob, max_entries: int = 100_000) -> dict[str, Any]:
+    """Return what a capture adds, for a recording that begins with these segments."""
+    return {
+        "versions": {"torch": "2.12.1+cu130", "cuda": "13.0"},
+        "max_entries": max_entries,
+        "segments": job.segments(),
+        "devices": {0: {"total_bytes": 80, "limit_bytes": 60, "allocated_peak_bytes": 50}},
+    }
+
+
+def test_the_facts_of_a_capture_are_read(job: RecordedJob, path: Path) -> None:
+    """Version, sizes and blocks are read; blocks only if the trace was not overwritten."""
+    snapshot = job.snapshot()
+    (recording,) = read(write(snapshot | {FACTS_KEY: facts_of(job)}, path))
+    (overwritten,) = read(write(snapshot | {FACTS_KEY: facts_of(job, 3)}, path))
+    (plain,) = read(write(snapshot, path))
+    in_use = {
+        block["address"]: block["size"]
+        for segment in job.segments()
+        for block in segment["blocks"]
+        if block["state"] != "inactive"
+    }
+
+    assert in_use == recording.facts.block_sizes
+    sizes = recording.facts.total_bytes, recording.facts.limit_bytes, recording.facts.free_bytes
+    assert ("2.12.1+cu130", (80, 60, None)) == (recording.facts.torch_version, sizes)
+    assert 50 == recording.facts.allocated_peak_bytes
+    assert replace(recording.facts, block_sizes={}) == overwritten.facts
+    assert CaptureFacts() == plain.facts
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [],
+        {},
+        {"versions": {"torch": 2.13}},
+        {"versions": {"torch": "2" * 200}},
+        {"versions": {}, "segments": [{}]},
+        {"versions": {}, "segments": [], "devices": []},
+        {"versions": {}, "segments": [], "devices": {0: {"total_bytes": -1}}},
+        {"versions": {}, "segments": [], "devices": {0: {"total_bytes": "1"}}},
+        {"versions": {}, "segments": [], "devices": {0: 1}, "max_entries": 1 << 70},
+        {"versions": {str(n): "" for n in range(1000)}, "segments": [], "devices": {}},
+    ],
+)
+def test_facts_that_no_capture_has_are_one_sentence(
+    job: RecordedJob, path: Path, facts: object
+) -> None:
+    """Whatever the key holds, the error says that the file is damaged."""
+    with pytest.raises(UsageError, match="is not a snapshot as PyTorch"):
+        read(write(job.snapshot() | {FACTS_KEY: facts}, path))
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from support.waiting import until
 
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
+    FACTS_KEY,
     MAX_MESSAGE_BYTES,
     OOM_SNAPSHOT_SUFFIX,
     REQUEST_SUFFIX,
@@ -30,9 +32,11 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk._capture import STALE_SECONDS, Capture, Job, next_action
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 
 MIB = 1 << 20
@@ -42,7 +46,12 @@ seconds_ = st.floats(0, 1000)
 class Rank:
     """A capture with a clock that the test sets, and the files that the command uses."""
 
-    def __init__(self, directory: Path, backend: SimulatedBackend) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        backend: SimulatedBackend,
+        peaks: Callable[[], Mapping[int, int]] = dict,
+    ) -> None:
         self.now = 0.0
         self.errors = Errors()
         sample = directory / f"0-1-2{SAMPLE_SUFFIX}"
@@ -51,7 +60,9 @@ class Rank:
             sibling_path(sample, ANSWER_SUFFIX),
         )
         self.snapshot = sibling_path(sample, SNAPSHOT_SUFFIX)
-        self.capture = Capture(backend, sample, self.errors, lambda: self.now)
+        self.capture = Capture(
+            RecordedHistory(backend, peaks), sample, self.errors, lambda: self.now
+        )
 
     def request(self, content: bytes | None = None) -> None:
         """Write a request, for ten seconds by default, and run a tick."""
@@ -120,10 +131,56 @@ def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBacken
     assert ("done", False) == (rank.answer.state, backend.history_enabled())
     assert rank.request_path.stat().st_mtime_ns == rank.answer.request_ns
     assert 0o600 == stat.S_IMODE(rank.snapshot.stat().st_mode)
-    assert {"segments", "device_traces", "allocator_settings"} == load_snapshot(
+    assert {"segments", "device_traces", "allocator_settings", FACTS_KEY} == load_snapshot(
         rank.snapshot
     ).keys()
     assert 0 == sum(rank.errors.counts.values())
+
+
+def test_a_capture_has_the_memory_at_its_begin(
+    tmp_path: Path, allocator: DeviceCachingAllocator, backend: SimulatedBackend
+) -> None:
+    """The file has segments, limits, the peak and the version as they were at the first step."""
+    peaks = {0: 700 * MIB}
+    rank = Rank(tmp_path, backend, lambda: peaks)
+    allocator.set_memory_fraction(0.75)
+    held = allocator.malloc(3 * MIB)
+    rank.request()
+    rank.capture.at_step()
+    allocator.malloc(400 * MIB)
+    peaks[0] = 900 * MIB
+    rank.now = 10.0
+    rank.capture.at_step()
+    facts = load_snapshot(rank.snapshot)[FACTS_KEY]
+
+    assert {"torch": "simulated"} == facts["versions"]
+    (segment,) = facts["segments"]
+    assert [(held.address, held.size), (held.address + held.size, 17 * MIB)] == [
+        (block["address"], block["size"]) for block in segment["blocks"]
+    ]
+    assert {
+        "total_bytes": 1024 * MIB,
+        "limit_bytes": 768 * MIB,
+        "free_bytes": 1004 * MIB,
+        "reserved_bytes": 20 * MIB,
+        "allocated_peak_bytes": 700 * MIB,
+    } == facts["devices"][0]
+
+
+def test_history_is_off_if_its_begin_cannot_be_read(tmp_path: Path) -> None:
+    """If the memory cannot be read, the request is refused and nothing goes on recording."""
+
+    class Unreadable(SimulatedBackend):
+        def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
+            raise RuntimeError("CUDA error")
+
+    backend = Unreadable([DeviceCachingAllocator(SimulatedCard(1024 * MIB))])
+    rank = Rank(tmp_path, backend)
+    rank.request()
+    rank.capture.at_step()
+
+    assert ("refused", False) == (rank.answer.state, backend.history_enabled())
+    assert "CUDA error" in str(rank.answer.reason)
 
 
 def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> None:

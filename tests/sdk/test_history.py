@@ -32,6 +32,7 @@ from torchmem.sdk._history import (
     LineHistory,
 )
 from torchmem.sdk._oom import OomObservation
+from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -202,7 +203,11 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
     training, sample = Training(True), tmp_path / f"0-1-2{SAMPLE_SUFFIX}"
     training.history.begin()
     capture = Capture(
-        training.backend, sample, training.errors, training.clock, training.history.stop
+        RecordedHistory(training.backend, dict),
+        sample,
+        training.errors,
+        training.clock,
+        training.history.stop,
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
     capture.tick()

@@ -12,6 +12,7 @@ from torchmem.whatif.result import (
     Fidelity,
     Recommendation,
     ReplayResult,
+    Restart,
     TimelinePoint,
     WhatIf,
 )
@@ -66,8 +67,8 @@ CHANGE = WhatIf(
     fidelity=Fidelity(6_624, 6_624, None, "segment", 7_900 * MIB, 7_900 * MIB),
     outcomes=(
         replace(RECORDED, oom=OOM, timeline=UNTIL_OOM),
-        _replay("expandable segments", EXPANDABLE, 4_480 * MIB, 0.3, start="packed"),
-        _replay("roundup 8", ROUNDED, 6_100 * MIB, 0.5, start="packed", retries=1),
+        _replay("expandable segments", EXPANDABLE, 4_480 * MIB, 0.3, start="empty"),
+        _replay("roundup 8", ROUNDED, 6_100 * MIB, 0.5, start="empty", retries=1),
         _replay("max split 128", "max_split_size_mb:128", 7_300 * MIB, 0.7, retries=12),
         ReplayResult(
             "large segments 40",
@@ -104,4 +105,26 @@ NONE = replace(
     ),
     outcomes=CHANGE.outcomes[:1],
     verdict=Recommendation("none", "No recommendation: the replay differs from the recording."),
+)
+MID_RUN = replace(
+    CHANGE,
+    card_source="capture",
+    outcomes=(
+        replace(RECORDED, ooms=0),
+        _replay("expandable segments", EXPANDABLE, 7_800 * MIB, 0.7, start="switched", retries=5),
+        ReplayResult("split up to 64 MiB", "max_split_size_mb:64", "It cannot be switched."),
+        ReplayResult("split up to 128 MiB", "max_split_size_mb:128", "It cannot be switched."),
+    ),
+    restarts=(
+        Restart("expandable segments", EXPANDABLE, 4_480 * MIB),
+        Restart("split up to 64 MiB", "max_split_size_mb:64", direction="more"),
+        Restart("split up to 128 MiB", "max_split_size_mb:128", direction="same"),
+        Restart("roundup 8", ROUNDED, direction="less"),
+    ),
+    verdict=Recommendation(
+        "change",
+        "Set expandable_segments:True and restart: peak memory is estimated to be 43% lower.",
+        "expandable segments",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
 )

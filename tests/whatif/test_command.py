@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from support.recordings import RecordedJob, varying_lengths, write
-from support.whatif_results import CHANGE, KEEP, NONE
+from support.whatif_results import CHANGE, KEEP, MID_RUN, NONE
 
 from torchmem.allocator.sizes import MIB
 from torchmem.phantom.cards import CATALOG
@@ -22,7 +22,7 @@ from torchmem.whatif.result import WhatIf, document
 from torchmem.whatif.text import Progress, page
 
 GOLDEN = Path(__file__).parent / "golden"
-BY_NAME = {"change": CHANGE, "keep": KEEP, "none": NONE}
+BY_NAME = {"change": CHANGE, "keep": KEEP, "none": NONE, "mid_run": MID_RUN}
 
 
 def whatif(*arguments: str | Path, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:

@@ -298,16 +298,6 @@ def test_a_trace_that_is_not_reproduced_gets_no_recommendation() -> None:
     assert "No recommendation" in answer.verdict.sentence
 
 
-def test_a_trace_from_the_middle_starts_packed_under_every_setting() -> None:
-    """If tensors existed before the trace, all settings start from the same memory."""
-    recording = fragmented()
-    answer = what_if(replace(recording, events=recording.events[60:]))
-    assert 1.0 == answer.fidelity.share
-    assert ["recorded", "recorded, packed"] == [outcome.name for outcome in answer.outcomes[:2]]
-    assert {"packed"} == {outcome.start for outcome in answer.outcomes[1:]}
-    assert any("does not begin with the program" in caveat for caveat in answer.caveats)
-
-
 def test_without_a_card_no_setting_runs_out_of_memory() -> None:
     """On a card of unknown size, the answer is what each setting needs."""
     allocator = recording_allocator("", 100 * FRAGMENTING_CARD)

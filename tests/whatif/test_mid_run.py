@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.allocator_programs import SETTINGS, PlainPools, Setting, Simulated
-from support.recording_allocator import Placement, RecordingAllocator, RecordingCard
+from support.allocator_programs import SETTINGS
+from support.late_recordings import ADDRESSES, CONF, late_recording
+from support.recording_allocator import RecordingAllocator, RecordingCard
 
-from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
+from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
-from torchmem.recording.recording import Recording
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.inference import infer, topological_order
 from torchmem.whatif.recorded_run import recorded_run
 from torchmem.whatif.reproduction import reproduce
 
-CONF = LAST_PARSED.upper()
-ADDRESSES = ("ascending", "descending", "reuse", "random")
 BLOCK_ORDERS: tuple[BlockOrder, ...] = ("address", "block", "segment")
-OPERATIONS = 600
-
-
-def late_recording(
-    setting: Setting, order: BlockOrder, addresses: str, seed: int, start: float
-) -> Recording:
-    """Return a random program's history from a share `start` of its events on."""
-    card = RecordingCard(setting.card, Placement(addresses, seed))
-    allocator = RecordingAllocator(card, AllocatorConfig.parse(setting.conf), order=order)
-    if setting.fraction < 1:
-        allocator.set_memory_fraction(setting.fraction)
-    simulated = Simulated(setting)
-    simulated.allocator = allocator
-    simulated.card = card  # type: ignore[assignment]
-    programmer = PlainPools(setting, random.Random(seed))
-    for _ in range(OPERATIONS):
-        operation = programmer.next()
-        programmer.learn(operation, simulated.run(operation))
-    events = allocator.events[round(len(allocator.events) * start) :]
-    return allocator.recording({CONF: setting.conf}, events)
 
 
 @settings(max_examples=60, deadline=None)

@@ -21,6 +21,9 @@ OOM_SNAPSHOT_SUFFIX = ".oom.snapshot.pickle"
 CAPTURE_SUFFIXES = (REQUEST_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX)
 """Files that a capture may leave in the run directory; SNAPSHOT_SUFFIX matches both snapshots."""
 
+FACTS_KEY = "torchmem"
+"""Key in a captured snapshot of what PyTorch leaves out of it, see docs/capture.md."""
+
 MAX_MESSAGE_BYTES = 4096
 MAX_REASON_LENGTH = 300  # characters
 MAX_SECONDS = 300.0

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from torchmem.allocator.backend import Backend
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     MAX_MESSAGE_BYTES,
@@ -39,10 +38,8 @@ from torchmem.sample.run_directory import replace_file, temporary_path
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._interruptions import hold
+from torchmem.sdk._recorded_history import RecordedHistory
 
-# Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
-# in memory while recording.
-HISTORY_ENTRIES = 100_000
 # Older requests are refused: the command that wrote them was killed.
 STALE_SECONDS = 120.0
 
@@ -163,14 +160,15 @@ class Capture:
 
     def __init__(
         self,
-        backend: Backend,
+        history: RecordedHistory,
         sample: Path,
         errors: Errors,
         clock: Callable[[], float] = time.monotonic,
         before_start: Callable[[], None] | None = None,
     ) -> None:
         """`before_start` stops a recording of the SDK's own."""
-        self._backend = backend
+        self._history = history
+        self._backend = history.backend
         self._before_start = before_start
         self._errors = errors
         self._sample = sample
@@ -271,7 +269,7 @@ class Capture:
                 "the script records memory history itself, and its recording is left alone."
             )
         else:
-            self._backend.start_history(HISTORY_ENTRIES)
+            self._history.start()
             self._job = replace(job, started=now)
             self._requests.answer("recording")
 
@@ -281,9 +279,9 @@ class Capture:
             return
         self._job = None
         try:
-            snapshot = self._backend.full_snapshot(traces=True)
+            snapshot = self._history.snapshot()
         finally:
-            self._backend.stop_history()
+            self._history.stop()
         if snapshot is not None:
             write_snapshot(sibling_path(self._sample, SNAPSHOT_SUFFIX), snapshot)
             self._requests.answer("done")
@@ -298,7 +296,7 @@ class Capture:
         with self._errors.suppress("capture"):
             is_needed = self._job is not None and self._job.started is not None
             if not is_needed and self._backend.history_enabled():
-                self._backend.stop_history()
+                self._history.stop()
 
     def _refuse(self, reason: str) -> None:
         self._cancel()

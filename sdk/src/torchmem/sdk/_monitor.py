@@ -41,6 +41,7 @@ from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._publish import Publisher
+from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
 from torchmem.sdk._settings import MAX_SECONDS, Settings
@@ -129,7 +130,10 @@ class Monitor:
             )
             self._reports = ReportWriter(publisher.file.path)
             self._capture = Capture(
-                self._backend, publisher.file.path, self._errors, before_start=self._stop_history
+                RecordedHistory(self._backend, self.recorder.allocated_peaks),
+                publisher.file.path,
+                self._errors,
+                before_start=self._stop_history,
             )
             self.publisher = publisher
 

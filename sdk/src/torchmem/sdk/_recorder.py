@@ -155,6 +155,15 @@ class Recorder:
                 allocated[index] = (values["current"], values["peak"])
         return allocated
 
+    def allocated_peaks(self) -> dict[int, int]:
+        """Return the highest allocated bytes of every device since the process began."""
+        self.read_stats()
+        return {
+            index: record.allocator.allocated_peak_bytes
+            for index, record in self.records().items()
+            if record.allocator is not None
+        }
+
     def record_phase(self, device: int, name: str, peak: int) -> None:
         """Keep the highest allocated bytes of a phase."""
         peaks = self._records[device].phase_peaks

@@ -159,7 +159,7 @@ def _rerun_settings(
     baseline = _as_replay("recorded", recorded.conf, requested)
     candidates = _candidates(options, recording, recorded)
     others = [_rerun_setting(options, each, runner) for each in candidates]
-    verdict = decide(replace(fidelity, reason=None), baseline, baseline, others)
+    verdict = decide(replace(fidelity, reason=None), baseline, others)
     best = next((other for other in others if other.name == verdict.recommended), None)
     line = None if best is None else line_to_type(recording, best.conf, requested.versions)
     device = requested.fullest_device

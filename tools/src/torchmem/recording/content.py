@@ -155,7 +155,7 @@ def _nonempty_traces(traces: list[object], file_bytes: int) -> dict[int, list[ob
     return by_device
 
 
-def as_dict(snapshot: object) -> object:
+def as_dict(snapshot: Any) -> Any:
     """Return the list of `torch.cuda.memory_snapshot()` as a snapshot without traces."""
     return {"segments": snapshot, "device_traces": []} if type(snapshot) is list else snapshot
 

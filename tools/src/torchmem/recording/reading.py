@@ -21,6 +21,7 @@ import torchmem
 from torchmem.recording.content import ACTIONS, Columns
 from torchmem.recording.recording import (
     DEFAULT_POOL,
+    CaptureFacts,
     Event,
     PoolId,
     RecordedBlock,
@@ -241,7 +242,13 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
             settings=header["settings"],
             truncated=trace["truncated"],
             ignored=trace["ignored"],
+            facts=_facts(trace["facts"]),
         )
+
+
+def _facts(fields: Mapping[str, Any]) -> CaptureFacts:
+    sizes = dict(fields.get("block_sizes", ()))
+    return CaptureFacts(**{**fields, "block_sizes": sizes})
 
 
 def _fill(column: array[int], answer: IO[bytes], count: int, name: str) -> None:

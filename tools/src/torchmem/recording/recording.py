@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PoolId = tuple[int, int]
 """The id of a private pool (CUDA graph or MemPool), as in `segment_pool_id`."""
@@ -55,6 +55,31 @@ class RecordedSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureFacts:
+    """What `torchmem capture` adds to a snapshot, of one device when the recording began.
+
+    Sizes are bytes, and None if unknown.
+
+    Attributes:
+        torch_version: such as "2.13.0+cu130".
+        block_sizes: the sizes of the blocks in use by address; empty if the trace is not complete.
+        total_bytes: all memory of the card.
+        limit_bytes: what the memory fraction allows to reserve; `total_bytes` without one.
+        free_bytes: what the driver could still give.
+        reserved_bytes: what PyTorch had reserved.
+        allocated_peak_bytes: the highest allocated bytes since the process began.
+    """
+
+    torch_version: str = ""
+    block_sizes: Mapping[int, int] = field(default_factory=dict)
+    total_bytes: int | None = None
+    limit_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """One device of one snapshot: its final segments, and the trace that led to them.
 
@@ -66,6 +91,7 @@ class Recording:
             has the allocation of everything that it frees and of every block in use. None if
             neither is certain.
         ignored: the number of entries of kinds that do not affect memory.
+        facts: what a capture adds; empty for other recordings.
     """
 
     name: str
@@ -75,3 +101,4 @@ class Recording:
     settings: Mapping[str, object]
     truncated: bool | None = None
     ignored: int = 0
+    facts: CaptureFacts = field(default_factory=CaptureFacts)

@@ -13,8 +13,8 @@ import pickle
 import resource
 import sys
 from array import array
-from collections.abc import Iterable
-from dataclasses import astuple
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple
 from typing import Any, BinaryIO
 
 from torchmem.recording.content import (
@@ -25,7 +25,10 @@ from torchmem.recording.content import (
     as_dict,
     check,
 )
+from torchmem.recording.facts import check_facts
+from torchmem.recording.recording import CaptureFacts
 from torchmem.recording.stacks import StackTable, block_stacks, event_stacks
+from torchmem.sample.capture_messages import FACTS_KEY
 
 # One byte of a snapshot becomes about 4 bytes of Python objects with stacks, up to 9 without.
 BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 12
@@ -51,7 +54,9 @@ def main(*, stacks: bool = False) -> None:
     try:
         snapshot = load(sys.stdin.buffer)
         content = check(snapshot, size, needs_trace=not stacks)
-        header = _header(content)
+        lengths = {device: len(trace.codes) for device, trace in content.traces.items()}
+        facts = check_facts(as_dict(snapshot).get(FACTS_KEY), lengths)
+        header = _header(content, facts)
         arrays = [column for trace in content.traces.values() for column in trace.arrays()]
         if stacks:
             header["stacks"] = _stacks(as_dict(snapshot), content.traces, arrays)
@@ -79,7 +84,7 @@ def _stacks(snapshot: Any, devices: Iterable[int], arrays: list[array[int]]) -> 
     }
 
 
-def load(file: BinaryIO) -> object:
+def load(file: BinaryIO) -> Any:
     """Unpickle a value that consists of builtins.
 
     Raises:
@@ -134,14 +139,24 @@ def _lower_limit(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-def _header(content: Content) -> dict[str, Any]:
+def _header(content: Content, facts: Mapping[int, CaptureFacts]) -> dict[str, Any]:
     return {
         "settings": content.settings,
         "segments": [
             [device, list(map(astuple, segments))] for device, segments in content.segments.items()
         ],
-        "traces": [_trace_header(device, columns) for device, columns in content.traces.items()],
+        "traces": [
+            _trace_header(device, columns) | {"facts": _facts(facts.get(device))}
+            for device, columns in content.traces.items()
+        ],
     }
+
+
+def _facts(facts: CaptureFacts | None) -> dict[str, Any]:
+    """Return the fields of the facts; JSON has no integer keys, so pairs take the place of them."""
+    if facts is None:
+        return {}
+    return asdict(facts) | {"block_sizes": list(facts.block_sizes.items())}
 
 
 def _trace_header(device: int, columns: Columns) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from torchmem.allocator.remedies import OLD_VARIABLE, conf_variable, export_line
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.recording.recording import Recording
-from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.fidelity import (
     Progress,
     ReplayProgress,
@@ -17,7 +16,9 @@ from torchmem.whatif.fidelity import (
     reproduce_best,
 )
 from torchmem.whatif.inference import Inference
-from torchmem.whatif.recommendation import decide
+from torchmem.whatif.mid_run import decide as decide_mid_run
+from torchmem.whatif.mid_run import is_switch, restart_all, switch_all
+from torchmem.whatif.recommendation import decide, no_recommendation
 from torchmem.whatif.recorded_run import RecordedRun, recorded_run
 from torchmem.whatif.replay import Program, Replayer
 from torchmem.whatif.reproduction import Reproduction
@@ -27,9 +28,8 @@ from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
 UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
 """A snapshot does not name the version of PyTorch."""
 
-PACKED = "recorded, packed"
 OTHER_CARD = "recorded, this card"
-"""Names of the row with the recorded settings that the other rows are compared with."""
+"""Name of the row with the recorded settings if the recording needs a larger card."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -63,17 +63,61 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     """
     run = recorded_run(recording, card_bytes, total_bytes, versions)
     candidates = _candidates(run, settings)
-    replays = ReplayProgress(progress, max(1, run.events), 2 + len(candidates))
+    rounds = 2 if run.before.segments else 1
+    replays = ReplayProgress(progress, max(1, run.events), 2 + rounds * len(candidates))
     reproduction, fidelity, inference = reproduce_best(run, replays)
-    results = [_recorded(run, reproduction)]
-    if fidelity.trusted:
-        program = reproduction.program
-        results += _replay_all(run, program, candidates, replays, inference.order)
-    recommendation = _recommend(recording, fidelity, results, versions)
-    notes = caveats(run, reproduction, fidelity)
-    card = run.card_bytes, run.card_source
-    source = recording.name, recording.device, run.events
-    return WhatIf(*source, *card, fidelity, tuple(results), recommendation, notes)
+    answer = WhatIf(
+        recording.name,
+        recording.device,
+        run.events,
+        run.card_bytes,
+        run.card_source,
+        fidelity,
+        (_recorded(run, reproduction),),
+        no_recommendation(fidelity),
+        caveats(run, reproduction, inference, fidelity),
+    )
+    if not fidelity.trusted:
+        return answer
+    answer = _with_replays(answer, run, reproduction.program, inference, candidates, replays)
+    return replace(answer, verdict=_with_line(recording, answer, versions))
+
+
+def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
+    answer: WhatIf,
+    run: RecordedRun,
+    program: Program,
+    inference: Inference,
+    candidates: Sequence[Candidate],
+    progress: ReplayProgress,
+) -> WhatIf:
+    """Return the answer with the replays of other settings, and the verdict that follows."""
+    (recorded,) = answer.outcomes
+    cards = (run.card_bytes, run.total_bytes) if _is_limited(run) else (None, None)
+    replayer = Replayer(program, inference, run.events, *cards, progress.on_sample)
+    if not run.before.segments:
+        baseline, others = _replay_all(run, replayer, candidates, recorded, progress)
+        verdict = decide(answer.fidelity, baseline, others)
+        baselines = () if baseline is recorded else (baseline,)
+        return replace(answer, outcomes=(recorded, *baselines, *others), verdict=verdict)
+    counted = progress.count(switch_all(run, replayer, candidates))
+    switched = tuple(counted)
+    said = progress.count(restart_all(run, replayer, candidates, recorded))
+    restarts = tuple(restart for restart in said if restart is not None)
+    verdict = decide_mid_run(answer.fidelity, recorded, switched, restarts)
+    return replace(
+        answer,
+        card_bytes=cards[0],
+        card_source=run.card_source if cards[0] is not None else None,
+        outcomes=(recorded, *switched),
+        restarts=restarts,
+        verdict=verdict,
+    )
+
+
+def _is_limited(run: RecordedRun) -> bool:
+    """Return whether replays are limited by the card: not if what was there before exceeds it."""
+    return run.fits_card or not run.before.segments
 
 
 def _candidates(run: RecordedRun, settings: Sequence[str] | None) -> list[Candidate]:
@@ -94,54 +138,34 @@ def _recorded(run: RecordedRun, reproduction: Reproduction) -> ReplayResult:
 
 def _replay_all(
     run: RecordedRun,
-    program: Program,
+    replayer: Replayer,
     candidates: Sequence[Candidate],
+    recorded: ReplayResult,
     progress: ReplayProgress,
-    order: BlockOrder,
-) -> list[ReplayResult]:
-    replayer = Replayer(
-        program,
-        run.before,
-        run.events,
-        run.card_bytes,
-        run.total_bytes,
-        order,
-        progress.on_sample,
-    )
-    results = []
-    baseline = _baseline(run)
-    if baseline is not None:
-        results.append(replayer.replay(baseline, run.settings.conf, run.settings.config))
+) -> tuple[ReplayResult, tuple[ReplayResult, ...]]:
+    """Return the recorded settings on this card, and the others, for a complete trace."""
+    baseline, settings = recorded, run.settings
+    if run.card_bytes is not None and not run.fits_card:
+        baseline = replayer.replay(OTHER_CARD, settings.conf, settings.config)
     progress.finish_replay()
-    for setting in candidates:
-        if setting.refused is None:
-            results.append(replayer.replay(setting.name, setting.conf, setting.config))
-        else:
-            results.append(ReplayResult(setting.name, setting.conf, setting.refused))
-        progress.finish_replay()
-    return results
+    replays = (
+        replayer.replay(setting.name, setting.conf, setting.config)
+        if setting.refused is None
+        else ReplayResult(setting.name, setting.conf, setting.refused)
+        for setting in candidates
+    )
+    return baseline, tuple(progress.count(replays))
 
 
-def _baseline(run: RecordedRun) -> str | None:
-    """Return the name of the row to compare with, or None if that is the recording itself."""
-    if run.before.segments:
-        return PACKED
-    return None if run.fits_card or run.card_bytes is None else OTHER_CARD
-
-
-def _recommend(
-    recording: Recording,
-    fidelity: Fidelity,
-    results: Sequence[ReplayResult],
-    versions: Mapping[str, str],
-) -> Recommendation:
-    recorded, *others = results
-    baseline = others.pop(0) if others and others[0].name in {PACKED, OTHER_CARD} else recorded
-    decision = decide(fidelity, recorded, baseline, others)
-    best = next((other for other in others if other.name == decision.recommended), None)
-    if best is None:
-        return decision
-    return replace(decision, line=line_to_type(recording, best.conf, versions))
+def _with_line(recording: Recording, answer: WhatIf, versions: Mapping[str, str]) -> Recommendation:
+    """Return the verdict with the command to type."""
+    verdict = answer.verdict
+    conf = next((each.conf for each in answer.outcomes if each.name == verdict.recommended), None)
+    if conf is None:
+        return verdict
+    if is_switch(answer):
+        return replace(verdict, line=f"torch.cuda.memory._set_allocator_settings({conf!r})")
+    return replace(verdict, line=line_to_type(recording, conf, versions))
 
 
 def line_to_type(recording: Recording, conf: str, versions: Mapping[str, str]) -> str:
@@ -202,7 +226,7 @@ def on_cards(
             continue
         reproduced = reproduced or reproduce_best(run, replays)
         reproduction, _, inference = reproduced
-        result = _replay_on(card, run, reproduction.program, replays, inference.order)
+        result = _replay_on(card, run, reproduction.program, replays, inference)
         results[card.name] = result
         unlimited = unlimited if _met_no_limit(unlimited) else result
     return tuple(results[card.name] for card in cards)
@@ -213,16 +237,10 @@ def _replay_on(
     run: RecordedRun,
     program: Program,
     progress: ReplayProgress,
-    order: BlockOrder,
+    inference: Inference,
 ) -> ReplayResult:
     replayer = Replayer(
-        program,
-        run.before,
-        run.events,
-        card.obtainable,
-        card.total,
-        order,
-        progress.on_sample,
+        program, inference, run.events, card.obtainable, card.total, progress.on_sample
     )
     result = replayer.replay(card.name, run.settings.conf, run.settings.config)
     progress.finish_replay()

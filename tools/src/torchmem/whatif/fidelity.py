@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torchmem.allocator.sizes import format_size
 from torchmem.simulator.blocks import BlockOrder
@@ -22,6 +23,7 @@ little else. In 17 public traces, all 52,829 allocations landed; an 18th trace f
 """
 MIN_ALLOCATIONS = 1
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with the number of events replayed so far, and of all replays together."""
 
@@ -58,6 +60,12 @@ class ReplayProgress:
     def finish_replay(self) -> None:
         """End the current replay."""
         self.done += 1
+
+    def count(self, replays: Iterable[T]) -> Iterator[T]:
+        """Yield the results of replays, which run one after the other."""
+        for result in replays:
+            self.finish_replay()
+            yield result
 
 
 def reproduce_best(
@@ -116,11 +124,13 @@ def _distrust(fidelity: Fidelity) -> str | None:
     return None
 
 
-def caveats(run: RecordedRun, reproduction: Reproduction, fidelity: Fidelity) -> tuple[str, ...]:
+def caveats(
+    run: RecordedRun, reproduction: Reproduction, inference: Inference, fidelity: Fidelity
+) -> tuple[str, ...]:
     """Return the limitations of the answer as sentences, the most serious first."""
     return (
         *_card_caveats(run, reproduction),
-        *_start_caveats(run),
+        *_start_caveats(run, inference),
         *_miss_caveats(fidelity),
         *ALWAYS,
     )
@@ -157,19 +167,26 @@ def _was_limited(run: RecordedRun) -> bool:
     return any(event.action == "oom" and met_limit(event) for event in run.recording.events)
 
 
-def _start_caveats(run: RecordedRun) -> Iterator[str]:
+def _start_caveats(run: RecordedRun, inference: Inference) -> Iterator[str]:
     segments = run.before.segments
     if segments:
         active = format_size(sum(segment["active_size"] for segment in segments))
         reserved = format_size(sum(segment["total_size"] for segment in segments))
         yield (
             f"The trace does not begin with the program: {active} were in use and {reserved} "
-            "reserved. Where these tensors would lie under other settings is not known. All "
-            "settings therefore start from an empty allocator that allocates them in the order of "
-            "their addresses, which may be more favorable than what really happened. Your settings "
-            "are replayed from there as well (recorded, packed), and the others are compared with "
-            "that row."
+            "reserved. Settings are switched at that moment. What a restart with them would "
+            "reserve is estimated where estimates were shown to hold."
         )
+        if run.recording.facts.allocated_peak_bytes is None:
+            yield (
+                "How much memory was allocated before the trace is not known; if it was more than "
+                "in the trace, a restart reserves more than estimated. torchmem capture records it."
+            )
+        if inference.order == "address":
+            yield (
+                "Up to PyTorch 2.11, the choice among free blocks of equal size depends on the "
+                "addresses of new memory, which are not known for other settings."
+            )
     if run.recording.truncated:
         yield "The oldest entries of the trace were overwritten; record with a larger max_entries."
 

@@ -60,20 +60,22 @@ def rebuild(
 ) -> InitialMemory:
     """Undo the whole trace of a recording that was made under `config`.
 
-    One thing stays unknown: if a block of the large pool was freed within the trace and the gap
-    behind it is larger than 1 MiB, how much of the gap belonged to the block. It is `slack` bytes,
-    by the address of the block, and the rest of the gap counts as free.
+    One thing stays unknown unless a capture tells it: if a block of the large pool was freed within
+    the trace and the gap behind it is larger than 1 MiB, how much of the gap belonged to the block.
+    It is `slack` bytes, by the address of the block, and the rest of the gap counts as free.
 
     Raises:
-        UsageError: the trace maps memory as no PyTorch does.
+        UsageError: the trace allocates or maps memory as no driver and no PyTorch does.
     """
     live = live_before(recording, config)
-    for address in slack.keys() & live.keys():
-        block = live[address]
-        live[address] = replace(block, size=block.size + slack[address])
+    for address, block in live.items():
+        size = recording.facts.block_sizes.get(address, block.size) + slack.get(address, 0)
+        live[address] = replace(block, size=max(block.size, size))
     addresses = sorted(live)
     segments = []
-    for extent in _extents(recording, config):
+    extents = _extents(recording, config)
+    _check_segments(recording, extents)
+    for extent in extents:
         first = bisect_left(addresses, extent.address)
         end = bisect_left(addresses, extent.address + extent.size)
         inside = {start: live[start] for start in addresses[first:end]}
@@ -225,6 +227,32 @@ def _extents(recording: Recording, config: AllocatorConfig) -> list[_Extent]:
         for address, size in ranges:
             extents[address] = _Extent(key, address, size, is_expandable=True)
     return [extents[address] for address in sorted(extents)]
+
+
+def _check_segments(recording: Recording, extents: list[_Extent]) -> None:
+    """Raise UsageError if a segment overlaps another one, or is freed without being there."""
+    held = [(extent.address, extent.size) for extent in extents]
+    is_sound = all(
+        address + size <= following for (address, size), (following, _) in pairwise(held)
+    )
+    for event in recording.events:
+        if event.action not in {"segment_alloc", "segment_free"} or not is_sound:
+            continue
+        place, segment = bisect_left(held, (event.address, event.size)), (event.address, event.size)
+        if event.action == "segment_free":
+            is_sound = held[place : place + 1] == [segment]
+            del held[place : place + 1]
+        else:
+            before, behind = held[max(0, place - 1) : place], held[place : place + 1]
+            is_sound = all(sum(each) <= event.address for each in before) and all(
+                event.address + event.size <= each[0] for each in behind
+            )
+            held.insert(place, segment)
+    if not is_sound:
+        raise UsageError(
+            f"{recording.name} has segments that overlap, or that end without a begin, so it is "
+            "damaged: record it again."
+        )
 
 
 def _blocks(

@@ -27,9 +27,13 @@ MIN_FEWER_FREES = 100
 """Driver calls that free memory count if there are at most half as many, and this many fewer."""
 
 
+def no_recommendation(fidelity: Fidelity) -> Recommendation:
+    """Return the decision if the replay does not reproduce the recording."""
+    return Recommendation("none", f"No recommendation: {fidelity.reason}")
+
+
 def decide(
     fidelity: Fidelity,
-    recorded: ReplayResult,
     baseline: ReplayResult,
     others: Sequence[ReplayResult],
 ) -> Recommendation:
@@ -37,19 +41,11 @@ def decide(
 
     Args:
         fidelity: of the replay under the recorded settings.
-        recorded: the recording itself.
         baseline: the recorded settings from the same start as the others.
         others: the replays under other settings; refused ones are ignored.
     """
     if fidelity.reason is not None:
-        return Recommendation("none", f"No recommendation: {fidelity.reason}")
-    if recorded.oom is not None and baseline.oom is None:
-        return Recommendation(
-            "none",
-            "No recommendation: with the same settings, nothing fails if the tensors from before "
-            "the trace lie in order, so what filled the memory came before the trace. Record from "
-            "the start of the program.",
-        )
+        return no_recommendation(fidelity)
     best = baseline
     for other in others:
         if other.refused is None and is_better(other, best):
@@ -87,11 +83,12 @@ def _keep(baseline: ReplayResult, others: Sequence[ReplayResult]) -> Recommendat
         "keep",
         f"Keep your settings: each of {tried} others runs out of memory, too. Request less memory, "
         "for example with a smaller batch, or use a larger card.",
-        reasons=(_at_oom(baseline),),
+        reasons=(at_oom(baseline),),
     )
 
 
-def _at_oom(replay: ReplayResult) -> str:
+def at_oom(replay: ReplayResult) -> str:
+    """Return the state of the memory at a replay's first OOM, as a sentence."""
     oom = replay.oom
     if oom is None:
         raise ValueError(f"{replay.name} did not run out of memory")
@@ -115,7 +112,7 @@ def _benefit(best: ReplayResult, baseline: ReplayResult) -> str:
 
 def _reasons(best: ReplayResult, baseline: ReplayResult) -> Iterator[str]:
     if baseline.oom is not None:
-        yield f"With your settings: {_at_oom(baseline)}"
+        yield f"With your settings: {at_oom(baseline)}"
     yield (
         f"Peak reserved {format_size(best.peak_reserved)} instead of "
         f"{format_size(baseline.peak_reserved)}, for a peak of "

@@ -24,7 +24,8 @@ class RecordedRun:
 
     `card_bytes` is what PyTorch can get of the card, and `total_bytes` all of its memory; None if
     unknown. `fits_card` is False if the recording reserved more than the card has, so that the card
-    cannot be the recorded one.
+    cannot be the recorded one. `limit_bytes` is what the garbage collection takes a share of; None
+    if it does not run, or if the limit is unknown.
     """
 
     recording: Recording
@@ -34,6 +35,7 @@ class RecordedRun:
     total_bytes: int | None
     card_source: CardSource | None
     fits_card: bool
+    limit_bytes: int | None
 
     @property
     def before(self) -> InitialMemory:
@@ -61,15 +63,30 @@ def recorded_run(
     if any(size is not None and size <= 0 for size in (card_bytes, total_bytes)):
         raise UsageError("The memory of the card must be more than 0 bytes.")
     settings = recorded_settings(recording)
-    inferences = infer(recording, settings.config, block_order(versions.get("torch", "")))
+    facts = recording.facts
+    total_bytes = total_bytes or facts.total_bytes
+    order = block_order(versions.get("torch", facts.torch_version))
+    inferences = infer(recording, settings.config, order)
     before = inferences[0].before
     card, source = find_card(recording, before, card_bytes)
-    if source == "oom":  # then `card` is what the memory fraction allowed, so apply it only once
+    if card is None and facts.reserved_bytes is not None and facts.free_bytes is not None:
+        card, source = facts.reserved_bytes + facts.free_bytes, "capture"
+        card = card if facts.limit_bytes is None else min(card, facts.limit_bytes)
+    if source in {"oom", "capture"}:  # `card` is what the memory fraction allowed: apply it once
         config = replace(settings.config, per_process_memory_fraction=1.0)
         settings = replace(settings, config=config)
     peak = max(reserved_over_time(recording, before))
     fits_card = card is not None and (source == "oom" or card >= peak)
-    return RecordedRun(recording, settings, inferences, card, total_bytes, source, fits_card)
+    limit = _collection_limit(recording, card if fits_card else None)
+    return RecordedRun(recording, settings, inferences, card, total_bytes, source, fits_card, limit)
+
+
+def _collection_limit(recording: Recording, card_bytes: int | None) -> int | None:
+    """Return the memory limit that PyTorch has; without one, it collects no garbage."""
+    limit, total = recording.facts.limit_bytes, recording.facts.total_bytes
+    if limit is None:
+        return card_bytes
+    return limit if total is not None and limit < total else None
 
 
 def reserved_over_time(recording: Recording, before: InitialMemory) -> Iterator[int]:

@@ -18,11 +18,11 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.blocks import Block, BlockOrder
+from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.snapshot import AWAITED_STREAM
-from torchmem.whatif.initial_memory import InitialMemory
+from torchmem.whatif.inference import Inference
 from torchmem.whatif.result import FailedRequest, ReplayResult, Start, TimelinePoint
 
 UNLIMITED_BYTES = 1 << 40
@@ -31,6 +31,12 @@ SAMPLES = 400
 """Evenly spaced points of a timeline; points at new peaks are added to them."""
 PEAK_GROWTH = 1.02
 """A new peak gets a point of its own if it is larger by this factor."""
+
+
+class NewCard(SimulatedCard):
+    """A card whose addresses are above all that a recording may have."""
+
+    first_address = 1 << 47  # user addresses of Linux end here
 
 
 class Operation(IntEnum):
@@ -251,42 +257,60 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Replays one program under any setting, starting from the blocks that were in use `before` it.
+    """Replays the program of a recorded run under any setting.
 
     `card_bytes` is what the allocator can get; None for an unlimited card. `total_bytes` is all
     memory of the card, which a memory fraction refers to; if None, it equals `card_bytes`.
     """
 
     program: Program
-    before: InitialMemory
+    inference: Inference
     events: int
     card_bytes: int | None
     total_bytes: int | None
-    order: BlockOrder
     on_sample: Callable[[int], None]
 
     def replay(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
-        """Return what the program would have done under a setting."""
-        allocator = self._allocator(config)
-        executor = Executor(allocator, self.card_bytes, self.events, on_sample=self.on_sample)
-        pools = self.program.pools | {
-            segment["segment_pool_id"] for segment in self.before.segments
-        }
-        executor.use_pools(sorted(pools - {DEFAULT_POOL}))
-        start: Start = "packed" if self.before.segments else "empty"
+        """Return what the program would have done, starting from the packed live blocks."""
+        executor = self._executor(config)
+        start: Start = "packed" if self.inference.before.segments else "empty"
         try:
             self._pack(executor)
         except ReplayEndedError:
             return executor.result(name, conf, start, 0)
+        return self._run(executor, name, conf, start)
+
+    def switch(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
+        """Return what the program would have done, had the setting been switched at its begin.
+
+        Raises:
+            ValueError: the card has too little memory for what was reserved then.
+        """
+        executor, before = self._executor(config), self.inference.before
+        blocks = executor.allocator.restore(
+            before.segments, before.first_addresses, self.inference.oldest_first
+        )
+        executor.blocks.update(blocks)
+        return self._run(executor, name, conf, "switched")
+
+    def _run(self, executor: Executor, name: str, conf: str, start: Start) -> ReplayResult:
         executor.start_counting()
         replayed = executor.run(self.program)
         return executor.result(name, conf, start, replayed)
 
+    def _executor(self, config: AllocatorConfig) -> Executor:
+        allocator = self._allocator(config)
+        executor = Executor(allocator, self.card_bytes, self.events, on_sample=self.on_sample)
+        segments = self.inference.before.segments
+        pools = self.program.pools | {segment["segment_pool_id"] for segment in segments}
+        executor.use_pools(sorted(pools - {DEFAULT_POOL}))
+        return executor
+
     def _allocator(self, config: AllocatorConfig) -> DeviceCachingAllocator:
         obtainable = self.card_bytes or UNLIMITED_BYTES
         total = max(obtainable, self.total_bytes or 0) if self.card_bytes else obtainable
-        card = SimulatedCard(total, context_bytes=total - obtainable)
-        allocator = DeviceCachingAllocator(card, config=config, order=self.order)
+        card = NewCard(total, context_bytes=total - obtainable)
+        allocator = DeviceCachingAllocator(card, config=config, order=self.inference.order)
         fraction = config.per_process_memory_fraction
         if fraction < 1:
             allocator.set_memory_limit(int(fraction * total))
@@ -301,7 +325,7 @@ class Replayer:
         Raises:
             ReplayEndedError: they do not fit on the card.
         """
-        for segment in self.before.segments:
+        for segment in self.inference.before.segments:
             pool, stream = segment["segment_pool_id"], segment["stream"]
             for block in segment["blocks"]:
                 if block["state"] == "inactive":

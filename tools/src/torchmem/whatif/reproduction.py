@@ -6,6 +6,7 @@ driver calls that the simulated allocator does not make by itself are those of t
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from torchmem.allocator.sizes import SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import Event, PoolId, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.card import CardUse
 from torchmem.simulator.snapshot import range_key
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.recorded_run import RecordedRun
@@ -25,6 +26,7 @@ from torchmem.whatif.replay import (
     UNLIMITED_BYTES,
     Executor,
     Instruction,
+    NewCard,
     Operation,
     Program,
     ReplayEndedError,
@@ -42,7 +44,7 @@ class _UnlimitedUse(CardUse):
         return super().claim(size, capacity + self.total() + size)
 
 
-class RecordedCard(SimulatedCard):
+class RecordedCard(NewCard):
     """A card that returns the recorded addresses, and refuses memory where the recorded card did.
 
     `total_bytes` determines only the size of the address ranges of expandable segments. `expected`
@@ -51,8 +53,6 @@ class RecordedCard(SimulatedCard):
     the current stream and pool. `ranges` are the address ranges reserved so far.
     """
 
-    first_address = 1 << 47  # user addresses of Linux end here
-
     def __init__(self, total_bytes: int = UNLIMITED_BYTES) -> None:
         super().__init__(total_bytes, context_bytes=0, use=_UnlimitedUse())
         self.expected: deque[Event] = deque()
@@ -60,17 +60,32 @@ class RecordedCard(SimulatedCard):
         self.driver_free: int | None = None
         self.later: Callable[[], Iterator[Event]] = lambda: iter(())
         self.ranges: list[range] = []
+        self._used: list[tuple[int, int]] = []
 
     def cuda_malloc(self, size: int) -> int | None:
         """Return the next recorded segment of this size, or None where the driver refused."""
         if self._refuses():
             return None
         event = self.expected[0] if self.expected else None
-        if event is None or event.action != "segment_alloc" or event.size != size:
+        is_recorded = event is not None and event.action == "segment_alloc" and event.size == size
+        if event is None or not is_recorded or self._is_used(event):
             return self._unrecorded_segment(size)
         self.expected.popleft()
         self.adopt(event.address, size)
         return event.address
+
+    def adopt(self, address: int, size: int) -> None:
+        """Count a segment, and note its address."""
+        super().adopt(address, size)
+        insort(self._used, (address, size))
+
+    def _is_used(self, event: Event) -> bool:
+        """Return whether a part of a new segment is in use already: the recording is damaged."""
+        following = bisect_left(self._used, (event.address, 0))
+        before = self._used[following - 1] if following else (0, 0)
+        behind = self._used[following : following + 1]
+        overlaps = any(start < event.address + event.size for start, _ in behind)
+        return overlaps or sum(before) > event.address
 
     def mem_map(self, address: int, size: int) -> bool:
         """Return whether the recorded driver had memory now."""
@@ -101,6 +116,7 @@ class RecordedCard(SimulatedCard):
     def cuda_free(self, address: int) -> None:
         """Free a segment, and no longer expect that event."""
         super().cuda_free(address)
+        del self._used[bisect_left(self._used, (address, 0))]
         self._drop(lambda event: event.action == "segment_free" and event.address == address)
 
     def mem_unmap(self, address: int, size: int) -> None:
@@ -341,7 +357,8 @@ def reproduce(
         replace(config, throw_on_cudamalloc_oom=False, per_process_memory_fraction=1.0),
         order=inference.order,
     )
-    allocator.set_memory_limit(card_bytes if config.garbage_collection_threshold > 0 else None)
+    collects = config.garbage_collection_threshold > 0
+    allocator.set_memory_limit(run.limit_bytes if collects else None)
     executor = Executor(allocator, card_bytes, run.events, on_sample=on_sample)
     _restore(run, inference, executor, card)
     waiting = {address for address, block in executor.blocks.items() if not block.allocated}

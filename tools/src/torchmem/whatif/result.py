@@ -14,14 +14,18 @@ from torchmem.simulator.blocks import BlockOrder
 
 SCHEMA = 1
 
-Start = Literal["recorded", "empty", "packed"]
-"""What a replay started from: the recorded memory, nothing, or its live blocks, packed.
+Start = Literal["recorded", "empty", "packed", "switched"]
+"""What a replay started from.
 
-Packed means that the live blocks were requested in the order of their addresses from an empty
-allocator. Where they would lie under other settings is unknown; this is the most favorable guess.
+"recorded" and "switched": the memory that was recorded; "switched" under other settings from there
+on. "empty": nothing. "packed": live blocks that were requested in the order of their addresses from
+an empty allocator. Where they would lie after a restart is unknown; this is the most favorable
+guess.
 """
-CardSource = Literal["oom", "given"]
-"""How the memory of the card is known: from an OOM in the trace, or from the caller."""
+Direction = Literal["less", "same", "more"]
+"""Peak reserved memory, compared with the recorded settings."""
+CardSource = Literal["oom", "given", "capture"]
+"""How the memory of the card is known: an OOM in the trace, the caller, or `torchmem capture`."""
 Decision = Literal["change", "keep", "none"]
 """Change the settings, keep them, or no recommendation: the replay does not match the recording."""
 
@@ -133,6 +137,19 @@ class ReplayResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """What may be said of a restart under a setting, if the trace does not begin with the program.
+
+    Either `peak_reserved`, an estimate to compare with the recorded peak, or only its `direction`.
+    """
+
+    name: str
+    conf: str
+    peak_reserved: int | None = None
+    direction: Direction | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """What to do.
 
@@ -154,10 +171,11 @@ class WhatIf:
 
     `card_bytes` is what PyTorch can reserve at most, without the CUDA context and other processes;
     if it is None, no setting can run out of memory. `events` is the length of the trace. `outcomes`
-    starts with the recording itself (`start` "recorded"). If that did not start empty, the recorded
-    settings from the packed start follow ("recorded, packed"); if it ran on a larger card, those on
-    this card ("recorded, this card"). The other outcomes are compared with that row. `caveats` are
-    sentences about the whole answer, the most serious first.
+    starts with the recording itself (`start` "recorded"). If it ran on a larger card, the recorded
+    settings on this card follow ("recorded, this card"). The other outcomes are compared with the
+    last of these. If the trace does not begin with the program, they start from the recorded memory
+    (`start` "switched"), and `restarts` has what may be said of a restart. `caveats` are sentences
+    about the whole answer, the most serious first.
     """
 
     name: str
@@ -169,6 +187,7 @@ class WhatIf:
     outcomes: tuple[ReplayResult, ...]
     verdict: Recommendation
     caveats: tuple[str, ...] = ()
+    restarts: tuple[Restart, ...] = ()
 
 
 def document(result: WhatIf) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import StatusLine, aligned, bar, wrapped
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.whatif.result import Fidelity, ReplayResult, WhatIf
+from torchmem.whatif.result import Direction, Fidelity, ReplayResult, Restart, WhatIf
 
 HEADINGS = (
     ("", "peak", "peak", "stranded", "", "", "device"),
@@ -17,7 +18,17 @@ HEADINGS = (
 )
 MAX_CAVEATS = 3
 MAX_LABEL_LENGTH = 30
-CARD_SOURCES = {"oom": " (from the OOM in the trace)", "given": " (--card, less the CUDA context)"}
+CARD_SOURCES = {
+    "oom": " (from the OOM in the trace)",
+    "given": " (--card, less the CUDA context)",
+    "capture": " (as free when the capture began)",
+}
+
+DIRECTIONS: dict[Direction, str] = {
+    "less": "less than with your settings",
+    "same": "about as with your settings",
+    "more": "more than with your settings",
+}
 
 
 class Progress(StatusLine):
@@ -40,6 +51,7 @@ def page(result: WhatIf) -> str:
         wrapped(_headline(result)),
         wrapped(trust(result.fidelity)),
         [] if result.verdict.decision == "none" else list(table(result)),
+        list(restarts(result)),
         list(recommendation(result)),
         list(_caveats(result)),
     ]
@@ -64,10 +76,29 @@ def trust(fidelity: Fidelity) -> str:
 def table(result: WhatIf) -> Iterator[str]:
     """Return what each setting would have done, with a mark at the recommended one."""
     replayed = [replay for replay in result.outcomes if replay.refused is None]
+    if any(replay.start == "switched" for replay in replayed):
+        yield "Switched in the running process where the trace begins:"
     yield from aligned([*HEADINGS, *(_row(result, replay) for replay in replayed)])
+    refused = defaultdict[str, list[str]](list)
     for replay in result.outcomes:
         if replay.refused is not None:
-            yield from wrapped(f"{replay.name}: not replayed. {replay.refused}", "  ")
+            refused[replay.refused].append(replay.name)
+    for reason, names in refused.items():
+        yield from wrapped(f"{', '.join(names)}: not replayed. {reason}", "  ")
+
+
+def restarts(result: WhatIf) -> Iterator[str]:
+    """Return what may be said of a restart with each setting."""
+    if result.restarts:
+        yield "After a restart (estimates):"
+        rows = [(_marked(result, each.name), _peak(each)) for each in result.restarts]
+        yield from aligned([("  settings", "peak reserved"), *rows])
+
+
+def _peak(restart: Restart) -> str:
+    if restart.peak_reserved is not None:
+        return f"about {format_size(restart.peak_reserved)}"
+    return DIRECTIONS[restart.direction or "same"]
 
 
 def recommendation(result: WhatIf) -> Iterator[str]:
@@ -94,9 +125,8 @@ def _percent(share: float) -> str:
 
 def _row(result: WhatIf, replay: ReplayResult) -> tuple[str, ...]:
     is_known = result.card_bytes is not None or replay.ooms or replay.retries
-    mark = "* " if replay.name == result.verdict.recommended else "  "
     return (
-        mark + replay.name,
+        _marked(result, replay.name),
         format_size(replay.peak_reserved),
         format_size(replay.peak_allocated),
         format_size(replay.worst_stranded),
@@ -104,6 +134,10 @@ def _row(result: WhatIf, replay: ReplayResult) -> tuple[str, ...]:
         _oom(result, replay) if is_known else "?",
         f"{replay.device_allocs:,}",
     )
+
+
+def _marked(result: WhatIf, name: str) -> str:
+    return ("* " if name == result.verdict.recommended else "  ") + name
 
 
 def _oom(result: WhatIf, replay: ReplayResult) -> str:

@@ -1,0 +1,97 @@
+"""Workloads for recordings that begin in the middle of a run, and one run of one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("program.py")
+ADDRESSES = ("ascending", "descending", "reuse", "random:1")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A command on a card, recorded between the ends of the steps `first` and `last`.
+
+    With `ranks`, torchrun starts that many processes, each on a card of its own.
+    """
+
+    command: tuple[str, ...]
+    memory: str
+    first: int
+    last: int
+    ranks: int = 0
+
+
+WORKLOADS = {
+    "varying": Workload(("benchmarks/midrun/varying.py",), "24GB", 30, 40),
+    "varying, tight": Workload(("benchmarks/midrun/varying.py",), "1200MB", 30, 40),
+    "gpt": Workload(("examples/gpt.py",), "80GB", 30, 40),
+    "gpt, tight": Workload(("examples/gpt.py",), "9GB", 30, 40),
+    "resnet50": Workload(("examples/resnet50.py",), "80GB", 5, 10),
+    "huggingface": Workload(
+        ("examples/huggingface.py", "--width=512", "--layers=4", "--length=512", "--batch=4"),
+        "24GB",
+        10,
+        20,
+    ),
+    "fsdp2": Workload(
+        ("examples/fsdp2.py", "--width=512", "--layers=4", "--sequence=256", "--batch=4"),
+        "24GB",
+        5,
+        12,
+        ranks=2,
+    ),
+}
+"""By name; "tight" ones meet the limit of their card."""
+
+
+def run(  # noqa: PLR0913 - each of them varies
+    workload: Workload,
+    mode: str,
+    folder: Path,
+    *,
+    addresses: str = "reuse",
+    conf: str = "",
+    torch: Path | None = None,
+) -> dict[str, int]:
+    """Run a workload on a phantom card and return what program.py counts.
+
+    `folder` gets its files. `torch` is a folder with another PyTorch than the installed one.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script, *arguments = workload.command
+    window = [mode, str(workload.first), str(workload.last), str(folder)]
+    python = [sys.executable, "-W", "ignore"]
+    if workload.ranks:
+        python += ["-m", "torch.distributed.run", f"--nproc-per-node={workload.ranks}"]
+    steps = f"--steps={workload.last + 1}"
+    command = [*python, str(PROGRAM), *window, str(ROOT / script), *arguments, steps]
+    flags = [f"--memory={workload.memory}", f"--addresses={addresses}"]
+    cards = [f"--devices={max(1, workload.ranks)}", f"--state={folder / 'cards'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torchmem.phantom", *flags, *cards, "--", *command],
+        env=os.environ
+        | {"PYTORCH_CUDA_ALLOC_CONF": conf, "TORCHMEM_RUN_DIR": str(folder / "run")}
+        | {"PYTHONPATH": os.pathsep.join(_import_path(torch))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{mode} of {script}: {done.stderr[-2000:]}")
+    counts: dict[str, int] = json.loads((folder / "counts.json").read_text())
+    return counts
+
+
+def _import_path(torch: Path | None) -> list[str]:
+    others = os.environ.get("PYTHONPATH", "")
+    return [path for path in (str(torch or ""), others) if path]

@@ -1,0 +1,97 @@
+"""Memory history of this process, with the facts that a replay of it needs and PyTorch leaves out.
+
+Source of the need: a trace that begins in the middle of a run tells neither how long the blocks
+from before it are, nor which limits the process has (docs/capture.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchmem.allocator.backend import Backend, Device
+from torchmem.sample.capture_messages import FACTS_KEY
+
+# Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
+# in memory while recording.
+HISTORY_ENTRIES = 100_000
+SEGMENT_KEYS = (
+    "device",
+    "address",
+    "total_size",
+    "stream",
+    "segment_type",
+    "segment_pool_id",
+    "is_expandable",
+)
+BLOCK_KEYS = ("address", "size", "requested_size", "state")
+
+
+class RecordedHistory:
+    """Records history on one backend, from `start` to `stop`.
+
+    `allocated_peaks` returns the highest allocated bytes of each device since the process began.
+    """
+
+    def __init__(self, backend: Backend, allocated_peaks: Callable[[], Mapping[int, int]]) -> None:
+        self.backend = backend
+        self._allocated_peaks = allocated_peaks
+        self._facts: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Start to record, and read the memory at this moment.
+
+        Only then: memory that another thread allocates in between would otherwise be in neither.
+        """
+        self.backend.start_history(HISTORY_ENTRIES)
+        try:
+            self._facts = self._read_facts()
+        except BaseException:
+            self.stop()
+            raise
+
+    def snapshot(self) -> Mapping[str, Any] | None:
+        """Return the history with the facts; None if this allocator has none."""
+        snapshot = self.backend.full_snapshot(traces=True)
+        return None if snapshot is None else {**snapshot, FACTS_KEY: self._facts}
+
+    def stop(self) -> None:
+        """Stop to record, and discard what was recorded."""
+        self.backend.stop_history()
+
+    def _read_facts(self) -> dict[str, Any]:
+        snapshot = self.backend.full_snapshot(traces=False)
+        snapshot = snapshot or self.backend.full_snapshot(traces=True) or {}
+        return {
+            "versions": dict(self.backend.versions()),
+            "max_entries": HISTORY_ENTRIES,
+            "segments": [plain_segment(segment) for segment in snapshot.get("segments", ())],
+            "devices": self._devices(),
+        }
+
+    def _devices(self) -> dict[int, dict[str, int]]:
+        peaks = self._allocated_peaks()
+        return {
+            device.index: self._device(device, peaks.get(device.index))
+            for device in self.backend.devices()
+        }
+
+    def _device(self, device: Device, allocated_peak: int | None) -> dict[str, int]:
+        """Return bytes by name, without those that are unknown."""
+        stats = self.backend.memory_stats(device.index)
+        known: dict[str, int | None] = {
+            "total_bytes": device.total_bytes,
+            "limit_bytes": self.backend.limit_bytes(device.index),
+            "free_bytes": self.backend.free_bytes(device.index),
+            "reserved_bytes": stats["reserved_bytes"]["all"]["current"] if stats else None,
+            "allocated_peak_bytes": allocated_peak,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+def plain_segment(segment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a segment of a snapshot without what a replay does not need, such as stacks."""
+    blocks = [
+        {key: block[key] for key in BLOCK_KEYS if key in block} for block in segment["blocks"]
+    ]
+    return {key: segment[key] for key in SEGMENT_KEYS if key in segment} | {"blocks": blocks}
