@@ -38,6 +38,12 @@ def _xid_explanation() -> str:
     return f"{{{{ {branches}\nelse }}}}NVIDIA's XID catalog explains it.{{{{ end }}}}"
 
 
+# Labels that identify the object of an alert.
+OBJECTS: Mapping[str, tuple[str, ...]] = {
+    "device": ("instance", "uuid", "rank", "pid", "run"),
+    "process": ("instance", "rank", "pid", "run"),
+    "gpu": ("instance", "uuid"),
+}
 # What each cause of an OOM means, in the words of an alert.
 CAUSES: Mapping[str, str] = {
     "fragmentation": "Enough bytes were free, but not in one piece.",
@@ -72,6 +78,18 @@ def _kill_explanation() -> str:
     )
 
 
+def _grown_component() -> str:
+    """Return a Go template that names the component which grew most, empty if none is known."""
+    labels = OBJECTS["device"]
+    matched = ",".join(f"{label}=%q" for label in labels)
+    arguments = " ".join(f"$labels.{label}" for label in labels)
+    return (
+        f"{{{{- with printf `topk(1, rank:torchmem_component_bytes:increase30m{{{matched}}} > 0)`\n"
+        f"{arguments} | query }}}} Most of it is in\n"
+        '{{ . | first | label "component" }}: {{ . | first | value | humanize1024 }}B.{{ end }}'
+    )
+
+
 def _increases() -> Iterator[tuple[str, str]]:
     for window in counters.SECONDS:
         ooms, newest = catalog.OOMS.name, catalog.LAST_OOM_TIMESTAMP.name
@@ -96,6 +114,7 @@ TEXTS: Mapping[str, str] = {
         "ended with an exception that nothing caught, and not with an out-of-memory error.\n"
         "Its traceback is in the output of the script."
     ),
+    "grown component": _grown_component(),
     "kill cause": _kill_explanation(),
     "oom cause": _cause_explanation(),
     "xid explanation": _xid_explanation(),
@@ -103,12 +122,6 @@ TEXTS: Mapping[str, str] = {
     **{f"remedy {cause}": f"{remedy}." for cause, remedy in REMEDY_BY_CAUSE.items()},
 }
 
-# Labels that identify the object of an alert.
-OBJECTS: Mapping[str, tuple[str, ...]] = {
-    "device": ("instance", "uuid", "rank", "pid", "run"),
-    "process": ("instance", "rank", "pid", "run"),
-    "gpu": ("instance", "uuid"),
-}
 # The end of the Go template that formats a value.
 FORMATS: Mapping[str, str] = {
     "bytes": "humanize1024 }}B",
