@@ -13,6 +13,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
+from torchmem.rules import thresholds
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
 
@@ -32,7 +33,7 @@ class Variable:
     """A variable of the dashboard: its label on screen and Grafana's query for its values.
 
     A `hidden` variable has no effect here; it keeps the selection for the next dashboard. `single`
-    is the initial value of a variable that holds one value only.
+    is the initial value of a variable that holds one value only, `typed` that of a text box.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Variable:
     regex: str = ""
     hidden: bool = False
     single: str | None = None
+    typed: str | None = None
 
 
 def _label_values(spec: MetricSpec, label: str, *filtered_by: str) -> str:
@@ -73,6 +75,10 @@ COMPARE = Variable("compare", "Compare with run", _runs_or_none(), '/run="([^"]+
 # Nodes on which no training runs, and GPUs that no rank uses, can be selected too.
 _ANY_NODE = replace(_NODE, query=_label_values(catalog.BUILD_INFO, "instance"))
 _ANY_GPU = replace(_GPU, query=_gpus(catalog.NVML_GPU_UP, "instance"))
+
+# The price of a GPU-hour: 0 also if the box is empty.
+PRICE_VARIABLE = Variable("price", "$ per GPU-hour", "", typed="0")
+PRICE = "(${price}+0)"
 
 # From left to right; each variable filters those to its right.
 TRAINING_VARIABLES = (_RUN, _NODE, _GPU, _RANK)
@@ -132,7 +138,18 @@ def link(uid: str, title: str, **columns: str) -> tuple[str, str]:
     return f"Open {title}", f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{variables}"
 
 
+# The page of an alert, from the cell with its name: a URL, or a path of Prometheus, which Grafana
+# reaches for every user that may query it.
+_RUNBOOKS = thresholds.defaults().values["runbooks_at"]
+_AT = (
+    f"/api/datasources/proxy/uid/${{datasource:raw}}{_RUNBOOKS}"
+    if _RUNBOOKS[0] == "/"
+    else _RUNBOOKS
+)
+LINK_TO_RUNBOOK = ("Open the runbook", f"{_AT}/${{__value.raw}}.md")
+
 LINK_TO_RUN = link(TRAINING, "Training memory", run="Run")
+LINK_TO_RANK = link(TRAINING, "Training memory", run="Run", rank="Rank")
 LINK_TO_NODE = link(NODE, "GPU node", node="Node")
 
 
@@ -187,7 +204,9 @@ def _annotation(mark: Mark) -> builders.AnnotationQuery:
     return annotation.title_format(mark.name).text_format(mark.text)
 
 
-def _variable(variable: Variable) -> builders.QueryVariable:
+def _variable(variable: Variable) -> builders.QueryVariable | builders.TextBoxVariable:
+    if variable.typed is not None:
+        return builders.TextBoxVariable(variable.name).label(variable.label).default_value("0")
     builder = builders.QueryVariable(variable.name).label(variable.label)
     builder.query(variable.query).regex(variable.regex).datasource(DATASOURCE)
     builder.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)

@@ -44,6 +44,7 @@ class Unit:
     PER_MINUTE = "suffix: per min"
     AGO = units.DateTimeFromNow
     NODES = "suffix: node(s)"
+    DOLLARS = "currencyUSD"
     KILOWATT_HOURS = units.KiloWattHour
     WATTS = units.Watt
     CELSIUS = units.Celsius
@@ -336,6 +337,7 @@ class Column:
     width: int | None = None
     wrap: bool = False
     centered: bool = False
+    decimals: int | None = None
 
 
 def joined_table(
@@ -404,6 +406,8 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
         style["links"] = [{"title": title, "url": url}]
     if column.centered:
         style["custom.align"] = "center"
+    if column.decimals is not None:
+        style["decimals"] = column.decimals
     if column.width:
         style["custom.width"] = column.width
     return [dashboard_models.DynamicConfigValue(name, value) for name, value in style.items()]

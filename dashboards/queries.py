@@ -147,9 +147,13 @@ GPU_NAMES = (
 )
 """1 for every GPU, with the label short_name: "#3 H100", after the node if several are selected."""
 
-_SICK = append_matcher(select(recorded.HEALTH), 'health!="healthy"')
-SICK_GPUS = f"count({_SICK}) or 0 * sum({select(recorded.NODE_GPUS)})"
+SICK = append_matcher(select(recorded.HEALTH), 'health!="healthy"')
+SICK_GPUS = f"count({SICK}) or 0 * sum({select(recorded.NODE_GPUS)})"
 """GPUs that are lost, or need a reset or a replacement."""
+
+WASTED_GPU_HOURS = f"sum(sum_over_time({select(recorded.NODE_WASTED)}[$__range:1m])) / 60"
+GPU_HOURS = f"sum_over_time({select(recorded.WASTED)}[$__range:1m]) / 60"
+"""GPU-hours that each GPU wasted within the time range: a value per minute, added up."""
 
 
 def named(expression: str) -> str:

@@ -43,6 +43,7 @@ NODE_GPUS = _recorded("instance:nvml_gpus:count", "instance")
 NODE_GPUS_LOST = _recorded("instance:nvml_gpus_lost:count", "instance")
 NODE_IDLE_HELD = _recorded("instance:nvml_idle_held_gpus:sum", "instance")
 NODE_WASTED = _recorded("instance:torchmem_wasted_gpus:sum", "instance")
+NODE_POWER = _recorded("instance:nvml_power_watts:sum", "instance")
 NODE_PART = _recorded("instance:torchmem_memory_bytes:sum", "instance", "part")
 NODE_TOTAL = _recorded("instance:torchmem_memory_total_bytes:sum", "instance")
 

@@ -1,31 +1,55 @@
-"""The dashboard "Fleet": which rank runs out of memory first, what is wasted, and what is wrong."""
+"""The dashboard "Fleet": who is in trouble, which rank runs out first, and what is wasted."""
 
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import ALL_VARIABLES, FLEET, LINK_TO_NODE, LINK_TO_RUN, OOM_MARK, Board, Row
-from dashboards.colors import ANY_IS_WRONG
+from dashboards.board import (
+    ALL_VARIABLES,
+    FLEET,
+    LINK_TO_NODE,
+    LINK_TO_RANK,
+    LINK_TO_RUN,
+    LINK_TO_RUNBOOK,
+    OOM_MARK,
+    PRICE,
+    PRICE_VARIABLE,
+    Board,
+    Row,
+)
+from dashboards.boards.fleet_subjects import NODES, OVER_TIME
+from dashboards.colors import (
+    ANY_HAS_FAILED,
+    ANY_IS_WRONG,
+    EXHAUSTION,
+    HEADROOM,
+    IMBALANCE,
+    RETRIES_PER_MINUTE,
+    STRANDED,
+    Levels,
+)
 from dashboards.panels import (
-    PARTS_EXPLAINED,
     RANKS_BY_STATE,
     Column,
     Panel,
     Query,
     Text,
     Unit,
-    bars,
     joined_table,
-    lines,
-    memory_stack,
     stat_panel,
 )
 from dashboards.queries import (
     DEVICE_ROW,
+    GPU_HOURS,
+    GPU_NAMES,
     GPU_ROW,
     OOMS_IN_RANGE,
+    OOMS_OF_PROCESSES,
     RUN_ROW,
+    SICK_GPUS,
+    WASTED_GPU_HOURS,
     among,
     append_matcher,
+    newest,
     prepend_matcher,
     row,
     select,
@@ -33,13 +57,15 @@ from dashboards.queries import (
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.colors import CAUSES, SEVERITIES
+from torchmem.sample.colors import ATTENTION, PARTS, SEVERITIES
 
-NO_NVML = "No GPU: NVML is not available on any node"
 NO_RUN = "No run matches the selection"
 
 # Rows of the table of ranks with the least headroom; ranks with falling headroom come on top.
 MAX_RANKS = 20
+# Rows of the table of GPUs that waste most, and what is too little to be listed.
+MAX_WASTEFUL = 20
+MIN_WASTED_GPU_HOURS = 0.01
 
 ALERT_ROW = ("severity", "alertname", "run", "rank", "instance", "gpu")
 
@@ -58,43 +84,24 @@ FIRING_SINCE_MILLISECONDS = among(
 
 NUMBERS: list[Panel] = [
     stat_panel(
-        Text(
-            "GPUs",
-            "How many GPUs does the driver reach on the selected nodes?",
-            NO_NVML,
-        ),
+        Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
         Query(f"sum({select(recorded.NODE_GPUS)})"),
         Unit.COUNT,
     ),
     stat_panel(
         Text(
-            "GPUs lost",
-            "How many GPUs stopped responding, and are missing from all other numbers? The "
-            "dashboard GPU node shows their error codes.",
-            NO_NVML,
+            "Unhealthy GPUs",
+            "How many GPUs are lost, or need a reset or a replacement? The dashboard GPU node "
+            "shows which.",
+            "0",
         ),
-        Query(f"sum({select(recorded.NODE_GPUS_LOST)})"),
+        Query(SICK_GPUS),
         Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        levels=ANY_HAS_FAILED,
     ),
     stat_panel(
-        Text(
-            "Wasted, in GPUs",
-            "How much memory is unusable, expressed in whole GPUs? It counts idle GPUs whose "
-            "memory is held, and memory stranded by fragmentation.",
-            "No data yet",
-        ),
-        Query(f"sum({select(recorded.NODE_WASTED)})"),
-        Unit.COUNT,
-    ).decimals(1),
-    stat_panel(
-        Text(
-            "Idle GPUs, memory held",
-            "On how many GPUs do processes hold memory although nothing has run for "
-            "10 minutes? The cause is often a forgotten notebook or a hung job.",
-            NO_NVML,
-        ),
-        Query(f"sum({select(recorded.NODE_IDLE_HELD)})"),
+        Text("Alerts firing", "How many torchmem alerts are firing? They are listed below."),
+        Query(f"count({FIRING}) or vector(0)"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -103,48 +110,74 @@ NUMBERS: list[Panel] = [
             "OutOfMemoryErrors",
             "How often did processes run out of memory within this time range, whether the "
             "script caught the errors or not? The dashboard After an OOM shows the ranks.",
-            "No ranks",
+            "0",
         ),
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
     stat_panel(
-        Text("Alerts firing", "How many torchmem alerts are firing? They are listed below."),
-        Query(f"count({FIRING}) or vector(0)"),
+        Text(
+            "Wasted GPU-hours",
+            "How much memory was unusable within this time range, in GPUs times hours? It counts "
+            "idle GPUs whose memory is held, and memory stranded by fragmentation: half of the "
+            "memory of a GPU for an hour is half a GPU-hour.",
+            "–",
+        ),
+        Query(WASTED_GPU_HOURS),
         Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
+    ).decimals(1),
+    stat_panel(
+        Text(
+            "Cost of the waste",
+            "What did the wasted GPU-hours cost? Set the price of a GPU-hour above.",
+            "No price",
+        ),
+        Query(f"{WASTED_GPU_HOURS} * {PRICE} > 0"),
+        Unit.DOLLARS,
+    ).decimals(0),
 ]
+
+
+def _severity() -> str:
+    """Return the place of each firing alert's severity in SEVERITIES, to sort by it."""
+    places = (
+        f"{place} * "
+        + _alerts_of_torchmem(select(recorded.ALERTS, alertstate="firing", severity=severity))
+        for place, severity in enumerate(SEVERITIES)
+    )
+    return row(ALERT_ROW, " or ".join(places))
 
 
 def _alerts() -> Panel:
     text = Text(
         "Firing alerts",
-        "What needs attention? These are the alerts of prometheus/rules; docs/runbooks has a page "
-        "for each of them.",
+        "What needs attention? A click on an alert opens its runbook.",
         "No alert is firing",
     )
+    ranked = {str(place): severity for place, severity in enumerate(SEVERITIES)}
+    colors = {place: SEVERITIES[severity] for place, severity in ranked.items()}
     columns = [
-        Column("Severity", FIRING, label="severity", colors=SEVERITIES, width=100),
-        Column("Alert", label="alertname"),
-        Column("Run", label="run", link=LINK_TO_RUN),
-        Column("Rank", label="rank", width=70),
+        Column("Severity", _severity(), names=ranked, colors=colors, width=90, centered=True),
+        Column("Alert", label="alertname", link=LINK_TO_RUNBOOK, width=240),
+        Column("Run", label="run", link=LINK_TO_RANK),
+        Column("Rank", label="rank", width=60),
         Column("Node", label="instance", link=LINK_TO_NODE),
-        Column("GPU", label="gpu", width=70),
-        Column("Active since", FIRING_SINCE_MILLISECONDS, unit=Unit.AGO),
+        Column("GPU", label="gpu", width=60),
+        Column("Since", FIRING_SINCE_MILLISECONDS, unit=Unit.AGO, width=130),
     ]
-    return joined_table(text, columns, sort="Severity").span(16).height(8)
+    table = joined_table(text, columns, sort="Severity", hidden=["severity"])
+    return table.span(16).height(7).min_width(80)
 
 
 def _states() -> Panel:
     text = Text(
         "Ranks by state",
-        "What state are the training processes in? A stalled rank is alive but has not finished a "
-        "step for a while. Ended processes count for 15 minutes.",
+        "What state are the ranks in? A stalled rank is alive but has not finished a step for a "
+        "while. Ended ranks count for 15 minutes.",
         "No ranks",
     )
-    return stat_panel(text, RANKS_BY_STATE, Unit.COUNT).span(8).height(8)
+    return stat_panel(text, RANKS_BY_STATE, Unit.COUNT).span(8).height(7)
 
 
 def _least_headroom() -> Panel:
@@ -153,30 +186,70 @@ def _least_headroom() -> Panel:
         f"Which rank will run out of memory first? The table lists the {MAX_RANKS} ranks with the "
         "least headroom, and all ranks whose headroom is falling, with the time until it reaches "
         "zero at the trend of the last 15 minutes. Headroom is the largest tensor that would fit "
-        "after the allocator has released its cache; the lowest value of the last 5 minutes is "
-        "used.",
+        "after the allocator has released its cache, as a share of the GPU; the lowest value of "
+        "the last 5 minutes is used.",
         "No snapshot of any rank yet",
     )
-    headroom = row(DEVICE_ROW, select(recorded.MIN_HEADROOM))
     share = row(DEVICE_ROW, f"{select(recorded.MIN_HEADROOM)} / {select(catalog.DEVICE_TOTAL)}")
     exhaustion = row(DEVICE_ROW, select(recorded.EXHAUSTION))
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
-    stranded, retries = (
-        row(DEVICE_ROW, select(spec)) for spec in (recorded.STRANDED_RATIO, recorded.RETRIES_10M)
-    )
+    stranded = row(DEVICE_ROW, select(recorded.STRANDED_RATIO))
     columns = [
-        Column("Run", label="run", link=LINK_TO_RUN),
-        Column("Rank", label="rank", width=70),
+        Column("Run", label="run", link=LINK_TO_RANK, width=160),
+        Column("Rank", label="rank", width=60),
         Column("Node", label="instance", link=LINK_TO_NODE),
-        Column("GPU", label="gpu", width=60),
-        Column("Pid", label="pid", width=90),
-        Column("Headroom", among(DEVICE_ROW, headroom, listed), unit=Unit.BYTES),
-        Column("Of the GPU", among(DEVICE_ROW, share, listed), unit=Unit.RATIO, bar=True),
-        Column("Exhausted in", exhaustion, unit=Unit.SECONDS),
-        Column("Stranded", among(DEVICE_ROW, stranded, listed), unit=Unit.RATIO, bar=True),
-        Column("Retries in 10 min", among(DEVICE_ROW, retries, listed)),
+        _bar("Headroom", among(DEVICE_ROW, share, listed), HEADROOM),
+        Column("Exhausted in", exhaustion, unit=Unit.DURATION, levels=EXHAUSTION, width=110),
+        _bar("Stranded", among(DEVICE_ROW, stranded, listed), STRANDED),
     ]
-    return joined_table(text, columns, sort="Of the GPU")
+    unseen = ("gpu", "pid")
+    table = joined_table(text, columns, sort="Headroom", hidden=unseen)
+    return table.span(12).height(7).min_width(80)
+
+
+def _bar(heading: str, query: str, levels: Levels) -> Column:
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=levels)
+
+
+def _wasteful() -> Panel:
+    text = Text(
+        "GPUs that waste most",
+        "Which GPUs wasted most within the time range, why, and who holds their memory? A GPU "
+        "whose memory is held while it is idle is wasted completely; of other GPUs, the stranded "
+        "share is wasted. The process is the one with most memory.",
+        "No GPU wastes memory",
+    )
+    hours = row(GPU_ROW, f"topk({MAX_WASTEFUL}, {GPU_HOURS} > {MIN_WASTED_GPU_HOURS})")
+    names = row(GPU_ROW, among(("instance", "uuid"), f"({GPU_NAMES})", hours), "short_name")
+    now = among(GPU_ROW, row(GPU_ROW, select(recorded.WASTED)), hours)
+    idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), hours)
+    holder = row(GPU_ROW, among(("instance", "uuid"), _largest_process(), hours), "run", "user")
+    columns = [
+        Column("GPU", names, label="short_name", width=160),
+        Column(
+            "Now",
+            idle,
+            names={"0": "Fragmented", "1": "Idle"},
+            colors={"0": PARTS["stranded"], "1": ATTENTION},
+            width=100,
+            centered=True,
+        ),
+        _bar("Wasted", now, STRANDED),
+        Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2),
+        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2),
+        Column("Run", holder, label="run"),
+        Column("User", holder, label="user"),
+    ]
+    table = joined_table(text, columns, sort="GPU-hours", descending=True, hidden=GPU_ROW)
+    return table.span(12).height(7).min_width(80)
+
+
+def _largest_process() -> str:
+    """Return the process with most memory on each GPU, with the facts that are known about it."""
+    facts = select(catalog.NVML_PROCESS_INFO)
+    memory = select(catalog.NVML_PROCESS_MEMORY)
+    largest = f"topk by (instance, uuid) (1, {memory})"
+    return f"{facts} and on (instance, uuid, pid) {largest}"
 
 
 def _of_run(spec: MetricSpec) -> str:
@@ -184,117 +257,54 @@ def _of_run(spec: MetricSpec) -> str:
 
 
 def _ranks_in(states: str) -> str:
-    """Return the processes of each run in one of the states, which are separated by |."""
-    ranks = append_matcher(select(recorded.RUN_RANKS), f'state=~"{states}"')
-    return f"sum by (run) ({ranks})"
-
-
-_OOMS_OF_RUN = f"sum by (run) ({select(recorded.RUN_OOMS)})"
+    """Return the ranks of each run in one of the states, which are separated by |."""
+    ranks = append_matcher(select(catalog.PROCESS_STATE), f'state=~"{states}"')
+    return f"count by (run) ({newest(f'{ranks} == 1')})"
 
 
 def _runs() -> Panel:
     text = Text(
         "Runs",
-        "How is each run doing? Alive counts processes that are running or stalled. Failed counts "
-        "processes that failed with an exception, ran out of memory, or were killed in the last 15 "
-        "minutes. Imbalance is the most loaded rank divided by the mean of the others.",
+        "How is each run doing? Alive counts ranks that are running or stalled. Failed counts "
+        "ranks that failed with an exception, ran out of memory, or were killed in the last 15 "
+        "minutes. Fullest GPU: the most that one rank has reserved. Headroom is that of its worst "
+        "rank. Slack: the share of the reserved memory "
+        "that was not in use at the peak. Imbalance is the most loaded rank divided by the mean "
+        "of the others. OOMs are those of the time range.",
         NO_RUN,
     )
+    known, failed = _ranks_in(".*"), _ranks_in("failed|oom|killed")
+    ooms = f"sum by (run) ({OOMS_OF_PROCESSES})"
+    retries = f"60 * {_of_run(recorded.RUN_RETRIES)}"
     columns = [
         Column("Run", label="run", link=LINK_TO_RUN),
         Column("Alive", _ranks_in("running|stalled"), width=80),
-        Column("Failed", _ranks_in("failed|oom|killed"), width=80),
-        Column("Reserved, fullest GPU", _of_run(recorded.RUN_RESERVED_MAX), unit=Unit.BYTES),
+        Column("Failed", f"{failed} or 0 * {known}", levels=ANY_HAS_FAILED, width=80),
+        Column("Fullest GPU", _of_run(recorded.RUN_RESERVED_MAX), unit=Unit.BYTES),
         Column("Least headroom", _of_run(recorded.RUN_HEADROOM), unit=Unit.BYTES),
         Column("Slack at peak", _of_run(recorded.RUN_SLACK), unit=Unit.RATIO, bar=True),
-        Column("Imbalance", _of_run(recorded.RUN_IMBALANCE)),
-        Column("Retries per min", f"60 * {_of_run(recorded.RUN_RETRIES)}", unit=Unit.PER_MINUTE),
-        Column("OOMs in 1 h", f"{_OOMS_OF_RUN} or 0 * {_ranks_in('.*')}"),
+        Column("Imbalance", _of_run(recorded.RUN_IMBALANCE), levels=IMBALANCE, decimals=2),
+        Column("Retries", retries, unit=Unit.PER_MINUTE, levels=RETRIES_PER_MINUTE, decimals=1),
+        Column("OOMs", f"{ooms} or 0 * {known}", levels=ANY_IS_WRONG, width=80),
         Column("Step", _of_run(recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns, sort="Least headroom")
-
-
-OVER_TIME: list[Panel] = [
-    lines(
-        Text(
-            "Reserved by run",
-            "How much memory does each run hold, over all of its GPUs?",
-            NO_RUN,
-        ),
-        [Query(_of_run(recorded.RUN_RESERVED), "{{run}}")],
-        Unit.BYTES,
-    ),
-    bars(
-        Text(
-            "OutOfMemoryErrors per hour, by cause",
-            "When did ranks run out of memory, and why? Each bar counts the errors of the "
-            "preceding hour.",
-            "No OutOfMemoryError",
-        ),
-        [
-            Query(f"sum({select(recorded.RUN_OOMS, cause=cause)}) > 0", cause, color)
-            for cause, color in CAUSES.items()
-        ],
-        Unit.COUNT,
-    ),
-]
-
-MEMORY: list[Panel] = [
-    memory_stack(
-        Text("Memory of all GPUs", f"What is the memory used for? {PARTS_EXPLAINED}", NO_NVML),
-        lambda part: f"sum({select(recorded.NODE_PART, part=part)})",
-        Query(f"sum({select(recorded.NODE_TOTAL)})", "Total"),
-    ).span(12),
-    lines(
-        Text(
-            "Wasted, in GPUs, by node",
-            "Where is memory wasted, and since when? A value of 1 is the memory of one whole "
-            "GPU that is idle but held, or stranded by fragmentation.",
-            "No data yet",
-        ),
-        [Query(select(recorded.NODE_WASTED), "{{instance}}")],
-        Unit.COUNT,
-    ).height(9),
-]
-
-
-def _wasteful() -> Panel:
-    text = Text(
-        "GPUs with wasted memory",
-        "Which GPUs waste memory, and why? A GPU whose memory is held while it is idle is wasted "
-        "completely; of other GPUs, the stranded share is wasted.",
-        "No GPU wastes memory",
-    )
-    wasted = f"{row(GPU_ROW, select(recorded.WASTED))} > 0"
-
-    def of_wasteful(spec: MetricSpec) -> str:
-        return among(GPU_ROW, row(GPU_ROW, select(spec)), f"({wasted})")
-
-    columns = [
-        Column("Node", label="instance", link=LINK_TO_NODE),
-        Column("GPU", label="gpu"),
-        Column("Wasted", wasted, unit=Unit.RATIO, bar=True),
-        Column("Idle, but held", of_wasteful(recorded.IDLE_HELD), names={"0": "no", "1": "yes"}),
-        Column(
-            "Share of the last hour", of_wasteful(recorded.IDLE_HELD_1H), unit=Unit.RATIO, bar=True
-        ),
-        Column("Memory", of_wasteful(recorded.TOTAL), unit=Unit.BYTES),
-    ]
-    return joined_table(text, columns, sort="Wasted", descending=True).height(8)
+    return joined_table(text, columns, sort="Least headroom").height(6).min_width(80)
 
 
 BOARD = Board(
     FLEET,
     "Fleet",
-    "All nodes and runs: which rank will run out of GPU memory first, what is wasted, and what "
-    "is wrong.",
-    ALL_VARIABLES,
+    "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
+    "is wasted.",
+    (*ALL_VARIABLES, PRICE_VARIABLE),
     (
-        Row("Is anything wrong?", [*NUMBERS, _alerts(), _states()]),
-        Row("Which rank runs out first?", [_least_headroom()]),
-        Row("How are the runs doing?", [_runs(), *OVER_TIME]),
-        Row("What is wasted?", [*MEMORY, _wasteful()]),
+        Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
+        Row(
+            "What runs out, and what is wasted?",
+            [_least_headroom(), _wasteful(), _runs()],
+        ),
+        Row("Nodes", NODES, collapsed=True),
+        Row("Over time", OVER_TIME, collapsed=True),
     ),
     (OOM_MARK,),
 )

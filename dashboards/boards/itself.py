@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.board import ALL_VARIABLES, ITSELF, Board, Row
-from dashboards.colors import ANY_IS_WRONG
+from dashboards.board import ALL_VARIABLES, ITSELF, LINK_TO_NODE, Board, Row
+from dashboards.colors import ANY_HAS_FAILED, ANY_IS_WRONG, SDK_COST
 from dashboards.panels import (
-    RANK,
+    RUN_RANK,
+    Column,
     Panel,
     Query,
     Text,
     Unit,
+    joined_table,
     lines,
     stat_panel,
     state_timeline,
 )
-from dashboards.queries import (
-    live,
-    prepend_matcher,
-    rate,
-    select,
-)
+from dashboards.queries import live, of_ranks, prepend_matcher, rate, row, select, worst
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.colors import FAILED, GOOD
+from torchmem.sample.colors import ATTENTION, FAILED, GOOD
 
 NO_EXPORTER = "Prometheus scrapes no exporter with job torchmem"
 NO_RANK = "No rank matches the selection"
 
+NODE_ROW = ("instance",)
 SDK_CORES = live(rate(select(catalog.SDK_CPU)))
+PROBLEM_ROW = ("what", "detail", "instance", "run", "rank")
+NOTHING_IS_WRONG = "Nothing is wrong"
 
 
 def _scraped(spec: MetricSpec) -> str:
     return prepend_matcher(select(spec), 'job="torchmem"')
 
 
-def _increase_in_range(spec: MetricSpec) -> str:
-    return f"sum(round(increase({select(spec, over='$__range')}))) or vector(0)"
+def _new(spec: MetricSpec) -> str:
+    """Return by how much a counter rose within the time range."""
+    return f"round(increase({select(spec, over='$__range')}))"
 
+
+DOWN = f"{_scraped(recorded.UP)} == 0"
+NVML_DOWN = f"{select(catalog.NVML_UP)} == 0"
+# Without NVML all collectors of GPUs fail, which is one problem.
+COLLECTORS_FAILED = f"{select(catalog.COLLECTOR_SUCCESS)} == 0 unless on (instance) ({NVML_DOWN})"
+REJECTED = _new(catalog.REJECTED_SAMPLES)
+SDK_ERRORS = _new(catalog.SDK_ERRORS)
 
 NUMBERS: list[Panel] = [
     stat_panel(
@@ -46,38 +54,39 @@ NUMBERS: list[Panel] = [
             "Exporters down",
             "How many exporters can Prometheus not scrape? Their nodes are not monitored.",
         ),
-        Query(f"count({_scraped(recorded.UP)} == 0) or vector(0)"),
+        Query(f"count({DOWN}) or vector(0)"),
+        Unit.COUNT,
+        levels=ANY_HAS_FAILED,
+    ),
+    stat_panel(
+        Text(
+            "Nodes without NVML",
+            "On how many nodes is the driver not available? All nvml_ metrics of these nodes are "
+            "missing; the metrics of their ranks are not affected.",
+            NO_EXPORTER,
+        ),
+        Query(f"count({NVML_DOWN}) or vector(0)"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
-            "Versions",
-            "Which versions of torchmem are running, on how many nodes?",
-            NO_EXPORTER,
-        ),
-        Query(f"count by (version) ({select(catalog.BUILD_INFO)})", "{{version}}"),
-        Unit.COUNT,
-    ),
-    stat_panel(
-        Text(
             "Collectors failed",
-            "How many collectors failed in the newest scrape? They are shown by node below; "
-            "the exporter's log contains the errors.",
+            "How many collectors failed in the newest scrape? Their metrics are missing; the "
+            "exporter's log contains the errors. Those of nodes without NVML do not count.",
             NO_EXPORTER,
         ),
-        Query(f"count({select(catalog.COLLECTOR_SUCCESS)} == 0) or vector(0)"),
+        Query(f"count({COLLECTORS_FAILED}) or vector(0)"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
             "Files rejected",
-            "How many files in run directories did the exporters reject in the selected time "
-            "range? They are shown by reason below.",
+            "How many files in run directories did the exporters reject in the time range?",
             NO_EXPORTER,
         ),
-        Query(_increase_in_range(catalog.REJECTED_SAMPLES)),
+        Query(f"sum({REJECTED}) or vector(0)"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -85,10 +94,10 @@ NUMBERS: list[Panel] = [
         Text(
             "SDK errors",
             "How many errors did the SDK catch in the selected time range? Training continues, "
-            "but some values may be missing. They are shown by stage below.",
+            "but some values may be missing.",
             NO_RANK,
         ),
-        Query(_increase_in_range(catalog.SDK_ERRORS)),
+        Query(f"sum({SDK_ERRORS}) or vector(0)"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -99,12 +108,68 @@ NUMBERS: list[Panel] = [
             "one core.",
             NO_RANK,
         ),
-        Query(f"topk(1, {SDK_CORES})", RANK),
+        Query(f"max({SDK_CORES})"),
         Unit.RATIO,
-    ).decimals(3),
+        levels=SDK_COST,
+    ).decimals(2),
 ]
 
-SCRAPES: list[Panel] = [
+
+def _problem(expression: str, what: str, detail: str) -> str:
+    """Return a problem as rows of the table: what it is, and the label `detail`."""
+    named = f'label_replace({expression}, "what", "{what}", "", "")'
+    if detail:
+        named = f'label_replace({named}, "detail", "$1", "{detail}", "(.*)")'
+    return row(PROBLEM_ROW, named)
+
+
+def _problems() -> Panel:
+    text = Text(
+        "Problems",
+        "What is wrong with the monitoring, and where? Counts are those of the time range. The "
+        "exporter's log has the details of its own problems, and the log of the training those of "
+        "the SDK's.",
+        NOTHING_IS_WRONG,
+    )
+    directory = f"{select(catalog.RUN_DIRECTORY_PROBLEM)} == 1"
+    problems = {
+        "Exporter is down": (f"1 + ({DOWN})", "", FAILED),
+        "NVML is down": (f"1 + ({NVML_DOWN})", "reason", ATTENTION),
+        "Collector fails": (f"1 + ({COLLECTORS_FAILED})", "collector", ATTENTION),
+        "Run directory": (directory, "problem", ATTENTION),
+        "Files rejected": (f"{REJECTED} > 0", "reason", ATTENTION),
+        "SDK error": (f"{SDK_ERRORS} > 0", "stage", ATTENTION),
+    }
+    rows = " or ".join(
+        _problem(expression, what, detail) for what, (expression, detail, _) in problems.items()
+    )
+    none = f'label_replace(vector(0), "what", "{NOTHING_IS_WRONG}", "", "")'
+    query = row(PROBLEM_ROW, f"{rows} or {none} unless on () count({rows}) > 0")
+    colors = {what: color for what, (_, _, color) in problems.items()}
+    columns = [
+        Column("What", query, label="what", colors={NOTHING_IS_WRONG: GOOD, **colors}, width=160),
+        Column("Detail", label="detail"),
+        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("Run", label="run"),
+        Column("Rank", label="rank"),
+        Column("Count", query, width=90),
+    ]
+    return joined_table(text, columns, sort="What").height(8).min_width(80)
+
+
+def _worst_nodes(expression: str) -> Query:
+    return Query(worst(row(NODE_ROW, expression), NODE_ROW), "{{instance}}")
+
+
+def _worst_ranks(expression: str) -> Query:
+    """Return the worst ranks of an expression over live processes."""
+    return Query(worst(of_ranks(expression)), RUN_RANK)
+
+
+_COLLECTOR_ROW = ("instance", "collector")
+_COLLECTOR = "{{instance}}: {{collector}}"
+_FAILED_ONCE = f"min_over_time({select(catalog.COLLECTOR_SUCCESS, over='$__range')} @ end()) == 0"
+EXPORTERS: list[Panel] = [
     lines(
         Text(
             "Scrape duration",
@@ -112,7 +177,7 @@ SCRAPES: list[Panel] = [
             "driver that responds slowly shows up here first.",
             NO_EXPORTER,
         ),
-        [Query(_scraped(recorded.SCRAPE_DURATION), "{{instance}}")],
+        [_worst_nodes(_scraped(recorded.SCRAPE_DURATION))],
         Unit.SECONDS,
     ),
     lines(
@@ -122,82 +187,18 @@ SCRAPES: list[Panel] = [
             "processes, and so does Prometheus' memory.",
             NO_EXPORTER,
         ),
-        [Query(_scraped(recorded.SCRAPE_SAMPLES), "{{instance}}")],
+        [_worst_nodes(_scraped(recorded.SCRAPE_SAMPLES))],
         Unit.COUNT,
-    ),
-]
-
-_SERIES = "{{instance}}: {{collector}}"
-COLLECTORS: list[Panel] = [
-    state_timeline(
-        Text(
-            "Collectors",
-            "Which collector of the exporter fails, and since when? The metrics of a failed "
-            "collector are missing; all other metrics are complete.",
-            NO_EXPORTER,
-        ),
-        Query(select(catalog.COLLECTOR_SUCCESS), _SERIES),
-        {0: ("failed", FAILED), 1: ("works", GOOD)},
     ),
     lines(
         Text("Collector duration", "Which collector takes most of a scrape?", NO_EXPORTER),
-        [Query(select(catalog.COLLECTOR_DURATION), _SERIES)],
-        Unit.SECONDS,
-    ),
-]
-
-_REJECTED = f"60 * sum by (instance, reason) ({rate(select(catalog.REJECTED_SAMPLES))}) > 0"
-_FREE_BYTES, _SIZE = map(select, (catalog.RUN_DIRECTORY_FREE, catalog.RUN_DIRECTORY_SIZE))
-_FREE_INODES, _INODES = map(
-    select, (catalog.RUN_DIRECTORY_FREE_INODES, catalog.RUN_DIRECTORY_INODES)
-)
-INPUTS: list[Panel] = [
-    lines(
-        Text(
-            "Files rejected per minute",
-            "Why are files in the run directory rejected? Each version of a file is counted once; "
-            "the exporter's log names the first file of each user and reason.",
-            "None",
-        ),
-        [Query(_REJECTED, "{{instance}}: {{reason}}")],
-        Unit.PER_MINUTE,
-    ),
-    lines(
-        Text(
-            "Room for files",
-            "How much can users still write to the run directory? When it is full, ranks cannot "
-            "publish and an OutOfMemoryError leaves no report.",
-            NO_EXPORTER,
-        ),
-        [Query(select(catalog.RUN_DIRECTORY_FREE), "{{instance}}")],
-        Unit.BYTES,
-    ),
-    stat_panel(
-        Text(
-            "Nodes without NVML",
-            "On how many nodes is the driver not available, and why? All nvml_ metrics of "
-            "these nodes are missing; the metrics of their ranks are not affected.",
-            "None",
-        ),
-        Query(f"count by (reason) ({select(catalog.NVML_UP)} == 0)", "{{reason}}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    )
-    .span(12)
-    .height(8),
-    lines(
-        Text(
-            "Room in the run directory",
-            "Can ranks still write their files? The free share of the file system of the run "
-            "directory, in bytes and in files. Without room, the values of all ranks of the "
-            "node get stale.",
-            NO_EXPORTER,
-        ),
         [
-            Query(f"{_FREE_BYTES} / {_SIZE}", "{{instance}}, bytes"),
-            Query(f"{_FREE_INODES} / {_INODES}", "{{instance}}, files"),
+            Query(
+                worst(row(_COLLECTOR_ROW, select(catalog.COLLECTOR_DURATION)), _COLLECTOR_ROW),
+                _COLLECTOR,
+            )
         ],
-        Unit.RATIO,
+        Unit.SECONDS,
     ),
     lines(
         Text(
@@ -206,20 +207,101 @@ INPUTS: list[Panel] = [
             "number of ranks of the running jobs, a run directory is not shared.",
             "No rank on any node",
         ),
-        [Query(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})", "{{instance}}")],
+        [_worst_nodes(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})")],
         Unit.COUNT,
     ),
+    state_timeline(
+        Text(
+            "Collectors that failed",
+            "Which collector of the exporter fails, and since when? The metrics of a failed "
+            "collector are missing; all other metrics are complete.",
+            "Every collector worked",
+        ),
+        Query(
+            f"{select(catalog.COLLECTOR_SUCCESS)} and on (instance, collector) {_FAILED_ONCE}",
+            _COLLECTOR,
+        ),
+        {0: ("failed", FAILED), 1: ("works", GOOD)},
+    ).span(12),
+    stat_panel(
+        Text(
+            "Versions",
+            "Which versions of torchmem are running, on how many nodes?",
+            NO_EXPORTER,
+        ),
+        Query(f"count by (version) ({select(catalog.BUILD_INFO)})", "{{version}}"),
+        Unit.NODES,
+    )
+    .span(12)
+    .height(9),
 ]
 
-SDK_COST: list[Panel] = [
+_REJECTED_RATE = f"60 * sum by (instance, reason) ({rate(select(catalog.REJECTED_SAMPLES))}) > 0"
+_FREE_BYTES, _SIZE = map(select, (catalog.RUN_DIRECTORY_FREE, catalog.RUN_DIRECTORY_SIZE))
+_FREE_INODES, _INODES = map(
+    select, (catalog.RUN_DIRECTORY_FREE_INODES, catalog.RUN_DIRECTORY_INODES)
+)
+
+
+def _fullest(expression: str) -> str:
+    return worst(row(NODE_ROW, expression), NODE_ROW, lowest=True)
+
+
+RUN_DIRECTORIES: list[Panel] = [
+    lines(
+        Text(
+            "Room for files",
+            "How much can users still write to the run directory? When it is full, ranks cannot "
+            "publish and an OutOfMemoryError leaves no report.",
+            NO_EXPORTER,
+        ),
+        [Query(_fullest(_FREE_BYTES), "{{instance}}")],
+        Unit.BYTES,
+    ),
+    lines(
+        Text(
+            "Room in the run directory",
+            "Can ranks still write their files? The free share of the file system of the run "
+            "directory, in bytes or in files, whichever is less. Without room, the values of all "
+            "ranks of the node get stale.",
+            NO_EXPORTER,
+        ),
+        [
+            Query(
+                _fullest(
+                    f"{_FREE_BYTES} / {_SIZE} < {_FREE_INODES} / {_INODES} or "
+                    f"{_FREE_INODES} / {_INODES} or {_FREE_BYTES} / {_SIZE}"
+                ),
+                "{{instance}}",
+            )
+        ],
+        Unit.RATIO,
+    ),
+    lines(
+        Text(
+            "Files rejected per minute",
+            "Why are files in the run directory rejected? Each version of a file is counted once; "
+            "the exporter's log names the first file of each user and reason.",
+            "None",
+        ),
+        [Query(_REJECTED_RATE, "{{instance}}: {{reason}}")],
+        Unit.PER_MINUTE,
+    ).span(24),
+]
+
+_AGE, _SNAPSHOT_AGE = (
+    f"time() - {select(spec)}" for spec in (catalog.SAMPLE_TIMESTAMP, catalog.SNAPSHOT_TIMESTAMP)
+)
+SDK: list[Panel] = [
     lines(
         Text(
             "CPU time of the SDK",
             "What does monitoring cost in each rank, as a share of one core?",
             NO_RANK,
         ),
-        [Query(SDK_CORES, RANK)],
+        [_worst_ranks(rate(select(catalog.SDK_CPU)))],
         Unit.RATIO,
+        mark=SDK_COST,
     ),
     lines(
         Text(
@@ -229,7 +311,7 @@ SDK_COST: list[Panel] = [
             "long.",
             NO_RANK,
         ),
-        [Query(live(select(catalog.SAMPLE_DURATION, kind="stats")), RANK)],
+        [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="stats"))],
         Unit.SECONDS,
     ),
     lines(
@@ -239,13 +321,9 @@ SDK_COST: list[Panel] = [
             "number of blocks, and the interval between snapshots grows with it.",
             "No snapshot yet",
         ),
-        [Query(live(select(catalog.SAMPLE_DURATION, kind="snapshot")), RANK)],
+        [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="snapshot"))],
         Unit.SECONDS,
     ),
-]
-
-_ERRORS = f"sum by (run, rank, stage) ({select(catalog.SDK_ERRORS)}) > 0"
-SDK_HEALTH: list[Panel] = [
     lines(
         Text(
             "Age of the sample",
@@ -253,7 +331,7 @@ SDK_HEALTH: list[Panel] = [
             "means that it finishes no steps, its sampler hangs, or the run directory is full.",
             NO_RANK,
         ),
-        [Query(live(f"time() - {select(catalog.SAMPLE_TIMESTAMP)}"), RANK)],
+        [_worst_ranks(_AGE)],
         Unit.SECONDS,
     ),
     lines(
@@ -263,7 +341,7 @@ SDK_HEALTH: list[Panel] = [
             "snapshot takes long, or if the script records memory history itself.",
             "No snapshot yet",
         ),
-        [Query(live(f"time() - {select(catalog.SNAPSHOT_TIMESTAMP)}"), RANK)],
+        [_worst_ranks(_SNAPSHOT_AGE)],
         Unit.SECONDS,
     ),
     lines(
@@ -273,7 +351,12 @@ SDK_HEALTH: list[Panel] = [
             "process; training is not affected.",
             "None",
         ),
-        [Query(_ERRORS, f"{RANK}: {{{{stage}}}}")],
+        [
+            Query(
+                f"sum by (run, rank, stage) ({select(catalog.SDK_ERRORS)}) > 0",
+                f"{RUN_RANK}: {{{{stage}}}}",
+            )
+        ],
         Unit.COUNT,
     ),
 ]
@@ -284,8 +367,9 @@ BOARD = Board(
     "Whether the exporters and the SDK work, and what they cost.",
     ALL_VARIABLES,
     (
-        Row("Overview", NUMBERS),
-        Row("Exporters", [*SCRAPES, *COLLECTORS, *INPUTS]),
-        Row("SDK", [*SDK_COST, *SDK_HEALTH]),
+        Row("Does the monitoring work?", [*NUMBERS, _problems()]),
+        Row("Exporters", EXPORTERS, collapsed=True),
+        Row("Run directories", RUN_DIRECTORIES, collapsed=True),
+        Row("SDK", SDK, collapsed=True),
     ),
 )

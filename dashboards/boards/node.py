@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dashboards import recorded
-from dashboards.board import NODE, NODE_VARIABLES, TRAINING, Board, Mark, Row, link
+from dashboards.board import LINK_TO_RANK, NODE, NODE_VARIABLES, Board, Mark, Row
 from dashboards.boards.node_subjects import (
     ERRORS,
     INVENTORY,
@@ -54,7 +54,6 @@ NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
 PROCESS_ROW = (*GPU_ROW, "pid")
 PROCESS_FACTS = ("name", "user", "run", "rank", "slurm_job_id", "pod_uid")
-RANK_LINK = link(TRAINING, "Training memory", run="Run", rank="Rank")
 
 _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
@@ -172,7 +171,7 @@ def _gpus() -> Panel:
         *_bars(),
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
-        Column("Run", rank, label="run", link=RANK_LINK, width=160),
+        Column("Run", rank, label="run", link=LINK_TO_RANK, width=160),
         Column("Rank", rank, label="rank", width=60),
     ]
     return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).height(11).min_width(80)
@@ -240,7 +239,7 @@ def _processes() -> Panel:
         Column("Pid", label="pid", width=90),
         Column("Name", facts, label="name"),
         Column("User", facts, label="user"),
-        Column("Run", facts, label="run", link=RANK_LINK),
+        Column("Run", facts, label="run", link=LINK_TO_RANK),
         Column("Rank", facts, label="rank", width=60),
         Column("Slurm job", facts, label="slurm_job_id"),
         Column("Pod", facts, label="pod_uid"),

@@ -130,5 +130,18 @@ def test_links_in_tables_open_dashboards() -> None:
     links = re.findall(
         r"/d/([\w-]+)\?\$\{__url_time_range\}&\$\{datasource:queryparam\}&var-(\w+)=", text
     )
-    assert len(links) == text.count('"url"')
+    assert len(links) == len(re.findall(r'"url": "/d/', text))
     assert all(variable in uids[uid] for uid, variable in links)
+
+
+def test_an_alert_links_to_its_runbook() -> None:
+    """A click on an alert opens the page that Prometheus serves, through Grafana's data source."""
+    (column,) = [
+        override
+        for override in PANELS["fleet: Firing alerts"]["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == "Alert"
+    ]
+    (url,) = re.findall(r'"url": "([^"]+)"', json.dumps(column))
+    page = url.replace("${__value.raw}", "TorchmemGpuLost")
+    assert page.endswith("/user/docs/runbooks/TorchmemGpuLost.md")
+    assert page.startswith("/api/datasources/proxy/uid/${datasource:raw}/")

@@ -43,6 +43,7 @@ QUERIES: dict[str, str] = {
 
 def filled_in(expression: str, value: str = ".*", span: str = "5m", **variables: str) -> str:
     """Return the expression as Grafana sends it: variables have their given value, or `value`."""
+    expression = expression.replace("${price}", variables.get("price", "0"))
     seconds = re.sub(r"\$__range_s\b", "300", expression)
     spans = re.sub(r"\$__\w+", span, seconds)
     return re.sub(r"\$(\w+)", lambda match: variables.get(match[1], value), spans)
