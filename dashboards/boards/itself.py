@@ -147,14 +147,14 @@ def _problems() -> Panel:
     query = row(PROBLEM_ROW, f"{rows} or {none} unless on () count({rows}) > 0")
     colors = {what: color for what, (_, _, color) in problems.items()}
     columns = [
-        Column("What", query, label="what", colors={NOTHING_IS_WRONG: GOOD, **colors}, width=160),
+        Column("What", query, label="what", colors={NOTHING_IS_WRONG: GOOD, **colors}),
         Column("Detail", label="detail"),
         Column("Node", label="instance", link=LINK_TO_NODE),
         Column("Run", label="run"),
         Column("Rank", label="rank"),
         Column("Count", query, width=90),
     ]
-    return joined_table(text, columns, sort="What").height(8).min_width(80)
+    return joined_table(text, columns, sort="What").height(7).min_width(80)
 
 
 def _worst_nodes(expression: str) -> Query:
