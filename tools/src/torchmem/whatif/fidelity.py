@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torchmem.allocator.sizes import format_size
+from torchmem.sample.errors import UsageError
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.recommendation import PEAK_MARGIN
@@ -74,13 +75,21 @@ def reproduce_best(
     """Reproduce a recording by the best explanation, and if that fails, by the others.
 
     Return the best reproduction, its fidelity, and its explanation.
+
+    Raises:
+        UsageError: the trace contradicts itself.
     """
     tried = list[tuple[Reproduction, Inference]]()
     for inference in run.inferences:
         max_misses = min((other.misses for other, _ in tried), default=run.events)
-        reproduction = reproduce(
-            run, inference, max_misses=max_misses, on_sample=progress.on_sample
-        )
+        try:
+            reproduction = reproduce(
+                run, inference, max_misses=max_misses, on_sample=progress.on_sample
+            )
+        except (KeyError, ValueError) as error:  # blocks or segments that exist twice
+            raise UsageError(
+                f"{run.recording.name} contradicts itself, so it is damaged: record it again."
+            ) from error
         tried.append((reproduction, inference))
         if not reproduction.misses:
             break
