@@ -149,6 +149,9 @@ def _failed() -> Panel:
     )
     causes = row(DEVICE_ROW, f"{seen(catalog.OOMS)} > 0", "cause")
     cause = f'label_join(topk by ({", ".join(DEVICE_ROW)}) (1, {causes}), "remedy", "", "cause")'
+    # Of several lines within the range, that of the newest error.
+    last_seen = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
+    asked = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, last_seen, 'line')})"
     requested = row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))
     time = row(DEVICE_ROW, f"1000 * {seen(catalog.LAST_OOM_TIMESTAMP)}")
     reserved = _of_failed_rows(f"sum without (pool) ({seen(catalog.RESERVED)})")
@@ -166,6 +169,7 @@ def _failed() -> Panel:
         Column("When", time, unit=Unit.AGO),
         Column("Requested", requested, unit=Unit.BYTES),
         Column("Cause", cause, label="cause", colors=CAUSES),
+        Column("Line", asked, label="line"),
         Column("Reserved", reserved, unit=Unit.BYTES),
         Column("Free in the cache", free, unit=Unit.BYTES),
         Column("Stranded part", stranded, unit=Unit.BYTES),

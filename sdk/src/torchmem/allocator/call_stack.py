@@ -14,6 +14,8 @@ FRAMEWORK = frozenset({"torch", "python", "torchmem"})
 """Packages whose frames never stand for the user's program."""
 
 MAX_PLACE_BYTES = 100
+SIMULATED_SCRIPTS = "torchmem.simulator.scenarios."
+"""The modules that stand for the user's scripts in `torchmem demo`."""
 
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 # Python's own modules, PyTorch's in a build from source, and code that it generates.
@@ -100,6 +102,8 @@ def package_of(file: str, module: str = "") -> str | None:
 
     `file` is that of its code, and `module` the name of its module if known.
     """
+    if module.startswith(SIMULATED_SCRIPTS):
+        return None
     top = module.partition(".")[0]
     if top in {"torch", "torchmem"}:
         return top

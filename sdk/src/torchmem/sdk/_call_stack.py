@@ -94,7 +94,7 @@ def _walk_traceback(traceback: TracebackType | None) -> Iterator[_Entry]:
 def _without_sdk(entries: Iterable[_Entry]) -> Iterator[_Entry]:
     inside = True
     for entry in entries:
-        inside = inside and str(entry[2]).startswith("torchmem.")
+        inside = inside and str(entry[2]).startswith("torchmem.sdk.")
         if not inside:
             yield entry
 
