@@ -47,7 +47,8 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
     """The wheel contains all source roots, nothing else, and no `torchmem/__init__.py`."""
     names = zipfile.ZipFile(wheel).namelist()
 
-    assert {"torchmem"} == {name.split("/")[0] for name in names if ".dist-info" not in name}
+    roots = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert {"torchmem", "torchmem-autostart.pth"} == roots
     assert {
         "torchmem/sdk/py.typed",
         "torchmem/exporter/py.typed",
@@ -65,6 +66,23 @@ def test_the_sdk_imports_and_trains_without_torch(bare: Path) -> None:
 
     assert (0, "trained\n") == (done.returncode, done.stdout)
     assert "torchmem is inactive" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("1", "True\n"), ("0", "False\n"), ("", "False\n")]
+)
+def test_a_variable_alone_is_enough(bare: Path, value: str, expected: str) -> None:
+    """With TORCHMEM=1 every Python of the environment waits for torch, isolated ones too."""
+    script = "import sys; print('torchmem.run.autostart' in sys.modules)"
+    done = subprocess.run(
+        [bare / "python", "-I", "-c", script],
+        env={"TORCHMEM": value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (0, expected, "") == (done.returncode, done.stdout, done.stderr)
 
 
 def test_the_command_helps_without_extras(bare: Path) -> None:

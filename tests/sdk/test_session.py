@@ -70,6 +70,24 @@ def test_nothing_happens_before_cuda_is_up(
     assert 1 == len(list(tmp_path.iterdir()))
 
 
+def test_a_provisional_session_yields_until_cuda_is_up(
+    allocator: DeviceCachingAllocator, tmp_path: Path
+) -> None:
+    """The script's own settings replace those of a tool, but not of a session that publishes."""
+    backend = SimulatedBackend([allocator], initialized=False)
+    first = instrument(backend=backend, run="tool", run_dir=tmp_path)
+    first.provisional = True
+    assert first is instrument()
+    second = instrument(backend=backend, run="script", run_dir=tmp_path)
+    second.provisional = True
+    backend.init()
+    third = instrument(backend=backend, run="late", run_dir=tmp_path)
+    third.close()
+
+    assert (True, "script") == (first.closed, second.settings.run)
+    assert second is third
+
+
 class CountingBackend(SimulatedBackend):
     """Counts the calls before CUDA is up that would start the driver."""
 

@@ -34,7 +34,9 @@ class Session:
     """Monitors this process's allocator until it is closed, by hand, by `with`, or at exit.
 
     Created by `instrument`. `errors` counts the SDK's own errors. `after_step` is for tools that
-    run the script: it is called after every `step`.
+    run the script: it is called after every `step`. `provisional` is for tools that call
+    `instrument` before the script can: until CUDA is initialized, a call with other settings
+    replaces the session.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Session:
         self.settings = settings
         self.errors = Errors()
         self.after_step: Callable[[], None] | None = None
+        self.provisional = False
         self._backend = backend
         self._environment = environment
         self._iterations = Iterations()
@@ -89,6 +92,11 @@ class Session:
     def closed(self) -> bool:
         """Whether the session has ended."""
         return self._closed
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether it is provisional, and has published nothing yet."""
+        return self.provisional and not self._monitor.is_active
 
     def step(self, samples: int | None = None) -> None:
         """Mark the end of a training step by hand, with the number of samples it consumed.
@@ -253,6 +261,9 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
         backend = _usable_backend(resolved, backend)
     with _lock:
         if _current is None or _current.closed:
+            _current = _start(resolved, backend)
+        elif settings and _current.settings != resolved and _current.replaceable:
+            _current.close()
             _current = _start(resolved, backend)
         elif settings and _current.settings != resolved:
             log(

@@ -17,6 +17,7 @@ from torchmem.sample.errors import TorchmemError
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 COMMANDS = (
     "exporter",
+    "run",
     "demo",
     "oom",
     "report",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
-import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+
+from torchmem.run.torch_import import after_torch_import
 
 
 def install() -> None:
     """Call `begin` after the first import of torch."""
-    sys.meta_path.insert(0, _TorchFinder())
+    after_torch_import(begin)
 
 
 def begin() -> None:
@@ -45,38 +41,3 @@ def begin() -> None:
     torch_hooks.pass_distribution_checks()
     atexit.register(watcher.script_ended)
     before_leaving(watcher.script_ended)
-
-
-class _TorchFinder(MetaPathFinder):
-    """Finds torch once, the way Python would, with a loader that calls `begin`."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _BeginningLoader(spec.loader)
-        return spec
-
-
-class _BeginningLoader(Loader):
-    """Calls `begin` after the module was executed by its own loader."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        begin()

@@ -1,0 +1,143 @@
+"""`torchmem run` with real launchers, on PyTorch's real allocator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.allocator
+
+TRAIN = """
+import os, sys
+import torch
+{before}
+weight = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+for _ in range(3):
+    weight(torch.ones(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+{after}
+"""
+
+
+def job(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command under `torchmem run` on two phantom cards."""
+    phantom = ["-m", "torchmem.phantom", "--memory", "4GiB", "--devices", "2"]
+    return subprocess.run(
+        [
+            *(sys.executable, *phantom, "--state", str(folder / "cards"), "--"),
+            *(sys.executable, "-m", "torchmem.cli", "run", "--run-dir", str(folder / "run"), "--"),
+            *command,
+        ],
+        env=os.environ | {"PYTHONWARNINGS": "ignore"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    """Return what the processes of a job published, by rank."""
+    files = (folder / "run").glob("*/*.sample.json")
+    return sorted((json.loads(file.read_text()) for file in files), key=_rank)
+
+
+def _rank(sample: dict[str, Any]) -> int:
+    return int(sample["process"]["rank"])
+
+
+def script(folder: Path, before: str = "", after: str = "") -> str:
+    """Write the training script, which does not know torchmem."""
+    path = folder / "train.py"
+    path.write_text(TRAIN.format(before=before, after=after))
+    return str(path)
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    """Check that the job succeeded."""
+    assert 0 == done.returncode, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("how", ["script", "module", "code"])
+def test_an_unchanged_script_is_monitored(tmp_path: Path, how: str) -> None:
+    """A script, `python -m` and `python -c` publish their steps and how they ended."""
+    path = script(tmp_path)
+    command = {
+        "script": (path,),
+        "module": ("-m", "train"),
+        "code": ("-c", Path(path).read_text()),
+    }[how]
+    check(job(tmp_path, sys.executable, *command, PYTHONPATH=str(tmp_path)))
+    [sample] = samples(tmp_path)
+
+    assert (3, "exited") == (sample["steps"]["count"], sample["ended"])
+    assert sample["devices"][0]["allocator"]["allocated_peak_bytes"] > 4 * 256 * 256
+
+
+def test_every_rank_of_torchrun_is_monitored(tmp_path: Path) -> None:
+    """Of a torchrun with two ranks, the ranks publish, each on its card, and the agent does not."""
+    path = script(tmp_path, before='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    check(job(tmp_path, *launcher, "--nproc-per-node", "2", path))
+    found = samples(tmp_path)
+
+    assert [0, 1] == list(map(_rank, found))
+    assert {"train"} == {sample["process"]["run"] for sample in found}
+    assert 2 == len({sample["devices"][0]["uuid"] for sample in found})
+
+
+def test_children_are_monitored_if_they_use_cuda(tmp_path: Path) -> None:
+    """Spawned children that use CUDA publish; forked workers of a data loader do not."""
+    path = tmp_path / "parent.py"
+    path.write_text(
+        """
+import multiprocessing, sys, torch
+def child(): torch.ones(9, device="cuda")
+def items(): return torch.utils.data.TensorDataset(torch.ones(8, 2))
+if __name__ == "__main__":
+    for batch in torch.utils.data.DataLoader(items(), num_workers=2): pass
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start(); process.join()
+    sys.exit(process.exitcode)
+"""
+    )
+    check(job(tmp_path, sys.executable, str(path)))
+    assert 1 == len(samples(tmp_path))
+
+
+def test_a_crash_is_the_scripts_own(tmp_path: Path) -> None:
+    """The traceback and the exit code of an uncaught exception are unchanged."""
+    path = script(tmp_path, after='raise ValueError("mine")')
+    done = job(tmp_path, sys.executable, path)
+    [sample] = samples(tmp_path)
+
+    assert 1 == done.returncode
+    assert done.stderr.endswith("ValueError: mine\n")
+    assert "torchmem" not in done.stderr
+    assert "failed" == sample["ended"]
+
+
+def test_instrument_in_the_script_has_its_own_settings(tmp_path: Path) -> None:
+    """A script that calls instrument() before CUDA is up gets its settings, and one session."""
+    before = 'from torchmem import sdk\nsession = sdk.instrument(run="mine", interval=2.5)'
+    check(job(tmp_path, sys.executable, script(tmp_path, before=before)))
+    [sample] = samples(tmp_path)
+
+    assert "mine" == sample["process"]["run"]
+
+
+def test_a_wrong_setting_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
+    """A misspelled TORCHMEM_ variable costs the monitoring, one line on stderr, and no job."""
+    done = job(tmp_path, sys.executable, script(tmp_path), TORCHMEM_INTERVALL="3")
+
+    check(done)
+    assert ["torchmem: this process is not monitored"] == [
+        line[:39] for line in done.stderr.splitlines() if "torchmem" in line
+    ]

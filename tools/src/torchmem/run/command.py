@@ -1,0 +1,91 @@
+"""`torchmem run -- COMMAND`: monitor an unchanged program, with all processes that it starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from torchmem.run.autostart import ON, VARIABLE
+from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.untrusted import sanitize_text
+
+HELP = "run a command and monitor every process of it that uses CUDA; scripts stay unchanged"
+EPILOG = """\
+Examples:
+  torchmem run -- python train.py
+  torchmem run --name nightly -- torchrun --nproc-per-node 8 train.py
+
+The command replaces this process, so its output, its signals and its exit code are its own.
+Every TORCHMEM_* setting works, such as TORCHMEM_HISTORY=oom.
+"""
+STARTUP = Path(__file__).resolve().parent / "startup"
+# Exit codes of env(1) and of shells.
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+# Python ignores these signals, and a program that it starts would inherit that.
+RESTORED_SIGNALS = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+
+
+class CommandError(TorchmemError):
+    """The command cannot be started; `exit_code` is the one that a shell would return."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.usage = "torchmem run [--name NAME] [--run-dir DIR] -- COMMAND ..."
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="name of the run (default: the scheduler's or the script's)")
+    add("--run-dir", metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command, after --")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replace this process by the command.
+
+    Raises:
+        UsageError: there is no command.
+        CommandError: the command cannot be started.
+    """
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise UsageError("no command: write it after --, as in torchmem run -- python train.py.")
+    settings = {"TORCHMEM_RUN": arguments.name, "TORCHMEM_RUN_DIR": arguments.run_dir}
+    execute(command, child_environment(os.environ, settings))
+
+
+def child_environment(
+    base: Mapping[str, str], settings: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return the environment of the command; `settings` that are None stay as they are."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    path = [str(STARTUP), *filter(None, [base.get("PYTHONPATH")])]
+    return {**base, **given, VARIABLE: ON, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process. Raises CommandError."""
+    program = shutil.which(command[0])
+    name = sanitize_text(command[0])
+    if program is None:
+        raise CommandError(f"{name} is not found or not executable: check its name.", NOT_FOUND)
+    sys.stdout.flush()
+    for signal_name in RESTORED_SIGNALS:
+        if hasattr(signal, signal_name):
+            signal.signal(getattr(signal, signal_name), signal.SIG_DFL)
+    try:
+        os.execve(program, command, environment)  # noqa: S606 - without a shell, as intended
+    except OSError as error:
+        raise CommandError(
+            f"{name} cannot be started ({error.strerror}): check the file.", NOT_EXECUTABLE
+        ) from None
