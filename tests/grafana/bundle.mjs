@@ -1,4 +1,5 @@
-// The page of page/ as one script and one style sheet, kept in node_modules/.cache until page/ or the packages change.
+// The page of page/ as one script and one style sheet, kept in node_modules/.cache until page/ or
+// the packages change.
 import { createHash } from "node:crypto";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
@@ -11,7 +12,8 @@ const CACHE = join(ROOT, "node_modules", ".cache", "page");
 async function fingerprint() {
   const hash = createHash("sha256");
   const sources = (await readdir(join(ROOT, "page"))).sort().map((name) => join("page", name));
-  for (const name of ["package-lock.json", "bundle.mjs", ...sources]) hash.update(await readFile(join(ROOT, name)));
+  for (const name of ["package-lock.json", "bundle.mjs", ...sources])
+    hash.update(await readFile(join(ROOT, name)));
   return hash.digest("hex").slice(0, 16);
 }
 

@@ -1,9 +1,10 @@
 // Draw dashboards without a Grafana server: node draw.mjs JOBS.json
 //
-// Grafana's own packages draw the panels in headless Chromium, with the data of a real Prometheus. JOBS.json is a list of
-// jobs; each has `board` (file), `prometheus` (URL), `at` (milliseconds since 1970, the end of the time range), `picture`
-// and `report` (files to write), and may have `range`, `theme`, `width`, `variables`, `openRows`, and `firstScreen`.
-// Prints a line for each job as it is done. The environment variable CHROMIUM has the path of the browser.
+// Grafana's own packages draw the panels in headless Chromium, with the data of a real Prometheus.
+// JOBS.json is a list of jobs; each has `board` (file), `prometheus` (URL), `at` (milliseconds
+// since 1970, the end of the time range), `picture` and `report` (files to write), and may have
+// `range`, `theme`, `width`, `variables`, `openRows`, and `firstScreen`. Prints a line for each job
+// as it is done. The environment variable CHROMIUM has the path of the browser.
 import { readFile, writeFile } from "node:fs/promises";
 import { chromium } from "playwright-core";
 import { bundle } from "./bundle.mjs";
@@ -14,14 +15,19 @@ const SETTLE_TIMEOUT = 60_000;
 const SCREEN_HEIGHT = 1080;
 
 async function settled(page) {
-  await page.waitForFunction("window.dashboard?.isSettled()", undefined, { timeout: SETTLE_TIMEOUT, polling: 50 });
+  await page.waitForFunction("window.dashboard?.isSettled()", undefined, {
+    timeout: SETTLE_TIMEOUT,
+    polling: 50,
+  });
 }
 
 /** Collect what the browser reports as wrong while a page is open. */
 function problemsOf(page) {
   const problems = [];
   page.on("pageerror", (error) => problems.push(error.stack ?? String(error)));
-  page.on("requestfailed", (request) => problems.push(`${request.url()}: ${request.failure()?.errorText}`));
+  page.on("requestfailed", (request) =>
+    problems.push(`${request.url()}: ${request.failure()?.errorText}`),
+  );
   page.on("console", (message) => {
     if (message.type() === "error") problems.push(message.text());
   });
@@ -31,7 +37,11 @@ function problemsOf(page) {
 async function draw(browser, server, job) {
   const width = job.width ?? 1600;
   const view = server.add({ ...job, board: JSON.parse(await readFile(job.board, "utf8")) });
-  const page = await browser.newPage({ viewport: { width, height: SCREEN_HEIGHT }, timezoneId: "UTC", locale: "en-US" });
+  const page = await browser.newPage({
+    viewport: { width, height: SCREEN_HEIGHT },
+    timezoneId: "UTC",
+    locale: "en-US",
+  });
   const problems = problemsOf(page);
   await page.goto(view.url);
   await settled(page);
@@ -44,8 +54,12 @@ async function draw(browser, server, job) {
   await page.screenshot({ path: job.picture });
   await page.close();
   const queries = view.queries();
-  await writeFile(job.report, JSON.stringify({ key: job.key, ...report, width, height, queries, problems }, null, 1) + "\n");
-  console.log(`${job.picture}: ${height} pixels high, ${queries.count} queries in ${queries.seconds.toFixed(1)} s`);
+  await writeFile(
+    job.report,
+    JSON.stringify({ key: job.key, ...report, width, height, queries, problems }, null, 1) + "\n",
+  );
+  const { count, seconds } = queries;
+  console.log(`${job.picture}: ${height} pixels high, ${count} queries, ${seconds.toFixed(1)} s`);
 }
 
 async function main() {

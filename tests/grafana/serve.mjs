@@ -1,4 +1,5 @@
-// A server on loopback for the pages: the page itself, the board of each view, fonts, images, and Prometheus.
+// A server on loopback for the pages: the page itself, the board of each view, fonts, images, and
+// Prometheus.
 import { createReadStream } from "node:fs";
 import { createServer } from "node:http";
 import { dirname, extname, join, normalize } from "node:path";
@@ -6,9 +7,15 @@ import { fileURLToPath } from "node:url";
 
 const PACKAGES = join(dirname(fileURLToPath(import.meta.url)), "node_modules");
 const PAGE = `<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">
-<link rel="stylesheet" href="/main.css"><body><div id="root"></div><script src="/main.js"></script>`;
+<link rel="stylesheet" href="/main.css">
+<body><div id="root"></div><script src="/main.js"></script>`;
 const API = "/prometheus/";
-const TYPES = { ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".woff2": "font/woff2" };
+const TYPES = {
+  ".css": "text/css",
+  ".js": "text/javascript",
+  ".svg": "image/svg+xml",
+  ".woff2": "font/woff2",
+};
 const INTER = "@fontsource/inter/files/inter-latin";
 // Names under which Grafana's style sheets look for fonts, and the packages that have them.
 const FONTS = {
@@ -42,12 +49,22 @@ async function ask(view, path, request, response) {
   const started = performance.now();
   const headers = { "Content-Type": "application/x-www-form-urlencoded" };
   try {
-    const answer = await fetch(view.prometheus + path, { method: request.method, headers, body: await bodyOf(request) });
+    const answer = await fetch(view.prometheus + path, {
+      method: request.method,
+      headers,
+      body: await bodyOf(request),
+    });
     const text = await answer.text();
-    // Grafana shows the error of the body; the status would make the browser report it a second time.
+    // Grafana shows the error of the body; the status would make the browser report it a second
+    // time.
     send(response, 200, "application/json", text);
   } catch (error) {
-    send(response, 200, "application/json", JSON.stringify({ status: "error", error: `${error.message}: ${error.cause}` }));
+    send(
+      response,
+      200,
+      "application/json",
+      JSON.stringify({ status: "error", error: `${error.message}: ${error.cause}` }),
+    );
   }
   if (/^\/api\/v1\/query/.test(path)) view.seconds.push((performance.now() - started) / 1000);
 }
@@ -55,11 +72,15 @@ async function ask(view, path, request, response) {
 function file(bundle, path) {
   const name = path.split("/").at(-1);
   if (name in FONTS) return join(PACKAGES, FONTS[name]);
-  if (path.startsWith("/public/build/")) return join(PACKAGES, "@grafana/ui/dist/public", normalize(path.slice(13)));
+  if (path.startsWith("/public/build/"))
+    return join(PACKAGES, "@grafana/ui/dist/public", normalize(path.slice(13)));
   return join(bundle, name);
 }
 
-/** Start the server. `add` registers a view of a board and gives its URL and, later, what its queries cost. */
+/**
+ * Start the server. `add` registers a view of a board and gives its URL and, later, what its
+ * queries cost.
+ */
 export async function serve(bundle) {
   const views = [];
   const server = createServer((request, response) => {
@@ -67,8 +88,10 @@ export async function serve(bundle) {
     // Grafana's packages ask for fonts and images both from the root and relative to the page.
     const [, number, path] = pathname.match(/^(?:\/views\/(\d+))?(\/.*)$/);
     if (path === "/") return send(response, 200, "text/html", PAGE);
-    if (path === "/view.json") return send(response, 200, "application/json", JSON.stringify(views[number]));
-    if (path.startsWith(API)) return ask(views[number], path.slice(API.length - 1) + search, request, response);
+    if (path === "/view.json")
+      return send(response, 200, "application/json", JSON.stringify(views[number]));
+    if (path.startsWith(API))
+      return ask(views[number], path.slice(API.length - 1) + search, request, response);
     return sendFile(response, file(bundle, path));
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
@@ -81,7 +104,11 @@ export async function serve(bundle) {
       const sum = () => own.seconds.reduce((total, each) => total + each, 0);
       return {
         url: `${origin}/views/${views.length - 1}/`,
-        queries: () => ({ count: own.seconds.length, seconds: sum(), slowest: Math.max(0, ...own.seconds) }),
+        queries: () => ({
+          count: own.seconds.length,
+          seconds: sum(),
+          slowest: Math.max(0, ...own.seconds),
+        }),
       };
     },
   };

@@ -8,8 +8,8 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
-from itertools import product
 from pathlib import Path
 
 from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
@@ -48,7 +48,6 @@ def _arguments() -> argparse.Namespace:
     add("--theme", choices=("dark", "light", "both"), default="both")
     add("--width", type=int, default=1600, help="of the window, in pixels (default 1600)")
     add("--range", help="such as 30m, instead of the board's own")
-    add("--open-rows", action="store_true", help="open the collapsed rows")
     add("--var", action="append", default=[], metavar="NAME=VALUE", help="value of a variable")
     add("--out", type=Path, default=BUILD, help=f"folder (default {BUILD})")
     add("--docs", action="store_true", help="draw the pictures of docs/dashboards.md")
@@ -62,23 +61,23 @@ def _arguments() -> argparse.Namespace:
 
 
 def _drawings(arguments: argparse.Namespace) -> Iterator[Drawing]:
+    """Yield the drawings: each board as it loads, in each theme, and once with its rows open."""
     themes = ("dark", "light") if arguments.theme == "both" else (arguments.theme,)
     variables = tuple(tuple(pair.split("=", 1)) for pair in arguments.var)
-    for board, theme in product(arguments.boards, themes):
-        recording = arguments.recording or RECORDING_OF[board]
-        yield Drawing(
+    for board in arguments.boards:
+        drawing = Drawing(
             board,
-            recording,
-            theme,
-            arguments.width,
-            arguments.open_rows,
-            variables,
-            arguments.range,
+            arguments.recording or RECORDING_OF[board],
+            width=arguments.width,
+            variables=variables,
+            range=arguments.range,
         )
+        yield replace(drawing, theme=themes[0], open_rows=True)
+        yield from (replace(drawing, theme=theme) for theme in themes)
 
 
 def _lines(reports: Mapping[Drawing, Json]) -> Iterator[str]:
-    """Yield what was found on each board, once if it was drawn in both themes, and the counts."""
+    """Yield what was found on each board with its rows open, and the counts."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     by_board: dict[str, list[Json]] = defaultdict(list)
     for drawing, report in reports.items():

@@ -95,18 +95,20 @@ PANEL_FAULTS: Mapping[str, Callable[[Json], Iterable[str]]] = {
 
 
 def _open_panels(report: Json) -> Iterator[str]:
-    count = len(report["panels"])
+    count = len(_unfolded(report))
     if count > MAX_OPEN_PANELS:
         yield f"{count} open panels"
 
 
 def _answer_out_of_sight(report: Json) -> Iterator[str]:
-    """The panels above the first collapsed row are the board's answer."""
-    edge = report.get("firstCollapsed") or report["height"]
-    above = [panel for panel in report["panels"] if panel["top"] < edge]
-    bottom = max((panel["bottom"] for panel in above), default=0)
+    """What is not in a collapsed row is the board's answer."""
+    bottom = max((panel["bottom"] for panel in _unfolded(report)), default=0)
     if bottom > SCREEN_HEIGHT:
         yield f"the open panels end {bottom} pixels from the top"
+
+
+def _unfolded(report: Json) -> list[Json]:
+    return [panel for panel in report["panels"] if not panel["isFolded"]]
 
 
 def _board_errors(report: Json) -> Iterator[str]:

@@ -30,6 +30,8 @@ GIB = 1 << 30
 CARD_BYTES = 80 * GIB
 FAILS_AFTER_SECONDS = 5.0
 """How long the other ranks of a job live after one has died: until their next collective fails."""
+EPOCH_SECONDS = 1800.0
+"""When the defects of a simulated node count from: then they are on a board of the last hour."""
 GPU_IS_LOST = 15
 """NVML_ERROR_GPU_IS_LOST."""
 OF_A_LEAN_NODE = (MemoryInfo, Processes, Utilization, Power, Temperatures)
@@ -77,7 +79,7 @@ class Node:
     """Plays the processes of a node, and scrapes the real exporter."""
 
     def __init__(self, plan: NodePlan, start: float) -> None:
-        self.plan, self._start, self.now = plan, start, start
+        self.plan, self._epoch, self.now = plan, start + EPOCH_SECONDS, start
         # For each GPU, the bytes of each process that ever uses it.
         self._uses: list[list[int]] = [[] for _ in range(plan.gpus)]
         self._cells = [self._add_cell(gpu) for gpu, _ in plan.lives]
@@ -103,7 +105,7 @@ class Node:
             is_live = other.start <= now < other.end
             self._uses[other.gpu][cell] = other.used_bytes if is_live else 0
         for gpu in range(self.plan.gpus):
-            self._simulated.activities[gpu].change(now - self._start, self._level(gpu))
+            self._simulated.activities[gpu].change(now - self._epoch, self._level(gpu))
         self._deliver_events(before, now)
 
     def scrape(self) -> Scrape:
@@ -156,7 +158,7 @@ class Node:
 
     def _gpus(self) -> Sequence[FakeGpu]:
         processes = [self._processes(gpu) for gpu in range(self.plan.gpus)]
-        gpus = self._simulated.gpus(self.now - self._start, processes)
+        gpus = self._simulated.gpus(self.now - self._epoch, processes)
         if self.plan.lost and self.now >= self.plan.lost[1]:
             gpus[self.plan.lost[0]].error_code = GPU_IS_LOST
         if self.plan.lean:
@@ -179,7 +181,7 @@ class Node:
         """Report the events of the GPUs, and wait until the exporter's thread has counted them."""
         if not self._nvml.subscriptions:
             return
-        for event in self._simulated.events(since - self._start, now - self._start):
+        for event in self._simulated.events(since - self._epoch, now - self._epoch):
             coming = self._nvml.subscriptions[-1].coming
             coming.put(event)
             until(coming.empty)

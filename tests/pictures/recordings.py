@@ -50,6 +50,7 @@ class Job:
     steps: int = 600
     step_seconds: float = 5.0
     first_pid: int = 4100
+    snapshot_seconds: float = 20.0
 
     def lives(self, ranks: range | None = None, first_gpu: int = 0) -> Lives:
         """Return the processes of some of the ranks, by default all, on one GPU each."""
@@ -68,6 +69,7 @@ class Job:
             ending=(self.endings or {}).get(rank, self.ending),
             steps=self.steps,
             step_seconds=self.step_seconds,
+            snapshot_seconds=self.snapshot_seconds,
         )
 
 
@@ -92,13 +94,23 @@ def _restarts() -> Sequence[NodePlan]:
     others = [
         OtherProcess(4, 2210, 57 * GIB, ago(80), END + 1, level=0.6),
         OtherProcess(5, 2391, 11 * GIB, ago(80), END + 1),
+        OtherProcess(6, 2402, 30 * GIB, ago(80), END + 1, level=0.9),
         OtherProcess(7, 2417, 3 * GIB, ago(80), ago(35)),
     ]
     return [NodePlan("node1:9847", GPUS, _restarted(), others, mig=True)]
 
 
-def _many(job: Job) -> Sequence[NodePlan]:
-    """Return nodes with a rank on each GPU."""
+def _many(ranks: int, minutes: float) -> Sequence[NodePlan]:
+    """Return nodes with a rank on each GPU; few steps and snapshots, for many ranks take long."""
+    job = Job(
+        "pretrain",
+        "variable-length",
+        ranks,
+        ago(minutes),
+        steps=int(2.4 * minutes),
+        step_seconds=30.0,
+        snapshot_seconds=60.0,
+    )
     return [
         NodePlan(
             f"node{host + 1}:9847",
@@ -108,7 +120,7 @@ def _many(job: Job) -> Sequence[NodePlan]:
             healthy=True,
             lean=True,
         )
-        for host in range(job.ranks // GPUS)
+        for host in range(ranks // GPUS)
     ]
 
 
@@ -134,24 +146,12 @@ def _no_gpu() -> Sequence[NodePlan]:
     return [NodePlan("login1:9847", 0, down="library_not_found")]
 
 
-def _job_of(ranks: int, start: float, step_seconds: float, steps: int) -> Job:
-    return Job("pretrain", "variable-length", ranks, start, steps=steps, step_seconds=step_seconds)
-
-
 RECORDINGS: Mapping[str, Recording] = {
     "one-rank": Recording("one rank on one GPU", _one_rank),
     "restarts": Recording("four ranks with three restarts, on a node of eight GPUs", _restarts),
-    "ranks-64": Recording(
-        "64 ranks on eight nodes",
-        lambda: _many(_job_of(64, ago(62), 30.0, 150)),
-        ago(62),
-        interval=15,
-    ),
+    "ranks-64": Recording("64 ranks on eight nodes", lambda: _many(64, 32), ago(32), interval=20),
     "ranks-1024": Recording(
-        "1,024 ranks on 128 nodes",
-        lambda: _many(_job_of(1024, ago(21), 30.0, 50)),
-        ago(21),
-        interval=20,
+        "1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16), interval=20
     ),
     "fleet": Recording("six nodes with three jobs", _fleet, ago(75), interval=15),
     "no-gpu": Recording("a node whose NVML does not answer", _no_gpu, ago(65)),

@@ -17,6 +17,7 @@ from torchmem.sample.sample import (
     LIVE_STATES,
     STEP_DURATION_BOUNDS,
     DeviceSample,
+    HostMemory,
     Process,
     Sample,
     SelfCost,
@@ -31,10 +32,12 @@ from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
 
-SNAPSHOT_SECONDS = 20.0
 STATS_SECONDS = 2e-5
 SNAPSHOT_COST_SECONDS = 2e-3
 CPU_SHARE = 2e-4
+SAMPLES_PER_STEP = 64
+GIB = 1 << 30
+HOST_BYTES = 512 * GIB
 EVENTS_PER_STEP = 4
 
 
@@ -56,9 +59,7 @@ class Life:
     ending: State = "running"
     steps: int = 600
     step_seconds: float = 5.0
-    hostname: str = "node1"
-    script: str = "train.py"
-    patience: float | None = None
+    snapshot_seconds: float = 20.0
 
 
 class Trainer:
@@ -82,6 +83,7 @@ class Trainer:
         self.state: State = "running"
         self.ended: float | None = None
         self._oom_at = life.start
+        self._first = 0
         self._events = self._train()
         self._recorder.read_settings()
         self._read_stats()
@@ -114,7 +116,8 @@ class Trainer:
         return SCENARIOS[life.scenario].train(worker)
 
     def _next_event(self) -> None:
-        self.played += self.life.step_seconds / EVENTS_PER_STEP * self._chance.uniform(0.9, 1.1)
+        life = self.life
+        self.played += life.step_seconds / EVENTS_PER_STEP * self._chance.uniform(0.9, 1.1)
         try:
             event = next(self._events)
         except OutOfMemoryError:
@@ -122,7 +125,9 @@ class Trainer:
             return
         if self.played >= self._snapshot_at:
             self._recorder.take_snapshot()
-            self._snapshot_at = self.played + SNAPSHOT_SECONDS * self._chance.uniform(0.75, 1.25)
+            self._snapshot_at = (
+                self.played + self._chance.uniform(0.75, 1.25) * life.snapshot_seconds
+            )
         if event == "step":
             self._step()
 
@@ -152,12 +157,12 @@ class Trainer:
             life.pid,
             pid_namespace(),
             None,
-            life.hostname,
+            "node1",
             life.run,
             life.rank,
             self.local_rank,
             life.world_size,
-            life.script,
+            "train.py",
             {"slurm_job_id": "4711"},
             {"torch": "2.13.0", "cuda": "13.0", "python": "3.12.9", "backend": "native"},
         )
@@ -166,14 +171,37 @@ class Trainer:
             timestamp=self.played,
             process=process,
             devices=tuple(self._dated(device) for device in self._recorder.samples()),
-            steps=Steps(self._steps, tuple(self._durations), seconds, None, self._last_step),
+            steps=self._steps_so_far(seconds),
             cost=SelfCost(STATS_SECONDS, SNAPSHOT_COST_SECONDS, seconds * CPU_SHARE),
             allocator_settings=self._recorder.settings,
+            host=HostMemory(self._host_bytes(), HOST_BYTES, HOST_BYTES - 8 * self._host_bytes()),
         )
+
+    def _steps_so_far(self, seconds: float) -> Steps:
+        durations, samples = tuple(self._durations), self._steps * SAMPLES_PER_STEP
+        return Steps(self._steps, durations, seconds, samples, self._last_step)
+
+    def _host_bytes(self) -> int:
+        """Return a resident set that grows slowly, as that of a leaking data loader."""
+        return int((12 + 2 * (self.played - self.life.start) / 3600) * GIB)
 
     def _dated(self, device: DeviceSample) -> DeviceSample:
         """Replace the recorder's timestamps, which are of the real clock."""
         now = self.played
         layout = device.layout and replace(device.layout, timestamp=now)
         oom = device.last_oom and replace(device.last_oom, timestamp=self._oom_at)
-        return replace(device, layout=layout, last_oom=oom, stats_timestamp=now)
+        dated = replace(device, layout=layout, last_oom=oom, stats_timestamp=now)
+        peak = device.allocator.allocated_peak_bytes if device.allocator else 0
+        phases = {"forward": peak * 15 // 16, "backward": peak}
+        return replace(dated, components=self._components(device), phase_peaks=phases)
+
+    def _components(self, device: DeviceSample) -> dict[str, int]:
+        """Split the allocated bytes: of those of the first step, a quarter is parameters."""
+        if device.allocator is None:
+            return {}
+        allocated = device.allocator.allocated_bytes.total
+        self._first = self._first or allocated
+        parameters = min(allocated, self._first // 4)
+        state = min(allocated - parameters, self._first // 2)
+        held = allocated - parameters - state
+        return {"parameters": parameters, "optimizer_state": state, "held": held}

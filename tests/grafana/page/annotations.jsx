@@ -15,7 +15,12 @@ async function eventsOf(annotation, range, variables) {
   for (const { metric, values } of result) {
     for (const [seconds, value] of values) {
       const time = annotation.useValueForTime ? Math.floor(Number(value)) : seconds * 1000;
-      events.set(JSON.stringify([metric, time]), { name: annotation.name, color: annotation.iconColor, time, metric });
+      events.set(JSON.stringify([metric, time]), {
+        name: annotation.name,
+        color: annotation.iconColor,
+        time,
+        metric,
+      });
     }
   }
   return [...events.values()];
@@ -24,12 +29,14 @@ async function eventsOf(annotation, range, variables) {
 /** Return the events of every annotation of a board, and the errors of their queries. */
 export async function readAnnotations(board, variables, range) {
   const errors = [];
-  const shown = (board.annotations?.list ?? []).filter(({ enable, hide, expr }) => enable && !hide && expr);
+  const shown = (board.annotations?.list ?? []).filter(
+    ({ enable, hide, expr }) => enable && !hide && expr,
+  );
   const lists = shown.map((annotation) =>
     eventsOf(annotation, range, variables).catch((error) => {
       errors.push(`annotation ${annotation.name}: ${error.message}`);
       return [];
-    })
+    }),
   );
   return { events: (await Promise.all(lists)).flat(), errors };
 }

@@ -31,7 +31,11 @@ export function Board({ context, items, width }) {
           const box = boxOf(item.place, width);
           return (
             <section key={item.key} id={item.key} style={box}>
-              {item.panel.type === "row" ? <Row item={item} context={context} /> : <Panel item={item} context={context} box={box} />}
+              {item.panel.type === "row" ? (
+                <Row item={item} context={context} />
+              ) : (
+                <Panel item={item} context={context} box={box} />
+              )}
             </section>
           );
         })}
@@ -48,7 +52,8 @@ function Header({ context: { board, range, variables } }) {
       <div className="board-title">
         <span>Dashboards › {board.title}</span>
         <span className="board-time">
-          {rangeUtil.describeTimeRange(range.raw)} · {dateTimeFormat(range.from)} to {dateTimeFormat(range.to)}
+          {rangeUtil.describeTimeRange(range.raw)} · {dateTimeFormat(range.from)} to{" "}
+          {dateTimeFormat(range.to)}
         </span>
       </div>
       <div className="board-controls">
@@ -105,7 +110,13 @@ function Panel({ item, context, box }) {
     >
       {(width, height) => (
         <Boundary state={state}>
-          <Content item={item} context={context} outerWidth={box.width} size={{ width, height }} onLoad={() => redraw((n) => n + 1)} />
+          <Content
+            item={item}
+            context={context}
+            outerWidth={box.width}
+            size={{ width, height }}
+            onLoad={() => redraw((n) => n + 1)}
+          />
         </Boundary>
       )}
     </PanelChrome>
@@ -126,7 +137,16 @@ function Content({ item, context, outerWidth, size, onLoad }) {
   }, []);
   if (!loaded) return state.failure ? <div className="message">{state.failure}</div> : null;
   const Visualization = visualizations[panel.type];
-  return <Visualization {...loaded} {...size} {...context} panel={panel} state={state} timeZone="browser" />;
+  return (
+    <Visualization
+      {...loaded}
+      {...size}
+      {...context}
+      panel={panel}
+      state={state}
+      timeZone="browser"
+    />
+  );
 }
 
 class Boundary extends Component {
@@ -141,6 +161,10 @@ class Boundary extends Component {
   }
 
   render() {
-    return this.state.error ? <div className="message">{this.state.error.message}</div> : this.props.children;
+    return this.state.error ? (
+      <div className="message">{this.state.error.message}</div>
+    ) : (
+      this.props.children
+    );
   }
 }

@@ -10,13 +10,16 @@ function valueOf(path, context) {
 function cellOf(path, context) {
   const [, plain, quoted] = path?.match(/^fields(?:\.(\w+)|\[["']?(.*?)["']?\])/) ?? [];
   const key = plain ?? quoted;
-  const isNamed = ({ state, config, name }, i) => [state?.displayName, config.displayName, name, String(i)].includes(key);
+  const isNamed = ({ state, config, name }, i) =>
+    [state?.displayName, config.displayName, name, String(i)].includes(key);
   const field = context?.frame?.fields.find(isNamed);
   return field && context.rowIndex !== undefined ? field.values[context.rowIndex] : undefined;
 }
 
 function fieldOf(path, context) {
-  return path === "name" ? context?.field?.name : context?.field?.labels?.[path?.replace(/^labels\./, "")];
+  return path === "name"
+    ? context?.field?.name
+    : context?.field?.labels?.[path?.replace(/^labels\./, "")];
 }
 
 /** Return the value of a variable of Grafana's own; undefined for any other name. */
@@ -35,7 +38,8 @@ export function builtIn(name, path, scope, { range, board, byName, replace }) {
     __to: () => time(range.to),
     __dashboard: () => (path === "uid" ? board.uid : board.title),
     __url_time_range: () => `from=${range.from.valueOf()}&to=${range.to.valueOf()}`,
-    __all_variables: () => [...byName.keys()].map((key) => replace(`\${${key}:queryparam}`)).join("&"),
+    __all_variables: () =>
+      [...byName.keys()].map((key) => replace(`\${${key}:queryparam}`)).join("&"),
     __series: () => context?.frame?.name,
     __field: () => fieldOf(path, context),
     __value: () => valueOf(path, context),

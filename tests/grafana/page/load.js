@@ -1,5 +1,10 @@
-// From the JSON of a panel to the frames that its visualization draws, through Grafana's transformations and overrides.
-import { applyFieldOverrides, getPanelOptionsWithDefaults, transformDataFrame } from "@grafana/data";
+// From the JSON of a panel to the frames that its visualization draws, through Grafana's
+// transformations and overrides.
+import {
+  applyFieldOverrides,
+  getPanelOptionsWithDefaults,
+  transformDataFrame,
+} from "@grafana/data";
 import { cloneDeep } from "lodash";
 import { lastValueFrom } from "rxjs";
 import { queryPanel } from "./prometheus.js";
@@ -8,7 +13,10 @@ import { pluginOf } from "./registries.js";
 const NO_CONFIG = { defaults: {}, overrides: [] };
 const BY_NAME = ["byName", "byRegexp"];
 
-/** Return frames, options and field configuration of a panel, and note in its state what the report tells of them. */
+/**
+ * Return frames, options and field configuration of a panel, and note in its state what the report
+ * tells of them.
+ */
 export async function load({ panel, scope, state }, { range, theme, variables }, width) {
   const plugin = pluginOf(panel.type);
   if (!plugin) throw new Error(`panels of the type ${panel.type} cannot be drawn`);
@@ -21,7 +29,9 @@ export async function load({ panel, scope, state }, { range, theme, variables },
     currentFieldConfig: cloneDeep(panel.fieldConfig ?? NO_CONFIG),
     isAfterPluginChange: false,
   });
-  const data = await lastValueFrom(transformDataFrame(panel.transformations ?? [], answers.frames, { interpolate: replace }));
+  const data = await lastValueFrom(
+    transformDataFrame(panel.transformations ?? [], answers.frames, { interpolate: replace }),
+  );
   const registry = plugin.fieldConfigRegistry;
   const overrides = { fieldConfig, fieldConfigRegistry: registry, replaceVariables: replace };
   const frames = applyFieldOverrides({ data, theme, timeZone: "browser", ...overrides });
@@ -43,16 +53,26 @@ function stateOf(panel, queries, frames) {
 /** Return the overrides by a field's name, and whether such a field is in the frames. */
 function matchedOverrides(panel, frames) {
   const fields = frames.flatMap((frame) => frame.fields);
-  const names = fields.flatMap(({ name, state, config }) => [name, state?.displayName, config.displayName, config.displayNameFromDS]);
-  const overrides = (panel.fieldConfig?.overrides ?? []).filter(({ matcher }) => BY_NAME.includes(matcher.id));
+  const names = fields.flatMap(({ name, state, config }) => [
+    name,
+    state?.displayName,
+    config.displayName,
+    config.displayNameFromDS,
+  ]);
+  const overrides = (panel.fieldConfig?.overrides ?? []).filter(({ matcher }) =>
+    BY_NAME.includes(matcher.id),
+  );
   return overrides.map(({ matcher: { id, options } }) => {
     const pattern = id === "byRegexp" ? new RegExp(options.replace(/^\/|\/$/g, "")) : undefined;
-    const matches = (name) => name !== undefined && name !== null && (pattern ? pattern.test(name) : name === options);
+    const matches = (name) =>
+      name !== undefined && name !== null && (pattern ? pattern.test(name) : name === options);
     return { name: options, isMatched: names.some(matches) };
   });
 }
 
 function unknownProperties(panel, registry) {
-  const properties = (panel.fieldConfig?.overrides ?? []).flatMap((override) => override.properties);
+  const properties = (panel.fieldConfig?.overrides ?? []).flatMap(
+    (override) => override.properties,
+  );
   return properties.map(({ id }) => id).filter((id) => !registry.getIfExists(id));
 }

@@ -1,4 +1,5 @@
-// The page of one board: reads its view from the server, draws it, and offers `window.dashboard` to draw.mjs.
+// The page of one board: reads its view from the server, draws it, and offers `window.dashboard` to
+// draw.mjs.
 import { createTheme, dateMath, dateTime, ThemeContext } from "@grafana/data";
 import { GlobalStyles } from "@grafana/ui";
 import { createRoot } from "react-dom/client";
@@ -21,16 +22,23 @@ function moveClock(at) {
 }
 
 function rangeOf(board, range) {
-  const raw = range ? { from: `now-${range}`, to: "now" } : (board.time ?? { from: "now-6h", to: "now" });
+  const raw = range
+    ? { from: `now-${range}`, to: "now" }
+    : (board.time ?? { from: "now-6h", to: "now" });
   // The clock goes on: without whole seconds, equal boards would have slightly different ranges.
-  const seconds = (text, roundUp) => dateTime(Math.floor(dateMath.parse(text, roundUp) / 1000) * 1000);
+  const seconds = (text, roundUp) =>
+    dateTime(Math.floor(dateMath.parse(text, roundUp) / 1000) * 1000);
   return { from: seconds(raw.from, false), to: seconds(raw.to, true), raw };
 }
 
 function watchChanges() {
   let changed = performance.now();
   const note = () => (changed = performance.now());
-  new MutationObserver(note).observe(document.body, { childList: true, subtree: true, attributes: true });
+  new MutationObserver(note).observe(document.body, {
+    childList: true,
+    subtree: true,
+    attributes: true,
+  });
   window.addEventListener("resize", note);
   return () => performance.now() - changed;
 }
@@ -64,10 +72,11 @@ async function main() {
   createRoot(document.getElementById("root")).render(
     <Page theme={theme}>
       <Board context={context} items={items} width={width} />
-    </Page>
+    </Page>,
   );
   window.dashboard = {
-    isSettled: () => items.every(({ panel, state }) => panel.type === "row" || state.state) && quiet() > QUIET,
+    isSettled: () =>
+      items.every(({ panel, state }) => panel.type === "row" || state.state) && quiet() > QUIET,
     report: () => makeReport(context, items, annotations),
   };
 }

@@ -1,5 +1,10 @@
 // A chart over a time axis and an axis of names, whose content one function draws.
-import { AxisPlacement, ScaleDirection, ScaleDistribution, ScaleOrientation } from "@grafana/schema";
+import {
+  AxisPlacement,
+  ScaleDirection,
+  ScaleDistribution,
+  ScaleOrientation,
+} from "@grafana/schema";
 import { UPlotConfigBuilder } from "@grafana/ui";
 import uPlot from "uplot";
 
@@ -7,12 +12,24 @@ function addTime(builder, { range, timeZone, theme }) {
   const horizontal = { orientation: ScaleOrientation.Horizontal, direction: ScaleDirection.Right };
   const limits = [range.from.valueOf(), range.to.valueOf()];
   builder.addScale({ scaleKey: "x", isTime: true, ...horizontal, range: () => limits });
-  builder.addAxis({ scaleKey: "x", isTime: true, placement: AxisPlacement.Bottom, timeZone, theme, grid: { show: true } });
+  builder.addAxis({
+    scaleKey: "x",
+    isTime: true,
+    placement: AxisPlacement.Bottom,
+    timeZone,
+    theme,
+    grid: { show: true },
+  });
 }
 
 function addNames(builder, { theme, count, names, gap }) {
   const vertical = { orientation: ScaleOrientation.Vertical, direction: ScaleDirection.Up };
-  builder.addScale({ scaleKey: "y", ...vertical, distribution: ScaleDistribution.Ordinal, range: () => [0, count] });
+  builder.addScale({
+    scaleKey: "y",
+    ...vertical,
+    distribution: ScaleDistribution.Ordinal,
+    range: () => [0, count],
+  });
   builder.addAxis({
     scaleKey: "y",
     placement: AxisPlacement.Left,
@@ -26,8 +43,9 @@ function addNames(builder, { theme, count, names, gap }) {
 }
 
 /**
- * Return the configuration of a chart of `count` lines. `names` has the name and place of each label, in lines from the
- * bottom; `draw` draws into uPlot, and `onDraw` is told the height of a line in pixels.
+ * Return the configuration of a chart of `count` lines. `names` has the name and place of each
+ * label, in lines from the bottom; `draw` draws into uPlot, and `onDraw` is told the height of a
+ * line in pixels.
  */
 export function nameChart({ draw, onDraw, ...chart }) {
   const builder = new UPlotConfigBuilder(chart.timeZone);
@@ -49,5 +67,8 @@ export function nameChart({ draw, onDraw, ...chart }) {
 }
 
 export function chartData(range, count) {
-  return [[range.from.valueOf(), range.to.valueOf()], [0, count]];
+  return [
+    [range.from.valueOf(), range.to.valueOf()],
+    [0, count],
+  ];
 }

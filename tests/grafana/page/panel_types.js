@@ -1,4 +1,5 @@
-// For each panel type: its own field options and its panel options, with the defaults of Grafana 12, and its color.
+// For each panel type: its own field options and its panel options, with the defaults of Grafana
+// 12, and its color.
 
 const hideFrom = { legend: false, tooltip: false, viz: false };
 const legend = { showLegend: true, displayMode: "list", placement: "bottom", calcs: [] };
@@ -103,7 +104,14 @@ const table = {
 const rows = { showValue: "auto", rowHeight: 0.9, perPage: 20, legend, tooltip };
 
 const stateTimeline = {
-  custom: { ...axis, lineWidth: 0, fillOpacity: 70, spanNulls: false, insertNulls: false, hideFrom },
+  custom: {
+    ...axis,
+    lineWidth: 0,
+    fillOpacity: 70,
+    spanNulls: false,
+    insertNulls: false,
+    hideFrom,
+  },
   options: { ...rows, mergeValues: true, alignValue: "left" },
   color: { mode: "continuous-GrYlRd" },
 };
@@ -114,7 +122,14 @@ const statusHistory = {
   color: byThresholds,
 };
 
-const scheme = { mode: "scheme", scheme: "Oranges", fill: "dark-orange", scale: "exponential", exponent: 0.5, steps: 64 };
+const scheme = {
+  mode: "scheme",
+  scheme: "Oranges",
+  fill: "dark-orange",
+  scale: "exponential",
+  exponent: 0.5,
+  steps: 64,
+};
 
 const heatmap = {
   custom: { scaleDistribution: { type: "linear" }, hideFrom },

@@ -8,7 +8,9 @@ const MAX_POINTS = 11000;
 async function ask(path, parameters, method = "POST") {
   const body = new URLSearchParams(parameters);
   const url = `prometheus/api/v1/${path}`;
-  const response = await (method === "POST" ? fetch(url, { method, body }) : fetch(`${url}?${body}`));
+  const response = await (method === "POST"
+    ? fetch(url, { method, body })
+    : fetch(`${url}?${body}`));
   const answer = await response.json();
   if (answer.status !== "success") throw new Error(answer.error);
   return answer;
@@ -16,7 +18,10 @@ async function ask(path, parameters, method = "POST") {
 
 export async function labelValues(label, selector, range) {
   const match = selector ? [["match[]", selector]] : [];
-  const times = [["start", Math.floor(range.from / 1000)], ["end", Math.ceil(range.to / 1000)]];
+  const times = [
+    ["start", Math.floor(range.from / 1000)],
+    ["end", Math.ceil(range.to / 1000)],
+  ];
   return (await ask(`label/${label}/values`, [...match, ...times], "GET")).data;
 }
 
@@ -28,7 +33,9 @@ export async function queryRange(expression, start, end, step) {
   return (await ask("query_range", { query: expression, start, end, step })).data;
 }
 
-/** Return $__interval, step and $__rate_interval of a target, from time range and width in pixels. */
+/**
+ * Return $__interval, step and $__rate_interval of a target, from time range and width in pixels.
+ */
 function intervalsOf(panel, target, range, width) {
   const minimum = target.interval || panel.interval || SCRAPE_INTERVAL;
   const points = panel.maxDataPoints ?? Math.max(1, Math.floor(width));
@@ -50,7 +57,12 @@ async function run(panel, { target, isInstant }, range, width, replace) {
   const expression = replace(target.expr, intervals);
   const report = { refId: target.refId, expr: expression, isInstant };
   try {
-    const frames = asSeries(target, expression, await send(expression, isInstant, range, step), isInstant ? undefined : step * 1000);
+    const frames = asSeries(
+      target,
+      expression,
+      await send(expression, isInstant, range, step),
+      isInstant ? undefined : step * 1000,
+    );
     report.series = frames.filter((frame) => frame.length > 0).length;
     return { report, frames, format: target.format ?? "time_series" };
   } catch (error) {
@@ -65,10 +77,17 @@ export async function queryPanel(panel, range, width, replace) {
     ...((target.range ?? !target.instant) ? [{ target, isInstant: false }] : []),
     ...(target.instant ? [{ target, isInstant: true }] : []),
   ]);
-  const results = await Promise.all(requests.map((request) => run(panel, request, range, width, replace)));
-  const framesOf = (...formats) => results.filter(({ format }) => formats.includes(format)).flatMap(({ frames }) => frames);
+  const results = await Promise.all(
+    requests.map((request) => run(panel, request, range, width, replace)),
+  );
+  const framesOf = (...formats) =>
+    results.filter(({ format }) => formats.includes(format)).flatMap(({ frames }) => frames);
   return {
     queries: results.map(({ report }) => report),
-    frames: [...framesOf("time_series"), ...asTables(framesOf("table")), ...asHeatmaps(framesOf("heatmap"))],
+    frames: [
+      ...framesOf("time_series"),
+      ...asTables(framesOf("table")),
+      ...asHeatmaps(framesOf("heatmap")),
+    ],
   };
 }

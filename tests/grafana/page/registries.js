@@ -1,5 +1,6 @@
-// What Grafana's core, rather than its packages, registers: field options, transformations, and for each panel type its
-// own field options and all defaults. Without an editor to show, an option is its default and how an override sets it.
+// What Grafana's core, rather than its packages, registers: field options, transformations, and for
+// each panel type its own field options and all defaults. Without an editor to show, an option is
+// its default and how an override sets it.
 import {
   booleanOverrideProcessor,
   dataLinksOverrideProcessor,
@@ -20,10 +21,28 @@ import {
 import { uniqBy } from "lodash";
 import { panelTypes } from "./panel_types.js";
 
-const DEFAULT_THRESHOLDS = { mode: "absolute", steps: [{ value: -Infinity, color: "green" }, { value: 80, color: "red" }] };
+const DEFAULT_THRESHOLDS = {
+  mode: "absolute",
+  steps: [
+    { value: -Infinity, color: "green" },
+    { value: 80, color: "red" },
+  ],
+};
 
-function option(id, process = identityOverrideProcessor, defaultValue = undefined, shouldApply = () => true) {
-  const shown = { id, path: id, name: id, category: ["Standard options"], editor: () => null, override: () => null };
+function option(
+  id,
+  process = identityOverrideProcessor,
+  defaultValue = undefined,
+  shouldApply = () => true,
+) {
+  const shown = {
+    id,
+    path: id,
+    name: id,
+    category: ["Standard options"],
+    editor: () => null,
+    override: () => null,
+  };
   return { ...shown, process, defaultValue, shouldApply };
 }
 
@@ -54,7 +73,10 @@ function pluginFor([id, { custom, options, color }]) {
   plugin.meta = { id, name: id };
   const useCustomConfig = (builder) => {
     for (const [path, value] of Object.entries(custom)) {
-      builder.addCustomEditor({ ...option(path, identityOverrideProcessor, value), category: undefined });
+      builder.addCustomEditor({
+        ...option(path, identityOverrideProcessor, value),
+        category: undefined,
+      });
     }
   };
   plugin.useFieldConfig({ standardOptions: { color: { defaultValue: color } }, useCustomConfig });

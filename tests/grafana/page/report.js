@@ -1,4 +1,5 @@
-// What can be told of a drawn board without looking: what is in each panel, and what of it cannot be seen.
+// What can be told of a drawn board without looking: what is in each panel, and what of it cannot
+// be seen.
 
 const SLACK = 2; // pixels by which an element may stand over an edge
 
@@ -10,9 +11,16 @@ function readTable(section, columns) {
   if (!grid) return undefined;
   const edge = grid.getBoundingClientRect().left + grid.clientWidth + SLACK;
   const headers = [...grid.querySelectorAll("[role=columnheader]")];
-  const inSight = new Set(headers.filter((header) => header.getBoundingClientRect().right <= edge).map(textOf));
-  const rows = [...grid.querySelectorAll("[role=row]")].map((row) => [...row.querySelectorAll("[role=gridcell]")].map(textOf));
-  return { outOfSight: columns.filter((name) => !inSight.has(name)), cells: rows.filter((cells) => cells.length > 0) };
+  const inSight = new Set(
+    headers.filter((header) => header.getBoundingClientRect().right <= edge).map(textOf),
+  );
+  const rows = [...grid.querySelectorAll("[role=row]")].map((row) =>
+    [...row.querySelectorAll("[role=gridcell]")].map(textOf),
+  );
+  return {
+    outOfSight: columns.filter((name) => !inSight.has(name)),
+    cells: rows.filter((cells) => cells.length > 0),
+  };
 }
 
 /** Return the nearest ancestor within the section that scrolls or cuts off what does not fit. */
@@ -24,7 +32,8 @@ function viewport(element, section) {
 }
 
 // An entry of a legend that is a list, and one that is a row of a table.
-const LEGEND_ENTRIES = '[data-testid^="data-testid VizLegend series"], table tbody tr:has(> td button[title])';
+const LEGEND_ENTRIES =
+  '[data-testid^="data-testid VizLegend series"], table tbody tr:has(> td button[title])';
 
 function readLegend(section) {
   const entries = [...section.querySelectorAll(LEGEND_ENTRIES)];
@@ -33,7 +42,11 @@ function readLegend(section) {
   const box = viewport(entries[0], section).getBoundingClientRect();
   const isHidden = ({ bottom, right }) => bottom > box.bottom + SLACK || right > box.right + SLACK;
   const hidden = labels.filter((_, i) => isHidden(entries[i].getBoundingClientRect()));
-  return { labels, hidden, repeated: [...new Set(labels.filter((label, i) => labels.indexOf(label) !== i))] };
+  return {
+    labels,
+    hidden,
+    repeated: [...new Set(labels.filter((label, i) => labels.indexOf(label) !== i))],
+  };
 }
 
 /** Return the ancestor that cuts off a part of a text; undefined where one can scroll to it. */
@@ -42,7 +55,8 @@ function cutter(element, { left, right }, section) {
     const { overflowX } = getComputedStyle(each);
     if (/auto|scroll/.test(overflowX) || each.getAttribute("role") === "grid") return undefined;
     const box = each.getBoundingClientRect();
-    if (overflowX !== "visible" && (left < box.left - SLACK || right > box.right + SLACK)) return each;
+    if (overflowX !== "visible" && (left < box.left - SLACK || right > box.right + SLACK))
+      return each;
   }
   return undefined;
 }
@@ -63,7 +77,7 @@ function readClipped(section) {
 }
 
 function reportPanel(item, row) {
-  const { panel, state, key } = item;
+  const { panel, state, key, isFolded } = item;
   const section = document.getElementById(key);
   const box = section.getBoundingClientRect();
   const { table, series, ...rest } = state;
@@ -72,6 +86,7 @@ function reportPanel(item, row) {
     id: panel.id,
     type: panel.type,
     row,
+    isFolded,
     top: Math.round(box.top + window.scrollY),
     bottom: Math.round(box.bottom + window.scrollY),
     message: section.querySelector(".message")?.textContent,
@@ -82,7 +97,10 @@ function reportPanel(item, row) {
   };
 }
 
-/** Return the report: variables, events, errors, the first collapsed row, and every open panel. */
+/**
+ * Return the report: variables, events, errors, rows, and panels; folded is what a user has to open
+ * first.
+ */
 export function makeReport({ board, range, variables, annotations: events }, items, { errors }) {
   let row;
   const panels = [];
@@ -90,7 +108,7 @@ export function makeReport({ board, range, variables, annotations: events }, ite
     if (item.panel.type === "row") row = item.panel.title;
     else panels.push(reportPanel(item, row));
   }
-  const collapsed = items.find(({ isCollapsed }) => isCollapsed);
+  const rows = items.filter(({ panel }) => panel.type === "row").map(({ panel }) => panel);
   return {
     title: board.title,
     from: range.from.toISOString(),
@@ -98,8 +116,7 @@ export function makeReport({ board, range, variables, annotations: events }, ite
     variables: variables.list.map(({ name, values, error }) => ({ name, values, error })),
     events: events.map(({ name, time }) => ({ name, time: new Date(time).toISOString() })),
     errors,
-    rows: items.filter(({ panel }) => panel.type === "row").map(({ panel, isCollapsed }) => ({ title: panel.title, isCollapsed })),
-    firstCollapsed: collapsed && Math.round(document.getElementById(collapsed.key).getBoundingClientRect().top + window.scrollY),
+    rows: rows.map(({ title, collapsed }) => ({ title, isFolded: Boolean(collapsed) })),
     panels,
   };
 }

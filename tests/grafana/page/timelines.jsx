@@ -1,6 +1,13 @@
-// State timelines and status histories, which Grafana's packages do not export: drawn on their charts, with the units,
-// mappings, thresholds and colors of the fields. Close to Grafana's pictures, not the same.
-import { colorManipulator, FieldColorModeId, fieldColorModeRegistry, FieldType, getFieldDisplayName } from "@grafana/data";
+// State timelines and status histories, which Grafana's packages do not export: drawn on their
+// charts, with the units, mappings, thresholds and colors of the fields. Close to Grafana's
+// pictures, not the same.
+import {
+  colorManipulator,
+  FieldColorModeId,
+  fieldColorModeRegistry,
+  FieldType,
+  getFieldDisplayName,
+} from "@grafana/data";
 import { Pagination, UPlotChart, useTheme2, VizLayout, VizLegend } from "@grafana/ui";
 import { useMemo } from "react";
 import uPlot from "uplot";
@@ -16,13 +23,19 @@ function rowsOf(frames) {
     const time = frame.fields.find(({ type }) => type === FieldType.time);
     const others = time ? frame.fields.filter((field) => field !== time) : [];
     const row = { times: time?.values, interval: time?.config.interval };
-    return others.map((field) => ({ ...row, field, name: getFieldDisplayName(field, frame, frames) }));
+    return others.map((field) => ({
+      ...row,
+      field,
+      name: getFieldDisplayName(field, frame, frames),
+    }));
   });
 }
 
 const isBlank = (value) => value === null || value === undefined;
 
-/** Return the boxes of a row of a state timeline; equal neighbors are one box, and a gap ends a box. */
+/**
+ * Return the boxes of a row of a state timeline; equal neighbors are one box, and a gap ends a box.
+ */
 function statesOf({ field, times, interval }, isMerged, end) {
   const boxes = [];
   times.forEach((from, i) => {
@@ -41,7 +54,9 @@ function statesOf({ field, times, interval }, isMerged, end) {
 /** Return the boxes of a row of a status history, one around each time. */
 function statusesOf({ field, times, interval }, share) {
   const half = ((interval ?? times[1] - times[0]) * share) / 2;
-  const points = times.map((time, i) => ({ time, value: field.values[i] })).filter(({ value }) => !isBlank(value));
+  const points = times
+    .map((time, i) => ({ time, value: field.values[i] }))
+    .filter(({ value }) => !isBlank(value));
   return points.map(({ time, value }) => {
     const { text, color } = field.display(value);
     return { from: time - half, to: time + half, text, color };
@@ -55,11 +70,21 @@ function write(u, theme, text, color, box, align) {
   u.ctx.fillStyle = theme.colors.getContrastText(color, 4);
   u.ctx.textBaseline = "middle";
   u.ctx.textAlign = align;
-  const x = { left: box.left + TEXT_PADDING / 2, center: box.left + box.width / 2, right: box.left + box.width - TEXT_PADDING / 2 };
+  const x = {
+    left: box.left + TEXT_PADDING / 2,
+    center: box.left + box.width / 2,
+    right: box.left + box.width - TEXT_PADDING / 2,
+  };
   u.ctx.fillText(text, x[align], box.top + box.height / 2);
 }
 
-function drawBox(u, theme, { from, to, text, color }, { top, height }, { custom, showValue, align }) {
+function drawBox(
+  u,
+  theme,
+  { from, to, text, color },
+  { top, height },
+  { custom, showValue, align },
+) {
   const left = u.valToPos(from, "x", true);
   const box = { left, top, width: Math.max(1, u.valToPos(to, "x", true) - left), height };
   u.ctx.fillStyle = colorManipulator.alpha(color, custom.fillOpacity / 100);
@@ -71,7 +96,10 @@ function drawRows(boxesByRow, { options, theme, align }) {
   return (u) => {
     boxesByRow.forEach(({ row, boxes }, i) => {
       const edge = (share) => u.valToPos(boxesByRow.length - i - 0.5 + share / 2, "y", true);
-      const line = { top: edge(options.rowHeight), height: edge(-options.rowHeight) - edge(options.rowHeight) };
+      const line = {
+        top: edge(options.rowHeight),
+        height: edge(-options.rowHeight) - edge(options.rowHeight),
+      };
       const look = { custom: row.field.config.custom, showValue: options.showValue, align };
       for (const box of boxes) drawBox(u, theme, box, line, look);
     });
@@ -82,8 +110,11 @@ function drawRows(boxesByRow, { options, theme, align }) {
 function legendItems(rows) {
   const items = new Map();
   for (const { field } of rows) {
-    const mode = fieldColorModeRegistry.get(field.config.color?.mode ?? FieldColorModeId.Thresholds);
-    const isContinuous = mode.isByValue && mode.id !== FieldColorModeId.Thresholds && !field.config.mappings?.length;
+    const mode = fieldColorModeRegistry.get(
+      field.config.color?.mode ?? FieldColorModeId.Thresholds,
+    );
+    const isContinuous =
+      mode.isByValue && mode.id !== FieldColorModeId.Thresholds && !field.config.mappings?.length;
     if (isContinuous) continue;
     for (const value of new Set(field.values)) {
       if (isBlank(value)) continue;
@@ -102,7 +133,10 @@ function Timeline({ frames, range, width, height, options, timeZone, state, boxe
   const pages = Math.ceil(all.length / perPage);
   Object.assign(state, { timeline: { rows: all.map(({ name }) => name), pages } });
   const config = useMemo(() => {
-    const draw = drawRows(rows.map((row) => ({ row, boxes: boxesOf(row) })), { options, theme, align });
+    const draw = drawRows(
+      rows.map((row) => ({ row, boxes: boxesOf(row) })),
+      { options, theme, align },
+    );
     const names = rows.map(({ name }, i) => ({ name, at: rows.length - i - 0.5 }));
     const onDraw = (pixels) => (state.timeline.rowPixels = Math.round(pixels));
     return nameChart({ range, timeZone, theme, count: rows.length, names, gap: 16, draw, onDraw });
@@ -116,8 +150,14 @@ function Timeline({ frames, range, width, height, options, timeZone, state, boxe
   );
   return (
     <>
-      <VizLayout width={width} height={pages > 1 ? height - PAGES_HEIGHT : height} legend={legend || null}>
-        {(w, h) => <UPlotChart config={config} data={chartData(range, rows.length)} width={w} height={h} />}
+      <VizLayout
+        width={width}
+        height={pages > 1 ? height - PAGES_HEIGHT : height}
+        legend={legend || null}
+      >
+        {(w, h) => (
+          <UPlotChart config={config} data={chartData(range, rows.length)} width={w} height={h} />
+        )}
       </VizLayout>
       {pages > 1 && <Pagination currentPage={1} numberOfPages={pages} onNavigate={() => {}} />}
     </>
@@ -131,5 +171,11 @@ export function StateTimeline(props) {
 }
 
 export function StatusHistory(props) {
-  return <Timeline {...props} boxesOf={(row) => statusesOf(row, props.options.colWidth)} align="center" />;
+  return (
+    <Timeline
+      {...props}
+      boxesOf={(row) => statusesOf(row, props.options.colWidth)}
+      align="center"
+    />
+  );
 }

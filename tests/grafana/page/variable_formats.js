@@ -3,7 +3,8 @@ import { textUtil } from "@grafana/data";
 
 const escapeRegex = (value) => value.replace(/[\\^$*+?.()|[\]{}/]/g, "\\$&");
 // A query is a quoted string within which the backslash counts, so each is doubled.
-const escapeInQuery = (value) => value.replace(/\\/g, "\\\\\\\\").replace(/[$^*{}[\]'+?.()|]/g, "\\\\$&");
+const escapeInQuery = (value) =>
+  value.replace(/\\/g, "\\\\\\\\").replace(/[$^*{}[\]'+?.()|]/g, "\\\\$&");
 const alone = (values, many) => (values.length === 1 ? values[0] : many);
 
 export const formats = {
@@ -14,14 +15,19 @@ export const formats = {
   json: (values) => JSON.stringify(alone(values, values)),
   percentencode: (values) => encodeURIComponent(alone(values, `{${values.join(",")}}`)),
   pipe: (values) => values.join("|"),
-  queryparam: (values, name) => values.map((value) => `var-${name}=${encodeURIComponent(value)}`).join("&"),
+  queryparam: (values, name) =>
+    values.map((value) => `var-${name}=${encodeURIComponent(value)}`).join("&"),
   raw: (values) => values.join(","),
   regex: (values) => alone(values.map(escapeRegex), `(${values.map(escapeRegex).join("|")})`),
 };
 
-/** Write values as Grafana's Prometheus data source does in a query: as a regular expression if there can be several. */
+/**
+ * Write values as Grafana's Prometheus data source does in a query: as a regular expression if
+ * there can be several.
+ */
 export function forPrometheus(values, variable) {
-  if (!variable.multi && !variable.includeAll) return (values[0] ?? "").replace(/\\/g, "\\\\").replace(/'/g, "\\\\'");
+  if (!variable.multi && !variable.includeAll)
+    return (values[0] ?? "").replace(/\\/g, "\\\\").replace(/'/g, "\\\\'");
   const escaped = values.map(escapeInQuery);
   return alone(escaped, `(${escaped.join("|")})`);
 }

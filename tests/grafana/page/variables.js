@@ -6,7 +6,10 @@ import { labelValues, query } from "./prometheus.js";
 const ALL = "$__all";
 const PLACES = /\$(\w+)|\$\{(\w+)(?:\.([^:^}]+))?(?::([^}]+))?\}/g;
 
-/** Compare two options by the order of Grafana's VariableSort; 1 and 2 are alphabetical, 3 and 4 numerical, and so on. */
+/**
+ * Compare two options by the order of Grafana's VariableSort; 1 and 2 are alphabetical, 3 and 4
+ * numerical, and so on.
+ */
 function compareBy(sort) {
   const number = (text) => Number(text.match(/\d+/)?.[0] ?? -1);
   const natural = (a, b) => a.text.localeCompare(b.text, "en", { numeric: true });
@@ -30,7 +33,9 @@ function matching(texts, regex) {
     const named = (name) => matches.find(({ groups }) => groups?.[name])?.groups[name];
     const [value, label] = [named("value"), named("text")];
     if (value ?? label) return [{ text: label ?? value, value: value ?? label }];
-    return matches.map((match) => match[1] ?? match[0]).map((found) => ({ text: found, value: found }));
+    return matches
+      .map((match) => match[1] ?? match[0])
+      .map((found) => ({ text: found, value: found }));
   });
 }
 
@@ -74,9 +79,14 @@ async function optionsOf(variable, range, replace) {
 
 /** Return the values of a variable: those given, those saved with the board, all, or the first. */
 function valuesOf({ type, options, current, includeAll }, given) {
-  if (given) return [given].flat().map((value) => options.find(({ text }) => text === value)?.value ?? value);
+  if (given)
+    return [given]
+      .flat()
+      .map((value) => options.find(({ text }) => text === value)?.value ?? value);
   const saved = type === "textbox" ? [] : [current?.value ?? []].flat();
-  const known = saved.filter((value) => value === ALL || options.some((option) => option.value === value));
+  const known = saved.filter(
+    (value) => value === ALL || options.some((option) => option.value === value),
+  );
   if (known.length > 0) return known;
   return includeAll ? [ALL] : options.slice(0, 1).map(({ value }) => value);
 }
@@ -89,19 +99,30 @@ class Variables {
   }
 
   get list() {
-    return [...this.byName.values()].map((variable) => ({ ...variable, ...this.lookUp(variable.name, {}) }));
+    return [...this.byName.values()].map((variable) => ({
+      ...variable,
+      ...this.lookUp(variable.name, {}),
+    }));
   }
 
   lookUp(name, scope) {
     const variable = this.byName.get(name);
     if (scope.variables?.[name] || !variable) return scope.variables?.[name];
     const isAll = variable.values.includes(ALL);
-    const option = (value) => variable.options.find((each) => each.value === value) ?? { text: value, value };
+    const option = (value) =>
+      variable.options.find((each) => each.value === value) ?? { text: value, value };
     const chosen = isAll ? variable.options : variable.values.map(option);
-    return { variable, isAll, values: chosen.map(({ value }) => value), texts: isAll ? ["All"] : chosen.map(({ text }) => text) };
+    return {
+      variable,
+      isAll,
+      values: chosen.map(({ value }) => value),
+      texts: isAll ? ["All"] : chosen.map(({ text }) => text),
+    };
   }
 
-  /** Replace variables; `format` is the name of a format, or a function, for those that name none. */
+  /**
+   * Replace variables; `format` is the name of a format, or a function, for those that name none.
+   */
   replace(text, scope = {}, format = "glob") {
     return text?.replace(PLACES, (whole, plain, braced, path, own) => {
       const name = plain ?? braced;
@@ -126,12 +147,19 @@ class Variables {
     if (!found) return [];
     const { variable, isAll, values } = found;
     const texts = isAll ? variable.options.map(({ text }) => text) : found.texts;
-    const one = (value, i) => ({ variable, isAll: false, values: [value], texts: [texts[i] ?? value] });
+    const one = (value, i) => ({
+      variable,
+      isAll: false,
+      values: [value],
+      texts: [texts[i] ?? value],
+    });
     return values.map((value, i) => ({ variables: { [name]: one(value, i) } }));
   }
 }
 
-/** Read the variables of a board, from left to right; `given` holds chosen values or texts by name. */
+/**
+ * Read the variables of a board, from left to right; `given` holds chosen values or texts by name.
+ */
 export async function readVariables(board, given, range) {
   const variables = new Variables(board, range);
   for (const definition of board.templating?.list ?? []) {

@@ -22,7 +22,8 @@ function NoData({ fieldConfig }) {
 }
 
 function orNoData(Visualization, isFilled) {
-  return (props) => (props.frames.some(isFilled) ? <Visualization {...props} /> : <NoData {...props} />);
+  return (props) =>
+    props.frames.some(isFilled) ? <Visualization {...props} /> : <NoData {...props} />;
 }
 
 const hasRows = (frame) => frame.fields.length > 0 && frame.length > 0;
@@ -30,7 +31,10 @@ const hasColumns = (frame) => frame.fields.length > 0;
 
 function asNumbers(field) {
   if (field.type === FieldType.number) {
-    return { ...field, values: field.values.map((value) => (Number.isFinite(value) ? value : null)) };
+    return {
+      ...field,
+      values: field.values.map((value) => (Number.isFinite(value) ? value : null)),
+    };
   }
   const number = (value) => (value === null ? null : Number(value));
   return { ...field, type: FieldType.number, values: field.values.map(number) };
@@ -41,7 +45,9 @@ const ON_A_GRAPH = [FieldType.time, FieldType.number, FieldType.boolean];
 /** Return frames with the fields that a graph shows, numbered in the order of the palette. */
 function graphs(frames, theme) {
   let seriesIndex = 0;
-  const drawn = frames.filter((frame) => hasRows(frame) && frame.fields.some(({ type }) => type === FieldType.time));
+  const drawn = frames.filter(
+    (frame) => hasRows(frame) && frame.fields.some(({ type }) => type === FieldType.time),
+  );
   const numbered = drawn.map((frame) => {
     const known = frame.fields.filter(({ type }) => ON_A_GRAPH.includes(type));
     const fields = known.map((field) => {
@@ -57,11 +63,20 @@ function graphs(frames, theme) {
 function TimeSeriesPanel({ frames, range, width, height, options, timeZone, annotations, state }) {
   const theme = useTheme2();
   const drawn = graphs(frames, theme);
-  const series = drawn.flatMap((frame) => frame.fields.filter(({ type }) => type !== FieldType.time).map((field) => [field, frame]));
+  const series = drawn.flatMap((frame) =>
+    frame.fields.filter(({ type }) => type !== FieldType.time).map((field) => [field, frame]),
+  );
   state.series = series.map(([field, frame]) => getFieldDisplayName(field, frame, drawn));
   const size = { width, height, timeZone };
   return (
-    <TimeSeries frames={drawn} structureRev={1} timeRange={range} legend={options.legend} options={options} {...size}>
+    <TimeSeries
+      frames={drawn}
+      structureRev={1}
+      timeRange={range}
+      legend={options.legend}
+      options={options}
+      {...size}
+    >
       {(config) => <Annotations config={config} events={annotations} theme={theme} />}
     </TimeSeries>
   );
@@ -88,9 +103,19 @@ function Values({ panelProps, hasSparkline, renderValue, ...more }) {
     number: Number.isFinite(display.numeric) ? display.numeric : null,
     color: display.color,
   }));
-  const factors = { getAlignmentFactors: getDisplayValueAlignmentFactors, source: frames, renderCounter: 0 };
+  const factors = {
+    getAlignmentFactors: getDisplayValueAlignmentFactors,
+    source: frames,
+    renderCounter: 0,
+  };
   const orientation = options.orientation;
-  return <VizRepeater {...{ getValues, renderValue, width, height, orientation }} {...factors} {...more} />;
+  return (
+    <VizRepeater
+      {...{ getValues, renderValue, width, height, orientation }}
+      {...factors}
+      {...more}
+    />
+  );
 }
 
 function StatPanel(props) {
@@ -112,7 +137,15 @@ function StatPanel(props) {
       theme={props.theme}
     />
   );
-  return <Values panelProps={props} hasSparkline={options.graphMode !== "none"} renderValue={renderValue} itemSpacing={3} autoGrid />;
+  return (
+    <Values
+      panelProps={props}
+      hasSparkline={options.graphMode !== "none"}
+      renderValue={renderValue}
+      itemSpacing={3}
+      autoGrid
+    />
+  );
 }
 
 function BarGaugePanel(props) {
@@ -134,14 +167,27 @@ function BarGaugePanel(props) {
     />
   );
   const { minVizWidth, minVizHeight, maxVizHeight } = options;
-  return <Values panelProps={props} renderValue={renderValue} itemSpacing={10} {...{ minVizWidth, minVizHeight, maxVizHeight }} />;
+  return (
+    <Values
+      panelProps={props}
+      renderValue={renderValue}
+      itemSpacing={10}
+      {...{ minVizWidth, minVizHeight, maxVizHeight }}
+    />
+  );
 }
 
 const isBlank = (value) => value === null || value === undefined;
 
 /** A unit turns a label that looks like a number into one: 4130 becomes "4.13 K". */
 function isRewritten(field, value) {
-  if (field.type !== FieldType.string || isBlank(value) || value === "" || field.config.mappings?.length) return false;
+  if (
+    field.type !== FieldType.string ||
+    isBlank(value) ||
+    value === "" ||
+    field.config.mappings?.length
+  )
+    return false;
   return formattedValueToString(field.display(value)) !== value;
 }
 
@@ -150,14 +196,18 @@ function isFilledBlank(field, value) {
 }
 
 function columnsWith(test, frame, frames) {
-  const found = frame.fields.filter((field) => !field.config.custom?.hidden && field.values.some((value) => test(field, value)));
+  const found = frame.fields.filter(
+    (field) => !field.config.custom?.hidden && field.values.some((value) => test(field, value)),
+  );
   return found.map((field) => getFieldDisplayName(field, frame, frames));
 }
 
 function TablePanel({ frames, width, height, options, fieldConfig, range, state }) {
   const frame = frames[options.frameIndex] ?? frames[0];
   const hasSelect = frames.length > 1;
-  const shown = frame.fields.filter(({ config }) => !config.custom?.hidden && !config.custom?.hideFrom?.viz);
+  const shown = frame.fields.filter(
+    ({ config }) => !config.custom?.hidden && !config.custom?.hideFrom?.viz,
+  );
   state.table = {
     tables: frames.length,
     columns: shown.map((field) => getFieldDisplayName(field, frame, frames)),
