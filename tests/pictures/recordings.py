@@ -127,8 +127,8 @@ def _many(ranks: int, minutes: float) -> Sequence[NodePlan]:
 def _fleet() -> Sequence[NodePlan]:
     """Return nodes that are well, wasteful, sick, without GPU, and out of reach."""
     node = partial(NodePlan, gpus=GPUS, lean=True)
-    job = partial(Job, step_seconds=15.0, steps=280)
-    pretrain = job("pretrain-13b", "checkpointing", 16, ago(70), first_pid=20400)
+    job = partial(Job, step_seconds=15.0, steps=280, snapshot_seconds=60.0)
+    pretrain = job("pretrain-13b", "healthy-slack", 16, ago(70), first_pid=20400)
     tune = job("rlhf-7b", "rl-phases", 4, ago(60), first_pid=31200)
     leak = job("vision-ssl", "leak", 4, ago(35), steps=170, first_pid=8800)
     idle = [OtherProcess(gpu, 5100 + gpu, 24 * GIB, ago(80), END + 1) for gpu in (4, 5)]
@@ -153,6 +153,6 @@ RECORDINGS: Mapping[str, Recording] = {
     "ranks-1024": Recording(
         "1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16), interval=20
     ),
-    "fleet": Recording("six nodes with three jobs", _fleet, ago(75), interval=15),
+    "fleet": Recording("six nodes with three jobs", _fleet, ago(72), interval=20),
     "no-gpu": Recording("a node whose NVML does not answer", _no_gpu, ago(65)),
 }
