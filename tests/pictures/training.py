@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from torchmem.allocator.call_stack import CallStack, Frame, Origin
 from torchmem.exporter.run_directory import DEFAULT_TTL_SECONDS, Published
 from torchmem.sample.procfs import pid_namespace
 from torchmem.sample.sample import (
@@ -39,6 +40,7 @@ SAMPLES_PER_STEP = 64
 GIB = 1 << 30
 HOST_BYTES = 512 * GIB
 EVENTS_PER_STEP = 4
+ORIGIN = Origin(CallStack((Frame("/home/ann/llm/model.py", 88, "MLP.forward"),)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ class Trainer:
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self._oom_at = self.played
-        self._recorder.record_oom(device, FailedAllocation(requested, limit, driver_free))
+        failed = FailedAllocation(requested, limit, driver_free, ORIGIN)
+        self._recorder.record_oom(device, failed)
         self.used_bytes = self.card.use.own()
 
     def _sample(self) -> Sample:
