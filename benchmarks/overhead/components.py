@@ -1,47 +1,48 @@
-"""What counting the components costs: CPU time with and without it, by the number of parameters.
+"""CPU time of counting the components, by the number of parameters.
 
     python -m torchmem.phantom --memory 80GiB -- python -m benchmarks.overhead.components
 
-Usage: `python -m benchmarks.overhead.components 1000 10000`. Each figure comes from a process of
-its own, which sleeps between its steps, one per second. Its optimizer has gradients and two states
-for each parameter and does no work, but calls PyTorch's hooks. Needs PyTorch with a GPU or the
-phantom.
+Usage: `python -m benchmarks.overhead.components 1000 10000`. In one process reads with and without
+components take turns. The optimizer has gradients and two states for each parameter; the recorded
+step makes four allocations and frees for each. Needs PyTorch with a GPU or the phantom.
 """
 
 from __future__ import annotations
 
-import json
+import gc
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
-from benchmarks.overhead.report import microseconds, percent, table
+from benchmarks.overhead.report import microseconds, table
+
+from torchmem.allocator.backend import Backend
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.torch_backend import TorchBackend
 
 PARAMETERS = (1_000, 10_000, 100_000)
-SECONDS = 60.0
-MAX_WARM_UP_SECONDS = 600.0
+EVENTS_PER_PARAMETER = 8
+PAIRS = 300
+PAUSE_SECONDS = 0.01
 
 
 def optimizer(parameters: int) -> Any:
-    """Return an optimizer of this many small parameters, whose step does nothing."""
+    """Return an optimizer of this many small parameters, with gradients and states."""
     import torch
 
-    class Idle(torch.optim.Optimizer):  # type: ignore[misc]  # torch is skipped
-        def step(self, closure: Any = None) -> None:
-            pass
-
     made = [torch.nn.Parameter(torch.empty(64, device="cuda")) for _ in range(parameters)]
-    idle = Idle(made, {})
+    adamw = torch.optim.AdamW(made)
     for parameter in made:
         parameter.grad = torch.empty_like(parameter)
-        idle.state[parameter] = {
+        adamw.state[parameter] = {
             "step": torch.zeros(()),
             "exp_avg": torch.empty_like(parameter),
             "exp_avg_sq": torch.empty_like(parameter),
         }
-    return idle
+    return adamw
 
 
 class WithoutCounter:
@@ -57,74 +58,83 @@ class WithoutCounter:
         """Return None, so that there are no components."""
 
 
-def measure(parameters: int, *, counted: bool) -> dict[str, float]:
-    """Measure one process: CPU time until all is counted, and then in SECONDS."""
-    from torchmem import sdk
-    from torchmem.allocator.backend import Backend
-    from torchmem.sdk.torch_backend import TorchBackend
-
-    backend = TorchBackend()
-    used = backend if counted else cast("Backend", WithoutCounter(backend))
-    idle = optimizer(parameters)
-    sdk.instrument(
-        backend=used, run_dir=tempfile.mkdtemp(prefix="torchmem-"), snapshot_interval=3600.0
-    )
-    steps: list[float] = []
-    started = time.monotonic()
-    while time.monotonic() - started < warm_up_seconds(parameters):
-        steps.append(step(idle))
-    warm_up = time.monotonic() - started
-    cpu, wall = time.process_time(), time.monotonic()
-    steady = [step(idle) for _ in range(int(SECONDS))]
-    cpu, wall = time.process_time() - cpu, time.monotonic() - wall
-    return {
-        "warm_up_wall": warm_up,
-        "warm_up_cpu": sum(steps),
-        "longest": max(steps),
-        "step": sum(steady) / len(steady),
-        "cpu": cpu / wall,
-    }
-
-
-def warm_up_seconds(parameters: int) -> float:
-    """Return a time in which a count of all tensors is complete."""
-    return min(MAX_WARM_UP_SECONDS, 15 + parameters / 250)
-
-
-def step(idle: Any) -> float:
-    """Sleep, step, and return the CPU seconds of the step with its hooks."""
-    time.sleep(1.0)
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """Return the CPU seconds of this thread for one call, after a pause."""
+    time.sleep(PAUSE_SECONDS)
     started = time.thread_time()
-    idle.step()
+    call()
     return time.thread_time() - started
 
 
-def child(parameters: int, counted: int) -> dict[str, float]:
-    """Measure in a process of its own."""
-    command = [sys.executable, "-m", __spec__.name, "child", str(parameters), str(counted)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return cast("dict[str, float]", json.loads(done.stdout.splitlines()[-1]))
+def has_components(recorder: Recorder) -> bool:
+    """Return whether the count is complete."""
+    return any(device.components for device in recorder.samples())
+
+
+def count(recorder: Recorder) -> list[float]:
+    """Return the CPU seconds of each read until all tensors are counted."""
+    spent = []
+    while not has_components(recorder):
+        time.sleep(0.2)
+        spent.append(cpu_seconds(lambda: recorder.read_stats("step")))
+    return spent
+
+
+def record(recorder: Recorder, adamw: Any, parameters: int) -> float:
+    """Return the CPU seconds of recording one step, without the step itself."""
+    import torch
+
+    def end() -> None:
+        recorder.before_optimizer(adamw, has_closure=False)
+        recorder.read_stats("step")
+
+    spent = cpu_seconds(recorder.record_next_step)
+    for _ in range(parameters * EVENTS_PER_PARAMETER // 2):
+        torch.empty(64, device="cuda")
+    return spent + cpu_seconds(end)
 
 
 def row(parameters: int) -> list[str]:
-    """Return one row of the table: the process with components minus that without."""
-    with_it, without = child(parameters, 1), child(parameters, 0)
+    """Return one row of the table."""
+    backend = TorchBackend()
+    adamw = optimizer(parameters)
+    gc.collect()
+    gc.freeze()  # a collection of all these objects is not the SDK's
+    recorder = Recorder(backend)
+    without = Recorder(cast("Backend", WithoutCounter(backend)))
+    recorder.components.see(adamw)
+    first = count(recorder)
+    differences = [
+        cpu_seconds(lambda: recorder.read_stats("step"))
+        - cpu_seconds(lambda: without.read_stats("step"))
+        for _ in range(PAIRS)
+    ]
+    known = cpu_seconds(lambda: recorder.components.see(adamw))
     return [
         f"{parameters:,}",
-        microseconds(with_it["warm_up_cpu"] - without["warm_up_cpu"]),
-        microseconds(with_it["longest"]),
-        microseconds(with_it["step"] - without["step"]),
-        percent(with_it["cpu"] - without["cpu"]),
+        microseconds(sum(first)),
+        f"{len(first):,}",
+        microseconds(max(first)),
+        microseconds(statistics.median(differences)),
+        microseconds(known),
+        microseconds(record(recorder, adamw, parameters)),
     ]
 
 
 def main(*arguments: str) -> None:
-    """Print a table, or the figures of one process."""
-    if arguments[:1] == ("child",):
-        print(json.dumps(measure(int(arguments[1]), counted=arguments[2] == "1")))
+    """Print a table; each row comes from a process of its own."""
+    if arguments[:1] == ("row",):
+        print("\t".join(row(int(arguments[1]))))
         return
-    head = ("parameters", "first count", "longest step of it", "read at a step", "of a core")
-    print(table(head, [row(number) for number in map(int, arguments or PARAMETERS)]))
+    head = ("parameters", "first count", "in reads", "longest", "read", "step", "recorded step")
+    rows = []
+    for number in arguments or map(str, PARAMETERS):
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.overhead.components"]
+        done = subprocess.run(
+            [*command, "row", number], stdout=subprocess.PIPE, text=True, check=True
+        )
+        rows.append(done.stdout.splitlines()[-1].split("\t"))
+    print(table(head, rows))
 
 
 if __name__ == "__main__":

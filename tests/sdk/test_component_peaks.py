@@ -84,6 +84,23 @@ def test_a_recorded_step_counts_if_it_has_the_peak(recorded: int, exact: bool) -
     assert LASTING | split | {"rounding": 0} == peaks.values(0, 700)[0]
 
 
+def test_what_a_recorded_step_had_freed_is_not_held() -> None:
+    """At its peak `held` is less what lived before the step and was freed by then."""
+    peaks = peaks_after_a_step()
+    peaks.in_recorded_step(0, StepPeak(700, 30, released=20), AT_STEP[0])
+
+    expected = LASTING | {"held": 30, "gradients": 30, "step": 340, "rounding": 0}
+    assert expected == peaks.values(0, 700)[0]
+
+
+def test_a_leak_does_not_hide_the_peak() -> None:
+    """What a step leaves behind counts as allocated within it; the peak stays known."""
+    peaks = peaks_after_a_step()
+    peaks.at_step({0: 700}, {0: AT_STEP[0] | {"held": 60}})
+
+    assert LASTING | {"gradients_or_step": 350, "rounding": 0} == peaks.values(0, 700)[0]
+
+
 def test_without_optimizers_the_rest_is_the_step() -> None:
     """In inference with tracked parts no gradients are in question."""
     peaks = ComponentPeaks()
@@ -102,13 +119,18 @@ def entry(action: str, address: int, size: int) -> dict[str, Any]:
 operations = st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(1, 9)), max_size=60)
 
 
-@given(operations, st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.integers(0, 99))
+addresses = st.sets(st.integers(0, 7))
+
+
+@given(operations, addresses, addresses, addresses)
 def test_the_peak_of_any_step_is_that_of_its_moments(
-    steps: list[tuple[bool, int, int]], old: set[int], chosen: set[int], more: int
+    steps: list[tuple[bool, int, int]], old: set[int], held: set[int], chosen: set[int]
 ) -> None:
     """Peak and gradients are those that following every address through the step gives."""
-    alive = {address: (address + 1, "old") for address in old}
-    before = sum(size for size, _ in alive.values()) + more
+    alive = {address: (address + 1, "held") for address in held}
+    alive |= {address: (address + 1, "old") for address in old}
+    before = sum(size for size, _ in alive.values())
+    lasting = sum(size for size, kind in alive.values() if kind == "held")
     entries, moments, number = [], [(before, dict(alive))], 0
     for make, address, size in steps:
         if make and address not in alive:
@@ -117,8 +139,8 @@ def test_the_peak_of_any_step_is_that_of_its_moments(
             entries.append(entry("alloc", address, size))
         elif not make and address in alive:
             entries.append(entry("free_completed", address, alive.pop(address)[0]))
-        moments.append((more + sum(size for size, _ in alive.values()), dict(alive)))
-    new = {address: alive[address][0] for address in chosen & alive.keys()}
+        moments.append((sum(size for size, _ in alive.values()), dict(alive)))
+    new = {a: alive[a][0] for a in chosen & alive.keys() if alive[a][1] != "held"}
     gradients = {alive[address] for address in new} | {(a + 1, "old") for a in old}
     highest = max(level for level, _ in moments)
     at_peak = next(living for level, living in moments if level == highest)
@@ -126,7 +148,8 @@ def test_the_peak_of_any_step_is_that_of_its_moments(
     found = step_peak(entries, before, {address: address + 1 for address in old}, new)
 
     expected = sum(block[0] for block in at_peak.values() if block in gradients)
-    assert StepPeak(highest, expected) == found
+    still_held = sum(size for size, kind in at_peak.values() if kind == "held")
+    assert StepPeak(highest, expected, lasting - still_held) == found
 
 
 class Recording(SimulatedBackend):

@@ -15,6 +15,7 @@ from torchmem.sdk._step_trace import StepPeak
 
 Values = Mapping[str, int]
 """Bytes by component."""
+_MODEL = ("parameters", "optimizer_state")
 _PASSING = {"gradients", "step", "gradients_or_step", "rounding"}
 
 
@@ -43,8 +44,8 @@ class ComponentPeaks:
     def at_step(self, peaks: Bytes, values: Mapping[int, Values]) -> None:
         """Take the peaks so far and the components at a step's end."""
         for device in self._risen(peaks):
-            is_same = _lasting(values.get(device)) == _lasting(self._lasting.get(device))
-            self._set(device, self._in_step(device) if is_same else {})
+            is_known = self._has_same_model(device, values.get(device))
+            self._set(device, self._in_step(device) if is_known else {})
         self._lasting, self._gradients = values, None
 
     def in_recorded_step(self, device: int, peak: StepPeak, values: Values | None) -> None:
@@ -52,10 +53,14 @@ class ComponentPeaks:
 
         It counts if no step had a higher one.
         """
-        is_same = _lasting(values) == _lasting(self._lasting.get(device))
-        if is_same and peak.requested >= self._peaks.get(device, 0):
+        is_known = self._has_same_model(device, values)
+        if is_known and peak.requested >= self._peaks.get(device, 0):
             self._peaks[device] = peak.requested
-            self._set(device, self._split(device, peak.gradients))
+            known = {"gradients": peak.gradients}
+            held = self._lasting[device].get("held", 0) - peak.released
+            if held >= 0:
+                known["held"] = held
+            self._set(device, self._with_rest(device, known, "step"))
 
     def is_exact(self, device: int) -> bool:
         """Whether gradients and step are known apart."""
@@ -77,6 +82,11 @@ class ComponentPeaks:
     def _set(self, device: int, values: Values) -> None:
         self._known[device] = values, time.time()
 
+    def _has_same_model(self, device: int, values: Values | None) -> bool:
+        """Return whether parameters and states are those of the step before."""
+        before = self._lasting.get(device, {})
+        return values is not None and all(values.get(n) == before.get(n) for n in _MODEL)
+
     def _before(self, device: int) -> Values:
         """Return the components of a peak before the optimizer's step: the gradients are open."""
         has_gradients = "gradients" in self._lasting.get(device, {})
@@ -85,10 +95,7 @@ class ComponentPeaks:
     def _in_step(self, device: int) -> Values:
         if self._gradients is None:
             return self._before(device)
-        return self._split(device, self._gradients.get(device, 0))
-
-    def _split(self, device: int, gradients: int) -> Values:
-        return self._with_rest(device, {"gradients": gradients}, "step")
+        return self._with_rest(device, {"gradients": self._gradients.get(device, 0)}, "step")
 
     def _with_rest(self, device: int, known: Values, rest_name: str) -> Values:
         """Return what lasts, what is known, and the rest of the peak; {} if that is too much."""

@@ -26,10 +26,15 @@ Sizes = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StepPeak:
-    """The highest requested bytes of a step, and the bytes of the gradients at that moment."""
+    """The moment of the highest requested bytes of a step.
+
+    gradients: bytes of the gradients that existed.
+    released: bytes that the step had freed, of what else had lived since before it.
+    """
 
     requested: int
     gradients: int
+    released: int = 0
 
 
 class StepTrace:
@@ -116,12 +121,23 @@ def step_peak(entries: Sequence[TraceEntry], before: int, old: Sizes, new: Sizes
         level += _change(entry)
         if level > highest:
             highest, place = level, index
-    until = entries[: place + 1]
-    freed = {entry["addr"] for entry in until if entry["action"] == _FREED}
+    freed = _freed_from_before(entries[: place + 1])
     made = {entry["addr"]: index for index, entry in enumerate(entries) if entry["action"] == _MADE}
     alive = {address: size for address, size in old.items() if address not in freed}
     alive |= {address: size for address, size in new.items() if made.get(address, -1) <= place}
-    return StepPeak(highest, sum(alive.values()))
+    released = sum(size for address, size in freed.items() if address not in old)
+    return StepPeak(highest, sum(alive.values()), released)
+
+
+def _freed_from_before(entries: Sequence[TraceEntry]) -> dict[int, int]:
+    """Return address and bytes of the blocks that were freed and not allocated in the entries."""
+    made, freed = set[int](), dict[int, int]()
+    for entry in entries:
+        if entry["action"] == _MADE:
+            made.add(entry["addr"])
+        elif entry["action"] == _FREED and entry["addr"] not in made:
+            freed[entry["addr"]] = entry["size"]
+    return freed
 
 
 _MADE, _FREED = "alloc", "free_completed"

@@ -17,7 +17,7 @@ from torchmem.demo.cards import EVENTS_PER_STEP, STEP_SECONDS, Cards, RankCard
 from torchmem.demo.node import cuda_bytes, product_name, uuid
 from torchmem.sample.run_directory import ENVIRONMENT_VARIABLE
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
@@ -42,11 +42,12 @@ class DemoPlan:
         """Return how many optimizer steps fit into the duration."""
         return max(1, round(self.duration / STEP_SECONDS))
 
-    def train(
-        self, rank: int, allocator: DeviceCachingAllocator, capacity: int
-    ) -> Iterator[ScenarioEvent]:
-        """Yield the events of one rank's training in `capacity` bytes, at the pace of a GPU."""
-        worker = Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
+    def worker(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> Worker:
+        """Return one rank's worker, with `capacity` bytes of memory."""
+        return Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
+
+    def train(self, worker: Worker) -> Iterator[ScenarioEvent]:
+        """Yield the events of one rank's training, at the pace of a GPU."""
         for event in SCENARIOS[self.scenario].train(worker):
             time.sleep(STEP_SECONDS / EVENTS_PER_STEP)
             yield event
@@ -66,11 +67,13 @@ def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankCard) ->
     backend = SimulatedBackend([allocator])
     # Five times the default, because the simulator takes far longer than PyTorch for a snapshot.
     sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
+    worker = plan.worker(rank, allocator, card.mem_get_info()[0])
+    optimizer = SimulatedOptimizer(worker.weights)
     try:
-        for event in plan.train(rank, allocator, card.mem_get_info()[0]):
+        for event in plan.train(worker):
             shared.count_event()
             if event == "step":
-                backend.step()
+                backend.step(optimizer)
     except OutOfMemoryError as error:
         sys.exit(f"OutOfMemoryError: {error}")
 

@@ -82,8 +82,10 @@ def real_rank(plan: DemoPlan, rank: int, folder: Path, _: RankCard) -> None:
     device = torch.device("cuda", rank % count)
     card_bytes = SCENARIOS[plan.scenario].card_bytes
     memory = TensorMemory(device, share=0.95 / ranks_on_device, card_bytes=card_bytes)
+    worker = plan.worker(rank, cast("DeviceCachingAllocator", memory), card_bytes)
+    session.track("weights", lambda: worker.weights)
     try:
-        for event in plan.train(rank, cast("DeviceCachingAllocator", memory), card_bytes):
+        for event in plan.train(worker):
             if event == "step":
                 session.step()
     except torch.cuda.OutOfMemoryError as error:

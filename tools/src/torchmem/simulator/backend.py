@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torchmem.allocator.backend import Device, OomObserver, T, TensorCounter, TraceEntry
+from torchmem.allocator.backend import Device, OomObserver, Storages, T, TensorCounter, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.blocks import Block
 
 Callback = Callable[[], None]
+
+
+class SimulatedOptimizer:
+    """What the SDK reads of an optimizer: its parameters, here blocks without gradients or states.
+
+    Blocks that are added to the list later are parameters, too.
+    """
+
+    def __init__(self, parameters: list[Block]) -> None:
+        self.param_groups = [{"params": parameters}]
+        self.state: dict[object, object] = {}
+
+
+class _BlockCounter:
+    """Counts blocks as tensors on device 0; they have no gradients."""
+
+    def count(self, values: Iterable[object], found: Storages) -> None:
+        for block in values:
+            if isinstance(block, Block):
+                found.setdefault(0, {})[block.address] = block.requested_size
+
+    def tensors(self, value: object) -> list[Any]:
+        return [value] if isinstance(value, Block) else []
+
+    def count_gradients(self, parameters: Iterable[Any], found: Storages) -> None:
+        pass
+
+    def have_gradients(self, parameters: Sequence[Any]) -> tuple[bool, ...]:
+        return (False,) * len(parameters)
 
 
 class SimulatedBackend:
@@ -150,9 +180,9 @@ class SimulatedBackend:
         else:
             self._init_callbacks.append(callback)
 
-    def tensor_counter(self) -> TensorCounter | None:
-        """Return None: a simulated script has no tensors."""
-        return None
+    def tensor_counter(self) -> TensorCounter:
+        """Return what counts the blocks of `SimulatedOptimizer`."""
+        return _BlockCounter()
 
     def on_step_begin(
         self,

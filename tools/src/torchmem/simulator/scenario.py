@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
@@ -21,7 +21,8 @@ class Worker:
 
     `steps` is the length of the run in optimizer steps; the scenario unfolds over it, and continues
     after it for as long as it is driven. `capacity` is what the allocator can get at the start, in
-    bytes. Equal seeds, ranks, steps and capacities produce equal allocations.
+    bytes; `weights` are the parameters that it trains. Equal seeds, ranks, steps and capacities
+    produce equal allocations.
     """
 
     allocator: DeviceCachingAllocator
@@ -30,6 +31,7 @@ class Worker:
     steps: int = 1500
     seed: int = 0
     capacity: int = CARD_BYTES - CONTEXT_BYTES
+    weights: list[Block] = field(default_factory=list)
 
     def progress(self, step: int) -> float:
         """Return the share of the run before this step; more than 1 after its end."""
@@ -47,6 +49,10 @@ class Worker:
     def malloc_many(self, count: int, size: int) -> list[Block]:
         """Allocate `count` blocks of `size` bytes each."""
         return [self.allocator.malloc(size) for _ in range(count)]
+
+    def malloc_weights(self, count: int, size: int) -> None:
+        """Allocate `count` parameters of `size` bytes each."""
+        self.weights.extend(self.malloc_many(count, size))
 
     def free_many(self, blocks: Iterable[Block]) -> None:
         """Free blocks in the given order."""

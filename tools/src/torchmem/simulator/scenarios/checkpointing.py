@@ -30,7 +30,7 @@ SHORTEST = 0.8
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     stage, step = -1, 0
     while True:
         stage, last_stage = min(int(worker.progress(step) * len(STAGES)), len(STAGES) - 1), stage

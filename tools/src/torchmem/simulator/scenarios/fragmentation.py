@@ -47,7 +47,7 @@ EPOCH_LENGTH = 0.3
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     allocator.free(allocator.malloc(STAGING_BYTES))
     steps_to_replace = REPLACED_AFTER * GROWTH_END * worker.steps
     statistics = Statistics(allocator, rng, steps_to_replace)

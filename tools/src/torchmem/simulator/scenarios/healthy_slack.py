@@ -21,7 +21,7 @@ SMALLEST_BATCH = 0.8
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     batch = 1.0
     while True:
         for count, size in KINDS:

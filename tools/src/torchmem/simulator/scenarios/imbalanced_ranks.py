@@ -30,7 +30,7 @@ COPIES_OF_FIRST_RANK = 2
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     copies = COPIES_OF_FIRST_RANK if worker.rank == 0 else 1
-    worker.malloc_many(WEIGHTS * copies, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS * copies, WEIGHT_BYTES)
     size, step = 0, 0
     while True:
         size, last_size = int(SIZES * min(1, worker.progress(step) / GROWTH_END)), size

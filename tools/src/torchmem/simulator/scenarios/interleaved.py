@@ -38,7 +38,7 @@ FIRST_BATCH, LARGEST_BATCH = 0.3, 0.8
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator = worker.allocator
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     allocator.free(allocator.malloc(CHECKPOINT_BYTES))
     statistics: list[Block] = []
     step = 0

@@ -33,7 +33,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator = worker.allocator
     leaked = leaked_tensors(worker)
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     while True:
         live = []
         for index in range(ACTIVATIONS):

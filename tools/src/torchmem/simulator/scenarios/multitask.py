@@ -38,7 +38,7 @@ CROWD_AT, CLASSIFIED_FROM, LARGER_CROWD_AT = 0.15, 0.3, 0.9
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     crowds = [(CROWD_AT, CROWD)] + [(LARGER_CROWD_AT, LARGER_CROWD)] * worker.is_last
     classified, step = False, 0
     while True:

@@ -31,7 +31,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, card = worker.allocator, worker.allocator.card
     weights = worker.capacity - LAYERS * ACTIVATION_BYTES - SPARE_BYTES
-    worker.malloc_many(weights // WEIGHT_BYTES, WEIGHT_BYTES)
+    worker.malloc_weights(weights // WEIGHT_BYTES, WEIGHT_BYTES)
     absent = card.use.others() if worker.rank == 0 else []
     evaluation, step = 0, 0
     while True:

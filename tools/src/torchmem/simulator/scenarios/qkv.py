@@ -35,7 +35,7 @@ SORTED_OVER = 0.92
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     step = 0
     while True:
         length = 1 - (1 - SHORTEST) * min(1, worker.progress(step) / SORTED_OVER)

@@ -30,7 +30,7 @@ EMPTIED_FROM = 0.5
 
 def train(worker: Worker) -> Iterator[ScenarioEvent]:
     """Run the loop of one rank; a step ends within the training phase."""
-    worker.malloc_many(WEIGHTS, WEIGHT_BYTES)
+    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     step = 0
     while True:
         cache = worker.malloc_many(LAYERS, CACHE_BYTES)
