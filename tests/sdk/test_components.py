@@ -16,6 +16,9 @@ from torchmem.allocator.backend import Storages
 from torchmem.sample.sample import Allocator, ByPool
 from torchmem.sdk._components import Components
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._recorder import Recorder
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
 
 addresses = count(1 << 40, 1 << 30)
 
@@ -331,3 +334,16 @@ def test_without_requested_bytes_rounding_is_in_held() -> None:
 
     assert "rounding" not in found
     assert 5000 == sum(found.values())
+
+
+def test_simulated_blocks_are_parameters(allocator: DeviceCachingAllocator) -> None:
+    """The blocks of a simulated optimizer are parameters, and all others are held."""
+    optimizer = SimulatedOptimizer([allocator.malloc(3000), allocator.malloc(5 << 20)])
+    allocator.malloc(700)
+    recorder = Recorder(SimulatedBackend([allocator]))
+    recorder.components.see(optimizer)
+    recorder.read_stats("step")
+
+    (device,) = recorder.samples()
+    known = {"parameters": 3000 + (5 << 20), "gradients": 0, "optimizer_state": 0, "held": 700}
+    assert known | {"rounding": 72 + 324} == device.components
