@@ -7,14 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dashboards import recorded
 from dashboards.panels import DATASOURCE, Json, Panel
-from dashboards.queries import FILTERS, LAST_OOM_MILLISECONDS
+from dashboards.queries import (
+    FILTERS,
+    HEADROOM_SHARE,
+    NEWEST_OOM_OF_RUN,
+    TORCHMEM_ALERTS,
+    append_matcher,
+    began,
+    prepend_matcher,
+    select,
+)
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
 from torchmem.rules import thresholds
-from torchmem.sample import catalog
+from torchmem.sample import catalog, colors
 from torchmem.sample.catalog import MetricSpec
 
 FLEET, TRAINING, NODE, OOM, ITSELF = (
@@ -34,6 +44,7 @@ class Variable:
 
     A `hidden` variable has no effect here; it keeps the selection for the next dashboard. `single`
     is the initial value of a variable that holds one value only, `typed` that of a text box.
+    Without `all`, the first value is selected at first.
     """
 
     name: str
@@ -43,6 +54,7 @@ class Variable:
     hidden: bool = False
     single: str | None = None
     typed: str | None = None
+    all: bool = True
 
 
 def _label_values(spec: MetricSpec, label: str, *filtered_by: str) -> str:
@@ -72,6 +84,17 @@ _RANK = Variable("rank", "Rank", _label_values(catalog.PROCESS_STATE, "rank", "r
 _NODE = Variable("node", "Node", _label_values(catalog.PROCESS_STATE, "instance", "run"))
 _GPU = Variable("gpu", "GPU", _gpus(catalog.RESERVED_PEAK, "instance", "run"), _UUID_AND_TEXT)
 COMPARE = Variable("compare", "Compare with run", _runs_or_none(), '/run="([^"]+)"/', single="none")
+# The ranks for which a panel is repeated.
+_SHOWN = 8
+_LEAST = f"bottomk({_SHOWN}, min by (rank) ({HEADROOM_SHARE}))"
+_FULLEST = f"topk({_SHOWN}, max by (rank) ({select(catalog.RESERVED_PEAK)}))"
+SHOWN_RANKS = Variable(
+    "shown",
+    "Ranks shown",
+    f"query_result({_LEAST} or ({_FULLEST} unless on () {HEADROOM_SHARE}))",
+    '/rank="([^"]+)"/',
+    hidden=True,
+)
 # Nodes on which no training runs, and GPUs that no rank uses, can be selected too.
 _ANY_NODE = replace(_NODE, query=_label_values(catalog.BUILD_INFO, "instance"))
 _ANY_GPU = replace(_GPU, query=_gpus(catalog.NVML_GPU_UP, "instance"))
@@ -81,6 +104,7 @@ PRICE_VARIABLE = Variable("price", "$ per GPU-hour", "", typed="0")
 PRICE = "(${price}+0)"
 
 # From left to right; each variable filters those to its right.
+ONE_RUN_VARIABLES = (replace(_RUN, all=False), _NODE, _GPU, _RANK)
 TRAINING_VARIABLES = (_RUN, _NODE, _GPU, _RANK)
 NODE_VARIABLES = (replace(_RUN, hidden=True), _ANY_NODE, _ANY_GPU, replace(_RANK, hidden=True))
 ALL_VARIABLES = (_RUN, _ANY_NODE, _ANY_GPU, _RANK)
@@ -88,20 +112,51 @@ ALL_VARIABLES = (_RUN, _ANY_NODE, _ANY_GPU, _RANK)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark on the time axis of all panels; `expr` returns its time in ms since 1970."""
+    """A mark on the time axis of all panels, where `expr` has a value.
+
+    With `at_value`, the mark is at the time that the value gives, in ms since 1970.
+    """
 
     name: str
     expr: str
     text: str
     color: str
+    at_value: bool = False
 
 
 OOM_MARK = Mark(
     "Out of memory",
-    LAST_OOM_MILLISECONDS,
+    NEWEST_OOM_OF_RUN,
     "{{run}} rank {{rank}} on {{instance}} GPU {{gpu}}",
-    "red",
+    colors.FAILED,
+    at_value=True,
 )
+START_MARK = Mark(
+    "Start",
+    began(select(recorded.LIVE)),
+    "Ranks of {{run}} started",
+    colors.GOOD,
+)
+END_MARK = Mark(
+    "Killed or failed",
+    began(
+        append_matcher(select(catalog.PROCESS_STATE), 'state=~"killed|failed"'),
+        equals=1,
+        by=("run", "state"),
+    ),
+    "A rank of {{run}}: {{state}}",
+    colors.STATES["failed"],
+)
+ALERT_MARK = Mark(
+    "Alert",
+    began(
+        prepend_matcher(select(recorded.ALERTS, alertstate="firing"), TORCHMEM_ALERTS),
+        by=("run", "alertname"),
+    ),
+    "{{alertname}} {{run}}",
+    colors.ATTENTION,
+)
+MARKS_OF_RANKS = (OOM_MARK, START_MARK, END_MARK, ALERT_MARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +181,19 @@ class Board:
     since: str = "now-1h"
 
 
-def link(uid: str, title: str, **columns: str) -> tuple[str, str]:
-    """Return title and URL of a link to another dashboard.
+def link(uid: str, title: str, *, at: str = "", **columns: str) -> tuple[str, str]:
+    """Return title and URL of a link to another dashboard, with the same time range.
 
-    `columns` sets its variables from columns of the row in which the link is.
+    `columns` sets its variables from columns of the row in which the link is. With `at`, the range
+    is the half hour around the time in that column.
     """
     variables = "".join(
         f"&var-{name}=${{__data.fields[{column!r}]:percentencode}}"
         for name, column in columns.items()
     )
-    return f"Open {title}", f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{variables}"
+    around = f"time=${{__data.fields[{at!r}].numeric}}&time.window=1800000"
+    time = around if at else "${__url_time_range}"
+    return f"Open {title}", f"/d/{uid}?{time}&${{datasource:queryparam}}{variables}"
 
 
 # The page of an alert, from the cell with its name: a URL, or a path of Prometheus, which Grafana
@@ -200,7 +258,7 @@ def _link(uid: str, title: str) -> builders.DashboardLink:
 
 def _annotation(mark: Mark) -> builders.AnnotationQuery:
     annotation = builders.AnnotationQuery().name(mark.name).datasource(DATASOURCE).enable(True)
-    annotation.icon_color(mark.color).expr(mark.expr).use_value_for_time(True)
+    annotation.icon_color(mark.color).expr(mark.expr).use_value_for_time(mark.at_value)
     return annotation.title_format(mark.name).text_format(mark.text)
 
 
@@ -216,6 +274,8 @@ def _variable(variable: Variable) -> builders.QueryVariable | builders.TextBoxVa
     if variable.single is not None:
         single = variable.single
         return builder.current(models.VariableOption(selected=True, text=single, value=single))
+    if not variable.all:
+        return builder.multi(True)
     return builder.multi(True).include_all(True).all_value(".*").current(ALL)
 
 

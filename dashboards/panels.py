@@ -41,7 +41,7 @@ class Unit:
     COUNT = units.Short
     NUMBER = units.NoUnit
     TEXT = units.String
-    PER_MINUTE = "suffix: per min"
+    PER_MINUTE = "suffix:per min"
     AGO = units.DateTimeFromNow
     NODES = "suffix: node(s)"
     DOLLARS = "currencyUSD"
@@ -136,7 +136,7 @@ def stat_panel(
     for index, each in enumerate(queries):
         panel.with_target(_target(each, index).instant())
         _colored(panel, each, index)
-    return panel
+    return panel.decimals(1) if unit == Unit.RATIO else panel
 
 
 def lines(
@@ -172,7 +172,12 @@ def _marked(panel: timeseries.Panel, levels: Levels) -> timeseries.Panel:
 
 
 def rank_lines(
-    text: Text, expression: str, unit: str, *, lowest: bool = False, mark: Levels | None = None
+    text: Text,
+    expression: str,
+    unit: str,
+    *,
+    lowest: bool = False,
+    mark: Levels | None = None,
 ) -> timeseries.Panel:
     """Return one line per rank, or with many ranks those of the worst ones and a band of all.
 
@@ -180,7 +185,8 @@ def rank_lines(
     `lowest` the lowest.
     """
     ranks = Query(worst(expression, lowest=lowest), RANK)
-    return lines_in_band(text, ranks, expression, unit, mark)
+    panel = lines_in_band(text, ranks, expression, unit, mark)
+    return panel.height(10).legend(_table_legend(descending=not lowest))
 
 
 def lines_in_band(
@@ -197,6 +203,13 @@ def lines_in_band(
     """
     everyone = [Query(query, f"all, {name}", NEUTRAL) for name, query in band(expression).items()]
     return _shaded(lines(text, [worst_lines, *everyone, *more], unit, mark=mark)).height(9)
+
+
+def with_limit(panel: timeseries.Panel, limit: Query) -> timeseries.Panel:
+    """Add a dashed line with which the lines of a panel are to be compared."""
+    index = len(panel.build().targets or ())
+    panel.with_target(_target(limit, index))
+    return panel.override_by_query(_letter(index), _dashed_line())
 
 
 def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
@@ -234,22 +247,53 @@ def stack(text: Text, areas: Sequence[Query], total: Query, unit: str) -> timese
     return panel.override_by_query(_letter(len(areas)), _dashed_line())
 
 
-def memory_stack(
-    text: Text, part: Callable[[str], str], total: Query, repeat: str | None = None
-) -> timeseries.Panel:
+# What a legend calls the components of allocated memory, in stacking order.
+COMPONENTS = {
+    "parameters": "Parameters",
+    "gradients": "Gradients",
+    "gradients_or_step": "Gradients or step",
+    "optimizer_state": "Optimizer state",
+    "held": "Held between steps",
+    "step": "Of the current step",
+    "rounding": "Rounding",
+    "other": "Tracked by the script",
+}
+
+
+def component_stack(text: Text, component: Callable[[str], str], total: Query) -> timeseries.Panel:
+    """Return the COMPONENTS of allocated memory as areas that add up to the dashed line `total`.
+
+    `component` returns the expression of the components that match a matcher of their label.
+    """
+    known = "|".join(name for name in COMPONENTS if name != "other")
+    matchers = {name: f'component="{name}"' for name in COMPONENTS}
+    matchers["other"] = f'component!~"{known}"'
+    areas = [
+        Query(f"{component(matchers[name])} >= 1", legend, colors.COMPONENTS[name])
+        for name, legend in COMPONENTS.items()
+    ]
+    return stack(text, areas, total, Unit.BYTES).height(10)
+
+
+def small(panel: timeseries.Panel, repeat: str) -> timeseries.Panel:
+    """Repeat a panel for each value of the variable `repeat`, four in a row, the legend below."""
+    repeated = panel.repeat(repeat).repeat_direction("h").max_per_row(4)
+    return repeated.legend(_list_legend()).span(6).height(7)
+
+
+def memory_stack(text: Text, part: Callable[[str], str], total: Query) -> timeseries.Panel:
     """Return the PARTS of devices as areas that add up to the dashed line `total`.
 
-    `part` returns the expression of a part. `repeat` is a variable: one panel for each value.
+    `part` returns the expression of a part.
     """
     areas = [
-        Query(f"{part(name)} > 0", legend, colors.PARTS[name]) for name, legend in PARTS.items()
+        Query(f"{part(name)} >= 1", legend, colors.PARTS[name]) for name, legend in PARTS.items()
     ]
-    panel = stack(text, areas, total, Unit.BYTES).span(24).height(9)
+    panel = stack(text, areas, total, Unit.BYTES).span(24).height(10)
     paler = dashboard_models.DynamicConfigValue(
         "custom.fillOpacity", round(100 * colors.FREE_OPACITY)
     )
-    panel.override_by_query(_letter(list(PARTS).index("free")), [paler])
-    return panel.repeat(repeat).repeat_direction("h").max_per_row(2) if repeat else panel
+    return panel.override_by_query(_letter(list(PARTS).index("free")), [paler])
 
 
 def _dashed_line() -> list[dashboard_models.DynamicConfigValue]:
@@ -268,20 +312,20 @@ def _stacked() -> common.StackingConfig:
 
 
 def heat_strips(text: Text, query: Query, unit: str, *, highest: float | None = None) -> Panel:
-    """Return a strip per series, over time, in a sequential scale from 0 to `highest`.
+    """Return a strip per series, over time, in a sequential scale, from 0 if `highest` is given.
 
     Grafana sorts the strips by number if the legend is one.
     """
-    scale = _sequential().min(0)
-    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=9)
-    panel.calculate(False).color(scale if highest is None else scale.max(highest))
+    scale = _sequential() if highest is None else _sequential().min(0).max(highest)
+    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=10)
+    panel.calculate(False).color(scale)
     panel.cell_values(heatmap.CellValues().unit(unit)).unit(unit)
     return panel.cell_gap(0).max_data_points(MAX_POINTS).with_target(_target(query, 0))
 
 
 def bucket_heatmap(text: Text, query: Query, unit: str) -> heatmap.Panel:
     """Return a heat map of a histogram; `unit` is that of the bucket bounds."""
-    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=9)
+    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=10)
     panel.calculate(False).color(_sequential()).y_axis(heatmap.YAxisConfig().unit(unit))
     panel.filter_values(heatmap.FilterValueRange().le(0.5))
     target = _target(Query(query.expr, "{{le}}"), 0)
@@ -394,8 +438,10 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
     style: dict[str, object] = {}
     if not column.label:
         style["unit"] = column.unit or Unit.NUMBER
-    if column.colors or column.names:
-        style["mappings"] = [{"type": "value", "options": _value_mappings(column)}]
+    if column.unit == Unit.RATIO:
+        style["decimals"] = 1
+    if column.colors or column.names or column.levels:
+        style["mappings"] = [{"type": "value", "options": _value_mappings(column)}, _BLANK]
     if column.levels:
         steps = [{"value": value, "color": color} for value, color in column.levels.steps()]
         style["thresholds"] = {"mode": "absolute", "steps": steps}
@@ -413,6 +459,13 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
     return [dashboard_models.DynamicConfigValue(name, value) for name, value in style.items()]
 
 
+# A blank cell has the color of the lowest threshold otherwise.
+_BLANK = {
+    "type": "special",
+    "options": {"match": "null+nan", "result": {"color": "transparent", "text": ""}},
+}
+
+
 def _cell(column: Column) -> dict[str, object]:
     """Return what fills the cells: a bar, a color, or wrapped text."""
     if column.bar:
@@ -426,15 +479,16 @@ def _cell(column: Column) -> dict[str, object]:
         }
     if column.colors or column.levels:
         return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
-    return {"custom.cellOptions": {"type": "auto", "wrapText": True}} if column.wrap else {}
+    return {"custom.wrapText": True, "custom.minWidth": 370} if column.wrap else {}
 
 
 def _value_mappings(column: Column) -> dict[str, dict[str, str]]:
-    shades, names = column.colors or {}, column.names or {}
+    names = column.names or {}
+    if not column.colors:
+        return {value: {"text": text} for value, text in names.items()}
+    shades = dict.fromkeys(names, "transparent") | dict(column.colors)
     return {
-        value: {"text": names.get(value, value)}
-        | ({"color": shades[value]} if value in shades else {})
-        for value in {**names, **shades}
+        value: {"text": names.get(value, value), "color": color} for value, color in shades.items()
     }
 
 
@@ -477,11 +531,11 @@ def _list_legend() -> common.VizLegendOptions:
     return below.display_mode(models.LegendDisplayMode.LIST).show_legend(True)
 
 
-def _table_legend() -> common.VizLegendOptions:
+def _table_legend(*, descending: bool = True) -> common.VizLegendOptions:
     """Return a legend at the right, with the last and the highest value, sorted by the last."""
     right = common.VizLegendOptions().placement(models.LegendPlacement.RIGHT)
     right.display_mode(models.LegendDisplayMode.TABLE).show_legend(True)
-    return right.calcs(["lastNotNull", "max"]).sort_by("Last *").sort_desc(True)
+    return right.calcs(["last", "max"]).sort_by("Last").sort_desc(descending)
 
 
 def _single_tooltip() -> common.VizTooltipOptions:

@@ -5,7 +5,7 @@ A selector is filtered by the variables of a dashboard, which dashboards/board.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dashboards import recorded
 
@@ -15,6 +15,9 @@ from torchmem.sample.catalog import CATALOG, GPU, RANK, MetricSpec
 
 # Dashboard variables by the label that they filter; `instance` is on every scraped series.
 FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
+
+# Matchers of the alerts of torchmem, without the one that always fires.
+TORCHMEM_ALERTS = 'alertname=~"Torchmem.*",severity!="none"'
 
 # Labels that identify a process, and one row of a table.
 PROCESS = ("job", "instance", *RANK)
@@ -84,13 +87,21 @@ def ranks_in(state: str) -> str:
     return f"count({newest(select(catalog.PROCESS_STATE, state=state) + ' == 1')})"
 
 
-def worst(expression: str, labels: Sequence[str] = ("run", "rank"), *, lowest: bool = False) -> str:
+def worst(
+    expression: str,
+    labels: Sequence[str] = ("run", "rank"),
+    *,
+    lowest: bool = False,
+    only: str = "",
+) -> str:
     """Keep the MAX_LINES ranks, or other `labels`, with the highest or `lowest` values.
 
-    They are chosen once for all points, so that no line begins or ends because of others.
+    They are chosen once for all points, so that no line begins or ends because of others. `only`
+    the ranks of that expression are chosen from.
     """
     pick, over = ("bottomk", "min_over_time") if lowest else ("topk", "max_over_time")
     values = f"{over}(({expression})[$__range:$__rate_interval] @ end())"
+    values = among(labels, values, only) if only else values
     return among(labels, expression, f"{pick}({MAX_LINES}, {values})")
 
 
@@ -101,6 +112,26 @@ def band(expression: str) -> dict[str, str]:
         name: f"{start}{expression}) and count({expression}) > {MAX_LINES}"
         for name, start in of_all.items()
     }
+
+
+def began(selector: str, *, equals: int | None = None, by: Iterable[str] = ("run",)) -> str:
+    """Return the series that exist, or have a value, now, and not 1, 5 or 10 minutes ago.
+
+    One minute is the resolution of Grafana's annotations.
+    """
+    value = "" if equals is None else f" == {equals}"
+    before = " or ".join(f"{selector} offset {minutes}m{value}" for minutes in (1, 5, 10))
+    return f"count by ({', '.join(by)}) ({selector}{value} unless ({before}))"
+
+
+def with_texts(expression: str, label: str, of: str, texts: Mapping[str, str]) -> str:
+    """Add a label with the text for the value of the label `of`.
+
+    A text in a label can be wrapped in a table's cell; the text of a value mapping cannot.
+    """
+    for value, text in texts.items():
+        expression = f'label_replace({expression}, "{label}", "{text}", "{of}", "{value}")'
+    return expression
 
 
 def row(labels: Iterable[str], expression: str, *more: str) -> str:
@@ -123,18 +154,27 @@ def sum_without_pool(spec: MetricSpec) -> str:
     return f"sum without (pool) ({select(spec)})"
 
 
-# Queries that more than one dashboard shows.
-# The OOMs of each process within the time range, by cause; also of processes that have ended.
-OOMS_OF_PROCESSES = counters.ooms(
-    select(catalog.OOMS),
-    select(recorded.POSITIVE_OOMS),
-    select(catalog.LAST_OOM_TIMESTAMP),
-    window="$__range",
-)
-OOMS_IN_RANGE = f"sum({OOMS_OF_PROCESSES})"
+def ooms_in_range(**fixed: str) -> str:
+    """Return the OOMs of each process within the time range, by cause, also if it has ended."""
+    return counters.ooms(
+        select(catalog.OOMS, **fixed),
+        select(recorded.POSITIVE_OOMS, **fixed),
+        select(catalog.LAST_OOM_TIMESTAMP),
+        window="$__range",
+    )
+
+
+# Queries that more than one dashboard shows: one definition for each question.
+OOMS_IN_RANGE = f"sum({ooms_in_range()})"
 RETRIES_PER_MINUTE = f"60 * {rate(select(catalog.ALLOC_RETRIES))}"
-# Grafana's time axis counts in milliseconds since 1970.
+HEADROOM = select(recorded.MIN_HEADROOM)
+HEADROOM_SHARE = f"{HEADROOM} / {select(catalog.DEVICE_TOTAL)}"
+STRANDED_SHARE = live(select(recorded.STRANDED_RATIO))
+EXHAUSTION = select(recorded.EXHAUSTION)
+RETRIES_IN_10_MINUTES = f"sum({select(recorded.RETRIES_10M)})"
+# Grafana's time axis counts in milliseconds since 1970. One mark for ranks that fail together.
 LAST_OOM_MILLISECONDS = f"1000 * {select(catalog.LAST_OOM_TIMESTAMP)}"
+NEWEST_OOM_OF_RUN = f"topk by (run) (1, {LAST_OOM_MILLISECONDS})"
 
 
 # --- GPUs
@@ -159,3 +199,31 @@ GPU_HOURS = f"sum_over_time({select(recorded.WASTED)}[$__range:1m]) / 60"
 def named(expression: str) -> str:
     """Add the label short_name to the values of GPUs, for legends."""
     return f"({expression}) * on (instance, uuid) group_left (short_name) ({GPU_NAMES})"
+
+
+# What each alert says about the cause of the OOM that will come, in the order in which they count.
+# The alert about an OOM that has come has a label for it.
+THREATS = {
+    "TorchmemOutOfMemory": None,
+    "TorchmemFragmentationHigh": "fragmentation",
+    "TorchmemStrandedAfterPhase": "fragmentation",
+    "TorchmemMemoryLeak": "leak",
+    "TorchmemNoMemoryForLibraries": "library",
+    "TorchmemOutsideAllocatorGrowth": "outside",
+    "TorchmemOutOfMemoryPredicted": "leak",
+    "TorchmemNearCapacity": "capacity",
+    "TorchmemRetryStorm": "capacity",
+}
+
+
+def _threat(alert: str, cause: str | None) -> str:
+    alerts = newest(select(recorded.ALERTS, alertname=alert))
+    if cause is None:
+        return row(DEVICE_ROW, alerts, "alertname", "cause")
+    return f'label_replace({row(DEVICE_ROW, alerts, "alertname")}, "cause", "{cause}", "", "")'
+
+
+def threats() -> str:
+    """Return the alert of each rank, firing or pending, and the cause that it suspects."""
+    every = [_threat(alert, cause) for alert, cause in THREATS.items()]
+    return " or on (run, rank) ".join(every)

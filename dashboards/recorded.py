@@ -39,6 +39,11 @@ RUN_RETRIES = _recorded("run:torchmem_alloc_retries:rate5m", "run")
 RUN_OOMS = _recorded("run:torchmem_ooms:increase1h", "run", "cause")
 RUN_STEP = _recorded("run:torchmem_step_duration_seconds:mean5m", "run")
 
+# How far a run is from the median of the last day of its runs.
+RUN_RESERVED_DEVIATION = _recorded("run:torchmem_reserved_bytes:deviation", "run")
+RUN_STRANDED_DEVIATION = _recorded("run:torchmem_stranded_bytes:deviation", "run")
+RUN_STEP_DEVIATION = _recorded("run:torchmem_step_duration_seconds:deviation", "run")
+
 NODE_GPUS = _recorded("instance:nvml_gpus:count", "instance")
 NODE_GPUS_LOST = _recorded("instance:nvml_gpus_lost:count", "instance")
 NODE_IDLE_HELD = _recorded("instance:nvml_idle_held_gpus:sum", "instance")
@@ -48,7 +53,7 @@ NODE_PART = _recorded("instance:torchmem_memory_bytes:sum", "instance", "part")
 NODE_TOTAL = _recorded("instance:torchmem_memory_total_bytes:sum", "instance")
 
 # What Prometheus records about alerts and its own scrapes.
-ALERTS = _recorded("ALERTS", "instance", *DEVICE, "alertname", "alertstate", "severity")
+ALERTS = _recorded("ALERTS", "instance", *DEVICE, "alertname", "alertstate", "severity", "cause")
 ALERTS_SINCE = _recorded("ALERTS_FOR_STATE", "instance", *DEVICE, "alertname", "severity")
 UP = _recorded("up", "instance")
 SCRAPE_DURATION = _recorded("scrape_duration_seconds", "instance")

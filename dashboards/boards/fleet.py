@@ -43,13 +43,13 @@ from dashboards.queries import (
     GPU_NAMES,
     GPU_ROW,
     OOMS_IN_RANGE,
-    OOMS_OF_PROCESSES,
     RUN_ROW,
     SICK_GPUS,
     WASTED_GPU_HOURS,
     among,
     append_matcher,
     newest,
+    ooms_in_range,
     prepend_matcher,
     row,
     select,
@@ -274,7 +274,7 @@ def _runs() -> Panel:
         NO_RUN,
     )
     known, failed = _ranks_in(".*"), _ranks_in("failed|oom|killed")
-    ooms = f"sum by (run) ({OOMS_OF_PROCESSES})"
+    ooms = f"sum by (run) ({ooms_in_range()})"
     retries = f"60 * {_of_run(recorded.RUN_RETRIES)}"
     columns = [
         Column("Run", label="run", link=LINK_TO_RUN),

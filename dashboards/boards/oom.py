@@ -5,9 +5,18 @@ It also shows processes that have ended: the newest values within the time range
 
 from __future__ import annotations
 
+from dashboards import colors as levels
 from dashboards import recorded
-from dashboards.board import LINK_TO_RUN, OOM, OOM_MARK, TRAINING_VARIABLES, Board, Row
-from dashboards.colors import ANY_IS_WRONG
+from dashboards.board import (
+    LINK_TO_NODE,
+    MARKS_OF_RANKS,
+    OOM,
+    TRAINING,
+    TRAINING_VARIABLES,
+    Board,
+    Row,
+    link,
+)
 from dashboards.panels import (
     PARTS_EXPLAINED,
     RANK,
@@ -21,22 +30,28 @@ from dashboards.panels import (
     memory_stack,
     stat_panel,
     state_timeline,
+    with_limit,
 )
 from dashboards.queries import (
     DEVICE_ROW,
     GPU_ROW,
     OOMS_IN_RANGE,
-    OOMS_OF_PROCESSES,
     PROCESS,
     RANK_ROW,
     RETRIES_PER_MINUTE,
     among,
     append_matcher,
+    newest,
+    of_ranks,
+    ooms_in_range,
     row,
     seen,
     select,
     sum_without_pool,
+    with_texts,
+    worst,
 )
+from grafana_foundation_sdk.builders import timeseries
 
 from torchmem.allocator.remedies import REMEDY_BY_CAUSE
 from torchmem.allocator.settings import LAST_PARSED
@@ -44,9 +59,10 @@ from torchmem.sample import catalog
 from torchmem.sample.colors import CAUSES, STATES
 
 NO_OOM = "No rank ran out of memory in this time range"
+NEWEST_RUN = "Of several runs, the one with the newest error is shown."
 
 # The state timeline shows a state as its index here.
-STATE_NUMBERS = ("running", "stalled", "exited", "failed", "oom", "killed")
+STATE_NUMBERS = tuple(STATES)
 
 
 def _state(states: str) -> str:
@@ -66,20 +82,27 @@ def _of_failed_rows(expression: str) -> str:
     return among(DEVICE_ROW, row(DEVICE_ROW, expression), FAILED_ROWS)
 
 
-def _with_oom(labels: tuple[str, ...]) -> str:
-    """Return the label sets with an OOM within the range, the same at each point in time.
-
-    So the lines of a rank also show the time before its OOM.
-    """
-    newest = f"last_over_time({select(catalog.LAST_OOM_TIMESTAMP, over='$__range')} @ end())"
-    return f"max by ({', '.join(labels)}) ({newest})"
+# The time of the newest OOM of each series within the range, the same at each point in time, so
+# that lines also show the time before it; and the run with the newest one.
+_OOM = f"last_over_time({select(catalog.LAST_OOM_TIMESTAMP, over='$__range')} @ end())"
+_NEWEST_RUN = f"topk(1, max by (run) ({_OOM}))"
+_OOM_OF_NEWEST_RUN = f"({_OOM} and on (run) {_NEWEST_RUN})"
 
 
-def _of_ooms(expression: str, labels: tuple[str, ...] = PROCESS) -> str:
-    return among(labels, expression, _with_oom(labels))
+def _of_ooms(expression: str, labels: tuple[str, ...]) -> str:
+    return among(labels, expression, f"max by ({', '.join(labels)}) {_OOM_OF_NEWEST_RUN}")
 
 
-_BY_CAUSE = f"sum by (cause) ({OOMS_OF_PROCESSES}) > 0"
+_FAILED_RANKS = f"max by (run, rank) {_OOM_OF_NEWEST_RUN}"
+
+
+def _lines(text: Text, expression: str, unit: str, *, lowest: bool = False) -> timeseries.Panel:
+    """Return one line per rank that ran out of memory, until its end; at most the worst ones."""
+    ranks = of_ranks(expression, "min" if lowest else "max")
+    query = Query(worst(ranks, lowest=lowest, only=_FAILED_RANKS), RANK)
+    return lines(text, [query], unit).height(10)
+
+
 _NEWEST = f"1000 * max({seen(catalog.LAST_OOM_TIMESTAMP)})"
 
 
@@ -93,33 +116,37 @@ NUMBERS: list[Panel] = [
             "OutOfMemoryErrors",
             "How often did processes run out of memory within this time range, whether the "
             "script caught the errors or not? Processes that have ended count too.",
-            NO_OOM,
+            "None",
         ),
         Query(OOMS_IN_RANGE),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        Unit.NUMBER,
+        levels=levels.ANY_HAS_FAILED,
     ),
     stat_panel(
         Text(
             "By cause",
             "Why did they run out of memory? capacity: the job is too large. fragmentation: "
             "enough memory was free, but not in one piece. limit: the memory fraction. "
-            "external: other programs.",
-            NO_OOM,
+            "external: other programs. pending: a block waited for another stream. library: "
+            "NCCL, cuBLAS or another library got no memory.",
+            "None",
         ),
-        Query(_BY_CAUSE, "{{cause}}"),
-        Unit.COUNT,
+        [
+            Query(f"sum({ooms_in_range(cause=cause)}) > 0", cause, color)
+            for cause, color in CAUSES.items()
+        ],
+        Unit.NUMBER,
     ).span(8),
     stat_panel(
         Text(
             "Ended by an OOM",
             "How many processes died of an OutOfMemoryError? A process that catches the error "
             "and continues is not counted.",
-            NO_OOM,
+            "None",
         ),
         _ended("oom"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        Unit.NUMBER,
+        levels=levels.ANY_HAS_FAILED,
     ),
     stat_panel(
         Text(
@@ -129,130 +156,160 @@ NUMBERS: list[Panel] = [
             "None",
         ),
         _ended("killed"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        Unit.NUMBER,
+        levels=levels.ANY_IS_WRONG,
     ),
     stat_panel(
-        Text("Newest", "When was the newest OutOfMemoryError?", NO_OOM), Query(_NEWEST), Unit.AGO
+        Text("Newest", "When was the newest OutOfMemoryError?", "None"), Query(_NEWEST), Unit.AGO
     ),
 ]
 
 
-def _failed() -> Panel:
-    text = Text(
+_OOM_MILLISECONDS = f"1000 * {seen(catalog.LAST_OOM_TIMESTAMP)}"
+# A killed process has no event, but a last sample, which is the same on each of its devices.
+_LAST_SAMPLE = (
+    f"1000 * ({seen(catalog.SAMPLE_TIMESTAMP)} + on ({', '.join(PROCESS)}) group_right () "
+    f"0 * {seen(catalog.RESERVED_PEAK)})"
+)
+
+
+_CAUSES = row(DEVICE_ROW, f"{seen(catalog.OOMS)} > 0", "cause")
+_CAUSE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {_CAUSES})"
+_REMEDY = with_texts(_CAUSE, "remedy", "cause", REMEDY_BY_CAUSE)
+# Of several lines within the range, that of the newest error.
+_LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
+_LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
+_TIME = f"({row(DEVICE_ROW, _OOM_MILLISECONDS)} or {_of_failed_rows(_LAST_SAMPLE)})"
+_STORY = link(OOM, "the time around this error", at="When", run="Run", rank="Rank")
+_RANK = link(TRAINING, "Training memory at this time", at="When", run="Run", rank="Rank")
+
+
+def _bytes(heading: str, query: str) -> Column:
+    return Column(heading, query, unit=Unit.BYTES, width=95)
+
+
+FAILED = joined_table(
+    Text(
         "Ranks that ran out of memory or were killed",
-        "Which ranks failed, how large was the request, what was free, and what helps? These are "
-        "the last values of each process, kept as long as Prometheus retains them. If the stranded "
-        "bytes are larger than the request, the cause is fragmentation. On the node, "
-        "`torchmem oom` explains the same error in full.",
+        "Which ranks failed, why, and what helps? These are the last values of each process, kept "
+        "as long as Prometheus retains them. If the stranded bytes are larger than the request, "
+        "the cause is fragmentation. When opens this dashboard, and Rank the run's, for the time "
+        "around the error. On the node, `torchmem oom` explains the same error in full.",
         NO_OOM,
-    )
-    causes = row(DEVICE_ROW, f"{seen(catalog.OOMS)} > 0", "cause")
-    cause = f'label_join(topk by ({", ".join(DEVICE_ROW)}) (1, {causes}), "remedy", "", "cause")'
-    # Of several lines within the range, that of the newest error.
-    last_seen = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
-    asked = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, last_seen, 'line')})"
-    requested = row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))
-    time = row(DEVICE_ROW, f"1000 * {seen(catalog.LAST_OOM_TIMESTAMP)}")
-    reserved = _of_failed_rows(f"sum without (pool) ({seen(catalog.RESERVED)})")
-    free = _of_failed_rows(f"sum without (state) ({seen(catalog.FREE)})")
-    stranded = _of_failed_rows(seen(catalog.FREE, state="stranded"))
-    largest_block = _of_failed_rows(seen(catalog.LARGEST_FREE_BLOCK))
-    fragmentation = _of_failed_rows(seen(catalog.FRAGMENTATION))
-    columns = [
-        Column("Run", label="run", link=LINK_TO_RUN),
-        Column("Rank", label="rank", width=60),
-        Column("Node", label="instance"),
-        Column("GPU", label="gpu", width=60),
-        Column("Pid", label="pid", width=80),
-        Column("State", among(DEVICE_ROW, _state(".*"), FAILED_ROWS), label="state", colors=STATES),
-        Column("When", time, unit=Unit.AGO),
-        Column("Requested", requested, unit=Unit.BYTES),
-        Column("Cause", cause, label="cause", colors=CAUSES),
-        Column("Line", asked, label="line"),
-        Column("Reserved", reserved, unit=Unit.BYTES),
-        Column("Free in the cache", free, unit=Unit.BYTES),
-        Column("Stranded part", stranded, unit=Unit.BYTES),
-        Column("Largest free block", largest_block, unit=Unit.BYTES),
-        Column("Fragmentation index", fragmentation, unit=Unit.RATIO, bar=True),
-        Column("What to do", cause, label="remedy", names=REMEDY_BY_CAUSE),
-    ]
-    return joined_table(text, columns, sort="When", descending=True)
+    ),
+    [
+        Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=125),
+        Column("Run", label="run", width=130),
+        Column("Rank", label="rank", link=_RANK, width=60),
+        Column(
+            "State",
+            among(DEVICE_ROW, _state(".*"), FAILED_ROWS),
+            label="state",
+            colors=STATES,
+            width=80,
+        ),
+        Column("Cause", _REMEDY, label="cause", colors=CAUSES, width=115),
+        Column("What to do", _REMEDY, label="remedy", wrap=True),
+        Column("Line", _LINE, label="line", width=170),
+        _bytes("Requested", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
+        _bytes("Largest free", _of_failed_rows(seen(catalog.LARGEST_FREE_BLOCK))),
+        _bytes("Stranded", _of_failed_rows(seen(catalog.FREE, state="stranded"))),
+        Column("GPU", label="gpu", width=50),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=115),
+    ],
+    sort="When",
+    descending=True,
+    hidden=("pid",),
+)
+
+_LAST_REQUEST = f"last_over_time({select(catalog.LAST_OOM_REQUESTED, over='$__range')} @ end())"
+_REQUESTED = f"max({_of_ooms(_LAST_REQUEST, ('run', 'rank'))})"
+STORY: list[Panel] = [
+    memory_stack(
+        Text(
+            "Memory of the GPUs that ran out",
+            "Did something else use the memory? The panel adds up all GPUs on which a rank ran "
+            f"out of memory. {NEWEST_RUN} {PARTS_EXPLAINED}",
+            NO_OOM,
+        ),
+        lambda part: f"sum({_of_ooms(select(recorded.PART, part=part), GPU_ROW)})",
+        Query(f"sum({_of_ooms(select(recorded.TOTAL), GPU_ROW)})", "Device total"),
+    ).span(12),
+    with_limit(
+        _lines(
+            Text(
+                "Headroom and request",
+                "Did headroom shrink slowly, or was one request too large? The headroom, after the "
+                "allocator has released its cache, of the ranks that ran out of memory, and the "
+                f"largest request that failed. {NEWEST_RUN}",
+                NO_OOM,
+            ),
+            select(catalog.HEADROOM, flush="true"),
+            Unit.BYTES,
+            lowest=True,
+        ),
+        Query(_REQUESTED, "failed request"),
+    ),
+]
 
 
 def _states() -> Panel:
     text = Text(
         "How the ranks ended",
-        "Which rank stopped first, and did the others hang afterwards? There is one row per "
-        "process. A row ends when the exporter drops the process, 15 minutes after its end.",
-        "No rank matches the selection",
+        "Which rank stopped first, and did the others hang afterwards? One strip per rank; a "
+        f"restart continues it. An ended process is shown for 15 minutes. {NEWEST_RUN}",
+        "No rank ran out of memory",
     )
     numbered = (
         f"{index} * ({select(catalog.PROCESS_STATE, state=state)} == 1)"
         for index, state in enumerate(STATE_NUMBERS)
     )
-    query = Query(f"max without (state) ({' or '.join(numbered)})", f"{RANK} pid {{{{pid}}}}")
+    of_newest = newest(f"max without (state) ({' or '.join(numbered)})")
+    query = Query(f"max by (run, rank) ({of_newest}) and on (run) {_NEWEST_RUN}", RANK)
     names = {index: (state, STATES[state]) for index, state in enumerate(STATE_NUMBERS)}
     return state_timeline(text, query, names)
 
 
-_HEADROOM = select(catalog.HEADROOM, flush="true")
 BEFORE: list[Panel] = [
-    lines(
+    _lines(
         Text(
-            "Allocated and reserved",
-            "How much memory did the ranks hold before they ran out, and how much of it was in "
-            "use? Only ranks with an OutOfMemoryError in this time range are shown.",
+            "Reserved",
+            "How much memory did PyTorch hold before the ranks ran out? Only ranks with an "
+            f"OutOfMemoryError in this time range are shown. {NEWEST_RUN}",
             NO_OOM,
         ),
-        [
-            Query(_of_ooms(sum_without_pool(catalog.ALLOCATED)), f"{RANK}, allocated"),
-            Query(_of_ooms(sum_without_pool(catalog.RESERVED)), f"{RANK}, reserved"),
-        ],
+        sum_without_pool(catalog.RESERVED),
         Unit.BYTES,
     ),
-    lines(
+    _lines(
         Text(
-            "Headroom and request",
-            "Did headroom shrink slowly, or was one request too large? The panel shows the "
-            "headroom after a flush and, from the error on, the requested size.",
+            "Allocated",
+            "How much of it did tensors occupy between steps? A line that rises is a leak or "
+            "longer inputs.",
             NO_OOM,
         ),
-        [
-            Query(_of_ooms(_HEADROOM), f"{RANK}, headroom"),
-            Query(_of_ooms(select(catalog.LAST_OOM_REQUESTED)), f"{RANK}, requested"),
-        ],
+        sum_without_pool(catalog.ALLOCATED),
         Unit.BYTES,
     ),
-    lines(
+    _lines(
         Text(
             "Stranded",
             "Did fragmentation grow before the error? Stranded bytes are free bytes between "
             "live blocks.",
             NO_OOM,
         ),
-        [Query(_of_ooms(select(catalog.FREE, state="stranded")), RANK)],
+        select(catalog.FREE, state="stranded"),
         Unit.BYTES,
     ),
-    lines(
+    _lines(
         Text(
             "Allocator retries",
             "Was there a warning? A retry flushes the whole cache; retries often begin minutes "
-            "before the error. The panel shows them per minute.",
+            "before the error.",
             NO_OOM,
         ),
-        [Query(_of_ooms(RETRIES_PER_MINUTE), RANK)],
+        RETRIES_PER_MINUTE,
         Unit.PER_MINUTE,
-    ),
-    memory_stack(
-        Text(
-            "Memory of the GPUs that ran out",
-            "Did something else use the memory? The panel adds up all GPUs on which a rank ran "
-            f"out of memory. {PARTS_EXPLAINED}",
-            NO_OOM,
-        ),
-        lambda part: f"sum({_of_ooms(select(recorded.PART, part=part), GPU_ROW)})",
-        Query(f"sum({_of_ooms(select(recorded.TOTAL), GPU_ROW)})", "Device total"),
     ),
 ]
 
@@ -265,28 +322,29 @@ def _settings() -> Panel:
         NO_OOM,
     )
     names = {"expandable_segments": "Expandable segments", LAST_PARSED: "As last parsed"}
-    query = row(RANK_ROW, _of_ooms(seen(catalog.ALLOCATOR_INFO)), *names)
+    query = row(RANK_ROW, _of_ooms(seen(catalog.ALLOCATOR_INFO), ("run", "rank")), *names)
     columns = [
         Column("Run", label="run"),
-        Column("Rank", label="rank"),
+        Column("Rank", label="rank", width=60),
         Column("Node", label="instance"),
         *(Column(heading, query, label=name) for name, heading in names.items()),
     ]
-    return joined_table(text, columns)
+    return joined_table(text, columns).height(7)
 
 
 BOARD = Board(
     OOM,
     "After an OOM",
     "Ranks that ran out of GPU memory in the selected time range: their last state, the cause, "
-    "what was free, what led to the error, and what to do.",
+    "what to do, what was free, and what led to the error.",
     TRAINING_VARIABLES,
     (
-        Row("What happened?", [*NUMBERS, _failed()]),
-        Row("In what order?", [_states()]),
-        Row("What led to it?", BEFORE),
-        Row("Which settings were in force?", [_settings()]),
+        Row("What happened, and what helps?", [*NUMBERS, FAILED]),
+        Row("What led to it?", STORY),
+        Row("In what order did the ranks end?", [_states()], collapsed=True),
+        Row("How did memory develop?", BEFORE, collapsed=True),
+        Row("Which settings were in force?", [_settings()], collapsed=True),
     ),
-    (OOM_MARK,),
+    MARKS_OF_RANKS,
     since="now-6h",
 )

@@ -14,7 +14,6 @@ from dashboards.panels import (
     Unit,
     joined_table,
     lines,
-    stat_panel,
 )
 from dashboards.queries import (
     RUN_ROW,
@@ -24,12 +23,6 @@ from dashboards.queries import (
 
 from torchmem.sample.catalog import MetricSpec
 
-INSTRUCTIONS = (
-    "Select one run, and under Compare with run the run before the change; the time range must "
-    "contain both."
-)
-EMPTY = "Select a run to compare with"
-
 SELECTED, COMPARED, BOTH = '"$run"', '"$compare"', '"$run|$compare"'
 
 
@@ -37,106 +30,72 @@ def _of_runs(spec: MetricSpec, runs: str) -> str:
     return select(spec).replace(SELECTED, runs)
 
 
-def _over_range(function: str, spec: MetricSpec) -> str:
-    """Return one value for each of both runs over the time range."""
-    return row(RUN_ROW, f"{function}({_of_runs(spec, BOTH)}[$__range])")
+def _over_range(function: str, spec: MetricSpec, *, aggregation: str = "max") -> str:
+    """Return one value for each of both runs over the time range, and their difference."""
+
+    def value(runs: str) -> str:
+        return f"{function}({_of_runs(spec, runs)}[$__range])"
+
+    change = f"{aggregation}({value(SELECTED)}) - {aggregation}({value(COMPARED)})"
+    named = f'label_replace({change}, "run", "{CHANGE}", "", "")'
+    return f"{aggregation} by (run) ({value(BOTH)}) or {named}"
 
 
-def _change(title: str, question: str, unit: str, function: str, spec: MetricSpec) -> Panel:
-    text = Text(title, f"{question} The selected run minus the compared run. {INSTRUCTIONS}", EMPTY)
-    selected, compared = (
-        f"max({function}({_of_runs(spec, runs)}[$__range]))" for runs in (SELECTED, COMPARED)
-    )
-    return stat_panel(text, Query(f"{selected} - {compared}"), unit).span(6)
+CHANGE = "change"
 
 
 def _table() -> Panel:
     text = Text(
-        "Both runs",
-        f"How do the two runs differ over the whole time range? {INSTRUCTIONS}",
+        "Before and after",
+        "How do two runs differ over the whole time range? Select the run before the change above, "
+        "under Compare with run; the time range must contain both. The row change is the selected "
+        "run minus the compared one.",
         "No run matches the selection",
     )
-    stranded = _over_range("max_over_time", recorded.RUN_STRANDED_RATIO)
-    retries = f"60 * {_over_range('max_over_time', recorded.RUN_RETRIES)}"
-    ooms = f"sum by (run) (max_over_time({_of_runs(recorded.RUN_OOMS, BOTH)}[$__range]))"
+    retries = f"60 * ({_over_range('max_over_time', recorded.RUN_RETRIES)})"
+    ooms = _over_range("max_over_time", recorded.RUN_OOMS, aggregation="sum")
     columns = [
-        Column("Run", label="run"),
+        Column("Run", label="run", width=220),
         Column(
             "Reserved, fullest GPU",
             _over_range("max_over_time", recorded.RUN_RESERVED_MAX),
             unit=Unit.BYTES,
         ),
+        Column("Slack at peak", _over_range("last_over_time", recorded.RUN_SLACK), unit=Unit.RATIO),
         Column(
-            "Slack at peak",
-            _over_range("last_over_time", recorded.RUN_SLACK),
+            "Most stranded",
+            _over_range("max_over_time", recorded.RUN_STRANDED_RATIO),
             unit=Unit.RATIO,
-            bar=True,
         ),
-        Column("Most stranded", stranded, unit=Unit.RATIO, bar=True),
         Column(
-            "Least headroom", _over_range("min_over_time", recorded.RUN_HEADROOM), unit=Unit.BYTES
+            "Least headroom",
+            _over_range("min_over_time", recorded.RUN_HEADROOM, aggregation="min"),
+            unit=Unit.BYTES,
         ),
         Column("Retries, worst minute", retries, unit=Unit.PER_MINUTE),
         Column("OOMs, worst hour", ooms),
         Column("Step, mean", _over_range("avg_over_time", recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns).height(6)
+    return joined_table(text, columns).height(5)
 
 
-def _both(spec: MetricSpec) -> list[Query]:
-    return [Query(row(RUN_ROW, _of_runs(spec, BOTH)), "{{run}}")]
+def _both(title: str, question: str, spec: MetricSpec, unit: str) -> Panel:
+    query = Query(row(RUN_ROW, _of_runs(spec, BOTH)), "{{run}}")
+    return lines(Text(title, question), [query], unit)
 
-
-OVER_TIME: list[Panel] = [
-    lines(
-        Text(
-            "Reserved, both runs",
-            f"How much of its fullest GPU does each run reserve over time? {INSTRUCTIONS}",
-            EMPTY,
-        ),
-        _both(recorded.RUN_RESERVED_MAX),
-        Unit.BYTES,
-    ),
-    lines(
-        Text(
-            "Step duration, both runs",
-            f"How long are the steps of each run? {INSTRUCTIONS}",
-            EMPTY,
-        ),
-        _both(recorded.RUN_STEP),
-        Unit.SECONDS,
-    ),
-]
 
 PANELS: list[Panel] = [
-    _change(
-        "Reserved, change",
-        "Does the run reserve more or less of its fullest GPU?",
-        Unit.BYTES,
-        "max_over_time",
-        recorded.RUN_RESERVED_MAX,
-    ),
-    _change(
-        "Slack at the peak, change",
-        "Does it waste more or less of what it reserves?",
-        Unit.RATIO,
-        "last_over_time",
-        recorded.RUN_SLACK,
-    ),
-    _change(
-        "Least headroom, change",
-        "Is there more or less headroom?",
-        Unit.BYTES,
-        "min_over_time",
-        recorded.RUN_HEADROOM,
-    ),
-    _change(
-        "Step duration, change",
-        "Is it faster or slower?",
-        Unit.SECONDS,
-        "avg_over_time",
-        recorded.RUN_STEP,
-    ),
     _table(),
-    *OVER_TIME,
+    _both(
+        "Reserved by run",
+        "How much of its fullest GPU does each of both runs reserve?",
+        recorded.RUN_RESERVED_MAX,
+        Unit.BYTES,
+    ),
+    _both(
+        "Step duration by run",
+        "How long are the steps of each of both runs?",
+        recorded.RUN_STEP,
+        Unit.SECONDS,
+    ),
 ]

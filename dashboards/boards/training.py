@@ -1,12 +1,25 @@
-"""The dashboard "Training memory": which rank runs out of memory, and where the memory went."""
+"""The dashboard "Training memory": will the run out of memory, when, why, and what to set."""
 
 from __future__ import annotations
 
+from dashboards import colors as levels
 from dashboards import recorded
-from dashboards.board import COMPARE, OOM, OOM_MARK, TRAINING, TRAINING_VARIABLES, Board, Row, link
-from dashboards.boards import run_comparison, training_memory
-from dashboards.colors import ANY_IS_WRONG, STRANDED
+from dashboards.board import (
+    COMPARE,
+    LINK_TO_NODE,
+    LINK_TO_RUNBOOK,
+    MARKS_OF_RANKS,
+    ONE_RUN_VARIABLES,
+    OOM,
+    SHOWN_RANKS,
+    TRAINING,
+    Board,
+    Row,
+    link,
+)
+from dashboards.boards import run_comparison, training_memory, training_speed
 from dashboards.panels import (
+    PARTS_EXPLAINED,
     RANK,
     RANKS_BY_STATE,
     Column,
@@ -15,235 +28,250 @@ from dashboards.panels import (
     Text,
     Unit,
     joined_table,
-    lines,
+    memory_stack,
     stat_panel,
 )
 from dashboards.queries import (
     DEVICE_ROW,
+    EXHAUSTION,
+    GPU_ROW,
+    HEADROOM,
+    HEADROOM_SHARE,
     LAST_OOM_MILLISECONDS,
+    MAX_LINES,
     OOMS_IN_RANGE,
     PROCESS,
     RANK_ROW,
-    RETRIES_PER_MINUTE,
-    live,
-    rate,
+    RETRIES_IN_10_MINUTES,
+    STRANDED_SHARE,
+    THREATS,
+    among,
+    append_matcher,
+    newest,
     row,
     select,
+    threats,
+    with_texts,
 )
 
+from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
-from torchmem.sample.colors import STATES
+from torchmem.sample.colors import CAUSES, STATES, TRENDS
 
 NO_SNAPSHOT = "No snapshot yet"
 
-OVERVIEW: list[Panel] = [
+NUMBERS: list[Panel] = [
     stat_panel(
         Text(
-            "Ranks by state",
-            "What state are the training processes in? A stalled rank is alive but has not "
-            "finished a step for a while. failed: an uncaught exception ended the process. oom and "
-            "killed: it ended that way, or its newest step ran out of memory. Shown for 15 minutes "
-            "after the end.",
-            "No ranks",
+            "Ranks",
+            "What state are the ranks in? A stalled rank is alive but has not finished a step for "
+            "a while. failed: an uncaught exception ended the process. oom and killed: it ended "
+            "that way. A rank that was restarted counts once; an ended rank is shown for 15 "
+            "minutes.",
+            "No rank",
         ),
         RANKS_BY_STATE,
-        Unit.COUNT,
+        Unit.NUMBER,
     ),
     stat_panel(
         Text(
-            "Out of memory",
-            "How often did processes raise OutOfMemoryError within the selected time range, "
-            "caught by the script or not? Processes that have ended count too.",
+            "Out of memory in",
+            "When will the first rank run out of memory, if headroom keeps falling as in the last "
+            "15 minutes? Orange below one hour. Without a value, no rank's headroom is falling.",
+            "Not falling",
         ),
-        Query(OOMS_IN_RANGE),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
+        Query(f"bottomk(1, {EXHAUSTION})", RANK),
+        Unit.DURATION,
+        levels=levels.EXHAUSTION,
+    ).decimals(0),
     stat_panel(
         Text(
             "Least headroom",
-            "How large a tensor could the rank with the least headroom still allocate, after "
-            "the allocator has released its cache? A larger request raises OutOfMemoryError. "
-            "The lowest value of the last 5 minutes is used, as in Fleet and in the alerts.",
+            "How large a tensor could the rank with the least headroom still allocate, as a share "
+            "of its GPU, after the allocator has released its cache? A larger request raises "
+            "OutOfMemoryError. The lowest value of the last 5 minutes is used, as in Fleet and in "
+            "the alerts.",
             NO_SNAPSHOT,
         ),
-        Query(f"bottomk(1, {select(recorded.MIN_HEADROOM)})", RANK),
-        Unit.BYTES,
-    ),
-    stat_panel(
-        Text(
-            "First out of memory in",
-            "When will the first rank run out of memory, if headroom keeps falling as in the "
-            "last 15 minutes? Without a value, no rank's headroom is falling.",
-            "Not falling",
-        ),
-        Query(f"bottomk(1, {select(recorded.EXHAUSTION)})", RANK),
-        Unit.SECONDS,
+        Query(f"bottomk(1, {HEADROOM_SHARE})", RANK),
+        Unit.RATIO,
+        levels=levels.HEADROOM,
     ),
     stat_panel(
         Text(
             "Most stranded",
-            "How much of its device does the worst rank lose to fragmentation: memory that is "
-            "free, but pinned between live blocks? From 5 % on, act if there are retries too.",
+            "How much of its GPU does the worst rank lose to fragmentation: memory that is free, "
+            "but pinned between live blocks? Orange from the threshold of the warning on, red from "
+            "that of the critical alert.",
             NO_SNAPSHOT,
         ),
-        Query(f"topk(1, {live(select(recorded.STRANDED_RATIO))})", RANK),
+        Query(f"topk(1, {STRANDED_SHARE})", RANK),
         Unit.RATIO,
-        levels=STRANDED,
+        levels=levels.STRANDED,
     ),
     stat_panel(
         Text(
-            "Retries in 10 minutes",
-            "How often did the allocators release their whole cache to serve a request? Each "
-            "retry synchronizes all streams; a healthy job has none after its first steps. "
-            "Processes that have ended count too.",
+            "Retries in 10 min",
+            "How often did the allocators release their whole cache to serve a request? Each retry "
+            "synchronizes all streams; a healthy job has none after its first steps. Processes "
+            "that have ended count too.",
+            "None",
         ),
-        Query(f"sum({select(recorded.RETRIES_10M)})"),
+        Query(RETRIES_IN_10_MINUTES),
         Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        levels=levels.ANY_IS_WRONG,
+    ),
+    stat_panel(
+        Text(
+            "OutOfMemoryErrors",
+            "How often did processes run out of memory within this time range, whether the script "
+            "caught the errors or not? Processes that have ended count too. The dashboard After an "
+            "OOM explains them.",
+            "None",
+        ),
+        Query(OOMS_IN_RANGE),
+        Unit.COUNT,
+        levels=levels.ANY_HAS_FAILED,
     ),
 ]
 
-_HEADROOM = {flush: live(select(catalog.HEADROOM, flush=flush)) for flush in ("false", "true")}
-_SECONDS, _COUNT = (rate(select(catalog.STEP_DURATION, part)) for part in ("_sum", "_count"))
-_BUCKETS = rate(select(catalog.STEP_DURATION, "_bucket"))
-# The comparison drops NaN, which is the quantile while no step ends.
-_SLOWEST = f"histogram_quantile(0.95, sum by (run, le) ({_BUCKETS})) >= 0"
-PRESSURE: list[Panel] = [
-    lines(
-        Text(
-            "Headroom",
-            "How large a tensor would still fit in each rank, immediately and after the "
-            "allocator has released its cache? Both are from snapshots at random moments of a "
-            "step. The lowest value of 5 minutes is close to the headroom at the peak; it is "
-            "the headroom of the tables, the numbers and the alerts.",
-            NO_SNAPSHOT,
-        ),
-        [
-            Query(_HEADROOM["false"], f"{RANK}, immediately"),
-            Query(_HEADROOM["true"], f"{RANK}, after a flush"),
-            Query(select(recorded.MIN_HEADROOM), f"{RANK}, lowest of 5 minutes"),
-        ],
-        Unit.BYTES,
-    ),
-    lines(
-        Text(
-            "Headroom exhausted in",
-            "When will each rank run out of memory, at the trend of its last 15 minutes? Take "
-            "a line that falls steadily seriously; a line that jumps is noise. A rank without "
-            "a line has no falling headroom.",
-            "Headroom is not falling",
-        ),
-        [Query(select(recorded.EXHAUSTION), RANK)],
-        Unit.SECONDS,
-    ),
-    lines(
-        Text(
-            "Allocator retries",
-            "How often per minute does each rank flush its whole cache? Retries slow down "
-            "every step and often come before an OutOfMemoryError.",
-        ),
-        [Query(RETRIES_PER_MINUTE, RANK)],
-        Unit.PER_MINUTE,
-    ),
-    lines(
-        Text(
-            "Step duration",
-            "Are steps getting slower? The time between the ends of two optimizer steps: the "
-            "mean of each rank, and the 95th percentile of the whole run. It rises together "
-            "with retries.",
-            "No optimizer step yet",
-        ),
-        [
-            Query(f"{_SECONDS} / ({_COUNT} > 0)", RANK),
-            Query(_SLOWEST, "{{run}} slowest 5 %", "text"),
-        ],
-        Unit.SECONDS,
-    ),
-    lines(
-        Text(
-            "Calls to the driver",
-            "Does the allocator still request memory from the driver, or return it? After the "
-            "first steps it should not: each call is slow, and a constant rate means that sizes "
-            "vary or that something empties the cache. Before it returns memory, it waits for "
-            "all streams.",
-        ),
-        [
-            Query(f"60 * {rate(select(catalog.DEVICE_ALLOCS))}", f"{RANK}, segments allocated"),
-            Query(f"60 * {rate(select(catalog.DEVICE_FREES))}", f"{RANK}, segments returned"),
-            Query(f"60 * {rate(select(catalog.STREAM_SYNCS))}", f"{RANK}, waits for streams"),
-        ],
-        Unit.PER_MINUTE,
-    ),
-    lines(
-        Text(
-            "Samples per second",
-            "How fast does the run train, and did it slow down? The script reports the samples "
-            "with session.step(samples=...).",
-            "The script reports no samples",
-        ),
-        [Query(f"sum by (run) ({rate(select(catalog.SAMPLES))})", "{{run}}")],
-        Unit.NUMBER,
-    ),
-    lines(
-        Text(
-            "OutOfMemoryErrors since the start",
-            "Which ranks ran out of memory, and why? Errors since the process started, by "
-            "cause. capacity: the job is too large. fragmentation: enough memory was free, but "
-            "not in one piece. limit: the memory fraction. external: other programs.",
-            "No OutOfMemoryError",
-        ),
-        [Query(f"{select(catalog.OOMS)} > 0", f"{RANK}: {{{{cause}}}}")],
-        Unit.COUNT,
-    ).span(24),
-]
+# Why a rank runs out of memory, in two words.
+REASONS = {
+    "capacity": "too large",
+    "fragmentation": "fragmented",
+    "limit": "memory limit",
+    "external": "other processes",
+    "pending": "waiting frees",
+    "library": "libraries",
+    "leak": "growing",
+    "outside": "outside PyTorch",
+    "none": "–",
+}
+REASON_COLORS = {**CAUSES, **TRENDS}
+ALERT_NAMES = {alert: alert.removeprefix("Torchmem") for alert in THREATS} | {"README": "none"}
+REMEDIES = {**REMEDY_BY_CAUSE, **REMEDY_BY_TREND, "none": "–"}
 
-RANK_COLUMNS = (
-    Column("Run", label="run"),
-    Column("Rank", label="rank", width=70),
-    Column("Node", label="instance"),
+
+def _states(states: str) -> str:
+    """Return the state of the newest process of each rank, as a label, on each of its devices."""
+    devices = f"{newest(select(catalog.RESERVED_PEAK))} * 0"
+    state = append_matcher(select(catalog.PROCESS_STATE), f'state=~"{states}"')
+    joined = f"({devices}) + on ({', '.join(PROCESS)}) group_left (state) ({state} == 1)"
+    return row(DEVICE_ROW, joined, "state")
+
+
+_WHY = f"topk({MAX_LINES}, {threats()})"
+_SHARE = row(DEVICE_ROW, HEADROOM_SHARE)
+_SOON = f"bottomk({MAX_LINES}, {row(DEVICE_ROW, EXHAUSTION)})"
+_LEAST = f"bottomk({MAX_LINES}, {_SHARE})"
+_ENDED = _states("oom|killed|failed")
+_LISTED = f"({row(DEVICE_ROW, f'{_LEAST} or {_SOON} or {_ENDED} or {_WHY}')})"
+# Ranks without an alert have these columns too; their link opens the list of runbooks.
+_NONE = f'label_replace(0 * {_LISTED}, "cause", "none", "", "")'
+_FINE = f'label_replace({_NONE}, "alertname", "README", "", "")'
+_REMEDY = with_texts(f"{_WHY} or on (run, rank) {_FINE}", "remedy", "cause", REMEDIES)
+
+
+def _listed(expression: str) -> str:
+    return among(DEVICE_ROW, row(DEVICE_ROW, expression), _LISTED)
+
+
+def _share(heading: str, query: str, colored: levels.Levels) -> Column:
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=115)
+
+
+DANGER = joined_table(
+    Text(
+        "Ranks in danger",
+        f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
+        "least headroom, those whose headroom falls fastest, those with an alert, and those that "
+        "have failed. Headroom is the largest tensor that would still fit. The reason comes from "
+        "the alerts, also while they are pending; an alert links to its runbook.",
+        "No rank of this run publishes samples",
+    ),
+    [
+        Column("Rank", label="rank", width=60),
+        Column(
+            "State",
+            among(DEVICE_ROW, _states(".*"), _LISTED),
+            label="state",
+            colors=STATES,
+            width=80,
+        ),
+        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=95),
+        _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
+        _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
+        Column("Out of memory in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=130),
+        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
+        Column("What to do", _REMEDY, label="remedy", wrap=True),
+        Column(
+            "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=180
+        ),
+        Column("GPU", label="gpu", width=50),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=115),
+    ],
+    sort="Of the GPU",
+    hidden=("run", "pid"),
 )
 
 
-def _ranks() -> Panel:
+def _of_gpus(spec: catalog.MetricSpec, **fixed: str) -> str:
+    """Return the sum over the GPUs that the ranks have used."""
+    return f"sum({among(('job', *GPU_ROW), select(spec, **fixed), select(catalog.RESERVED_PEAK))})"
+
+
+ANSWER: list[Panel] = [
+    *NUMBERS,
+    DANGER,
+    memory_stack(
+        Text(
+            "Where the memory is",
+            "What is the memory of the run's GPUs used for? The areas add up to the dashed line. "
+            f"{PARTS_EXPLAINED}",
+            "No data: no GPU matches the selection",
+        ),
+        lambda part: _of_gpus(recorded.PART, part=part),
+        Query(_of_gpus(recorded.TOTAL), "GPUs of the run"),
+    ).span(12),
+    training_memory.HEADROOM_LINES,
+]
+
+
+def _processes() -> Panel:
     text = Text(
-        "Ranks",
-        "How much memory did each process need, and how much was lost? The table lists every "
-        "process on every GPU; ended processes stay for 15 minutes with their last values. The "
-        "active peak is what the job needed, the reserved peak what PyTorch took for it.",
+        "Processes",
+        "How much memory did each process need, and how much was lost? Every process on every GPU; "
+        "ended processes stay for 15 minutes with their last values. The active peak is what the "
+        "job needed, the reserved peak what PyTorch took for it.",
     )
-    ooms = row(DEVICE_ROW, f"{select(catalog.OOMS)} > 0", "cause")
-    cause = f"topk by ({', '.join(DEVICE_ROW)}) (1, {ooms})"
-    link_to_oom = link(OOM, "After an OOM", run="Run")
 
     def of_device(spec: catalog.MetricSpec, **fixed: str) -> str:
         return row(DEVICE_ROW, select(spec, **fixed))
 
+    newest_oom = row(DEVICE_ROW, LAST_OOM_MILLISECONDS)
+    devices = f"{select(catalog.RESERVED_PEAK)} * 0"
+    state = f"({select(catalog.PROCESS_STATE)} == 1)"
+    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) {state}"
     columns = [
-        *RANK_COLUMNS,
-        Column("GPU", label="gpu", width=60),
-        Column("Pid", label="pid", width=90),
-        Column("State", _state_of_devices(), label="state", colors=STATES),
+        Column("Rank", label="rank", width=60),
+        Column("State", row(DEVICE_ROW, joined, "state"), label="state", colors=STATES, width=80),
+        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("GPU", label="gpu", width=50),
+        Column("Pid", label="pid", width=80),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
         Column("Reserved peak", of_device(catalog.RESERVED_PEAK), unit=Unit.BYTES),
         Column("Slack at peak", of_device(recorded.PEAK_SLACK), unit=Unit.RATIO, bar=True),
         Column("Stranded", of_device(catalog.FREE, state="stranded"), unit=Unit.BYTES),
         Column(
-            "Newest OOM", row(DEVICE_ROW, LAST_OOM_MILLISECONDS), unit=Unit.AGO, link=link_to_oom
+            "Newest OOM",
+            newest_oom,
+            unit=Unit.AGO,
+            link=link(OOM, "After an OOM", at="Newest OOM", rank="Rank"),
         ),
-        Column("OOM request", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
-        Column("OOM cause", cause, label="cause"),
+        Column("Requested", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
     ]
-    return joined_table(text, columns)
-
-
-def _state_of_devices() -> str:
-    """Return the state of each process, as a label, on each of its devices."""
-    devices = f"{select(catalog.RESERVED_PEAK)} * 0"
-    state = f"({select(catalog.PROCESS_STATE)} == 1)"
-    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) {state}"
-    return row(DEVICE_ROW, joined, "state")
+    return joined_table(text, columns, sort="Rank", hidden=("run",))
 
 
 _NAMES = {
@@ -252,7 +280,7 @@ _NAMES = {
     "garbage_collection_threshold": "Garbage collection threshold",
     LAST_PARSED: "As last parsed",
 }
-_IN_FORCE = row(RANK_ROW, select(catalog.ALLOCATOR_INFO), *_NAMES)
+_IN_FORCE = row(RANK_ROW, newest(select(catalog.ALLOCATOR_INFO)), *_NAMES)
 _IGNORED = row(RANK_ROW, f"{select(catalog.SETTING_IGNORED)} == 1", "setting")
 SETTINGS: list[Panel] = [
     joined_table(
@@ -264,9 +292,12 @@ SETTINGS: list[Panel] = [
             "PyTorch reports its settings from version 2.1 on, and after CUDA is initialized",
         ),
         [
-            *RANK_COLUMNS,
+            Column("Rank", label="rank", width=60),
+            Column("Node", label="instance", width=150),
             *(Column(heading, _IN_FORCE, label=name) for name, heading in _NAMES.items()),
         ],
+        sort="Rank",
+        hidden=("run",),
     ).span(16),
     joined_table(
         Text(
@@ -276,23 +307,29 @@ SETTINGS: list[Panel] = [
             "initialized.",
             "None: all settings are in force",
         ),
-        [*RANK_COLUMNS, Column("Setting", _IGNORED, label="setting")],
+        [
+            Column("Rank", label="rank", width=60),
+            Column("Node", label="instance", width=150),
+            Column("Setting", _IGNORED, label="setting"),
+        ],
+        hidden=("run",),
     ).span(8),
 ]
 
 BOARD = Board(
     TRAINING,
     "Training memory",
-    "GPU memory of PyTorch training, per rank and per GPU: what the allocator holds, what it "
-    "cannot use, and how much headroom is left.",
-    (*TRAINING_VARIABLES, COMPARE),
+    "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do.",
+    (*ONE_RUN_VARIABLES, COMPARE, SHOWN_RANKS),
     (
-        Row("Will it run out of memory?", OVERVIEW),
-        Row("Where is the memory?", training_memory.MEMORY),
-        Row("Fragmentation", training_memory.FRAGMENTATION),
-        Row("Memory pressure", PRESSURE),
-        Row("Ranks and settings", [_ranks(), *SETTINGS]),
-        Row("Comparison of two runs", run_comparison.PANELS),
+        Row("Will it run out of memory?", ANSWER),
+        Row("Where is the memory?", training_memory.MEMORY, collapsed=True),
+        Row("Is it fragmented?", training_memory.FRAGMENTATION, collapsed=True),
+        Row("Does it grow?", training_memory.GROWTH, collapsed=True),
+        Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
+        Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
+        Row("Processes and settings", [_processes(), *SETTINGS], collapsed=True),
+        Row("Compared with another run", run_comparison.PANELS, collapsed=True),
     ),
-    (OOM_MARK,),
+    MARKS_OF_RANKS,
 )

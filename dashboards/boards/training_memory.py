@@ -1,186 +1,294 @@
-"""The rows "Where is the memory?" and "Fragmentation" of the dashboard "Training memory"."""
+"""Rows of the dashboard "Training memory": headroom, where the memory is, fragmentation, growth."""
 
 from __future__ import annotations
 
+from dashboards import colors as levels
 from dashboards import recorded
-from dashboards.colors import FRAGMENTATION as FRAGMENTATION_LEVELS
 from dashboards.panels import (
-    PARTS_EXPLAINED,
-    RANK,
     Panel,
     Query,
     Text,
     Unit,
     bucket_heatmap,
+    component_stack,
     heat_strips,
     lines,
-    memory_stack,
+    rank_lines,
+    small,
+    stack,
+    with_limit,
 )
 from dashboards.queries import (
+    EXHAUSTION,
+    HEADROOM,
+    append_matcher,
     live,
+    of_ranks,
     select,
     sum_without_pool,
 )
 
 from torchmem.sample import catalog
+from torchmem.sample.colors import PARTS
 
 NO_FREE_BYTES = "No cached bytes"
 NO_SNAPSHOT = "No snapshot yet"
+DAY_SECONDS = 24 * 60 * 60
 
-_MEMORY_OF_GPU = memory_stack(
+# The largest request that failed within the time range, as a line over all of it.
+_REQUESTED = f"max(max_over_time({select(catalog.LAST_OOM_REQUESTED, over='$__range')} @ end()))"
+_HEADROOM = rank_lines(
     Text(
-        "Memory of $gpu",
-        "What is the memory of this GPU used for? The areas add up to the dashed line. "
-        f"{PARTS_EXPLAINED}",
-        "No data: no GPU matches the selection",
+        "Headroom",
+        "How large a tensor would still fit in each rank? The lowest value of 5 minutes, which is "
+        "close to the headroom at the peak of a step. At zero, or below the largest request that "
+        "has failed so far, the rank runs out of memory.",
+        NO_SNAPSHOT,
     ),
-    lambda part: f"sum({select(recorded.PART, part=part)})",
-    Query(f"sum({select(recorded.TOTAL)})", "Device total"),
-    repeat="gpu",
+    of_ranks(HEADROOM, "min"),
+    Unit.BYTES,
+    lowest=True,
 )
-_RESERVED = live(sum_without_pool(catalog.RESERVED))
-MEMORY: list[Panel] = [
-    _MEMORY_OF_GPU,
-    lines(
-        Text(
-            "Allocated",
-            "How much memory do tensors occupy in each rank? The value is "
-            "torch.cuda.memory_allocated() at the end of steps.",
-        ),
-        [Query(live(sum_without_pool(catalog.ALLOCATED)), RANK)],
-        Unit.BYTES,
+HEADROOM_LINES = with_limit(_HEADROOM, Query(_REQUESTED, "largest failed request"))
+
+_ALLOCATED, _ACTIVE, _RESERVED = (
+    sum_without_pool(spec) for spec in (catalog.ALLOCATED, catalog.ACTIVE, catalog.RESERVED)
+)
+
+
+def _shown(expression: str) -> str:
+    """Return the sum over the devices of the rank for which a panel is repeated."""
+    return f"sum({live(expression)})".replace('"$rank"', '"$shown"')
+
+
+_RANK = stack(
+    Text(
+        "Rank $shown",
+        "How far apart are the memory of tensors (allocated), the memory that waits for another "
+        "stream too (active), what PyTorch holds (reserved), and the GPU? What is left below the "
+        "dashed line is free or belongs to other processes. The ranks with the least headroom are "
+        "shown.",
     ),
-    lines(
+    [
+        Query(_shown(_ALLOCATED), "allocated", PARTS["in_use"]),
+        Query(f"{_shown(_ACTIVE)} - {_shown(_ALLOCATED)} > 0", "active", PARTS["private_pools"]),
+        Query(f"{_shown(_RESERVED)} - {_shown(_ACTIVE)}", "reserved", PARTS["releasable"]),
+        Query(_shown(select(catalog.OUTSIDE_ALLOCATOR)), "outside", PARTS["outside_allocator"]),
+    ],
+    Query(_shown(select(catalog.DEVICE_TOTAL)), "GPU"),
+    Unit.BYTES,
+)
+_COMPONENT = select(catalog.COMPONENT)
+COMPONENTS = component_stack(
+    Text(
+        "What the tensors are",
+        "Is it the model, its gradients, the optimizer, or what a step allocates? What else lives "
+        "between steps, such as caches and lists of outputs, is held. The areas add up to the "
+        "allocated memory, the dashed line, of all ranks.",
+        "The SDK has not counted the tensors yet",
+    ),
+    lambda matcher: f"sum({live(append_matcher(_COMPONENT, matcher))})",
+    Query(f"sum({live(_COMPONENT)})", "Allocated"),
+)
+MEMORY: list[Panel] = [
+    COMPONENTS,
+    rank_lines(
         Text(
             "Reserved",
             "How much memory does PyTorch hold in each rank: tensors plus cache? A rank far "
-            "above the others will run out first.",
+            "above the others runs out first.",
         ),
-        [Query(_RESERVED, RANK)],
+        of_ranks(_RESERVED),
+        Unit.BYTES,
+    ),
+    rank_lines(
+        Text(
+            "Allocated",
+            "How much memory do tensors occupy in each rank between steps? The value is "
+            "torch.cuda.memory_allocated() at the end of steps.",
+        ),
+        of_ranks(_ALLOCATED),
         Unit.BYTES,
     ),
     heat_strips(
         Text(
             "Reserved by rank",
-            "Which ranks hold more than the others, and since when? There is one row per rank; "
-            "darker is more.",
+            "Which ranks hold more than the others, and since when? One strip per rank, in the "
+            "scale below.",
         ),
-        Query(_RESERVED, RANK),
+        Query(of_ranks(_RESERVED), "{{rank}}"),
         Unit.BYTES,
     ),
-    lines(
-        Text(
-            "Peaks since the start",
-            "How much memory did the job need at most (active), and how much did PyTorch take "
-            "for it (reserved)? The difference between the two lines of a rank is memory lost "
-            "to fragmentation and caching.",
-        ),
-        [
-            Query(live(select(catalog.ACTIVE_PEAK)), f"{RANK}, active"),
-            Query(live(select(catalog.RESERVED_PEAK)), f"{RANK}, reserved"),
-        ],
-        Unit.BYTES,
-    ).height(9),
-    lines(
-        Text(
-            "Growth of the peak per hour",
-            "Does the job need more and more memory? Growth of the allocated peak over the "
-            "last 30 minutes, per rank. After the first steps it should be zero. Tensors that "
-            "stay in a list, and inputs that get longer, show up here.",
-            "Available after 30 minutes",
-        ),
-        [Query(select(recorded.PEAK_GROWTH), RANK)],
-        Unit.BYTES,
-    ),
-    lines(
-        Text(
-            "Imbalance between ranks",
-            "Does one rank need more than the others? The active peak divided by the mean of "
-            "the run's other ranks: 1 is even, 1.2 is 20 % more. The rank with the highest "
-            "value limits the run's batch size.",
-            "A run with one rank has no imbalance",
-        ),
-        [Query(select(recorded.IMBALANCE), RANK)],
-        Unit.NUMBER,
-    ),
-    lines(
-        Text(
-            "Peak by phase",
-            "Which part of the program needs most: training, evaluation, generation? The "
-            "highest allocated bytes within each phase that the script names with "
-            "session.phase().",
-            "The script names no phases",
-        ),
-        [Query(live(select(catalog.PHASE_PEAK)), f"{RANK}, {{{{phase}}}}")],
-        Unit.BYTES,
-    ),
-    lines(
-        Text(
-            "CUDA graphs and MemPools",
-            "How much memory do private pools hold, and how much of it is free? Free memory "
-            "looks like cache, but only the graph or pool that owns it can use it.",
-            NO_SNAPSHOT,
-        ),
-        [Query(live(select(catalog.PRIVATE_POOL)), f"{RANK}, {{{{state}}}}")],
-        Unit.BYTES,
-    ),
+    small(_RANK, repeat="shown"),
 ]
 
-_INDEX = Query(live(select(catalog.FRAGMENTATION)), RANK)
+_INDEX = of_ranks(select(catalog.FRAGMENTATION))
 _SIZES = f"sum by (le) ({live(select(catalog.FREE_BLOCK_SIZE, '_bucket'))})"
 FRAGMENTATION: list[Panel] = [
-    lines(
-        Text(
-            "Fragmentation index",
-            "Is the free memory in small pieces? 1 - largest free block / free bytes, per "
-            "rank, at random points of the steps. Above the dashed line at 0.7, fragmentation "
-            "is severe if many bytes are stranded. A high index alone is harmless, because "
-            "whole free segments also give values near 1.",
-            NO_FREE_BYTES,
-        ),
-        [_INDEX],
-        Unit.NUMBER,
-        mark=FRAGMENTATION_LEVELS,
-    ).max(1),
-    lines(
+    rank_lines(
         Text(
             "Stranded",
-            "How many free bytes can the allocator not return to the driver, because live "
-            "blocks share their segments? Only allocations that fit between them can use them.",
+            "How much of its GPU can each rank not use, because live blocks pin the free ones "
+            "beside them? Only requests that fit between them succeed. The dashed lines are the "
+            "thresholds of the alerts.",
             NO_SNAPSHOT,
         ),
-        [Query(live(select(catalog.FREE, state="stranded")), RANK)],
-        Unit.BYTES,
+        of_ranks(select(recorded.STRANDED_RATIO)),
+        Unit.RATIO,
+        mark=levels.STRANDED,
     ),
-    heat_strips(
+    rank_lines(
         Text(
-            "Fragmentation index by rank",
-            "Which ranks are fragmented, and since when? There is one row per rank, from 0 "
-            "(light) to 1 (dark).",
+            "Fragmentation index",
+            "Is the free memory in small pieces? 1 - largest free block / free bytes, at random "
+            "moments of the steps. Above the dashed line, fragmentation is severe if many bytes "
+            "are stranded. A high index alone is harmless, because whole free segments also give "
+            "values near 1.",
             NO_FREE_BYTES,
         ),
         _INDEX,
+        Unit.NUMBER,
+        mark=levels.FRAGMENTATION,
+    ).max(1),
+    heat_strips(
+        Text(
+            "Fragmentation index by rank",
+            "Which ranks are fragmented, and since when? One strip per rank, in the scale below.",
+            NO_FREE_BYTES,
+        ),
+        Query(_INDEX, "{{rank}}"),
         Unit.NUMBER,
         highest=1,
     ),
     bucket_heatmap(
         Text(
             "Free blocks by size",
-            "How many free blocks of each size do the allocators hold? Darker is more. Many "
-            "small blocks without a large one are typical of fragmentation.",
+            "How many free blocks of each size do the allocators hold? Many small blocks without "
+            "a large one are typical of fragmentation.",
             NO_SNAPSHOT,
         ),
         Query(_SIZES),
         Unit.BYTES,
-    ).height(9),
-    lines(
+    ),
+    rank_lines(
         Text(
             "Slack at the peak",
-            "What share of the reserved memory was never in use? 1 - peak active / peak "
-            "reserved. 5 to 20 % is usual; more is memory that a larger batch could have used. "
-            "Use it to compare runs.",
+            "What share of the reserved memory was never in use? 1 - peak active / peak reserved. "
+            "5 to 20 % is usual; more is memory that a larger batch could have used.",
         ),
-        [Query(select(recorded.PEAK_SLACK), RANK)],
+        of_ranks(select(recorded.PEAK_SLACK)),
         Unit.RATIO,
-    ).span(24),
+    ),
+    lines(
+        Text(
+            "Segments by pool",
+            "How many segments has the allocator taken from the driver? Requests up to 1 MiB come "
+            "from the small pool. A number that keeps rising while reserved memory does not means "
+            "ever smaller pieces.",
+            NO_SNAPSHOT,
+        ),
+        [Query(f"sum by (pool) ({live(select(catalog.SEGMENTS))})", "{{pool}} pool")],
+        Unit.COUNT,
+    ).height(10),
+]
+
+GROWTH: list[Panel] = [
+    rank_lines(
+        Text(
+            "Headroom exhausted in",
+            "When will each rank run out of memory, at the trend of its last 15 minutes? Take a "
+            "line that falls steadily seriously; a line that jumps is noise. A rank without a "
+            "line has no falling headroom, or enough for a day.",
+            "Headroom is not falling",
+        ),
+        of_ranks(f"{EXHAUSTION} < {DAY_SECONDS}", "min"),
+        Unit.SECONDS,
+        lowest=True,
+    ),
+    rank_lines(
+        Text(
+            "Growth of the peak per hour",
+            "Does the job need more and more memory? Growth of the allocated peak over the last "
+            "30 minutes. After the first steps it should be zero. Tensors that stay in a list, "
+            "and inputs that get longer, show up here.",
+            "Available after 30 minutes",
+        ),
+        of_ranks(select(recorded.PEAK_GROWTH)),
+        Unit.BYTES,
+    ),
+    rank_lines(
+        Text(
+            "Active peak",
+            "How much memory did each rank need at most since its start? The distance from the "
+            "GPU's memory is what a larger batch could use.",
+        ),
+        of_ranks(select(catalog.ACTIVE_PEAK)),
+        Unit.BYTES,
+    ),
+    rank_lines(
+        Text(
+            "Imbalance between ranks",
+            "Does one rank need more than the others? The active peak divided by the mean of the "
+            "run's other ranks: 1 is even, 1.2 is 20 % more. The rank with the highest value "
+            "limits the batch size. The dashed line is the threshold of the alert.",
+            "A run with one rank has no imbalance",
+        ),
+        of_ranks(select(recorded.IMBALANCE)),
+        Unit.NUMBER,
+        mark=levels.IMBALANCE,
+    ),
+    rank_lines(
+        Text(
+            "Outside the allocator",
+            "How much memory do CUDA, NCCL, cuBLAS and other libraries hold in each process? It "
+            "should not grow after the first minutes; empty_cache() does not free it.",
+            "NVML does not see these processes",
+        ),
+        of_ranks(select(catalog.OUTSIDE_ALLOCATOR)),
+        Unit.BYTES,
+    ),
+    lines(
+        Text(
+            "Deviation from the usual",
+            "Does this run behave as the runs of its name did? The difference from the median of "
+            "the last day: of the memory of the fullest GPU and of the time of a step, relative "
+            "to it, and of the stranded share, in points.",
+            "Available after 30 minutes",
+        ),
+        [
+            Query(f"max({select(spec)})", name)
+            for name, spec in {
+                "memory reserved": recorded.RUN_RESERVED_DEVIATION,
+                "memory stranded": recorded.RUN_STRANDED_DEVIATION,
+                "time of a step": recorded.RUN_STEP_DEVIATION,
+            }.items()
+        ],
+        Unit.RATIO,
+    )
+    .height(10)
+    .axis_centered_zero(True),
+]
+
+SPECIAL: list[Panel] = [
+    rank_lines(
+        Text(
+            "CUDA graphs and MemPools",
+            "How much memory in private pools is free in each rank? It looks like cache, but only "
+            "the graph or pool that owns it can use it.",
+            "No private pools",
+        ),
+        of_ranks(f"{select(catalog.PRIVATE_POOL, state='free')} > 0"),
+        Unit.BYTES,
+    ),
+    lines(
+        Text(
+            "Peak by phase",
+            "Which part of the program needs most: training, evaluation, generation? The highest "
+            "allocated bytes of any rank within each phase that the script names with "
+            "session.phase().",
+            "The script names no phases",
+        ),
+        [Query(f"max by (phase) ({live(select(catalog.PHASE_PEAK))})", "{{phase}}")],
+        Unit.BYTES,
+    ).height(10),
 ]

@@ -82,12 +82,17 @@ def _cells(position: dict[str, int]) -> list[tuple[int, int]]:
 
 @each_board
 def test_the_variables_filter_from_left_to_right(board: Json) -> None:
-    """Data source, run, node, GPU and rank can be selected; the last four allow several values."""
+    """Data source, run, node, GPU and rank can be selected; the last four allow several values.
+
+    Training memory is about one run; the others begin with all of them.
+    """
     variables = board["templating"]["list"]
     assert ["datasource", "run", "node", "gpu", "rank"] == [
         variable["name"] for variable in variables[:5]
     ]
-    assert all(variable["multi"] and variable["includeAll"] for variable in variables[1:5])
+    assert all(variable["multi"] for variable in variables[1:5])
+    without_all = {item["name"] for item in variables[1:5] if not item["includeAll"]}
+    assert without_all == ({"run"} if "training-memory" in board["uid"] else set())
     for index, variable in enumerate(variables):
         if variable.get("hide"):
             continue

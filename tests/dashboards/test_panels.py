@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from support.dashboards import BOARDS, PANELS, Json, panels_of
 
+from torchmem.rules import thresholds
 from torchmem.sample import colors
 
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 # Types that Grafana 11, 12 and 13 support; graph, table-old, singlestat and worldmap are gone.
 TYPES = {"heatmap", "stat", "state-timeline", "table", "timeseries"}
+# What is above the panels: the title and the variables.
+HEADER_PIXELS = 90
 TABLE = set(re.findall(r"#[0-9a-f]{6}", Path(colors.__file__).read_text()))
 
 
@@ -110,7 +113,7 @@ def test_a_table_shows_no_raw_column(panel: Json) -> None:
         name for name, out in options["excludeByName"].items() if out
     }
     for target in panel["targets"]:
-        grouped = re.match(r"(?:\d+ \* )?(?:label_join\()?\w+ by \(([^)]*)\)", target["expr"])
+        grouped = re.search(r"\w+ by \(([^)]*)\)", target["expr"])
         assert grouped, target["expr"]
         assert set(grouped[1].split(", ")) <= handled
     headings = set(options["renameByName"].values())
@@ -120,28 +123,84 @@ def test_a_table_shows_no_raw_column(panel: Json) -> None:
     )
 
 
+def urls() -> list[str]:
+    """Return the URL of every link in a table."""
+    return [
+        link["url"]
+        for panel in PANELS.values()
+        for override in panel["fieldConfig"]["overrides"]
+        for item in override["properties"]
+        if item["id"] == "links"
+        for link in item["value"]
+    ]
+
+
 def test_links_in_tables_open_dashboards() -> None:
-    """Links keep the time range and data source, and set a variable that the dashboard has."""
+    """Links keep the data source and the time or that of the row, and set existing variables."""
     uids = {
         board["uid"]: {item["name"] for item in board["templating"]["list"]}
         for board in BOARDS.values()
     }
-    text = json.dumps([panel["fieldConfig"] for panel in PANELS.values()])
-    links = re.findall(
-        r"/d/([\w-]+)\?\$\{__url_time_range\}&\$\{datasource:queryparam\}&var-(\w+)=", text
-    )
-    assert len(links) == len(re.findall(r'"url": "/d/', text))
-    assert all(variable in uids[uid] for uid, variable in links)
+    for url in urls():
+        if url.startswith("/d/"):
+            uid, _, query = url.removeprefix("/d/").partition("?")
+            time, source, variables = query.partition("&${datasource:queryparam}")
+            assert re.fullmatch(
+                r"\$\{__url_time_range\}|time=\$\{__data.fields\['(When|Newest OOM)'\].numeric\}"
+                r"&time.window=1800000",
+                time,
+            )
+            assert source
+            assert set(re.findall(r"&var-(\w+)=", variables)) <= uids[uid]
 
 
-def test_an_alert_links_to_its_runbook() -> None:
-    """A click on an alert opens the page that Prometheus serves, through Grafana's data source."""
-    (column,) = [
-        override
-        for override in PANELS["fleet: Firing alerts"]["fieldConfig"]["overrides"]
-        if override["matcher"]["options"] == "Alert"
-    ]
-    (url,) = re.findall(r'"url": "([^"]+)"', json.dumps(column))
-    page = url.replace("${__value.raw}", "TorchmemGpuLost")
-    assert page.endswith("/user/docs/runbooks/TorchmemGpuLost.md")
-    assert page.startswith("/api/datasources/proxy/uid/${datasource:raw}/")
+def test_links_of_alerts_open_runbooks() -> None:
+    """Links to runbooks open pages that Prometheus serves, through its data source in Grafana."""
+    pages = {url for url in urls() if not url.startswith("/d/")}
+    folder = thresholds.defaults().values["runbooks_at"]
+    assert {f"/api/datasources/proxy/uid/${{datasource:raw}}{folder}/${{__value.raw}}.md"} == pages
+
+
+def test_the_text_without_data_fills_no_cell() -> None:
+    """In tables, blank cells stay blank; the text is for the whole panel."""
+    for panel in PANELS.values():
+        if panel["type"] == "table":
+            first = panel["fieldConfig"]["overrides"][0]
+            assert {"id": "byRegexp", "options": ".*"} == first["matcher"]
+            assert [{"id": "noValue", "value": ""}] == first["properties"]
+
+
+def test_ids_are_text() -> None:
+    """Ranks, pids and GPUs in tables have no number's unit, so 4130 does not become 4.13 K."""
+    for panel in PANELS.values():
+        if panel["type"] == "table":
+            assert "string" == panel["fieldConfig"]["defaults"]["unit"]
+            for override in panel["fieldConfig"]["overrides"]:
+                if override["matcher"]["options"] in {"Rank", "Pid", "GPU"}:
+                    assert "unit" not in {item["id"] for item in override["properties"]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, panel in PANELS.items()
+        if panel["type"] == "timeseries" and re.match("training-memory|oom", name)
+    ],
+)
+def test_a_rank_is_one_line(name: str) -> None:
+    """No legend has a pid: the newest process continues the line of its rank."""
+    for target in PANELS[name]["targets"]:
+        assert "{{pid}}" not in target["legendFormat"]
+        if "rank #{{rank}}" in target["legendFormat"]:
+            assert re.match(r"(max|min) by \(run, rank\) \(", target["expr"])
+
+
+@pytest.mark.parametrize("name", ["training-memory", "oom"])
+def test_the_answer_comes_first(name: str) -> None:
+    """At most twelve panels are open, and they fit on a screen of 1080 pixels."""
+    board = BOARDS[name]
+    opened = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len(opened) <= 12
+    bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in opened)
+    assert 38 * bottom + HEADER_PIXELS <= 1080

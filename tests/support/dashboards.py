@@ -45,5 +45,5 @@ def filled_in(expression: str, value: str = ".*", span: str = "5m", **variables:
     """Return the expression as Grafana sends it: variables have their given value, or `value`."""
     expression = expression.replace("${price}", variables.get("price", "0"))
     seconds = re.sub(r"\$__range_s\b", "300", expression)
-    spans = re.sub(r"\$__\w+", span, seconds)
+    spans = re.sub(r"\$__\w+", span, seconds.replace(":$__rate_interval]", ":10s]"))
     return re.sub(r"\$(\w+)", lambda match: variables.get(match[1], value), spans)

@@ -20,7 +20,7 @@ BUILT_IN = {
     "up": TARGET_LABELS,
     "scrape_duration_seconds": TARGET_LABELS,
     "scrape_samples_scraped": TARGET_LABELS,
-    "ALERTS": {"alertname", "alertstate", "severity", *TARGET_LABELS, *DEVICE},
+    "ALERTS": {"alertname", "alertstate", "severity", "cause", *TARGET_LABELS, *DEVICE},
     "ALERTS_FOR_STATE": {"alertname", "severity", *TARGET_LABELS, *DEVICE},
 }
 # Labels of info metrics that shipped PromQL may use. A process or driver sets those it knows.

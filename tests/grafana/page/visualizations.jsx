@@ -1,5 +1,6 @@
 // The panel types that Grafana's packages can draw, given what Grafana's panel plugins give them.
 import {
+  applyNullInsertThreshold,
   FieldType,
   formattedValueToString,
   getDisplayProcessor,
@@ -42,8 +43,17 @@ function asNumbers(field) {
 
 const ON_A_GRAPH = [FieldType.time, FieldType.number, FieldType.boolean];
 
+/** Return a frame with nulls where points are missing: a line has a gap there, as in Grafana. */
+function withGaps(frame, range) {
+  return applyNullInsertThreshold({
+    frame,
+    refFieldPseudoMin: range.from.valueOf(),
+    refFieldPseudoMax: range.to.valueOf(),
+  });
+}
+
 /** Return frames with the fields that a graph shows, numbered in the order of the palette. */
-function graphs(frames, theme) {
+function graphs(frames, range, theme) {
   let seriesIndex = 0;
   const drawn = frames.filter(
     (frame) => hasRows(frame) && frame.fields.some(({ type }) => type === FieldType.time),
@@ -55,14 +65,14 @@ function graphs(frames, theme) {
       const own = { ...asNumbers(field), state: { ...field.state, seriesIndex: seriesIndex++ } };
       return { ...own, display: getDisplayProcessor({ field: own, theme }) };
     });
-    return { ...frame, fields };
+    return withGaps({ ...frame, fields }, range);
   });
   return numbered.filter(({ fields }) => fields.length > 1);
 }
 
 function TimeSeriesPanel({ frames, range, width, height, options, timeZone, annotations, state }) {
   const theme = useTheme2();
-  const drawn = graphs(frames, theme);
+  const drawn = graphs(frames, range, theme);
   const series = drawn.flatMap((frame) =>
     frame.fields.filter(({ type }) => type !== FieldType.time).map((field) => [field, frame]),
   );

@@ -51,6 +51,18 @@ REMEDY_BY_CAUSE: Mapping[str, str] = {
 }
 """The most promising remedy in one line, for alerts and dashboards, which have no report."""
 
+REMEDY_BY_TREND: Mapping[str, str] = {
+    "leak": (
+        "Look for tensors that each step keeps: total_loss += loss (use loss.item()), lists of "
+        "outputs, unbounded caches"
+    ),
+    "outside": (
+        "Look for new NCCL communicators (process groups created in a loop), loaded inference "
+        "engines, and CUDA graphs of other libraries"
+    ),
+}
+"""What to look for before memory that grows runs out."""
+
 OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The name that all CUDA builds read, and before any other."""
 ROUNDUP_DIVISIONS = 8

@@ -33,13 +33,14 @@ FREE_OPACITY = 0.3
 """The opacity of areas; free memory is paler, because it is the background of the others."""
 
 COMPONENTS: Mapping[str, str] = {
-    "parameters": "#224eca",
-    "gradients": "#a7eae7",
-    "optimizer_state": "#33b465",
-    "held": "#e192ff",
-    "rounding": "#8e979c",
-    "other": "#daf5a1",
-    "step": "#c2016a",
+    "parameters": "#5844d7",
+    "gradients": "#bff2ef",
+    "gradients_or_step": "#f6a213",
+    "optimizer_state": "#368e5e",
+    "held": "#daa6fc",
+    "step": "#984e82",
+    "rounding": "#9faba9",
+    "other": "#eff4ac",
 }
 """What holds the bytes of tensors, from below; `other` stands for the parts that users name."""
 
@@ -61,5 +62,11 @@ CAUSES: Mapping[str, str] = {
     "library": PARTS["outside_allocator"],
 }
 """Causes of an OOM, in the color of the part of memory that was to blame."""
+
+TRENDS: Mapping[str, str] = {
+    "leak": COMPONENTS["held"],
+    "outside": PARTS["outside_allocator"],
+}
+"""Trends that end in an OOM, likewise."""
 
 SEVERITIES: Mapping[str, str] = {"critical": FAILED, "warning": ATTENTION, "info": NOTICE}

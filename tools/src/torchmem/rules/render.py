@@ -14,7 +14,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE
+from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.rules import counters
 from torchmem.rules.thresholds import Thresholds, scope
 from torchmem.sample import catalog
@@ -119,7 +119,10 @@ TEXTS: Mapping[str, str] = {
     "oom cause": _cause_explanation(),
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
-    **{f"remedy {cause}": f"{remedy}." for cause, remedy in REMEDY_BY_CAUSE.items()},
+    **{
+        f"remedy {cause}": f"{remedy}."
+        for cause, remedy in {**REMEDY_BY_CAUSE, **REMEDY_BY_TREND}.items()
+    },
 }
 
 # The end of the Go template that formats a value.
