@@ -41,6 +41,8 @@ from torchmem.oom import text as oom_text
 from torchmem.preflight.result import ProcessReport, no_verdict_error, read_result
 from torchmem.recording.content import InvalidSnapshotError, check
 from torchmem.recording.worker import load
+from torchmem.report import command as report_command
+from torchmem.report import text as report_text
 from torchmem.rules import thresholds
 from torchmem.sample import capture_messages
 from torchmem.sample.errors import UsageError
@@ -194,6 +196,17 @@ def snapshot_file(content: bytes) -> bool:
     assert refused.isprintable(), refused
     assert shown.getvalue().replace("\n", "").isprintable(), shown.getvalue()
     return code != 2
+
+
+def rank_report(content: bytes) -> bool:
+    """Check what `torchmem report` shows of a sample file: it is refused, or has a page."""
+    try:
+        sample = report_command.decode(content)
+    except (ValueError, RecursionError):
+        return False
+    page = report_text.page(sample, now=1.8e9)
+    assert all(map(str.isprintable, page.splitlines())), page
+    return True
 
 
 def preflight_report(content: bytes) -> bool:
@@ -367,6 +380,7 @@ TARGETS: dict[str, Target] = {
         threads=16,
     ),
     "headers": Target(headers, 360, HEADER_WORDS, valid=lambda: [b"Basic b3BzOng=", b"gzip;q=0.5"]),
+    "rank_report": Target(rank_report, 150, (), _samples, _written(_samples)),
     "oom_report_file": Target(oom_report_file, 250, (), _reports, _written(_reports)),
     "capture_message": Target(capture_message, 260, (), _messages, _written(_messages)),
     "snapshot": Target(snapshot, 120, (), lambda: _snapshots(2), _written(lambda: _snapshots(2))),

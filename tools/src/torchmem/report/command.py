@@ -48,7 +48,7 @@ def load(process: TrainingProcess) -> Sample:
     """Read the newest sample of a process. Raise UsageError if it cannot be used."""
     try:
         data, _ = read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)
-        sample = convert(sanitize_json(json.loads(data)), Sample)
+        sample = decode(data)
     except FileNotFoundError:
         raise UsageError(f"{process} has ended.") from None
     except UntrustedFileError as error:
@@ -60,6 +60,14 @@ def load(process: TrainingProcess) -> Sample:
     if not sample.devices:
         raise UsageError(f"{process} has not used a GPU yet.")
     return sample
+
+
+def decode(data: bytes) -> Sample:
+    """Return the sample in a file that any user may have written.
+
+    Raises ValueError or RecursionError for anything else.
+    """
+    return convert(sanitize_json(json.loads(data)), Sample)
 
 
 def _document(sample: Sample) -> dict[str, Any]:
