@@ -121,9 +121,9 @@ WITHOUT_DATA = (
     r"|Growth of the peak per hour A"
     r"|Settings that PyTorch ignored A|Out of memory in A|Ranks in danger E"
     r"|Headroom exhausted in A|Deviation from the usual [ABC]|Slowest steps and samples B"
-    r"|Ranks with the least headroom C|Firing alerts [AB]|Idle GPUs, memory held A"
-    r"|GPUs with wasted memory [BC]|CUDA graphs and MemPools A|Files rejected per minute A"
-    r"|Nodes without NVML A|SDK errors by stage A"
+    r"|Ranks with the least headroom B|Firing alerts [AB]|Cost of the waste A"
+    r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Files rejected per minute A"
+    r"|Collectors that failed A|SDK errors by stage A"
     r"|Start .mark.|Killed or failed .mark.|Alert .mark."
 )
 # The end of queries for the band of all ranks, beyond those that have a line.
