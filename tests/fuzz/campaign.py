@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.fuzz import TARGETS, make_input
 
-PART_INPUTS = 10_000
+PART_INPUTS = 20_000
 MAX_PART_SECONDS = 3600
 MAX_MEMORY_BYTES = 2 << 30
 """Address space of a part, most of which is the code of libraries."""

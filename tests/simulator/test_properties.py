@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.allocator_programs import SETTINGS, Programmer, Simulated
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
@@ -248,6 +250,27 @@ def test_the_same_program_gives_the_same_memory(program: list[tuple[str, int, in
     (first, _), (second, _) = final(program), final(program)
     assert first.memory_snapshot() == second.memory_snapshot()
     assert first.memory_stats_as_nested_dict() == second.memory_stats_as_nested_dict()
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(SETTINGS)), st.integers(0, 1 << 32), st.integers(1, 150))
+def test_stranded_bytes_are_those_of_the_whole_state(name: str, seed: int, length: int) -> None:
+    """The number that each operation updates equals a count over the snapshot, in every mode."""
+    simulated, programmer = Simulated(SETTINGS[name]), Programmer(SETTINGS[name], Random(seed))
+    for _ in range(length):
+        operation = programmer.next()
+        programmer.learn(operation, simulated.run(operation))
+        assert stranded(simulated.allocator) == simulated.allocator.stats.stranded_bytes
+    restored = DeviceCachingAllocator(
+        SimulatedCard(SETTINGS[name].card), config=simulated.allocator.config
+    )
+    restored.restore(simulated.snapshot())
+    assert stranded(restored) == restored.stats.stranded_bytes
+
+
+def stranded(allocator: DeviceCachingAllocator) -> int:
+    """Count the stranded bytes of a snapshot."""
+    return measure(allocator.memory_snapshot(), 0, 0.0, config=allocator.config).stranded_bytes
 
 
 def test_the_programs_reach_retries_and_ooms() -> None:

@@ -103,7 +103,7 @@ def test_the_tail_of_a_split_is_older_than_its_head(order: BlockOrder, taken: st
 
 def test_the_best_fit_is_found_among_many_blocks() -> None:
     """Free blocks stay in order if there are more of them than one run holds."""
-    pool = BlockPool(is_small=True, stats=DeviceStats().of_pool(is_small=True))
+    pool = BlockPool(is_small=True, device_stats=DeviceStats())
     count = 3 * MAX_RUN_LENGTH
     sizes = [512 * (1 + number * 7919 % count) for number in range(count)]
     for number, size in enumerate(sizes):

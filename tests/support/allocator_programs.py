@@ -192,12 +192,12 @@ class PlainPools(Programmer):
 
 
 class FollowingCard(SimulatedCard):
-    """Uses the addresses of the other allocator's driver, which are set before each operation."""
+    """Uses the addresses of the other allocator's driver, if they are set before each operation."""
 
     newest_range = 0
 
     def reserve_addresses(self, size: int) -> int:
-        return self.newest_range
+        return self.newest_range or super().reserve_addresses(size)
 
 
 class Simulated:

@@ -370,36 +370,36 @@ PROCESS_WORDS = (
 )
 
 TARGETS: dict[str, Target] = {
-    "sample_file": Target(sample_file, 400, (), _samples, _written(_samples)),
+    "sample_file": Target(sample_file, 250, (), _samples, _written(_samples)),
     "run_directory": Target(attacked_exporter.run_directory, 10),
     "http_request": Target(
         attacked_exporter.http_request,
-        60,
+        70,
         attacked_exporter.REQUEST_WORDS,
         valid=lambda: [attacked_exporter.REQUEST],
         threads=16,
     ),
-    "headers": Target(headers, 360, HEADER_WORDS, valid=lambda: [b"Basic b3BzOng=", b"gzip;q=0.5"]),
-    "rank_report": Target(rank_report, 150, (), _samples, _written(_samples)),
-    "oom_report_file": Target(oom_report_file, 250, (), _reports, _written(_reports)),
-    "capture_message": Target(capture_message, 260, (), _messages, _written(_messages)),
-    "snapshot": Target(snapshot, 120, (), lambda: _snapshots(2), _written(lambda: _snapshots(2))),
+    "headers": Target(headers, 400, HEADER_WORDS, valid=lambda: [b"Basic b3BzOng=", b"gzip;q=0.5"]),
+    "rank_report": Target(rank_report, 100, (), _samples, _written(_samples)),
+    "oom_report_file": Target(oom_report_file, 120, (), _reports, _written(_reports)),
+    "capture_message": Target(capture_message, 300, (), _messages, _written(_messages)),
+    "snapshot": Target(snapshot, 260, (), lambda: _snapshots(2), _written(lambda: _snapshots(2))),
     "snapshot_file": Target(snapshot_file, 2, (), lambda: _snapshots(4)),
     "preflight_report": Target(
-        preflight_report, 98, (), _preflight_reports, _written(_preflight_reports)
+        preflight_report, 100, (), _preflight_reports, _written(_preflight_reports)
     ),
     "allocator_settings": Target(
         allocator_settings,
-        280,
+        320,
         ALLOCATOR_WORDS,
         valid=lambda: [b"expandable_segments:True,max_split_size_mb:128", b"max_split_size_mb:20"],
     ),
     "process_files": Target(process_files, 80, PROCESS_WORDS),
-    "settings_file": Target(settings_file, 40, YAML_WORDS, _settings, _written(_settings)),
+    "settings_file": Target(settings_file, 30, YAML_WORDS, _settings, _written(_settings)),
     "web_config_file": Target(
-        web_config_file, 40, YAML_WORDS, _web_configs, _written(_web_configs)
+        web_config_file, 30, YAML_WORDS, _web_configs, _written(_web_configs)
     ),
-    "thresholds_file": Target(thresholds_file, 10, YAML_WORDS, _thresholds),
+    "thresholds_file": Target(thresholds_file, 8, YAML_WORDS, _thresholds),
     "yaml_file": Target(yaml_file, 20, YAML_WORDS, _settings, _written(_settings)),
 }
 

@@ -92,7 +92,20 @@ def _compared(
         comparison = compare(options, result, larger_run or result, traced_on, runner)
     except UsageError as reason:
         return replace(report, no_comparison=str(reason))
-    return replace(report, comparison=comparison)
+    return _with_replayed_figures(replace(report, comparison=comparison))
+
+
+def _with_replayed_figures(report: PreflightReport) -> PreflightReport:
+    """Take from an exact replay of the run what its statistics do not tell exactly."""
+    result, comparison = report.result, report.comparison
+    if comparison is None or comparison.method == "rerun" or report.larger_run is not None:
+        return report
+    stranded = comparison.settings.outcomes[0].worst_stranded
+    devices = tuple(
+        replace(each, stranded=stranded) if each.device == comparison.settings.device else each
+        for each in result.devices
+    )
+    return replace(report, result=replace(result, devices=devices))
 
 
 def _with_remedy(report: PreflightReport) -> PreflightReport:

@@ -60,8 +60,9 @@ class DeviceMemory:
     device: PyTorch's device index. total: memory of the card. outside: memory taken by the CUDA
     context and by libraries, outside PyTorch's allocator. peak_*: highest value of the allocator's
     statistics over the run. peak_step, peak_phase: where peak_allocated was reached; step 0 is
-    setup. stranded: highest value, over the ends of all steps, of free bytes in the default pools
-    that could not be returned to the driver. phase_peaks: highest allocated bytes by phase. steps:
+    setup. stranded: highest value of free bytes that could not be returned to the driver, from
+    PyTorch's statistics; with expandable segments, which these exclude, from the ends of the steps
+    or an exact replay of the trace. phase_peaks: highest allocated bytes by phase. steps:
     one entry per step; the first is step 1.
     """
 

@@ -164,7 +164,7 @@ def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
         "peak reserved": format_size(device.peak_reserved),
         "outside PyTorch (estimate)": format_size(device.outside),
         **({} if result.ended == "oom" else {"headroom": _signed_size(device.headroom)}),
-        f"stranded after a {step}": format_size(device.stranded),
+        "stranded at worst": format_size(device.stranded),
         f"growth per {step}": _growth(device, step),
         "retries": f"{device.retries:,}",
         "device allocs": f"{device.device_allocs:,}",

@@ -145,10 +145,9 @@ class DeviceCachingAllocator:
         if block.is_split():
             split_blocks += 1
             split_size += block.size
-        stats = block.pool.stats
-        stats.block_freed(size, block.requested_size)
+        block.pool.stats.block_freed(size, block.requested_size)
         if split_size and block.expandable_segment is None:
-            stats.inactive_split_changed(split_blocks, split_size)
+            block.pool.inactive_split_changed(split_blocks, split_size)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Record that a block is also used on `stream`, like `Tensor.record_stream`."""
@@ -254,11 +253,6 @@ class DeviceCachingAllocator:
         with self._mutex:
             return segment_infos((*self._active_blocks, *self._memory.free_blocks()), self.device)
 
-    def stranded_bytes(self) -> int:
-        """Return the free bytes of the default pools that `empty_cache` would not give back."""
-        with self._mutex:
-            return self._memory.stranded_bytes()
-
     def releasable_bytes(self) -> int:
         """Return the free bytes of the default pools that `empty_cache` would give back."""
         with self._mutex:
@@ -335,7 +329,7 @@ class DeviceCachingAllocator:
         self._active_blocks.add(block)
         pool.stats.block_allocated(block.size, orig_size)
         if inactive_split is not None and block.expandable_segment is None:
-            pool.stats.inactive_split_changed(*inactive_split)
+            pool.inactive_split_changed(*inactive_split)
         if block.size >= self._max_split_size:
             self._stats.oversize_allocations.increase(1)
         return block

@@ -68,6 +68,13 @@ class ExpandableSegment:
         """Return the start of the page that holds `address`."""
         return address - (address - self.address) % self.segment_size
 
+    def page_parts(self, address: int, size: int) -> int:
+        """Return the bytes of `size` bytes from `address` that are not whole pages."""
+        if size < self.segment_size:
+            return size
+        start = (self.address - address) % self.segment_size
+        return start + (size - start) % self.segment_size
+
     def right(self, address: int) -> int:
         """Return the end of the last page that starts before `address`."""
         return self.left(address + self.segment_size - 1)
@@ -81,6 +88,7 @@ class Block:
     is free. `stream_uses` are the other streams that its owner used it on, and `event_count` is the
     number of their events that the freed block still waits for. `registration_counter` is the
     number of its segment, counted from the oldest, or its own number if the order is "block".
+    `page_parts` are the bytes of a free block of an expandable segment that are not whole pages.
     """
 
     stream: int
@@ -97,6 +105,7 @@ class Block:
     event_count: int = 0
     stream_uses: set[int] | None = None
     gc_count_base: int = 0
+    page_parts: int = 0
 
     def is_split(self) -> bool:
         """Return whether the segment has other blocks, so that the driver cannot take it back."""
@@ -252,12 +261,16 @@ class BlockPool:
     """
 
     is_small: bool
-    stats: PoolStats
+    device_stats: DeviceStats
     streams: defaultdict[int, FreeBlocks] = field(default_factory=lambda: defaultdict(FreeBlocks))
     unmapped: dict[int, list[Block]] = field(default_factory=dict)
     owner: PrivatePool | None = None
     numbers: Iterator[int] | None = None
     get_free_blocks_call_count: int = 0
+    stats: PoolStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stats = self.device_stats.of_pool(is_small=self.is_small)
 
     def of_stream(self, stream: int) -> FreeBlocks:
         """Return the free blocks that a request on `stream` may use."""
@@ -279,10 +292,33 @@ class BlockPool:
         """Add a free block; its age for the garbage collection starts at 0."""
         block.gc_count_base = self.get_free_blocks_call_count
         self.streams[block.stream].insert(block)
+        segment = block.expandable_segment
+        if segment is not None and self.owner is None:
+            parts = block.size
+            if parts >= segment.segment_size:
+                parts = segment.page_parts(block.address, parts)
+            block.page_parts = parts
+            self.device_stats.stranded_offset += parts
 
     def erase(self, block: Block) -> None:
         """Remove a free block."""
         self.streams[block.stream].erase(block)
+        if block.page_parts:
+            self.device_stats.stranded_offset -= block.page_parts
+
+    def inactive_split_changed(self, blocks: int, size: int) -> None:
+        """Change the number and bytes of free blocks that share their segment with other blocks."""
+        stats = self.stats
+        if blocks > 0:
+            stats.inactive_split.increase(blocks)
+        else:
+            stats.inactive_split.current += blocks
+        if size > 0:
+            stats.inactive_split_bytes.increase(size)
+        else:
+            stats.inactive_split_bytes.current += size
+        if self.owner is not None:
+            self.device_stats.stranded_offset -= size
 
     def insert_unmapped(self, block: Block) -> None:
         """Add an address range without memory."""

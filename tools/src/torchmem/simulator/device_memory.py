@@ -121,10 +121,9 @@ class CachedBlocks:
 
 
 def _releasable(block: Block) -> int:
-    segment = block.expandable_segment
-    if segment is None:
-        return 0 if block.is_split() else block.size
-    return max(0, segment.left(block.address + block.size) - segment.right(block.address))
+    if block.expandable_segment is not None:
+        return block.size - block.expandable_segment.page_parts(block.address, block.size)
+    return 0 if block.is_split() else block.size
 
 
 def garbage_collect_cached_blocks(
@@ -171,9 +170,8 @@ class DeviceMemory:
         self.allowed_memory_maximum: int | None = None
         self.counter = counter = repeat(0) if order == "address" else count(1)
         numbers = counter if order == "block" else None
-        small, large = (stats.of_pool(is_small=is_small) for is_small in (True, False))
-        self.small_blocks = BlockPool(is_small=True, stats=small, numbers=numbers)
-        self.large_blocks = BlockPool(is_small=False, stats=large, numbers=numbers)
+        self.small_blocks = BlockPool(is_small=True, device_stats=stats, numbers=numbers)
+        self.large_blocks = BlockPool(is_small=False, device_stats=stats, numbers=numbers)
         self.private_pools = PrivatePools(stats, numbers)
         self.expandable_segments = ExpandableSegments(
             card, stats, config.large_segment_size, counter
@@ -191,11 +189,6 @@ class DeviceMemory:
     def releasable_bytes(self) -> int:
         """Return the free bytes of the default pools that can go back to the driver."""
         return sum(map(self.cached.releasable_bytes, (self.small_blocks, self.large_blocks)))
-
-    def stranded_bytes(self) -> int:
-        """Return the free bytes of the default pools that live blocks keep from the driver."""
-        free = sum(block.size for pool in (self.small_blocks, self.large_blocks) for block in pool)
-        return free - self.releasable_bytes()
 
     @property
     def collects_garbage(self) -> bool:

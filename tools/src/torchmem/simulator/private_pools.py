@@ -39,8 +39,8 @@ class PrivatePools:
             return
         stats = self.stats
         numbers = self.numbers
-        small = BlockPool(is_small=True, stats=stats.of_pool(is_small=True), numbers=numbers)
-        large = BlockPool(is_small=False, stats=stats.of_pool(is_small=False), numbers=numbers)
+        small = BlockPool(is_small=True, device_stats=stats, numbers=numbers)
+        large = BlockPool(is_small=False, device_stats=stats, numbers=numbers)
         pool = PrivatePool(pool_id, stats, small, large, use_on_oom=use_on_oom, no_split=no_split)
         small.owner = large.owner = self.graph_pools[pool_id] = pool
 

@@ -147,4 +147,4 @@ def _count(block: Block) -> None:
         return
     block.pool.insert_into_blocks(block)
     if block.is_split() and block.expandable_segment is None:
-        stats.inactive_split_changed(1, block.size)
+        block.pool.inactive_split_changed(1, block.size)

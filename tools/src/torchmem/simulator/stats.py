@@ -125,7 +125,11 @@ UNLIMITED_SPLIT_SIZE = -1
 
 @dataclass(slots=True, eq=False)
 class DeviceStats:
-    """The statistics of one device; names without `bytes` count blocks or segments."""
+    """The statistics of one device; names without `bytes` count blocks or segments.
+
+    `stranded_offset` is what `inactive_split_bytes` lacks to be the stranded bytes: it includes
+    private pools and excludes expandable segments.
+    """
 
     allocation: StatArray = field(default_factory=StatArray)
     segment: StatArray = field(default_factory=StatArray)
@@ -145,7 +149,13 @@ class DeviceStats:
     num_device_alloc: int = 0
     num_device_free: int = 0
     max_split_size: int = UNLIMITED_SPLIT_SIZE
+    stranded_offset: int = 0
     reserved_bytes_by_private_pools: dict[PoolId, StatArray] = field(default_factory=dict)
+
+    @property
+    def stranded_bytes(self) -> int:
+        """The free bytes of the default pools that cannot go back to the driver."""
+        return self.inactive_split_bytes.current + self.stranded_offset
 
     def of_pool(self, *, is_small: bool) -> PoolStats:
         """Return the statistics of the small or of the large pool."""
@@ -216,17 +226,6 @@ class PoolStats:
         self.active.current -= 1
         self.active_bytes.current -= size
         self.requested_bytes.current -= requested
-
-    def inactive_split_changed(self, blocks: int, size: int) -> None:
-        """Change the number and bytes of free blocks that share their segment with other blocks."""
-        if blocks > 0:
-            self.inactive_split.increase(blocks)
-        else:
-            self.inactive_split.current += blocks
-        if size > 0:
-            self.inactive_split_bytes.increase(size)
-        else:
-            self.inactive_split_bytes.current += size
 
 
 STATS = (*(item.name for item in fields(PoolStats)), "oversize_allocations", "oversize_segments")

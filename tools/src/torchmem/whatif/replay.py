@@ -93,10 +93,13 @@ class Executor:
     oom: FailedRequest | None = None
     peak_reserved: int = 0
     peak_allocated: int = 0
+    worst_stranded: int = 0
+    worst_event: int | None = None
     on_sample: Callable[[int], None] = lambda _: None
     pool: PoolId = DEFAULT_POOL
     _sample_above: float = 0
     _sample_at: int = 0
+    _stranded: int = 0
     _handlers: tuple[Callable[[Instruction], None], ...] = ()
 
     def __post_init__(self) -> None:
@@ -121,16 +124,22 @@ class Executor:
         """Discard all counts: what was done until now only prepared the memory."""
         self.timeline.clear()
         self.peak_reserved = self.peak_allocated = 0
-        self._sample_above = self._sample_at = 0
+        self.worst_stranded, self.worst_event = 0, None
+        self._sample_above = self._sample_at = self._stranded = 0
         self.allocator.reset_peak_memory_stats()
         self.allocator.reset_accumulated_memory_stats()
 
     def run(self, program: Program) -> int:
         """Execute a program, up to a request that fails; return the number of replayed events."""
-        handlers = self._handlers
+        handlers, stats = self._handlers, self.allocator.stats
+        split = stats.inactive_split_bytes
+        small, large = split.small_pool, split.large_pool
         try:
             for instruction in program.instructions:
                 handlers[instruction[0]](instruction)
+                # As `stats.stranded_bytes`, without its calls: this is the hottest loop.
+                if small.current + large.current + stats.stranded_offset > self._stranded:
+                    self._count_stranded(instruction[1])
                 if instruction[1] >= self._sample_at:
                     self.sample(instruction[1])
         except ReplayEndedError:
@@ -146,6 +155,8 @@ class Executor:
             ReplayEndedError: a request failed that succeeded in the recording.
         """
         self._handlers[instruction[0]](instruction)
+        if self.allocator.stats.stranded_bytes > self._stranded:
+            self._count_stranded(instruction[1])
         if instruction[1] >= self._sample_at:
             self.sample(instruction[1])
 
@@ -155,8 +166,9 @@ class Executor:
         reserved, allocated = stats.reserved_bytes.peak, stats.allocated_bytes.peak
         self.peak_reserved = max(self.peak_reserved, reserved)
         self.peak_allocated = max(self.peak_allocated, allocated)
-        stranded = self.allocator.stranded_bytes()
-        self.timeline.append(TimelinePoint(number, reserved, allocated, stranded))
+        self._count_stranded(number)
+        self.timeline.append(TimelinePoint(number, reserved, allocated, self._stranded))
+        self._stranded = stats.stranded_bytes
         self.allocator.reset_peak_memory_stats()
         self._sample_above = self.peak_reserved * PEAK_GROWTH
         self._sample_at = number + max(1, self.events // SAMPLES)
@@ -165,15 +177,14 @@ class Executor:
     def result(self, name: str, conf: str, start: Start, replayed: int) -> ReplayResult:
         """Return what was recorded; `replayed` is the number of replayed events."""
         stats = self.allocator.stats
-        worst = max(self.timeline, key=lambda point: point.stranded, default=None)
         return ReplayResult(
             name=name,
             conf=conf,
             start=start,
             peak_reserved=self.peak_reserved,
             peak_allocated=self.peak_allocated,
-            worst_stranded=worst.stranded if worst else 0,
-            worst_event=worst.event if worst else None,
+            worst_stranded=self.worst_stranded,
+            worst_event=self.worst_event,
             retries=stats.num_alloc_retries,
             ooms=stats.num_ooms,
             oom=self.oom,
@@ -183,6 +194,12 @@ class Executor:
             syncs=stats.num_sync_all_streams,
             timeline=tuple(self.timeline),
         )
+
+    def _count_stranded(self, number: int) -> None:
+        stranded = self.allocator.stats.stranded_bytes
+        self._stranded = max(self._stranded, stranded)
+        if stranded > self.worst_stranded:
+            self.worst_stranded, self.worst_event = stranded, number
 
     def _is_pool(self, pool: PoolId, _: int) -> bool:
         return pool == self.pool

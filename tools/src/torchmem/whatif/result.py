@@ -81,8 +81,8 @@ class FailedRequest:
 class TimelinePoint:
     """One point of a timeline, at the event with this number.
 
-    `reserved` and `allocated` are the peaks since the previous point. `stranded` are the free bytes
-    of the default pools that cannot go back to the driver at this point.
+    All are the peaks since the previous point. `stranded` are the free bytes of the default pools
+    that cannot go back to the driver.
     """
 
     event: int
@@ -100,7 +100,7 @@ class ReplayResult:
         conf: the text for PYTORCH_CUDA_ALLOC_CONF, "" for the defaults.
         refused: why the setting was not replayed, in one sentence.
         peak_allocated: the peak of blocks in use.
-        worst_stranded: the peak of stranded memory over `timeline`, reached at `worst_event`.
+        worst_stranded: the peak of stranded memory, first reached at `worst_event`.
         retries: how often all cached memory was released to serve a request, including OOMs.
         ooms: requests that failed; `oom` is the first.
         replayed_events: events before the end of the replay: all of them, unless a request failed

@@ -56,6 +56,7 @@ class DeviceMeter:
         """Add the statistics of a phase within step `step`."""
         allocated = int(stats["allocated_bytes"]["all"]["peak"])
         reserved = int(stats["reserved_bytes"]["all"]["peak"])
+        self.stranded = max(self.stranded, int(stats["inactive_split_bytes"]["all"]["peak"]))
         if allocated > self.peak_allocated:
             self.peak_allocated, self.peak_step, self.peak_phase = allocated, step, phase
         self.peak_reserved = max(self.peak_reserved, reserved)
@@ -83,7 +84,6 @@ class DeviceMeter:
             self._step_allocated = max(self._step_allocated, step.peak_allocated)
             self._step_reserved = max(self._step_reserved, step.peak_reserved)
         self.steps.clear()
-        self.stranded = 0
 
     def memory(self, stats: NestedStats, total: int, outside: int) -> DeviceMemory:
         """Return the peaks, with the counters of the newest statistics."""
