@@ -20,6 +20,7 @@ from typing import Any, cast
 from benchmarks.overhead.report import microseconds, table
 
 from torchmem.allocator.backend import Backend
+from torchmem.sdk._cost import INTERVAL_SECONDS
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk.torch_backend import TorchBackend
 
@@ -58,9 +59,9 @@ class WithoutCounter:
         """Return None, so that there are no components."""
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    """Return the CPU seconds of this thread for one call, after a pause."""
-    time.sleep(PAUSE_SECONDS)
+def cpu_seconds(call: Callable[[], object], pause: float = PAUSE_SECONDS) -> float:
+    """Return the CPU seconds of this thread for one call; in the pause, caches get cold."""
+    time.sleep(pause)
     started = time.thread_time()
     call()
     return time.thread_time() - started
@@ -75,9 +76,17 @@ def count(recorder: Recorder) -> list[float]:
     """Return the CPU seconds of each read until all tensors are counted."""
     spent = []
     while not has_components(recorder):
-        time.sleep(0.2)
-        spent.append(cpu_seconds(lambda: recorder.read_stats("step")))
+        spent.append(cpu_seconds(lambda: recorder.read_stats("step"), INTERVAL_SECONDS))
     return spent
+
+
+def added(recorder: Recorder, without: Recorder, pause: float) -> float:
+    """Return the CPU seconds that components add to a read: the median of pairs."""
+    return statistics.median(
+        cpu_seconds(lambda: recorder.read_stats("step"), pause)
+        - cpu_seconds(lambda: without.read_stats("step"), pause)
+        for _ in range(PAIRS)
+    )
 
 
 def record(recorder: Recorder, adamw: Any, parameters: int) -> float:
@@ -104,19 +113,13 @@ def row(parameters: int) -> list[str]:
     without = Recorder(cast("Backend", WithoutCounter(backend)))
     recorder.components.see(adamw)
     first = count(recorder)
-    differences = [
-        cpu_seconds(lambda: recorder.read_stats("step"))
-        - cpu_seconds(lambda: without.read_stats("step"))
-        for _ in range(PAIRS)
-    ]
-    known = cpu_seconds(lambda: recorder.components.see(adamw))
     return [
         f"{parameters:,}",
         microseconds(sum(first)),
         f"{len(first):,}",
         microseconds(max(first)),
-        microseconds(statistics.median(differences)),
-        microseconds(known),
+        microseconds(added(recorder, without, 0.0)),
+        microseconds(added(recorder, without, PAUSE_SECONDS)),
         microseconds(record(recorder, adamw, parameters)),
     ]
 
@@ -126,7 +129,15 @@ def main(*arguments: str) -> None:
     if arguments[:1] == ("row",):
         print("\t".join(row(int(arguments[1]))))
         return
-    head = ("parameters", "first count", "in reads", "longest", "read", "step", "recorded step")
+    head = (
+        "parameters",
+        "first count",
+        "in reads",
+        "longest",
+        "read",
+        "after a pause",
+        "recorded step",
+    )
     rows = []
     for number in arguments or map(str, PARAMETERS):
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.overhead.components"]

@@ -16,6 +16,7 @@ from torchmem.allocator.backend import Storages
 from torchmem.sample.sample import Allocator, ByPool
 from torchmem.sdk._components import Components
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._optimizers import MAX_OPTIMIZERS
 from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
@@ -314,6 +315,18 @@ def test_a_part_that_raises_is_left_out() -> None:
 
     assert lasting == training.step()
     assert 1 == training.errors.counts["components"]
+
+
+def test_thousands_of_optimizers_are_absent() -> None:
+    """An optimizer for each of many parameters is given up, and later steps stay cheap."""
+    training = Training()
+    training.step()
+    many = [FakeOptimizer([{"params": [FakeTensor(1)]}]) for _ in range(MAX_OPTIMIZERS)]
+    for optimizer in many:
+        training.components.see(optimizer)
+
+    assert {} == training.step()
+    assert 0 == training.errors.counts["components"]
 
 
 def test_more_counted_than_requested_is_absent() -> None:

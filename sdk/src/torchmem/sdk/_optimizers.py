@@ -154,8 +154,9 @@ class Optimizers:
     def see(self, optimizer: Any) -> None:
         """Remember an optimizer without keeping it alive; called after each of its steps."""
         known = self._known.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._forget_dead()
+        if (known is None or known() is not optimizer) and not self._too_many:
+            if len(self._known) >= MAX_OPTIMIZERS:
+                self._forget_dead()
             self._too_many = len(self._known) >= MAX_OPTIMIZERS
             if not self._too_many and hasattr(optimizer, "param_groups"):
                 self._known[id(optimizer)] = ref(optimizer)
@@ -177,20 +178,23 @@ class Optimizers:
         structure = self._structure(version)
         if moment == "step":
             self._thread = threading.get_ident()
-            self._advance(now, tracked, structure)
+            pattern = self._pattern()
+            self._advance(now, tracked, structure, pattern)
         totals = self._totals
         if self._too_many or totals is None or totals.structure != structure:
             return None
         counted = {"parameters": totals.parameters, "optimizer_state": totals.optimizer_state}
         if moment == "step":
-            self._add_gradients(counted, totals, now, tracked)
+            counted |= self._gradients(totals, pattern, now, tracked)
         elif self._can_look_at_gradients(moment):
             counted["gradients"] = self._gradients_now(tracked)
         return counted
 
-    def _advance(self, now: float, tracked: Sequence[Storages], structure: Structure) -> None:
+    def _advance(
+        self, now: float, tracked: Sequence[Storages], structure: Structure, pattern: Pattern
+    ) -> None:
         """Begin a count, or go on with one; one whose basis has changed is given up."""
-        count, pattern = self._count, self._pattern()
+        count = self._count
         if count and (structure, pattern) != (count.structure, count.pattern):
             self._end_count(now, count)
         if self._count is None and not self._too_many and self._is_due(now, structure):
@@ -220,7 +224,7 @@ class Optimizers:
         share = COUNT_SHARE * (now - self._slice_ended)
         is_complete = count.advance(min(MAX_SLICE_SECONDS, share))
         self._slice_ended = now
-        self._too_many = count.is_too_large
+        self._too_many = self._too_many or count.is_too_large
         if is_complete or self._too_many:
             parameters, gradients, state = map(count.bytes, KINDS)
             self._totals = Totals(count.structure, parameters, state, {count.pattern: gradients})
@@ -231,15 +235,15 @@ class Optimizers:
         self._count = None
         self._counted, self._spent = now, count.seconds
 
-    def _add_gradients(
-        self, counted: dict[str, Bytes], totals: Totals, now: float, tracked: Sequence[Storages]
-    ) -> None:
-        """Add the bytes of the gradients at a step's end, unless they are unknown.
+    def _gradients(
+        self, totals: Totals, pattern: Pattern, now: float, tracked: Sequence[Storages]
+    ) -> dict[str, Bytes]:
+        """Return the bytes of the gradients at a step's end, unless they are unknown.
 
         The same sampled parameters with a gradient mean the same bytes, until `recount`.
         """
-        known = totals.gradients.get(self._pattern())
-        counted |= self.recount(now, tracked) if known is None else {"gradients": known}
+        known = totals.gradients.get(pattern)
+        return self.recount(now, tracked) if known is None else {"gradients": known}
 
     def recount(self, now: float, tracked: Sequence[Storages]) -> dict[str, Bytes]:
         """Count the gradients at a step's end once more, if the budget allows.
@@ -273,9 +277,7 @@ class Optimizers:
         """
         if self._totals is None or len(self._known) != 1:
             return None
-        counted: dict[str, Bytes] = {}
-        self._add_gradients(counted, self._totals, now, tracked)
-        return counted.get("gradients")
+        return self._gradients(self._totals, self._pattern(), now, tracked).get("gradients")
 
     def _can_look_at_gradients(self, moment: Moment) -> bool:
         """Return whether no other thread can be writing gradients.
