@@ -174,7 +174,11 @@ def test_the_largest_batch_is_found(run: Preflight) -> None:
     tried = {int(plan.command[-1]) for plan in script.plans}
     best = int(re.findall(r"largest value that fits is --batch-size (\d+)", stdout)[0])
 
-    assert (0, "") == (code, stderr)
+    lines = stderr.splitlines()
+    runs = [re.match(r"torchmem: run (\d+) of the script, phantom, --batch-size", x) for x in lines]
+
+    assert 0 == code
+    assert ["2", "4", "6", "8"] == [run and run[1] for run in runs]
     assert {1, best, best + 1, 64} <= tried
     assert len(tried) + 1 == len(script.plans) <= 9
     assert ((str(best), 40)) == (script.plans[-1].command[-1], script.plans[-1].steps)

@@ -260,18 +260,28 @@ class Terminal(io.StringIO):
         return self._is_terminal
 
 
-@pytest.mark.parametrize(
-    ("is_terminal", "seconds", "drawn"),
-    [(True, 5.0, True), (True, 0.5, False), (False, 5.0, False)],
-)
-def test_progress_appears_on_a_terminal_after_a_second(
-    is_terminal: bool, seconds: float, drawn: bool
-) -> None:
-    """The bar appears only on a terminal, after a second, and is erased at the end."""
-    stream, now = Terminal(is_terminal=is_terminal), [0.0]
+@pytest.mark.parametrize(("seconds", "drawn"), [(5.0, True), (0.5, False)])
+def test_progress_appears_on_a_terminal_after_a_second(seconds: float, drawn: bool) -> None:
+    """On a terminal, a bar appears after a second, and is erased at the end."""
+    stream, now = Terminal(is_terminal=True), [0.0]
     with Progress("replaying rank0.pickle", stream, lambda: now[0]) as progress:
         now[0] = seconds
         progress(1, 2)
         shown = stream.getvalue()
     assert drawn == ("replaying rank0.pickle [===============               ]  50%" in shown)
     assert "" == stream.getvalue().split("\r")[-1].strip()
+
+
+def test_progress_without_a_terminal_is_a_few_lines() -> None:
+    """A line every ten seconds says what is done, how much of it, and how long it takes in all."""
+    stream, now = Terminal(is_terminal=False), [0.0]
+    with Progress("replaying rank0.pickle", stream, lambda: now[0]) as progress:
+        for tenth in range(1, 360):
+            now[0] = tenth / 10
+            progress(tenth, 400)
+
+    assert [
+        "torchmem: replaying rank0.pickle: 25% after 10 s, about 40 s in all",
+        "torchmem: replaying rank0.pickle: 50% after 20 s, about 40 s in all",
+        "torchmem: replaying rank0.pickle: 75% after 30 s, about 40 s in all",
+    ] == stream.getvalue().splitlines()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 98
 STATUS_DELAY_SECONDS = 1.0
 STATUS_INTERVAL_SECONDS = 0.1
+PLAIN_INTERVAL_SECONDS = 10.0
+"""Between lines of progress if stderr is not a terminal, and before the first one."""
+MIN_ESTIMATED_SHARE = 0.05
+"""Share of the work that must be done before its whole duration is estimated."""
 BAR_COLUMNS = 30
 
 
@@ -53,11 +57,19 @@ def bar(label: str, done: int, total: int) -> str:
     return f"{label} [{'=' * round(BAR_COLUMNS * share):<{BAR_COLUMNS}}] {share:4.0%}"
 
 
+def share_done(label: str, done: int, total: int, seconds: float) -> str:
+    """Return a line of progress without a bar: share, time so far, and the estimate of all."""
+    share = min(1.0, done / total) if total else 1.0
+    text = f"torchmem: {label}: {share:.0%} after {seconds:.0f} s"
+    is_known = MIN_ESTIMATED_SHARE <= share < 1
+    return f"{text}, about {seconds / share:.0f} s in all" if is_known else text
+
+
 class StatusLine:
-    """A line that is redrawn in place and erased at the end. Draws only on a terminal.
+    """A line that is redrawn in place and erased at the end, or plain lines without a terminal.
 
     The first line appears after STATUS_DELAY_SECONDS, later ones at most every
-    STATUS_INTERVAL_SECONDS.
+    STATUS_INTERVAL_SECONDS. Plain lines appear every PLAIN_INTERVAL_SECONDS.
     """
 
     def __init__(
@@ -65,15 +77,24 @@ class StatusLine:
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._next = clock() + STATUS_DELAY_SECONDS
+        self._started = clock()
+        self._is_terminal = self._stream.isatty()
+        delay = STATUS_DELAY_SECONDS if self._is_terminal else PLAIN_INTERVAL_SECONDS
+        self._next = self._started + delay
         self._drawn = ""
 
-    def show(self, line: Callable[[], str]) -> None:
-        """Draw the line if it is due."""
+    def show(self, label: Callable[[], str], done: int, total: int) -> None:
+        """Show how much is done, if that is due."""
         now = self._clock()
-        if now >= self._next and self._stream.isatty():
+        if now < self._next:
+            return
+        if self._is_terminal:
             self._next = now + STATUS_INTERVAL_SECONDS
-            self._draw(line())
+            self._draw(bar(label(), done, total))
+        else:
+            self._next = now + PLAIN_INTERVAL_SECONDS
+            self._stream.write(share_done(label(), done, total, now - self._started) + "\n")
+            self._stream.flush()
 
     def _draw(self, line: str) -> None:
         self._stream.write("\r" + line.ljust(len(self._drawn)))

@@ -7,17 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Protocol, TextIO
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import StatusLine, bar
+from torchmem.cli.terminal import PLAIN_INTERVAL_SECONDS, StatusLine, share_done
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import Progress, RunResult
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 LINE_SECONDS = 2.0
 
@@ -51,9 +46,11 @@ class Runner:
     clock: Callable[[], float] = time.monotonic
     _number: int = field(default=0, init=False)
     _started: float = field(init=False)
+    _announce_at: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._started = self.clock()
+        self._announce_at = self._started + PLAIN_INTERVAL_SECONDS
 
     @property
     def runs(self) -> int:
@@ -67,15 +64,15 @@ class Runner:
     def run_visible(self, plan: RunPlan) -> RunResult:
         """Run the plan and pass the script's output through."""
         stdout = sys.stderr.fileno() if self.json else None
-        with _ProgressLines() as progress:
-            return self.run(plan, self._new_folder(), progress, stdout=stdout)
+        return self.run(plan, self._new_folder(), _ProgressLines(), stdout=stdout)
 
     def run_captured(self, plan: RunPlan, label: str) -> RunResult:
         """Run the plan and show the script's output, on stderr, only if it ends with an error.
 
-        label: description for the progress bar.
+        label: description for the progress.
         """
         folder = self._new_folder()
+        self._announce(label)
         with (folder.parent / f"{folder.name}.output").open("w+b") as output:
             descriptor = output.fileno()
             with _ProgressBar(label) as progress:
@@ -83,6 +80,14 @@ class Runner:
             if result.ended in {"error", "unsupported"}:
                 _copy_to_stderr(output)
         return result
+
+    def _announce(self, label: str) -> None:
+        """Say which run begins, now and then: short runs show no progress without a terminal."""
+        now = self.clock()
+        if now >= self._announce_at and not sys.stderr.isatty():
+            self._announce_at = now + PLAIN_INTERVAL_SECONDS
+            line = f"torchmem: run {self._number} of the script, {label}; {now - self._started:.0f}"
+            print(f"{line} s so far", file=sys.stderr, flush=True)
 
     def _new_folder(self) -> Path:
         self._number += 1
@@ -92,7 +97,7 @@ class Runner:
 
 
 class _ProgressBar(StatusLine):
-    """A status line on a terminal, for a script whose output is captured."""
+    """The progress of a script whose output is captured."""
 
     def __init__(
         self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -101,41 +106,34 @@ class _ProgressBar(StatusLine):
         self._label = label
 
     def __call__(self, progress: Progress) -> None:
-        """Draw the bar if it is due."""
+        """Show the progress if that is due."""
         self.show(
-            lambda: bar(f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps)
+            lambda: f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps
         )
 
 
 class _ProgressLines:
-    """A line every two seconds, for a script that writes to the same terminal."""
+    """Lines of progress, for a script that writes to the same stream."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._next = clock() + LINE_SECONDS
+        self._started = clock()
+        is_terminal = self._stream.isatty()
+        self._interval = LINE_SECONDS if is_terminal else PLAIN_INTERVAL_SECONDS
+        self._next = self._started + self._interval
 
     def __call__(self, progress: Progress) -> None:
-        """Write a line if one is due and the stream is a terminal."""
+        """Write a line if one is due."""
         now = self._clock()
-        if now >= self._next and self._stream.isatty():
-            self._next = now + LINE_SECONDS
-            step = f"step {progress.step:,} of {progress.total_steps:,}"
-            self._stream.write(f"torchmem preflight (phantom): {step}, {_memory(progress)}\n")
+        if now >= self._next:
+            self._next = now + self._interval
+            label = f"preflight (phantom): step {progress.step:,} of {progress.total_steps:,}, "
+            steps, seconds = (progress.step, progress.total_steps), now - self._started
+            self._stream.write(share_done(label + _memory(progress), *steps, seconds) + "\n")
             self._stream.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Do nothing: the lines stay."""
 
 
 def _memory(progress: Progress) -> str:

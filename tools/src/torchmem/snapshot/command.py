@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.cli.terminal import StatusLine, bar, write_out
+from torchmem.cli.terminal import StatusLine, write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
 
@@ -156,9 +156,7 @@ def _read(path: Path, device: int | None) -> Sequence[StackedTrace]:
 
     label = f"reading {sanitize_text(path.name)}"
     with StatusLine() as status:
-        traces = read_with_stacks(
-            path, lambda done, total: status.show(lambda: bar(label, done, total))
-        )
+        traces = read_with_stacks(path, lambda done, total: status.show(lambda: label, done, total))
     if device is None:
         return traces
     chosen = [trace for trace in traces if trace.device == device]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import StatusLine, aligned, bar, wrapped
+from torchmem.cli.terminal import StatusLine, aligned, wrapped
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.result import Direction, Fidelity, ReplayResult, Restart, WhatIf
 
@@ -32,7 +32,7 @@ DIRECTIONS: dict[Direction, str] = {
 
 
 class Progress(StatusLine):
-    """A progress bar on stderr; it shows nothing if stderr is not a terminal."""
+    """The progress of replays, on stderr."""
 
     def __init__(
         self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -41,8 +41,8 @@ class Progress(StatusLine):
         self._label = label[:MAX_LABEL_LENGTH]
 
     def __call__(self, done: int, total: int) -> None:
-        """Draw the bar if it is due."""
-        self.show(lambda: bar(self._label, done, total))
+        """Show the progress if that is due."""
+        self.show(lambda: self._label, done, total)
 
 
 def page(result: WhatIf) -> str:
