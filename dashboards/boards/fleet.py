@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dashboards import colors as levels
 from dashboards import recorded
 from dashboards.board import (
     ALL_VARIABLES,
@@ -17,16 +18,6 @@ from dashboards.board import (
     Row,
 )
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
-from dashboards.colors import (
-    ANY_HAS_FAILED,
-    ANY_IS_WRONG,
-    EXHAUSTION,
-    HEADROOM,
-    IMBALANCE,
-    RETRIES_PER_MINUTE,
-    STRANDED,
-    Levels,
-)
 from dashboards.panels import (
     RANKS_BY_STATE,
     Column,
@@ -39,12 +30,15 @@ from dashboards.panels import (
 )
 from dashboards.queries import (
     DEVICE_ROW,
+    EXHAUSTION,
     GPU_HOURS,
     GPU_NAMES,
     GPU_ROW,
+    HEADROOM_SHARE,
     OOMS_IN_RANGE,
     RUN_ROW,
     SICK_GPUS,
+    STRANDED_SHARE,
     WASTED_GPU_HOURS,
     among,
     append_matcher,
@@ -97,13 +91,13 @@ NUMBERS: list[Panel] = [
         ),
         Query(SICK_GPUS),
         Unit.COUNT,
-        levels=ANY_HAS_FAILED,
+        levels=levels.ANY_HAS_FAILED,
     ),
     stat_panel(
         Text("Alerts firing", "How many torchmem alerts are firing? They are listed below."),
         Query(f"count({FIRING}) or vector(0)"),
         Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        levels=levels.ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -114,7 +108,7 @@ NUMBERS: list[Panel] = [
         ),
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
-        levels=ANY_IS_WRONG,
+        levels=levels.ANY_IS_WRONG,
     ),
     stat_panel(
         Text(
@@ -190,25 +184,26 @@ def _least_headroom() -> Panel:
         "the last 5 minutes is used.",
         "No snapshot of any rank yet",
     )
-    share = row(DEVICE_ROW, f"{select(recorded.MIN_HEADROOM)} / {select(catalog.DEVICE_TOTAL)}")
-    exhaustion = row(DEVICE_ROW, select(recorded.EXHAUSTION))
+    share, exhaustion = row(DEVICE_ROW, HEADROOM_SHARE), row(DEVICE_ROW, EXHAUSTION)
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
-    stranded = row(DEVICE_ROW, select(recorded.STRANDED_RATIO))
+    stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
         Column("Run", label="run", link=LINK_TO_RANK, width=160),
         Column("Rank", label="rank", width=60),
         Column("Node", label="instance", link=LINK_TO_NODE),
-        _bar("Headroom", among(DEVICE_ROW, share, listed), HEADROOM),
-        Column("Exhausted in", exhaustion, unit=Unit.DURATION, levels=EXHAUSTION, width=110),
-        _bar("Stranded", among(DEVICE_ROW, stranded, listed), STRANDED),
+        _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM),
+        Column(
+            "Out of memory in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=140
+        ),
+        _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED),
     ]
     unseen = ("gpu", "pid")
     table = joined_table(text, columns, sort="Headroom", hidden=unseen)
     return table.span(12).height(7).min_width(80)
 
 
-def _bar(heading: str, query: str, levels: Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=levels)
+def _bar(heading: str, query: str, bar_levels: levels.Levels) -> Column:
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=bar_levels)
 
 
 def _wasteful() -> Panel:
@@ -234,7 +229,7 @@ def _wasteful() -> Panel:
             width=100,
             centered=True,
         ),
-        _bar("Wasted", now, STRANDED),
+        _bar("Wasted", now, levels.STRANDED),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2),
         Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2),
         Column("Run", holder, label="run"),
@@ -279,13 +274,15 @@ def _runs() -> Panel:
     columns = [
         Column("Run", label="run", link=LINK_TO_RUN),
         Column("Alive", _ranks_in("running|stalled"), width=80),
-        Column("Failed", f"{failed} or 0 * {known}", levels=ANY_HAS_FAILED, width=80),
+        Column("Failed", f"{failed} or 0 * {known}", levels=levels.ANY_HAS_FAILED, width=80),
         Column("Fullest GPU", _of_run(recorded.RUN_RESERVED_MAX), unit=Unit.BYTES),
         Column("Least headroom", _of_run(recorded.RUN_HEADROOM), unit=Unit.BYTES),
         Column("Slack at peak", _of_run(recorded.RUN_SLACK), unit=Unit.RATIO, bar=True),
-        Column("Imbalance", _of_run(recorded.RUN_IMBALANCE), levels=IMBALANCE, decimals=2),
-        Column("Retries", retries, unit=Unit.PER_MINUTE, levels=RETRIES_PER_MINUTE, decimals=1),
-        Column("OOMs", f"{ooms} or 0 * {known}", levels=ANY_IS_WRONG, width=80),
+        Column("Imbalance", _of_run(recorded.RUN_IMBALANCE), levels=levels.IMBALANCE, decimals=2),
+        Column(
+            "Retries", retries, unit=Unit.PER_MINUTE, levels=levels.RETRIES_PER_MINUTE, decimals=1
+        ),
+        Column("OOMs", f"{ooms} or 0 * {known}", levels=levels.ANY_IS_WRONG, width=80),
         Column("Step", _of_run(recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
     return joined_table(text, columns, sort="Least headroom").height(6).min_width(80)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards import recorded
 from dashboards.board import ALL_VARIABLES, ITSELF, LINK_TO_NODE, Board, Row
-from dashboards.colors import ANY_HAS_FAILED, ANY_IS_WRONG, SDK_COST
+from dashboards.colors import ANY_HAS_FAILED, ANY_IS_WRONG, SDK_COST, Levels
 from dashboards.panels import (
     RUN_RANK,
     Column,
@@ -18,6 +18,7 @@ from dashboards.panels import (
     state_timeline,
 )
 from dashboards.queries import live, of_ranks, prepend_matcher, rate, row, select, worst
+from grafana_foundation_sdk.builders import timeseries
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
@@ -157,6 +158,13 @@ def _problems() -> Panel:
     return joined_table(text, columns, sort="What").height(7).min_width(80)
 
 
+def _lines(
+    text: Text, queries: list[Query], unit: str, mark: Levels | None = None
+) -> timeseries.Panel:
+    """Return lines with room for ten of them in the legend."""
+    return lines(text, queries, unit, mark=mark).height(9)
+
+
 def _worst_nodes(expression: str) -> Query:
     return Query(worst(row(NODE_ROW, expression), NODE_ROW), "{{instance}}")
 
@@ -170,7 +178,7 @@ _COLLECTOR_ROW = ("instance", "collector")
 _COLLECTOR = "{{instance}}: {{collector}}"
 _FAILED_ONCE = f"min_over_time({select(catalog.COLLECTOR_SUCCESS, over='$__range')} @ end()) == 0"
 EXPORTERS: list[Panel] = [
-    lines(
+    _lines(
         Text(
             "Scrape duration",
             "How long does Prometheus wait for each exporter? The shipped timeout is 8 s. A "
@@ -180,7 +188,7 @@ EXPORTERS: list[Panel] = [
         [_worst_nodes(_scraped(recorded.SCRAPE_DURATION))],
         Unit.SECONDS,
     ),
-    lines(
+    _lines(
         Text(
             "Scrape size",
             "How many samples does each exporter expose? The number grows with GPUs, ranks and "
@@ -190,7 +198,7 @@ EXPORTERS: list[Panel] = [
         [_worst_nodes(_scraped(recorded.SCRAPE_SAMPLES))],
         Unit.COUNT,
     ),
-    lines(
+    _lines(
         Text("Collector duration", "Which collector takes most of a scrape?", NO_EXPORTER),
         [
             Query(
@@ -200,7 +208,7 @@ EXPORTERS: list[Panel] = [
         ],
         Unit.SECONDS,
     ),
-    lines(
+    _lines(
         Text(
             "Ranks per exporter",
             "How many processes does each exporter read? If the number is lower than the "
@@ -248,7 +256,7 @@ def _fullest(expression: str) -> str:
 
 
 RUN_DIRECTORIES: list[Panel] = [
-    lines(
+    _lines(
         Text(
             "Room for files",
             "How much can users still write to the run directory? When it is full, ranks cannot "
@@ -258,7 +266,7 @@ RUN_DIRECTORIES: list[Panel] = [
         [Query(_fullest(_FREE_BYTES), "{{instance}}")],
         Unit.BYTES,
     ),
-    lines(
+    _lines(
         Text(
             "Room in the run directory",
             "Can ranks still write their files? The free share of the file system of the run "
@@ -277,7 +285,7 @@ RUN_DIRECTORIES: list[Panel] = [
         ],
         Unit.RATIO,
     ),
-    lines(
+    _lines(
         Text(
             "Files rejected per minute",
             "Why are files in the run directory rejected? Each version of a file is counted once; "
@@ -293,7 +301,7 @@ _AGE, _SNAPSHOT_AGE = (
     f"time() - {select(spec)}" for spec in (catalog.SAMPLE_TIMESTAMP, catalog.SNAPSHOT_TIMESTAMP)
 )
 SDK: list[Panel] = [
-    lines(
+    _lines(
         Text(
             "CPU time of the SDK",
             "What does monitoring cost in each rank, as a share of one core?",
@@ -303,7 +311,7 @@ SDK: list[Panel] = [
         Unit.RATIO,
         mark=SDK_COST,
     ),
-    lines(
+    _lines(
         Text(
             "Duration of a statistics read",
             "How long does reading the statistics take in the training process? The SDK reads "
@@ -314,7 +322,7 @@ SDK: list[Panel] = [
         [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="stats"))],
         Unit.SECONDS,
     ),
-    lines(
+    _lines(
         Text(
             "Duration of a snapshot",
             "How long does a snapshot of all blocks take in the background? It grows with the "
@@ -324,7 +332,7 @@ SDK: list[Panel] = [
         [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="snapshot"))],
         Unit.SECONDS,
     ),
-    lines(
+    _lines(
         Text(
             "Age of the sample",
             "How old are the values of each rank? More than a few seconds for a running rank "
@@ -334,7 +342,7 @@ SDK: list[Panel] = [
         [_worst_ranks(_AGE)],
         Unit.SECONDS,
     ),
-    lines(
+    _lines(
         Text(
             "Age of the snapshot",
             "How old are fragmentation and headroom? 10 s is usual. The age is higher if a "
@@ -344,7 +352,7 @@ SDK: list[Panel] = [
         [_worst_ranks(_SNAPSHOT_AGE)],
         Unit.SECONDS,
     ),
-    lines(
+    _lines(
         Text(
             "SDK errors by stage",
             "In which stage did the SDK fail? Errors are counted since the start of each "
