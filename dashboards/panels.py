@@ -140,17 +140,23 @@ def stat_panel(
 
 
 def lines(
-    text: Text, queries: Sequence[Query], unit: str, *, mark: Levels | None = None
+    text: Text,
+    queries: Sequence[Query],
+    unit: str,
+    *,
+    mark: Levels | None = None,
+    signed: bool = False,
 ) -> timeseries.Panel:
-    """Return lines over time, with dashed lines at the levels `mark`."""
+    """Return lines over time, from 0 up unless `signed`, with dashed lines at the levels `mark`."""
     by_name = builders.FieldColor().mode(dashboard_models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
     panel = (
         _framed(timeseries.Panel(), text, unit, span=12, height=8)
-        .min(0)
         .line_width(1)
         .fill_opacity(0)
         .color_scheme(by_name)
     )
+    if not signed:
+        panel.min(0)
     panel.show_points(models.VisibilityMode.NEVER).legend(_table_legend())
     panel.tooltip(
         common.VizTooltipOptions()

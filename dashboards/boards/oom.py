@@ -8,9 +8,11 @@ from __future__ import annotations
 from dashboards import colors as levels
 from dashboards import recorded
 from dashboards.board import (
+    END_MARK,
     LINK_TO_NODE,
-    MARKS_OF_RANKS,
     OOM,
+    OOM_MARK,
+    START_MARK,
     TRAINING,
     TRAINING_VARIABLES,
     Board,
@@ -345,6 +347,5 @@ BOARD = Board(
         Row("How did memory develop?", BEFORE, collapsed=True),
         Row("Which settings were in force?", [_settings()], collapsed=True),
     ),
-    MARKS_OF_RANKS,
-    since="now-6h",
+    (OOM_MARK, START_MARK, END_MARK),
 )

@@ -282,39 +282,24 @@ _NAMES = {
 }
 _IN_FORCE = row(RANK_ROW, newest(select(catalog.ALLOCATOR_INFO)), *_NAMES)
 _IGNORED = row(RANK_ROW, f"{select(catalog.SETTING_IGNORED)} == 1", "setting")
-SETTINGS: list[Panel] = [
-    joined_table(
-        Text(
-            "Allocator settings in force",
-            "Which settings does the allocator use? These are the settings that PyTorch "
-            "applied, which can differ from the environment variable. The ranks of one run "
-            "should have the same settings.",
-            "PyTorch reports its settings from version 2.1 on, and after CUDA is initialized",
-        ),
-        [
-            Column("Rank", label="rank", width=60),
-            Column("Node", label="instance", width=150),
-            *(Column(heading, _IN_FORCE, label=name) for name, heading in _NAMES.items()),
-        ],
-        sort="Rank",
-        hidden=("run",),
-    ).span(16),
-    joined_table(
-        Text(
-            "Settings that PyTorch ignored",
-            "Which settings of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF were not applied? "
-            "This version of PyTorch uses another name, or the setting was made after CUDA was "
-            "initialized.",
-            "None: all settings are in force",
-        ),
-        [
-            Column("Rank", label="rank", width=60),
-            Column("Node", label="instance", width=150),
-            Column("Setting", _IGNORED, label="setting"),
-        ],
-        hidden=("run",),
-    ).span(8),
-]
+SETTINGS = joined_table(
+    Text(
+        "Allocator settings",
+        "Which settings does the allocator use? These are the settings that PyTorch applied, which "
+        "can differ from the environment variable. The ranks of one run should have the same ones. "
+        "The last column has a setting that was not applied: this version of PyTorch uses another "
+        "name for it, or it was made after CUDA was initialized.",
+        "PyTorch reports its settings from version 2.1 on, and after CUDA is initialized",
+    ),
+    [
+        Column("Rank", label="rank", width=60),
+        Column("Node", label="instance", width=150),
+        *(Column(heading, _IN_FORCE, label=name) for name, heading in _NAMES.items()),
+        Column("Ignored by PyTorch", _IGNORED, label="setting"),
+    ],
+    sort="Rank",
+    hidden=("run",),
+)
 
 BOARD = Board(
     TRAINING,
@@ -328,7 +313,7 @@ BOARD = Board(
         Row("Does it grow?", training_memory.GROWTH, collapsed=True),
         Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
         Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
-        Row("Processes and settings", [_processes(), *SETTINGS], collapsed=True),
+        Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
         Row("Compared with another run", run_comparison.PANELS, collapsed=True),
     ),
     MARKS_OF_RANKS,

@@ -264,9 +264,8 @@ GROWTH: list[Panel] = [
             }.items()
         ],
         Unit.RATIO,
-    )
-    .height(10)
-    .axis_centered_zero(True),
+        signed=True,
+    ).height(10),
 ]
 
 SPECIAL: list[Panel] = [

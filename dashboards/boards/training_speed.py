@@ -54,19 +54,25 @@ PANELS: list[Panel] = [
             Query(_calls(catalog.STREAM_SYNCS), "waits for all streams"),
         ],
         Unit.PER_MINUTE,
-    ),
+    ).span(8),
     lines(
         Text(
-            "Slowest steps and samples",
-            "How fast does the run train? The 95th percentile of the time of a step over all "
-            "ranks, and, if the script reports them with session.step(samples=...), the samples "
-            "per second.",
+            "Slowest steps",
+            "How long do the slowest 5 % of all steps take, over all ranks? Far above the mean, a "
+            "step waits for something now and then, such as a flush of the cache.",
             "No optimizer step yet",
         ),
-        [
-            Query(_SLOWEST, "slowest 5 % of steps"),
-            Query(f"sum({rate(select(catalog.SAMPLES))}) > 0", "samples per second"),
-        ],
+        [Query(_SLOWEST, "slowest 5 %")],
         Unit.SECONDS,
-    ),
+    ).span(8),
+    lines(
+        Text(
+            "Samples per second",
+            "How fast does the run train, and did it slow down? The script reports the samples "
+            "with session.step(samples=...).",
+            "The script reports no samples",
+        ),
+        [Query(f"sum({rate(select(catalog.SAMPLES))})", "all ranks")],
+        Unit.NUMBER,
+    ).span(8),
 ]
