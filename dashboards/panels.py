@@ -133,10 +133,20 @@ def stat_panel(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_thresholds(levels.steps() if levels else [(None, NEUTRAL)]))
     )
+    if levels and levels.falling:
+        panel.mappings([_no_value(text.empty)])
     for index, each in enumerate(queries):
         panel.with_target(_target(each, index).instant())
         _colored(panel, each, index)
     return panel.decimals(1) if unit == Unit.RATIO else panel
+
+
+def _no_value(empty: str) -> dashboard_models.SpecialValueMap:
+    """Return the mapping without which no value has the color of the lowest, which is a bad one."""
+    result = dashboard_models.ValueMappingResult(text=empty, color=NEUTRAL)
+    match = dashboard_models.SpecialValueMatch.NULL_AND_NAN
+    options = dashboard_models.DashboardSpecialValueMapOptions(match=match, result=result)
+    return dashboard_models.SpecialValueMap(options=options)
 
 
 def lines(
