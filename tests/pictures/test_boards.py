@@ -10,7 +10,13 @@ from pictures.drawing import RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, disagreements, findings, unmatched_overrides
 
 # Each board from its usual recording, and those that a board must also be good for.
-DRAWN = [("node", "restarts"), ("node", "no-gpu")]
+DRAWN = [
+    ("node", "restarts"),
+    ("node", "no-gpu"),
+    ("fleet", "fleet"),
+    ("self", "restarts"),
+    ("self", "no-gpu"),
+]
 NOTHING_TO_SHOW = {"one-rank", "no-gpu"}
 """Recordings in which little happens, so that panels may be without data."""
 ALL_ON_ONE = "restarts"
@@ -18,6 +24,10 @@ ALL_ON_ONE = "restarts"
 
 # Findings that are as they should be, with the reason.
 ACCEPTED: Mapping[tuple[str, str, str], str] = {
+    ("fleet", "Cost of the waste", "no data"): "no price is set",
+    ("self", "Collectors that failed", "no data"): "no collector fails",
+    ("self", "Files rejected per minute", "no data"): "no file is rejected",
+    ("self", "SDK errors by stage", "no data"): "the SDK has no error",
     ("node", "Video and image engines", "no data"): "training uses none",
     ("node", "PCIe replays per minute", "no data"): "no bus has errors",
     ("node", "Fans", "no data"): "these GPUs are cooled by the server's fans",
