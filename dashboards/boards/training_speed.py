@@ -54,7 +54,7 @@ PANELS: list[Panel] = [
             Query(_calls(catalog.STREAM_SYNCS), "waits for all streams"),
         ],
         Unit.PER_MINUTE,
-    ).span(8),
+    ),
     lines(
         Text(
             "Slowest steps",
@@ -64,7 +64,7 @@ PANELS: list[Panel] = [
         ),
         [Query(_SLOWEST, "slowest 5 %")],
         Unit.SECONDS,
-    ).span(8),
+    ),
     lines(
         Text(
             "Samples per second",
@@ -74,5 +74,5 @@ PANELS: list[Panel] = [
         ),
         [Query(f"sum({rate(select(catalog.SAMPLES))})", "all ranks")],
         Unit.NUMBER,
-    ).span(8),
+    ).span(24),
 ]
