@@ -61,7 +61,7 @@ NUMBERS: list[Panel] = [
     ),
     stat_panel(
         Text(
-            "Nodes without NVML",
+            "NVML down",
             "On how many nodes is the driver not available? All nvml_ metrics of these nodes are "
             "missing; the metrics of their ranks are not affected.",
             NO_EXPORTER,
