@@ -11,6 +11,7 @@ Json = dict[str, Any]
 MAX_OPEN_PANELS = 12
 SCREEN_HEIGHT = 1080
 MIN_NAME_HEIGHT = 14
+NO_DATA = "no data"
 UNMATCHED = "override without a field"
 DISAGREEMENT = "two answers to one question"
 # Panels of different titles that answer one question.
@@ -82,7 +83,7 @@ def _overlapping_names(panel: Json) -> Iterator[str]:
 
 PANEL_FAULTS: Mapping[str, Callable[[Json], Iterable[str]]] = {
     "query error": _query_errors,
-    "no data": _without_data,
+    NO_DATA: _without_data,
     "clipped text": _clipped,
     "hidden legend entries": _hidden_legend,
     "repeated legend entries": _repeated_legend,
