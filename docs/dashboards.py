@@ -20,6 +20,9 @@ The question that each panel answers. Grafana shows the same text behind the ⓘ
 13), import the files of `dashboards/json` and select the Prometheus data source. All dashboards
 have the same variables for run, node, GPU and rank. They link to each other and keep the selection
 and the time range.
+
+The pictures are drawn by `make pictures ARGS=--docs` with Grafana's published panel libraries, from
+recordings of simulated jobs and GPUs; state timelines and heatmaps are only close to Grafana's.
 """
 TAIL = """\
 ## In a Grafana of your own
@@ -45,11 +48,13 @@ def rendered() -> dict[Path, str]:
     boards = [
         json.loads((ROOT / "dashboards" / "json" / f"{name}.json").read_text()) for name in ORDER
     ]
-    return {PAGE: "\n".join([HEAD, *(_section(board) for board in boards), TAIL])}
+    sections = (_section(name, board) for name, board in zip(ORDER, boards, strict=True))
+    return {PAGE: "\n".join([HEAD, *sections, TAIL])}
 
 
-def _section(board: dict[str, Any]) -> str:
+def _section(name: str, board: dict[str, Any]) -> str:
     lines = [f"## {board['title']}", "", f"{board['description']} (`/d/{board['uid']}`)", ""]
+    lines += [f"![The first screen of {board['title']}](pictures/{name}.png)", ""]
     for panel in board["panels"]:
         if panel["type"] == "row":
             lines += ["", f"**{panel['title']}**", "", "| panel | description |", "|---|---|"]
