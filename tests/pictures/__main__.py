@@ -116,13 +116,15 @@ def _serve(recording: str) -> int:
 
 
 def _draw_for_docs(boards: Iterable[str]) -> int:
-    """Write the first screen of each board, with 128 colors, to docs/pictures."""
+    """Write the first screen of each board, with 256 colors, to docs/pictures."""
     drawings = [Drawing(board, RECORDING_OF[board], first_screen=True) for board in boards]
     draw(drawings, BUILD / "docs")
     DOCS.mkdir(exist_ok=True)
     for drawing in drawings:
         with Image.open(BUILD / "docs" / f"{drawing.name}.png") as picture:
-            picture.quantize(128).save(DOCS / f"{drawing.board}.png", optimize=True)
+            picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+                DOCS / f"{drawing.board}.png", optimize=True
+            )
     return 0
 
 
