@@ -15,7 +15,6 @@ DRAWN = [
     ("node", "no-gpu"),
     ("self", "no-gpu"),
     ("training-memory", "one-rank"),
-    ("training-memory", "ranks-64"),
 ]
 NOTHING_TO_SHOW = {"one-rank", "no-gpu", "ranks-64"}
 """Recordings in which little happens, so that panels may be without data."""
@@ -33,7 +32,6 @@ ACCEPTED: Mapping[tuple[str, str], str] = {
     ("self", "SDK errors by stage"): "there are none",
     ("training-memory", "CUDA graphs and MemPools"): "the simulated allocator has no private pools",
     ("training-memory", "Growth of the peak per hour"): "the newest processes are too young",
-    ("training-memory", "Settings that PyTorch ignored"): "it ignores none",
 }
 
 
