@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dashboards import recorded
 from dashboards.board import ALL_VARIABLES, ITSELF, LINK_TO_NODE, Board, Row
 from dashboards.colors import ANY_HAS_FAILED, ANY_IS_WRONG, SDK_COST, Levels
@@ -174,13 +172,6 @@ def _worst_nodes(expression: str) -> Query:
 def _worst_ranks(expression: str) -> Query:
     """Return the worst ranks of an expression over live processes."""
     return Query(worst(of_ranks(expression)), RUN_RANK)
-
-
-def _lines(
-    text: Text, queries: Sequence[Query], unit: str, *, mark: Levels | None = None
-) -> timeseries.Panel:
-    """Return lines, with room for the legend of the worst ones."""
-    return lines(text, queries, unit, mark=mark).height(9)
 
 
 _COLLECTOR_ROW = ("instance", "collector")
