@@ -15,6 +15,7 @@ DRAWN = [
     ("node", "no-gpu"),
     ("self", "no-gpu"),
     ("training-memory", "one-rank"),
+    ("training-memory", "ranks-64"),
 ]
 NOTHING_TO_SHOW = {"one-rank", "no-gpu", "ranks-64"}
 """Recordings in which little happens, so that panels may be without data."""
