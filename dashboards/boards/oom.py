@@ -55,7 +55,7 @@ from dashboards.queries import (
 )
 from grafana_foundation_sdk.builders import timeseries
 
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE
+from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
 from torchmem.sample.colors import CAUSES, STATES
@@ -175,9 +175,18 @@ _LAST_SAMPLE = (
 )
 
 
-_CAUSES = row(DEVICE_ROW, f"{seen(catalog.OOMS)} > 0", "cause")
+# What killed a process, on each of its devices. It counts more than errors that it had survived.
+_KILLS = (
+    f"0 * {seen(catalog.RESERVED_PEAK)} + on ({', '.join(PROCESS)}) group_left (cause) "
+    f"(1e9 * {seen(catalog.KILL_CAUSE)} > 0)"
+)
+_CAUSES = (
+    f"({row(DEVICE_ROW, f'{seen(catalog.OOMS)} > 0', 'cause')} "
+    f"or {row(DEVICE_ROW, _KILLS, 'cause')})"
+)
 _CAUSE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {_CAUSES})"
-_REMEDY = with_texts(_CAUSE, "remedy", "cause", REMEDY_BY_CAUSE)
+_REMEDY = with_texts(_CAUSE, "remedy", "cause", {**REMEDY_BY_CAUSE, **REMEDY_BY_KILL})
+_CAUSE_COLORS = {**CAUSES, **dict.fromkeys(REMEDY_BY_KILL, STATES["killed"])}
 # Of several lines within the range, that of the newest error.
 _LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
 _LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
@@ -210,7 +219,7 @@ FAILED = joined_table(
             colors=STATES,
             width=80,
         ),
-        Column("Cause", _REMEDY, label="cause", colors=CAUSES, width=115),
+        Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=115),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column("Line", _LINE, label="line", width=170),
         _bytes("Requested", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),

@@ -312,6 +312,7 @@ BOARD = Board(
         Row("Is it fragmented?", training_memory.FRAGMENTATION, collapsed=True),
         Row("Does it grow?", training_memory.GROWTH, collapsed=True),
         Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
+        Row("Is the host out of memory?", training_memory.HOST, collapsed=True),
         Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
         Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
         Row("Compared with another run", run_comparison.PANELS, collapsed=True),

@@ -291,3 +291,39 @@ SPECIAL: list[Panel] = [
         Unit.BYTES,
     ).height(10),
 ]
+
+_LEFT = f"{select(catalog.HOST_AVAILABLE)} / {select(catalog.HOST_LIMIT)}"
+HOST: list[Panel] = [
+    rank_lines(
+        Text(
+            "Host memory left",
+            "How close is the node, the container or the pod to its memory limit? At zero the "
+            "kernel's OOM killer ends a rank without a traceback. Ranks below one limit have equal "
+            "values. The dashed line is the threshold of the alert.",
+            "The SDK of these ranks reports no host memory",
+        ),
+        of_ranks(_LEFT, "min"),
+        Unit.RATIO,
+        lowest=True,
+        mark=levels.HOST_AVAILABLE,
+    ),
+    rank_lines(
+        Text(
+            "Resident memory",
+            "How much host memory does each rank use, without its data loader workers? Growth from "
+            "epoch to epoch is a leak on the host.",
+        ),
+        of_ranks(select(catalog.HOST_RSS)),
+        Unit.BYTES,
+    ),
+    rank_lines(
+        Text(
+            "Pinned memory",
+            "How much of it is pinned, which the kernel can neither swap nor move? PyTorch keeps "
+            "freed blocks, so used and cached count together.",
+            "PyTorch before 2.6 does not count pinned memory",
+        ),
+        of_ranks(f"sum without (state) ({select(catalog.HOST_PINNED)})"),
+        Unit.BYTES,
+    ),
+]

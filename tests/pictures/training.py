@@ -19,6 +19,7 @@ from torchmem.sample.sample import (
     STEP_DURATION_BOUNDS,
     DeviceSample,
     HostMemory,
+    PinnedMemory,
     Process,
     Sample,
     SelfCost,
@@ -177,6 +178,7 @@ class Trainer:
             steps=self._steps_so_far(seconds),
             cost=SelfCost(STATS_SECONDS, SNAPSHOT_COST_SECONDS, seconds * CPU_SHARE),
             allocator_settings=self._recorder.settings,
+            pinned=PinnedMemory(2 * GIB, GIB),
             host=HostMemory(self._host_bytes(), HOST_BYTES, HOST_BYTES - 8 * self._host_bytes()),
         )
 

@@ -51,6 +51,14 @@ REMEDY_BY_CAUSE: Mapping[str, str] = {
 }
 """The most promising remedy in one line, for alerts and dashboards, which have no report."""
 
+REMEDY_BY_KILL: Mapping[str, str] = {
+    "host_memory": (
+        "Use fewer data loader workers and less pinned memory, or request more host memory"
+    ),
+    "signal": "Find out who sent SIGKILL: the scheduler's log, or a limit of the node",
+}
+"""The first step by what killed a process, likewise."""
+
 REMEDY_BY_TREND: Mapping[str, str] = {
     "leak": (
         "Look for tensors that each step keeps: total_loss += loss (use loss.item()), lists of "
