@@ -88,6 +88,31 @@ def test_the_fragmentation_alert_reaches_the_webhook(
 
 
 @pytest.mark.stack
+def test_the_parts_of_every_card_add_up(monitored: tuple[Prometheus, Receiver]) -> None:
+    """At every moment the stacked parts of each card add up to its memory, and none is negative.
+
+    What is outside the allocator is the CUDA context, which counts as another process's before the
+    first moment at which both sides of the difference are known.
+    """
+    prometheus, _ = monitored
+    parts, total = "gpu:torchmem_memory_bytes:sum", "gpu:torchmem_memory_total_bytes:max"
+    known = f'max_over_time({parts}{{part="outside_allocator"}}[3m]) > 0'
+    until(lambda: 3 == len(prometheus.query(known)), pause=0.5)
+
+    def over_time(function: str, expression: str) -> list[float]:
+        # Not the newest evaluation, of which some rules may be missing.
+        query = f"{function}_over_time(({expression})[1m:1s] offset 5s)"
+        return [float(row["value"][1]) for row in until(lambda: prometheus.query(query))]
+
+    assert 1 > max(over_time("max", f"abs(sum without (part) ({parts}) - {total})"))
+    assert 0 == min(over_time("min", parts))
+    outside = f'{parts}{{part="outside_allocator"}}'
+    assert max(over_time("max", outside)) <= 1.1 * CONTEXT_BYTES
+    others = f'{parts}{{part="other_processes"}} and on (uuid) {outside}'
+    assert max(over_time("max", others)) <= 1.1 * CONTEXT_BYTES
+
+
+@pytest.mark.stack
 def test_one_rank_runs_out_of_memory_and_stays_visible(
     monitored: tuple[Prometheus, Receiver],
 ) -> None:
@@ -113,11 +138,12 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 # Queries without data in the demo, by panel and letter. Of the parts of a device: private pools,
 # memory cached before the first snapshot, other processes, and memory of GPUs without NVML. A trend
 # needs 30 minutes, idleness 10. Falling headroom, alerts and marks are temporary. No rank is
-# stalled or killed, and the ranks have no components, phases, samples, private pools or errors
-# other than an OOM.
+# stalled or killed, and the ranks have no components, phases, samples, pinned memory, private pools
+# or errors other than an OOM.
 WITHOUT_DATA = (
     r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown B"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
+    r"|Pinned memory A"
     r"|Growth of the peak per hour A"
     r"|Allocator settings B|Out of memory in A|Ranks in danger E"
     r"|Headroom exhausted in A|Deviation from the usual [ABC]|Samples per second A"
@@ -165,30 +191,6 @@ def test_every_query_of_the_dashboards_returns_data(monitored: tuple[Prometheus,
     with suppress(AssertionError):
         until(lambda: not empty(), pause=1)
     assert [] == empty()
-
-
-@pytest.mark.stack
-def test_the_parts_of_every_card_add_up(monitored: tuple[Prometheus, Receiver]) -> None:
-    """At every moment the stacked parts of each card add up to its memory, and none is negative.
-
-    What is outside the allocator is the CUDA context, which counts as another process's before the
-    first moment at which both sides of the difference are known.
-    """
-    prometheus, _ = monitored
-    parts, total = "gpu:torchmem_memory_bytes:sum", "gpu:torchmem_memory_total_bytes:max"
-    until(lambda: 3 == len(prometheus.query(f'{parts}{{part="outside_allocator"}} > 0')), pause=0.5)
-
-    def over_time(function: str, expression: str) -> list[float]:
-        # Not the newest evaluation, of which some rules may be missing.
-        query = f"{function}_over_time(({expression})[1m:1s] offset 5s)"
-        return [float(row["value"][1]) for row in until(lambda: prometheus.query(query))]
-
-    assert 1 > max(over_time("max", f"abs(sum without (part) ({parts}) - {total})"))
-    assert 0 == min(over_time("min", parts))
-    outside = f'{parts}{{part="outside_allocator"}}'
-    assert max(over_time("max", outside)) <= 1.1 * CONTEXT_BYTES
-    others = f'{parts}{{part="other_processes"}} and on (uuid) {outside}'
-    assert max(over_time("max", others)) <= 1.1 * CONTEXT_BYTES
 
 
 def test_an_interrupt_ends_everything() -> None:
