@@ -183,7 +183,7 @@ def test_a_stack_is_bounded(depth: int) -> None:
         ("/tmp/torchinductor_ann/ab/c.py", "torch._inductor.runtime.compile_tasks.c", "torch"),  # noqa: S108
         (os.__file__, "os", "python"),
         ("<frozen runpy>", "runpy", "python"),
-        ("/work/torch_tools/nn/train.py", "train", None),
+        ("/job/torch_tools/nn/train.py", "train", None),
     ],
 )  # fmt: skip
 def test_packages(file: str, module: str, package: str | None) -> None:
