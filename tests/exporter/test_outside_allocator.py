@@ -73,7 +73,7 @@ def device(**changes: Any) -> DeviceSample:
 
 
 def allocator(reserved: int) -> Allocator:
-    """Return statistics with so many reserved bytes."""
+    """Return statistics with the given number of reserved bytes."""
     pools = ByPool(0, reserved)
     return Allocator(pools, pools, pools, None, None, reserved, reserved, reserved)
 

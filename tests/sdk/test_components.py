@@ -140,7 +140,7 @@ class Training:
         return sum(tensor.size for tensor in self.counter.tensors(values))
 
     def read(self, moment: Any = "step", more: int = 0) -> dict[str, int]:
-        """Read, with so many more bytes allocated."""
+        """Read the components with `more` bytes allocated in addition."""
         requested = sum(self.truth().values()) - 7 + more
         return self.components.read({0: allocator(requested, 7)}, moment).get(0, {})
 

@@ -157,7 +157,7 @@ class InterruptedStart:
 
 
 def is_interrupted(number: int, call: Callable[[], object]) -> bool:
-    """Interrupt the start of the monitoring in `call`; return whether it has so many lines."""
+    """Interrupt the start in `call` at line `number`; return whether it has that many lines."""
     start, previous = InterruptedStart(number), sys.gettrace()
     sys.settrace(start)
     try:

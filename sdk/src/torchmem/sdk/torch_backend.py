@@ -385,7 +385,7 @@ class AllocatorReader:
             add_references((0, 0, False))
         snapshot = self._torch._C._cuda_memorySnapshot(*self._arguments)  # noqa: SLF001
         if not self.can_skip_traces and _has_history(snapshot):
-            self.records_stacks = False  # the script has put its own recording in place of ours
+            self.records_stacks = False  # the script has started its own recording
         return cast("Mapping[str, Any]", snapshot)
 
     def _has_long_history(self) -> bool:

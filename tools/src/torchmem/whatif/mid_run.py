@@ -1,9 +1,9 @@
 """What a recording that begins in the middle of a run tells about other settings.
 
-A setting that is switched where the trace begins is replayed from the very memory of that moment.
-A restart with a setting is another matter, because nobody recorded how the program came there: the
-live blocks are packed into an empty allocator, which is too kind to most settings. What was shown
-to hold nevertheless is said, see docs/whatif.md.
+A setting that is switched where the trace begins is replayed from the memory at that moment, which
+is exact. A restart with a setting is not, because the trace lacks the beginning of the program: the
+live blocks are packed into an empty allocator, which favors most settings. Only results that held
+in tests are reported; see docs/whatif.md.
 """
 
 from __future__ import annotations
