@@ -19,8 +19,13 @@ from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory, process_state
-from torchmem.sample.process_table import INITIAL_PID_NAMESPACE, ProcessStatus, ProcessTable
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.sample.process_table import (
+    INITIAL_PID_NAMESPACE,
+    ProcessStatus,
+    ProcessTable,
+    process_state,
+)
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.sample import Ending, Process, State
 

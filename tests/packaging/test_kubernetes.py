@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from torchmem.sdk._settings import PREFIX, resolve
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 BASE, OVERLAY = FOLDER / "base", FOLDER / "overlays" / "gpu-operator"
@@ -162,6 +164,30 @@ def test_a_training_pod_never_waits_for_the_exporter() -> None:
     assert {"POD_NAME", "POD_NAMESPACE"} <= set(environment)
 
 
+def test_the_pod_monitor_finds_the_leader() -> None:
+    """Job and PodMonitor of the example without an exporter agree on label, port and address.
+
+    The job name is not that of the exporters, whose absence is an alert.
+    """
+    template = manifest_of(FOLDER / "examples" / "training-job-leader.yaml", "Job")["spec"][
+        "template"
+    ]
+    monitor = manifest_of(FOLDER / "examples" / "podmonitor-leader.yaml", "PodMonitor")["spec"]
+    (container,) = template["spec"]["containers"]
+    (port,) = container["ports"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    settings = resolve({}, {k: v for k, v in environment.items() if k.startswith(PREFIX)})
+
+    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (port["name"], port["containerPort"]) == (endpoint["port"], settings.leader_port)
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(settings.leader_port)
+    assert settings.address == "0.0.0.0"  # noqa: S104 - reached from outside of the pod
+    replaced = {rule.get("targetLabel"): rule for rule in endpoint["relabelings"]}
+    assert replaced["job"]["replacement"] not in {"torchmem", ""}
+    assert replaced["instance"]["sourceLabels"] == ["__meta_kubernetes_pod_name"]
+
+
 def built(folder: Path) -> str:
     """Return the output of kustomize for a folder."""
     if KUSTOMIZE is None:
@@ -192,13 +218,13 @@ def test_kustomize_builds_it(folder: Path, kinds: set[str]) -> None:
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("source", ["base", "overlay", "example"])
+@pytest.mark.parametrize("source", ["base", "overlay", "training-job", "training-job-leader"])
 def test_the_schemas_of_kubernetes_accept_it(source: str, tmp_path: Path) -> None:
     """The OpenAPI schemas of Kubernetes accept every field of the built-in kinds."""
     if shutil.which("kubernetes-validate") is None:
         pytest.skip("needs kubernetes-validate: pip install kubernetes-validate")
-    file = FOLDER / "examples" / "training-job.yaml"
-    if source != "example":
+    file = FOLDER / "examples" / f"{source}.yaml"
+    if source in {"base", "overlay"}:
         file = tmp_path / "built.yaml"
         file.write_text(built(BASE if source == "base" else OVERLAY))
     done = subprocess.run(

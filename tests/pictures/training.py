@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from torchmem.allocator.call_stack import CallStack, Frame, Origin
-from torchmem.exporter.run_directory import DEFAULT_TTL_SECONDS, Published
+from torchmem.exporter.run_directory import Published
 from torchmem.sample.procfs import pid_namespace
+from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import (
     LIVE_STATES,
     STEP_DURATION_BOUNDS,

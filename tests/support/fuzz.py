@@ -41,12 +41,12 @@ from torchmem.oom import text as oom_text
 from torchmem.preflight.result import ProcessReport, no_verdict_error, read_result
 from torchmem.recording.content import InvalidSnapshotError, check
 from torchmem.recording.worker import load
-from torchmem.report import command as report_command
 from torchmem.report import text as report_text
 from torchmem.rules import thresholds
 from torchmem.sample import capture_messages
 from torchmem.sample.errors import UsageError
 from torchmem.sample.procfs import start_ticks
+from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
 
 
@@ -201,7 +201,7 @@ def snapshot_file(content: bytes) -> bool:
 def rank_report(content: bytes) -> bool:
     """Check what `torchmem report` shows of a sample file: it is refused, or has a page."""
     try:
-        sample = report_command.decode(content)
+        sample = decode_sample(content)
     except (ValueError, RecursionError):
         return False
     page = report_text.page(sample, now=1.8e9)

@@ -16,10 +16,9 @@ import yaml
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.reading import DEFAULT_PROCESSES_PER_GPU
-from torchmem.exporter.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.exporter.strict_yaml import Section
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import run_directory
+from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS, run_directory
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
 ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what a listen address without a host means

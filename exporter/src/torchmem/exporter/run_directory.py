@@ -36,8 +36,9 @@ from torchmem.exporter.directory_status import (
     directory_status,
 )
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
-from torchmem.sample.process_table import ProcessKey, ProcessStatus, ProcessTable, process_key
+from torchmem.sample.process_table import ProcessKey, ProcessTable, process_key, process_state
 from torchmem.sample.run_directory import (
+    DEFAULT_TTL_SECONDS,
     MAX_ENTRIES,
     MAX_SAMPLE_BYTES,
     MAX_USER_ENTRIES,
@@ -55,7 +56,6 @@ from torchmem.sample.sample import (
     Sample,
     State,
     distinct_devices,
-    live_state,
 )
 from torchmem.sample.untrusted import (
     UntrustedFileError,
@@ -66,12 +66,10 @@ from torchmem.sample.untrusted import (
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_TTL_SECONDS = 900.0
 MAX_USERS = 256
 MAX_DIRECTORIES_PER_USER = 64
 MAX_OLD_FILES = 4096  # of processes with an older torchmem, in the run directory itself
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
-MAX_HIDDEN_SILENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,24 +493,6 @@ def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
     if device.stats_timestamp is not None and device.stats_timestamp > now:
         device = replace(device, stats_timestamp=now)
     return device
-
-
-def process_state(
-    sample: Sample, status: ProcessStatus, now: float, silent_seconds: float
-) -> State:
-    """Return what the process is doing, or how it ended.
-
-    An ending that the process recorded itself counts first. Without one, a live process is
-    running or stalled, and so is a hidden one that wrote within MAX_HIDDEN_SILENCE_SECONDS. Any
-    other process ended in an OutOfMemoryError if one was pending, and was killed otherwise.
-    `now` is in Unix seconds; `silent_seconds` is the time since the process last wrote.
-    """
-    if sample.ended is not None:
-        return sample.ended
-    hidden = status.alive is None
-    if status.alive or (hidden and silent_seconds < MAX_HIDDEN_SILENCE_SECONDS):
-        return live_state(sample, now)
-    return "oom" if sample.oom_pending else "killed"
 
 
 def decode(data: bytes) -> Sample:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.sample.procfs import PROC, nested_pids, owner, pid_namespace, start_ticks
-from torchmem.sample.sample import Process
+from torchmem.sample.sample import Process, Sample, State, live_state
 
+# A process that /proc hides counts as alive for this long after its last write.
+MAX_HIDDEN_SILENCE_SECONDS = 60.0
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux, include/linux/proc_ns.h
 
 ProcessKey = tuple[int | None, int, int | None]
@@ -125,3 +127,21 @@ def _refuses_signals(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return False
+
+
+def process_state(
+    sample: Sample, status: ProcessStatus, now: float, silent_seconds: float
+) -> State:
+    """Return what the process is doing, or how it ended.
+
+    An ending that the process recorded itself counts first. Without one, a live process is
+    running or stalled, and so is a hidden one that wrote within MAX_HIDDEN_SILENCE_SECONDS. Any
+    other process ended in an OutOfMemoryError if one was pending, and was killed otherwise.
+    `now` is in Unix seconds; `silent_seconds` is the time since the process last wrote.
+    """
+    if sample.ended is not None:
+        return sample.ended
+    hidden = status.alive is None
+    if status.alive or (hidden and silent_seconds < MAX_HIDDEN_SILENCE_SECONDS):
+        return live_state(sample, now)
+    return "oom" if sample.oom_pending else "killed"

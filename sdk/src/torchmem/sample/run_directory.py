@@ -24,6 +24,7 @@ SYSTEM_RUN_DIR = Path("/run/torchmem")
 FALLBACK_RUN_DIR = Path("/tmp/torchmem")  # noqa: S108 - shared, and not trusted
 MAX_ENTRIES = 1 << 18  # entries of the run directory that a reader looks at; only names are read
 MAX_USER_ENTRIES = 1 << 14  # entries of one user's directory that a reader looks at
+DEFAULT_TTL_SECONDS = 900.0  # how long the last values of a process that ended are exported
 RUN_DIR_MODE = 0o1777
 SAMPLE_SUFFIX = ".sample.json"
 REPORT_SUFFIX = ".oom.json"

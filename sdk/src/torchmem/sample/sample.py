@@ -1,7 +1,8 @@
 """`Sample`: the state of one process's allocator on its devices, which the SDK publishes.
 
 Fields are plain numbers, strings and tuples or mappings of them. `None` means unknown or
-unsupported and is never exported. `encode` writes a sample as JSON; the exporter decodes it.
+unsupported and is never exported. `encode` writes a sample as JSON, `decode` reads it; the
+exporter has a faster and stricter decoder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from torchmem.sample.untrusted import convert, sanitize_json
 
 SCHEMA_VERSION = 1
 
@@ -318,3 +321,14 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fie
 def encode(sample: Sample) -> bytes:
     """Return the sample as one line of UTF-8 JSON; raise ValueError for NaN and infinity."""
     return _ENCODER.encode(sample).encode() + b"\n"
+
+
+def decode(data: bytes) -> Sample:
+    """Return the sample in a file that any user may have written.
+
+    Raises ValueError or RecursionError for anything else, also for another schema.
+    """
+    sample = convert(sanitize_json(json.loads(data)), Sample)
+    if sample.schema != SCHEMA_VERSION:
+        raise ValueError("the sample has another schema")
+    return sample

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -189,10 +190,13 @@ def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one ca
     raise ValueError(f"{name} has a wrong value")
 
 
+_type_hints = cache(get_type_hints)  # which takes longer than the conversion
+
+
 def _object(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is not an object")  # noqa: TRY004 - a bad value
-    hints, arguments = get_type_hints(kind), {}
+    hints, arguments = _type_hints(kind), {}
     for field in fields(kind):
         if field.name in value:
             arguments[field.name] = _convert(value[field.name], hints[field.name], field.name)

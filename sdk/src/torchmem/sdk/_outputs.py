@@ -89,11 +89,11 @@ class Endpoint:
         """
         port = settings.port + local_rank if settings.port else 0
         try:
-            return cls._listen(port, settings.address, read)
+            return cls.listen(port, settings.address, registry(read))
         except (OSError, OverflowError) as error:
             if port == 0:
                 raise
-            endpoint = cls._listen(0, settings.address, read)
+            endpoint = cls.listen(0, settings.address, registry(read))
             log(
                 logging.WARNING,
                 "torchmem: cannot listen on port %d (%s), serving %s instead",
@@ -104,8 +104,9 @@ class Endpoint:
             return endpoint
 
     @classmethod
-    def _listen(cls, port: int, address: str, read: Callable[[], Sample]) -> Endpoint:
-        return cls(*start_http_server(port, address, registry(read)), address)
+    def listen(cls, port: int, address: str, served: CollectorRegistry) -> Endpoint:
+        """Serve `served` on exactly this port; 0 is any free one. Raises OSError."""
+        return cls(*start_http_server(port, address, served), address)
 
     def close(self) -> None:
         """Stop serving."""

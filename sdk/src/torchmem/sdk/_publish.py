@@ -31,6 +31,7 @@ from torchmem.sdk._reserve import Reserve
 from torchmem.sdk._settings import Settings
 
 if TYPE_CHECKING:
+    from torchmem.sdk._leader import Leader
     from torchmem.sdk._outputs import Endpoint, Textfile
 
 # How long the files of a process stay after the last write: of one that has certainly ended, which
@@ -231,6 +232,8 @@ class Publisher:
         self._lock = threading.Lock()
         self._textfile: Textfile | None = None
         self._endpoint: Endpoint | None = None
+        self._leader: Leader | None = None
+        self._hostname = process.hostname
         name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
         self.file = SampleFile(self._make_directory(settings.directory(environment)), name)
         if settings.textfile is not None:
@@ -252,6 +255,22 @@ class Publisher:
 
                 self._endpoint = Endpoint.open(self._settings, self._local_rank, self._sample)
 
+    def campaign(self) -> None:
+        """Serve all of this user's processes on `leader_port` unless another one does."""
+        if self._settings.leader_port is None:
+            return
+        with self._errors.suppress("endpoint"):
+            if self._leader is None:
+                from torchmem.sdk._leader import Leader
+
+                self._leader = Leader(
+                    self.file.path.parent,
+                    self._hostname,
+                    self._settings.address,
+                    self._settings.leader_port,
+                )
+            self._leader.campaign()
+
     @property
     def url(self) -> str | None:
         """URL of the endpoint, or None without one."""
@@ -266,14 +285,16 @@ class Publisher:
                 (self._textfile.refresh if news_only else self._textfile.write)(self._sample())
 
     def close(self) -> None:
-        """Remove the textfile and close the port; the sample file stays. Raises OSError."""
+        """Remove the textfile and close the ports; the sample file stays. Raises OSError."""
         self.file.reserve.release()
         if self._textfile:
             self._textfile.remove()
-        if self._endpoint:
-            self._endpoint.close()
+        for server in (self._endpoint, self._leader):
+            if server:
+                server.close()
 
     def close_in_child(self) -> None:
-        """Close the parent's port in a forked child."""
-        if self._endpoint:
-            self._endpoint.close_in_child()
+        """Close the parent's ports in a forked child."""
+        for server in (self._endpoint, self._leader):
+            if server:
+                server.close_in_child()

@@ -46,6 +46,7 @@ class SettingsKeywords(TypedDict, total=False):
     release: float | None
     release_interval: float
     port: int | None
+    leader_port: int | None
     address: str
     textfile: str | Path | None
     enabled: bool
@@ -77,7 +78,9 @@ class Settings:
         PyTorch's peaks as `reset_peaks` does.
     release_interval: shortest time in seconds between two checks for `release`.
     port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
-    address: address that the port listens on.
+    leader_port: one of this user's processes on this host serves the series of all of them on this
+        port; when it ends, another takes over.
+    address: address that the ports listen on.
     textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
     enabled: False makes `instrument` do nothing.
     """
@@ -96,6 +99,7 @@ class Settings:
     release: float | None = None
     release_interval: float = 10.0
     port: int | None = None
+    leader_port: int | None = None
     address: str = "127.0.0.1"
     textfile: Path | None = None
     enabled: bool = True
@@ -210,6 +214,10 @@ def _port(value: Any) -> int:
     return number if 0 <= number <= MAX_PORT else _reject(value)
 
 
+def _fixed_port(value: Any) -> int:
+    return _port(value) or _reject(value)
+
+
 def _rank(value: Any) -> int:
     number = int(value)
     return number if 0 <= number <= MAX_RANK else _reject(value)
@@ -247,6 +255,7 @@ _PARSERS: dict[str, _Parser] = {
     "release": _Parser(_share, "a number above 0 and below 1"),
     "release_interval": _SECONDS,
     "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),
+    "leader_port": _Parser(_fixed_port, f"an integer from 1 to {MAX_PORT}"),
     "address": _TEXT,
     "textfile": _PATH,
     "enabled": _BOOLEAN,

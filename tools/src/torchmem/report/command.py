@@ -16,8 +16,8 @@ from torchmem.cli.terminal import write_out
 from torchmem.report import text
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
-from torchmem.sample.sample import Sample
-from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
+from torchmem.sample.sample import Sample, decode
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 
 HELP = "show what holds a running rank's memory, what threatens it, and what to set"
 
@@ -60,14 +60,6 @@ def load(process: TrainingProcess) -> Sample:
     if not sample.devices:
         raise UsageError(f"{process} has not used a GPU yet.")
     return sample
-
-
-def decode(data: bytes) -> Sample:
-    """Return the sample in a file that any user may have written.
-
-    Raises ValueError or RecursionError for anything else.
-    """
-    return convert(sanitize_json(json.loads(data)), Sample)
 
 
 def _document(sample: Sample) -> dict[str, Any]:
