@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from support.publishing import own_process, own_sample, publish
@@ -30,39 +31,51 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def milliseconds(act: Callable[[], object], times: int) -> float:
+def cpu_milliseconds(act: Callable[[], object], times: int) -> float:
     """Return the CPU time of this process for one of `times` acts."""
     before = time.process_time()
     act()
     return 1000 * (time.process_time() - before) / times
 
 
+def scrape_milliseconds(ranks: int, folder: Path) -> float:
+    """Return the cost of a scrape."""
+    for rank in range(ranks):
+        sample = own_sample(process=own_process(rank=rank))
+        publish(folder, sample, f"1-{rank + 1}-1.sample.json")
+    host = sample.process.hostname
+    with closing(Leader(folder / str(os.geteuid()), host, "127.0.0.1", free_port())) as leader:
+        leader.campaign()
+        client = [sys.executable, "-c", CLIENT, leader.url or ""]
+        subprocess.run([*client, "2"], check=True)
+        return cpu_milliseconds(
+            lambda: subprocess.run([*client, str(SCRAPES)], check=True), SCRAPES
+        )
+
+
+def turn_milliseconds(folder: Path) -> float:
+    """Return the cost of a turn of the election while another process holds the lock."""
+    holder = [sys.executable, "-c", HOLDER, folder]
+    leader = Leader(folder, "host", "127.0.0.1", 1)
+
+    def campaign() -> None:
+        for _ in range(TURNS):
+            leader.campaign()
+
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        return cpu_milliseconds(campaign, TURNS)
+
+
 def main() -> None:
     """Print the figures."""
     for ranks in (1, 8, 64):
         with tempfile.TemporaryDirectory() as folder:
-            for rank in range(ranks):
-                sample = own_sample(process=own_process(rank=rank))
-                publish(Path(folder), sample, f"1-{rank + 1}-1.sample.json")
-            directory, host = Path(folder) / str(os.geteuid()), sample.process.hostname
-            leader = Leader(directory, host, "127.0.0.1", free_port())
-            leader.campaign()
-            command = [sys.executable, "-c", CLIENT, leader.url or "", str(SCRAPES)]
-            subprocess.run([*command[:-1], "2"], check=True)
-            spent = milliseconds(
-                lambda command=command: subprocess.run(command, check=True), SCRAPES
-            )
-            print(f"a scrape of {ranks:2} ranks {spent:8.2f} ms CPU")
-            leader.close()
+            spent = scrape_milliseconds(ranks, Path(folder))
+            print(f"a scrape of {ranks:2} ranks     {spent:8.2f} ms CPU")
     with tempfile.TemporaryDirectory() as folder:
-        holder = [sys.executable, "-c", HOLDER, folder]
-        with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-            assert other.stdout
-            other.stdout.readline()
-            leader = Leader(Path(folder), "host", "127.0.0.1", 1)
-            spent = milliseconds(lambda: [leader.campaign() for _ in range(TURNS)], TURNS)
-            print(f"a turn without the lock {1000 * spent:5.1f} us CPU")
-            leader.close()
+        print(f"a turn without the lock {turn_milliseconds(Path(folder)):8.4f} ms CPU")
 
 
 HOLDER = """
