@@ -55,7 +55,7 @@ def scrape_milliseconds(ranks: int, folder: Path) -> float:
 
 def turn_milliseconds(folder: Path) -> float:
     """Return the cost of a turn of the election while another process holds the lock."""
-    holder = [sys.executable, "-c", HOLDER, folder]
+    holder = [sys.executable, "-c", HOLDER, str(folder)]
     leader = Leader(folder, "host", "127.0.0.1", 1)
 
     def campaign() -> None:
