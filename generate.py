@@ -50,6 +50,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
     lambda: rendered_by("deploy.kubernetes.build"),
+    lambda: rendered_by("deploy.completion"),
 )
 
 

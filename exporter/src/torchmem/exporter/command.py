@@ -8,6 +8,11 @@ from pathlib import Path
 from torchmem.sample.errors import MissingExtraError
 
 HELP = "serve allocator and NVML metrics of this node to Prometheus"
+EPILOG = """\
+Examples:
+  torchmem exporter --listen 0.0.0.0:9847
+  torchmem exporter --once
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

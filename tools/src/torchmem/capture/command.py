@@ -39,6 +39,11 @@ from torchmem.sample.untrusted import (
 )
 
 HELP = "record the memory history of a running process and save the snapshot"
+EPILOG = """\
+Examples:
+  torchmem capture --rank 3 --seconds 20
+  torchmem capture --pid 4242 --out rank3.pickle
+"""
 POLL_SECONDS = 0.1
 # The process's background thread may take this long to notice a file, or to write the snapshot.
 NOTICE_SECONDS = 60.0

@@ -27,13 +27,21 @@ COMMANDS = (
     "preflight",
     "doctor",
     "rules",
+    "completion",
 )
+EPILOG = """\
+Examples:
+  torchmem demo
+  torchmem run -- python train.py
+
+`torchmem COMMAND --help` shows the flags and examples of a command.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code; print a TorchmemError as one sentence."""
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed = command_line().parse_args(arguments)
         return int(parsed.run(parsed))
     except TorchmemError as error:
         print(f"torchmem: {error}", file=sys.stderr)
@@ -43,15 +51,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser; of what it returns, `run` is a function of the parsed arguments."""
+    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="torchmem", description="Prometheus monitoring for PyTorch GPU memory."
+        prog="torchmem",
+        description="Prometheus monitoring for PyTorch GPU memory.",
+        epilog=EPILOG,
+        formatter_class=raw,
     )
+    parser.set_defaults(run=lambda _: _help(parser))
     parser.add_argument("--version", action="version", version=f"torchmem {version('torchmem')}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         command = importlib.import_module(f"torchmem.{name}.command")
-        subparser = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
+        subparser = subparsers.add_parser(
+            name,
+            help=command.HELP,
+            description=command.HELP,
+            epilog=command.EPILOG,
+            formatter_class=raw,
+        )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0

@@ -7,6 +7,11 @@ import argparse
 from torchmem.sample.errors import MissingExtraError
 
 HELP = "run a simulated training and show the memory of its ranks; needs no GPU"
+EPILOG = """\
+Examples:
+  torchmem demo --list
+  torchmem demo --scenario leak --ranks 2 --loop
+"""
 DEFAULT_SCENARIO = "fragmentation"
 DEFAULT_DURATION_SECONDS = 300.0
 

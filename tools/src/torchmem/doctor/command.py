@@ -9,7 +9,7 @@ from pathlib import Path
 from torchmem.cli.terminal import write_out
 from torchmem.doctor.check import Place
 
-HELP = "check installation, GPUs, run directory, exporter and Prometheus, and say what to fix"
+HELP = "check everything between a training process and Prometheus, and say what to fix"
 EPILOG = """\
 Examples:
   torchmem doctor
@@ -22,8 +22,6 @@ DEFAULT_EXPORTER = "http://127.0.0.1:9847"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add(
         "--exporter",

@@ -23,6 +23,11 @@ from torchmem.sample.run_directory import (
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
 HELP = "explain the OutOfMemoryError of an instrumented process"
+EPILOG = """\
+Examples:
+  torchmem oom
+  torchmem oom --list
+"""
 REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
 

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
 
-__all__ = ["HELP", "InterruptedRunError", "add_arguments", "run"]
+__all__ = ["EPILOG", "HELP", "InterruptedRunError", "add_arguments", "run"]
 
-HELP = "run a training script on a phantom GPU and report whether its memory fits a card"
-EPILOG = (
-    "Exit code: 0 if it fits, 1 if it does not, 2 if there is no verdict because a flag is wrong, "
-    "the script cannot be run, or the script fails with its own error."
-)
+HELP = "run a training script on a phantom GPU and report whether it fits on a card"
+EPILOG = """\
+Examples:
+  torchmem preflight --card h100-80gb -- python train.py
+  torchmem preflight --card 24GB --find-batch batch=1..64 -- python train.py
+
+Exit code: 0 if it fits, 1 if it does not, 2 if there is no verdict because a
+flag is wrong, the script cannot be run, or it fails with its own error.
+"""
 DEFAULT_STEPS = 20
 
 
@@ -41,7 +45,6 @@ class InterruptedRunError(TorchmemError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.usage = "torchmem preflight --card CARD [options] -- COMMAND ..."
-    parser.epilog = EPILOG
     _add_run_flags(parser)
     _add_distributed_flags(parser.add_argument_group("one rank of a distributed run"))
     _add_table_flags(parser.add_argument_group("several runs, as a table"))

@@ -20,6 +20,11 @@ from torchmem.sample.sample import Sample, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 
 HELP = "show what holds a running rank's memory, what threatens it, and what to set"
+EPILOG = """\
+Examples:
+  torchmem report --rank 3
+  torchmem report --run nightly --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

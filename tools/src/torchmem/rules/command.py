@@ -9,6 +9,11 @@ from pathlib import Path
 from torchmem.sample.errors import MissingExtraError, UsageError
 
 HELP = "write Prometheus' recording and alerting rules from your thresholds"
+EPILOG = """\
+Examples:
+  torchmem rules --defaults > thresholds.yml
+  torchmem rules --thresholds thresholds.yml --out rules
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

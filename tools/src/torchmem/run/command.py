@@ -15,13 +15,14 @@ from torchmem.run.autostart import ON, VARIABLE
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.untrusted import sanitize_text
 
-HELP = "run a command and monitor every process of it that uses CUDA; scripts stay unchanged"
+HELP = "run a command unchanged, and monitor each of its processes that uses CUDA"
 EPILOG = """\
 Examples:
   torchmem run -- python train.py
   torchmem run --name nightly -- torchrun --nproc-per-node 8 train.py
 
-The command replaces this process, so its output, its signals and its exit code are its own.
+The command replaces this process, so its output, its signals and its exit code
+are its own.
 Every TORCHMEM_* setting works, such as TORCHMEM_HISTORY=oom.
 """
 STARTUP = Path(__file__).resolve().parent / "startup"
@@ -42,8 +43,6 @@ class CommandError(TorchmemError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.usage = "torchmem run [--name NAME] [--run-dir DIR] -- COMMAND ..."
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--name", metavar="NAME", help="name of the run (default: the scheduler's or the script's)")
     add("--run-dir", metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")

@@ -31,8 +31,6 @@ DEFAULT_ROWS = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add(
         "snapshots",

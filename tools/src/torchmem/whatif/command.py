@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from torchmem.whatif.result import WhatIf
 
 HELP = "replay a memory snapshot's allocations under other allocator settings"
-EXIT_CODES = (
-    "Exit code: 0 if there is a recommendation for each GPU, 1 if one has none, 2 if a file or a "
-    "flag cannot be used."
-)
+EPILOG = """\
+Examples:
+  torchmem whatif snapshot.pickle
+  torchmem whatif snapshot.pickle --card 40GB --setting max_split_size_mb:256
+
+Exit code: 0 if there is a recommendation for each GPU, 1 if one has none, 2 if
+a file or a flag cannot be used.
+"""
 NO_RECOMMENDATION = 1
 """Exit code if a file was read but its replay does not reproduce it; like grep's for no match."""
 
@@ -44,7 +48,6 @@ class Options:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.epilog = EXIT_CODES
     parser.add_argument(
         "snapshots",
         metavar="SNAPSHOT",

@@ -1,0 +1,105 @@
+"""Help texts: bare `torchmem` explains itself, and every example works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.publishing import own_process, own_sample, publish
+from support.recordings import varying_lengths, write
+from support.reports import STRANDED
+
+from torchmem.allocator.oom_report import encode
+from torchmem.cli.main import COMMANDS, command_line, main
+from torchmem.sample.run_directory import REPORT_SUFFIX
+
+COLUMNS = 80
+_EXAMPLE = re.compile(r"^  (torchmem .+)$", re.MULTILINE)
+# They serve until Ctrl-C, or need another process, CUDA or a server.
+NOT_RUN = re.compile(
+    r"torchmem (demo( --scenario .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
+    r"|preflight .*|doctor --prometheus .*)"
+)
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let argparse format for a terminal of the usual width."""
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+
+
+def help_text(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """Return the help text of a command, or of `torchmem` itself."""
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*command, "--help"])
+    return capsys.readouterr().out
+
+
+def examples(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the examples of all help texts."""
+    texts = [help_text(capsys), *(help_text(capsys, name) for name in COMMANDS)]
+    return [example for text in texts for example in _EXAMPLE.findall(text)]
+
+
+def test_bare_torchmem_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command, the help text is on stdout and the exit code is 0."""
+    assert 0 == main([])
+    assert capsys.readouterr().out == help_text(capsys)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_text_has_examples_and_fits_a_terminal(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command has two examples of its own, and no line is longer than 80 columns."""
+    text = help_text(capsys, name)
+
+    assert 2 <= sum(example.split()[1] == name for example in _EXAMPLE.findall(text))
+    assert max(map(len, text.splitlines())) <= COLUMNS
+
+
+def test_every_example_is_a_valid_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser accepts the flags and values of every example."""
+    for example in examples(capsys):
+        words = shlex.split(example.partition(" > ")[0])
+        assert callable(command_line().parse_args(words[1:]).run), example
+
+
+def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the files that they name, the examples succeed, in the order of the help texts."""
+    environment = _prepare(tmp_path)
+    ran = [example for example in examples(capsys) if not NOT_RUN.fullmatch(example)]
+    assert len(ran) > len(COMMANDS)
+    for example in ran:
+        done = subprocess.run(
+            ["sh", "-c", example],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        # doctor finds no exporter.
+        expected = 1 if example == "torchmem doctor" else 0
+        assert expected == done.returncode, f"{example}: {done.stderr}"
+
+
+def _prepare(folder: Path) -> dict[str, str]:
+    """Write the files that examples name, and return the environment of the commands."""
+    run_dir = folder / "run"
+    publish(run_dir, own_sample(process=own_process(run="nightly", rank=3)))
+    publish(run_dir, encode(STRANDED), f"4242-1-1-1{REPORT_SUFFIX}")
+    write(varying_lengths(steps=30).snapshot(), folder / "snapshot.pickle")
+    for step in (100, 900):
+        write(varying_lengths(steps=step // 50).snapshot(), folder / f"step{step}.pickle")
+    (folder / "train.py").write_text("")
+    for place in (".local/share/bash-completion/completions", ".config/fish/completions"):
+        (folder / place).mkdir(parents=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "HOME": str(folder), "TORCHMEM_RUN_DIR": str(run_dir)}

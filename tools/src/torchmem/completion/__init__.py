@@ -1,0 +1,1 @@
+"""`torchmem completion`: command line completion for shells."""

@@ -1,0 +1,38 @@
+"""`torchmem completion`: print the script that completes `torchmem` on a shell's command line.
+
+`make generate` renders the scripts with shtab (deploy/completion.py), so that neither the base
+install nor a shell's startup needs more than to read a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torchmem.cli.terminal import write_out
+
+HELP = "print the completion script of a shell"
+EPILOG = """\
+Examples:
+  torchmem completion bash > ~/.local/share/bash-completion/completions/torchmem
+  torchmem completion fish > ~/.config/fish/completions/torchmem.fish
+
+For zsh, write _torchmem to a folder in $fpath. Then start a new shell.
+"""
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the script."""
+    write_out(script(arguments.shell).read_text(encoding="utf-8"))
+    return 0
+
+
+def script(shell: str) -> Path:
+    """Return the file that completes `torchmem` in a shell."""
+    return Path(__file__).with_name(f"torchmem.{shell}")

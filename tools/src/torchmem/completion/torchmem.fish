@@ -1,0 +1,169 @@
+# Completion of torchmem for fish; installed as `torchmem completion --help` says.
+# Rendered by deploy/completion.py with shtab: do not edit.
+
+# Custom Preamble
+function __torchmem_command
+  set -l words (commandline -opc)
+  set -l separator (contains -i -- -- $words)
+  or return
+  set -e words[1..$separator]
+  complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
+end
+
+# End Custom Preamble
+
+# Parse current commandline:
+# - _shtab_torchmem_cmdpath=(sub)command path seen so far
+# - _shtab_torchmem_npos=number of positional arguments given after it
+# - options are skipped based on _shtab_torchmem_opts_with_value & _shtab_torchmem_commands lists
+function _shtab_torchmem_scan
+  set -g _shtab_torchmem_cmdpath ''
+  set -g _shtab_torchmem_npos 0
+  set -l tokens (commandline -opc)
+  set -e tokens[1]
+  set -l expect_value 0
+  for t in $tokens
+    if test $expect_value -eq 1
+      set expect_value 0
+      continue
+    end
+    switch "$t"
+      case '--*=*'
+        continue
+      case '-*'
+        if contains -- $t $_shtab_torchmem_opts_with_value
+          set expect_value 1
+        end
+        continue
+      case '*'
+        if test $_shtab_torchmem_npos -eq 0
+          set -l candidate $t
+          if test -n "$_shtab_torchmem_cmdpath"
+            set candidate "$_shtab_torchmem_cmdpath $t"
+          end
+          if contains -- $candidate $_shtab_torchmem_commands
+            set -g _shtab_torchmem_cmdpath $candidate
+            continue
+          end
+        end
+        set -g _shtab_torchmem_npos (math $_shtab_torchmem_npos + 1)
+    end
+  end
+end
+
+# Condition helper: true if the current (sub)command path equals the given one.
+function _shtab_torchmem_using
+  _shtab_torchmem_scan
+  test "$_shtab_torchmem_cmdpath" = "$argv"
+end
+
+set -g _shtab_torchmem_commands exporter run demo oom report capture whatif snapshot preflight doctor rules completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpus --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --top --ttl-seconds --web.config.file --web.listen-address --world-size --world-sizes
+
+complete -c torchmem -e
+complete -c torchmem -f
+
+complete -c torchmem -n _shtab_torchmem_using -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n _shtab_torchmem_using -l version -d 'show program'"'"'s version number and exit'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a exporter -d 'serve allocator and NVML metrics of this node to Prometheus'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l listen -l web.listen-address -x -d 'address to serve on (default: 127.0.0.1:9847)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.config.file -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords, in the format of Prometheus exporters'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.systemd-socket -d 'serve on the socket that systemd passes'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory that the training processes write to'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'how long to keep the last values of a process that ended (default: 900)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seconds -x -d 'how long to wait for the driver (default: 5)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l pcie-throughput -l no-pcie-throughput -d 'measure PCIe throughput, which takes 40 ms for each GPU and scrape'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings in YAML; flags override them'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l print-config -d 'print the effective settings as YAML and exit'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l once -d 'print the metrics once on stdout and exit'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a run -d 'run a command unchanged, and monitor each of its processes that uses CUDA'
+complete -c torchmem -n '_shtab_torchmem_using run' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using run' -l name -x -d 'name of the run (default: the scheduler'"'"'s or the script'"'"'s)'
+complete -c torchmem -n '_shtab_torchmem_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using run; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command, after --'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a demo -d 'run a simulated training and show the memory of its ranks; needs no GPU'
+complete -c torchmem -n '_shtab_torchmem_using demo' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l scenario -xka "amp-accumulate-checkpoint checkpointing fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbour qkv retry-storm rl-phases variable-length" -d 'scenario to run; see --list'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l list -d 'describe the scenarios and exit'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l ranks -x -d 'number of ranks and cards (default 4)'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l duration -x -d 'length of the scenario (default 300)'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l loop -d 'repeat the scenario until Ctrl-C'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l seed -x -d 'seed of the allocations (default 0)'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l listen -x -d 'address of the exporter; port 0 selects a free port'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l real -d 'allocate tensors on this machine'"'"'s GPUs with PyTorch'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a oom -d 'explain the OutOfMemoryError of an instrumented process'
+complete -c torchmem -n '_shtab_torchmem_using oom' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using oom' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using oom' -l list -d 'list all of your reports in the run directory (root: everybody'"'"'s)'
+complete -c torchmem -n '_shtab_torchmem_using oom' -l json -d 'print the reports as JSON, one per line'
+complete -c torchmem -n '_shtab_torchmem_using oom; and test $_shtab_torchmem_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'report (default: the newest one)'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a report -d 'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
+complete -c torchmem -n '_shtab_torchmem_using report' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using report' -l rank -x -d 'global rank of the process'
+complete -c torchmem -n '_shtab_torchmem_using report' -l run -x -d 'name of its run'
+complete -c torchmem -n '_shtab_torchmem_using report' -l pid -x -d 'its process id'
+complete -c torchmem -n '_shtab_torchmem_using report' -l json -d 'print the sample, the threats and the advice as JSON'
+complete -c torchmem -n '_shtab_torchmem_using report' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a capture -d 'record the memory history of a running process and save the snapshot'
+complete -c torchmem -n '_shtab_torchmem_using capture' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l rank -x -d 'global rank of the process'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l run -x -d 'name of its run'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l pid -x -d 'its process id'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l seconds -x -d 'recording time (default 20)'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'output file (default rankN-TIME.pickle)'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a whatif -d 'replay a memory snapshot'"'"'s allocations under other allocator settings'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l device -x -d 'only this GPU (default: all that have a trace)'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l card -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), 22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l setting -x -d 'try this instead of the usual settings, such as '"'"'max_split_size_mb:256'"'"'; repeatable'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l json -d 'print one line of JSON per device'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the trace, as .png or .svg'
+complete -c torchmem -n '_shtab_torchmem_using whatif; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of torch.cuda.memory._dump_snapshot or `torchmem capture`'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a snapshot -d 'show what holds the memory in a snapshot: by line, module, size, age, and pool'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l at -xka "end peak oom" -d 'the moment to look at (default: the OutOfMemoryError if there is one, else the end)'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l diff -d 'show what grew from the first file to the second'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l leaks -d 'show lines that allocate throughout the recording and never free'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l device -x -d 'only this GPU (default: all)'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l top -x -d 'rows of each table (default 12)'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l json -d 'print one line of JSON per GPU'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory by line, as .png or .svg'
+complete -c torchmem -n '_shtab_torchmem_using snapshot; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of torch.cuda.memory._dump_snapshot or `torchmem capture`'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a preflight -d 'run a training script on a phantom GPU and report whether it fits on a card'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l card -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from --list-cards, or a size: 24GB (10^9), 22.5GiB (2^30)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l list-cards -d 'list the cards known by name, and exit'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpus -x -d 'number of cards visible to the script (default: one, or one per local rank)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l steps -x -d 'stop after N optimizer steps (default 20)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l alloc-conf -x -d 'PYTORCH_CUDA_ALLOC_CONF for the script (default: from the environment)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l beside-gpu -d 'run even if this machine has a real NVIDIA GPU'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-size -x -d 'run as one rank of N, with the environment that torchrun sets'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l rank -x -d 'the rank to run (default 0)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l local-world-size -x -d 'ranks on each node (default 8, or the world size if that is smaller)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l find-batch -x -d 'find the largest value of a script option that fits, such as batch-size=1..64 for --batch-size'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l ranks -x -d 'run each of these ranks of --world-size, such as 0..3,7'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-sizes -x -d 'run --rank with each of these world sizes, such as 8,64,1024'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l setting -x -d 'compare this allocator setting instead of the default ones; can be repeated'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l cards -x -d 'compare these cards instead of the next larger and smaller ones'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'keep the trace, for memory_viz and torchmem whatif'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l json -d 'print one JSON document; the script'"'"'s output goes to stderr'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the steps, as .png or .svg'
+complete -c torchmem -n '_shtab_torchmem_using preflight; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command to run'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a doctor -d 'check everything between a training process and Prometheus, and say what to fix'
+complete -c torchmem -n '_shtab_torchmem_using doctor' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using doctor' -l exporter -x -d 'address of the exporter (default http://127.0.0.1:9847)'
+complete -c torchmem -n '_shtab_torchmem_using doctor' -l prometheus -x -d 'address of Prometheus (default: it is not asked)'
+complete -c torchmem -n '_shtab_torchmem_using doctor' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using doctor' -l json -d 'print the checks as one line of JSON'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a rules -d 'write Prometheus'"'"' recording and alerting rules from your thresholds'
+complete -c torchmem -n '_shtab_torchmem_using rules' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'the file of your thresholds (default: the shipped thresholds)'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l out -xka "(__fish_complete_directories)" -d 'the directory to write the rules to, one file for each subject'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l check -xka "(__fish_complete_directories)" -d 'write nothing; fail if the rules in the directory differ'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l defaults -d 'print the shipped thresholds, as a template for your file'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a completion -d 'print the completion script of a shell'
+complete -c torchmem -n '_shtab_torchmem_using completion' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using completion; and test $_shtab_torchmem_npos -eq 0' -ka "bash zsh fish" -d 'the shell'

@@ -1,0 +1,250 @@
+#compdef torchmem
+
+# Completion of torchmem for zsh; installed as `torchmem completion --help` says.
+# Rendered by deploy/completion.py with shtab: do not edit.
+
+
+_shtab_torchmem_commands() {
+  local _commands=(
+    capture:'record the memory history of a running process and save the snapshot'
+    completion:'print the completion script of a shell'
+    demo:'run a simulated training and show the memory of its ranks; needs no GPU'
+    doctor:'check everything between a training process and Prometheus, and say what to fix'
+    exporter:'serve allocator and NVML metrics of this node to Prometheus'
+    oom:'explain the OutOfMemoryError of an instrumented process'
+    preflight:'run a training script on a phantom GPU and report whether it fits on a card'
+    report:'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
+    rules:'write Prometheus'"'"' recording and alerting rules from your thresholds'
+    run:'run a command unchanged, and monitor each of its processes that uses CUDA'
+    snapshot:'show what holds the memory in a snapshot: by line, module, size, age, and pool'
+    whatif:'replay a memory snapshot'"'"'s allocations under other allocator settings'
+  )
+  _describe 'torchmem commands' _commands
+}
+
+_shtab_torchmem_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "(- : *)--version[show program\'s version number and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_defaults_added=0
+
+_shtab_torchmem_capture_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--rank[global rank of the process]:N:"
+  "--run[name of its run]:NAME:"
+  "--pid[its process id]:N:"
+  "--seconds[recording time (default 20)]:S:"
+  "--out[output file (default rankN-TIME.pickle)]:FILE:_files"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_capture_defaults_added=0
+
+_shtab_torchmem_completion_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  ":the shell:(bash zsh fish)"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_completion_defaults_added=0
+
+_shtab_torchmem_demo_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbour qkv retry-storm rl-phases variable-length)"
+  "--list[describe the scenarios and exit]"
+  "--ranks[number of ranks and cards (default 4)]:N:"
+  "--duration[length of the scenario (default 300)]:SECONDS:"
+  "--loop[repeat the scenario until Ctrl-C]"
+  "--seed[seed of the allocations (default 0)]:N:"
+  "--listen[address of the exporter\; port 0 selects a free port]:HOST:PORT:"
+  "--real[allocate tensors on this machine\'s GPUs with PyTorch]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_demo_defaults_added=0
+
+_shtab_torchmem_doctor_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--exporter[address of the exporter (default http\:\/\/127.0.0.1\:9847)]:URL:"
+  "--prometheus[address of Prometheus (default\: it is not asked)]:URL:"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "--json[print the checks as one line of JSON]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_doctor_defaults_added=0
+
+_shtab_torchmem_exporter_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {--listen,--web.listen-address}"[address to serve on (default\: 127.0.0.1\:9847)]:HOST:PORT:"
+  "--web.config.file[TLS and passwords, in the format of Prometheus exporters]:FILE.yml:_files"
+  "--web.systemd-socket[serve on the socket that systemd passes]"
+  "--run-dir[run directory that the training processes write to]:DIR:_files -/"
+  "--ttl-seconds[how long to keep the last values of a process that ended (default\: 900)]:N:"
+  "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
+  {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
+  "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
+  "--config[settings in YAML\; flags override them]:FILE.yml:_files"
+  "--print-config[print the effective settings as YAML and exit]"
+  "--once[print the metrics once on stdout and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_exporter_defaults_added=0
+
+_shtab_torchmem_oom_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "--list[list all of your reports in the run directory (root\: everybody\'s)]"
+  "--json[print the reports as JSON, one per line]"
+  ":report (default\: the newest one):_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_oom_defaults_added=0
+
+_shtab_torchmem_preflight_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--card[a name from --list-cards, or a size\: 24GB (10\^9), 22.5GiB (2\^30)]:CARD:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
+  "--list-cards[list the cards known by name, and exit]"
+  "--gpus[number of cards visible to the script (default\: one, or one per local rank)]:N:"
+  "--steps[stop after N optimizer steps (default 20)]:N:"
+  "--alloc-conf[PYTORCH_CUDA_ALLOC_CONF for the script (default\: from the environment)]:CONF:"
+  "--beside-gpu[run even if this machine has a real NVIDIA GPU]"
+  "--world-size[run as one rank of N, with the environment that torchrun sets]:N:"
+  "--rank[the rank to run (default 0)]:R:"
+  "--local-world-size[ranks on each node (default 8, or the world size if that is smaller)]:N:"
+  "--find-batch[find the largest value of a script option that fits, such as batch-size\=1..64 for --batch-size]:NAME=LO..HI:"
+  "--ranks[run each of these ranks of --world-size, such as 0..3,7]:LIST:"
+  "--world-sizes[run --rank with each of these world sizes, such as 8,64,1024]:LIST:"
+  "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
+  "--cards[compare these cards instead of the next larger and smaller ones]:LIST:"
+  "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
+  "--json[print one JSON document\; the script\'s output goes to stderr]"
+  "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"
+  "(-)*::the command to run:_torchmem_command"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_preflight_defaults_added=0
+
+_shtab_torchmem_report_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--rank[global rank of the process]:N:"
+  "--run[name of its run]:NAME:"
+  "--pid[its process id]:N:"
+  "--json[print the sample, the threats and the advice as JSON]"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_report_defaults_added=0
+
+_shtab_torchmem_rules_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
+  "--out[the directory to write the rules to, one file for each subject]:DIR:_files -/"
+  "--check[write nothing\; fail if the rules in the directory differ]:DIR:_files -/"
+  "--defaults[print the shipped thresholds, as a template for your file]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_rules_defaults_added=0
+
+_shtab_torchmem_run_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--name[name of the run (default\: the scheduler\'s or the script\'s)]:NAME:"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "(-)*::the command, after --:_torchmem_command"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_run_defaults_added=0
+
+_shtab_torchmem_snapshot_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
+  "--diff[show what grew from the first file to the second]"
+  "--leaks[show lines that allocate throughout the recording and never free]"
+  "--device[only this GPU (default\: all)]:N:"
+  "--top[rows of each table (default 12)]:N:"
+  "--json[print one line of JSON per GPU]"
+  "--plot[plot memory by line, as .png or .svg]:FILE:_files"
+  "(*):a file of torch.cuda.memory._dump_snapshot or \`torchmem capture\`:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_snapshot_defaults_added=0
+
+_shtab_torchmem_whatif_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--device[only this GPU (default\: all that have a trace)]:N:"
+  "--card[a name from \`torchmem preflight --list-cards\`, or a size\: 24GB (10\^9), 22.5GiB (2\^30) (default\: from an OOM in the trace, otherwise unlimited)]:CARD:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
+  "*--setting[try this instead of the usual settings, such as \'max_split_size_mb\:256\'\; repeatable]:CONF:"
+  "--json[print one line of JSON per device]"
+  "--plot[plot memory over the trace, as .png or .svg]:FILE:_files"
+  "(*):a file of torch.cuda.memory._dump_snapshot or \`torchmem capture\`:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_whatif_defaults_added=0
+
+
+_shtab_torchmem() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->torchmem'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_torchmem_defaults_added )); then
+    if (( ${_shtab_torchmem_options[(I)${(q)one_or_more}*]} +          ${_shtab_torchmem_options[(I)${(q)remainder}*]} +          ${_shtab_torchmem_options[(I)${(q)default}]} == 0 )); then
+      _shtab_torchmem_options+=(': :_shtab_torchmem_commands' '*::: :->torchmem')
+    fi
+    _shtab_torchmem_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_torchmem_options
+
+  case $state in
+    torchmem)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_torchmem-$line[1]:"
+      case $line[1] in
+        capture) _arguments -C -s $_shtab_torchmem_capture_options ;;
+        completion) _arguments -C -s $_shtab_torchmem_completion_options ;;
+        demo) _arguments -C -s $_shtab_torchmem_demo_options ;;
+        doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
+        exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
+        oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
+        preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
+        report) _arguments -C -s $_shtab_torchmem_report_options ;;
+        rules) _arguments -C -s $_shtab_torchmem_rules_options ;;
+        run) _arguments -C -s $_shtab_torchmem_run_options ;;
+        snapshot) _arguments -C -s $_shtab_torchmem_snapshot_options ;;
+        whatif) _arguments -C -s $_shtab_torchmem_whatif_options ;;
+      esac
+  esac
+}
+
+# Custom Preamble
+_torchmem_command() {
+  local separator=${words[(ie)--]}
+  (( separator < CURRENT )) || return 1
+  shift $separator words
+  (( CURRENT -= separator ))
+  _normal
+}
+
+# End Custom Preamble
+
+
+typeset -A opt_args
+
+if [[ $zsh_eval_context[-1] == eval ]]; then
+  # eval/source/. command, register function for later
+  compdef _shtab_torchmem -N torchmem
+else
+  # autoload from fpath, call function directly
+  _shtab_torchmem "$@"
+fi
