@@ -61,19 +61,27 @@ def _shown(expression: str) -> str:
     return f"sum({live(expression)})".replace('"$rank"', '"$shown"')
 
 
+_OUTSIDE, _START = select(catalog.OUTSIDE_ALLOCATOR), select(catalog.OUTSIDE_ALLOCATOR_START)
 _RANK = stack(
     Text(
         "Rank $shown",
         "How far apart are the memory of tensors (allocated), the memory that waits for another "
-        "stream too (active), what PyTorch holds (reserved), and the GPU? What is left below the "
-        "dashed line is free or belongs to other processes. The ranks with the least headroom are "
-        "shown.",
+        "stream too (active), what PyTorch holds (reserved), and the GPU? Outside PyTorch are the "
+        "CUDA context, which was there at the start, and libraries such as NCCL, since then. What "
+        "is left below the dashed line is free or belongs to other processes. The ranks with the "
+        "least headroom are shown.",
     ),
     [
         Query(_shown(_ALLOCATED), "allocated", PARTS["in_use"]),
         Query(f"{_shown(_ACTIVE)} - {_shown(_ALLOCATED)} > 0", "active", PARTS["private_pools"]),
         Query(f"{_shown(_RESERVED)} - {_shown(_ACTIVE)}", "reserved", PARTS["releasable"]),
-        Query(_shown(select(catalog.OUTSIDE_ALLOCATOR)), "outside", PARTS["outside_allocator"]),
+        Query(
+            _shown(f"({_START} < {_OUTSIDE} or {_OUTSIDE} and {_START})"),
+            "outside, at the start",
+            PARTS["driver"],
+        ),
+        Query(_shown(f"({_OUTSIDE} - {_START} > 0)"), "outside, since", PARTS["outside_allocator"]),
+        Query(_shown(f"({_OUTSIDE} unless {_START})"), "outside", PARTS["outside_allocator"]),
     ],
     Query(_shown(select(catalog.DEVICE_TOTAL)), "GPU"),
     Unit.BYTES,

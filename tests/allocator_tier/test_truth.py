@@ -132,7 +132,7 @@ def test_the_last_state_survives_an_oom(train: Train) -> None:
 
 
 def test_the_exporter_joins_the_process_with_the_driver(train: Train) -> None:
-    """The driver's bytes of the process minus PyTorch's reserved bytes are shown."""
+    """The driver's bytes of the process minus PyTorch's are shown, now and at the start."""
     training = train("80GB", 20, GPT, "--steps", "20")
     truth = training.truth(20)
     shown_at(training.prometheus, 20, truth["time"])
@@ -142,4 +142,5 @@ def test_the_exporter_joins_the_process_with_the_driver(train: Train) -> None:
     reserved = truth["stats"]["reserved_bytes.all.current"]
     assert used == then.value("sum(nvml_process_memory_bytes)")
     assert used - reserved == then.value("torchmem_outside_allocator_bytes")
+    assert used - reserved == then.value("torchmem_outside_allocator_start_bytes")
     training.go_on(20)

@@ -26,12 +26,20 @@ from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sample.sample import Allocator, ByPool, Counters, DeviceSample, Sample
+from torchmem.sample.sample import (
+    Allocator,
+    ByPool,
+    Counters,
+    DeviceSample,
+    FirstRead,
+    Sample,
+)
 
 OpenExporter = Callable[..., Exporter]
 ScrapeWith = Callable[..., Exposition]
 MIB, GIB = 1 << 20, 1 << 30
 OUTSIDE, MOMENT = "torchmem_outside_allocator_bytes", "torchmem_outside_allocator_timestamp_seconds"
+START = "torchmem_outside_allocator_start_bytes"
 OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
 FREE = 17 * GIB
 RESERVED = 60 * GIB
@@ -200,7 +208,9 @@ def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run
 class Card:
     """A card with one rank and other processes, at a second of its own.
 
-    `free_bytes` is what NVML reports as free; None as on GPUs that share the CPU's memory.
+    `context` and `libraries` are what the rank holds outside its allocator; `has_free` is whether
+    NVML reports free memory, unlike on GPUs that share the CPU's memory. `first` is the first read
+    of the rank's SDK, and `start` what a scrape shows of that moment.
     """
 
     reserved: int = RESERVED
@@ -210,6 +220,10 @@ class Card:
     allocs: int = 120
     incarnation: int = 1
     has_free: bool = True
+    libraries: int = 0
+    is_up: bool = True
+    first: FirstRead | None = None
+    start: float | None = None
 
     def __post_init__(self) -> None:
         self.outside = OutsideAllocator()
@@ -218,7 +232,12 @@ class Card:
     @property
     def free(self) -> int:
         """What the driver has free."""
-        return 79 * GIB - self.context - self.reserved - self.others
+        return 79 * GIB - self.used - self.others
+
+    @property
+    def used(self) -> int:
+        """What the rank holds on the card."""
+        return self.context + self.libraries + self.reserved if self.is_up else 0
 
     def allocate(self, size: int) -> None:
         """Have the rank take memory from the driver, or return it."""
@@ -227,19 +246,31 @@ class Card:
     def read(self) -> None:
         """Have the SDK read the allocator and the driver."""
         self.now += 1
+        self.first = self.first or FirstRead(self.now, self.reserved, self.free)
         self.sample = device(
             allocator=allocator(self.reserved),
             counters=Counters(device_allocs=self.allocs),
             stats_timestamp=self.now,
             driver_free_bytes=self.free,
+            first_read=self.first,
         )
+
+    def stop(self) -> None:
+        """Have the rank end."""
+        self.is_up, self.now = False, self.now + 1
+
+    def begin(self) -> None:
+        """Have another rank take its place, with a context only, and its SDK read the card."""
+        self.incarnation, self.is_up, self.first = self.incarnation + 1, True, None
+        self.libraries = self.reserved = 0
+        self.read()
 
     def scrape(self, *, is_alive: bool = True) -> dict[str, float]:
         """Return what a scrape shows, by metric."""
         self.now += 1
         process = own_process(start_ticks=self.incarnation)
         published = [Published(read_sample(self.sample, process=process), 7, "running", True)]
-        rows = [ProcessMemory(7, self.context + self.reserved)]
+        rows = [ProcessMemory(7, self.used)] if self.is_up else []
         if self.others:
             rows.append(ProcessMemory(8, self.others))
         free: dict[str | None, int] = {None: self.free} if self.has_free else {}
@@ -248,13 +279,18 @@ class Card:
         reading = Reading(nvml, present=(GpuIdentity(0, UUID),))
         reading.read(Processes)
         families = self.outside.families(
-            reading, published if is_alive else [], {UUID: GpuIdentity(0, UUID)}, self.now
+            reading,
+            published if is_alive and self.is_up else [],
+            {UUID: GpuIdentity(0, UUID)},
+            self.now,
         )
-        return {sample.name: sample.value for family in families for sample in family.samples}
+        values = {sample.name: sample.value for family in families for sample in family.samples}
+        self.start = values.pop(START, None)
+        return values
 
     def shown(self) -> dict[str, float]:
         """What a scrape shows if both sides are of the moment of the newest sample."""
-        return {OUTSIDE: self.context, MOMENT: self.sample.stats_timestamp or 0.0}
+        return {OUTSIDE: self.context + self.libraries, MOMENT: self.sample.stats_timestamp or 0.0}
 
 
 def test_its_own_allocations_cancel_out() -> None:
@@ -320,6 +356,70 @@ def test_a_value_does_not_outlive_its_process() -> None:
     assert {} == card.scrape()
 
 
+def test_the_start_is_kept_while_libraries_take_memory() -> None:
+    """What a rank held when its SDK first read the card stays apart from what came later."""
+    card = Card(others=GIB)
+    card.scrape()
+    assert card.context == card.start
+    card.libraries = 3 * GIB
+    card.read()
+
+    assert card.shown() == card.scrape()
+    assert card.context == card.start
+
+
+@pytest.mark.parametrize("is_listed_before", [False, True], ids=["free card", "context only"])
+def test_the_start_follows_from_a_scrape_before_it(is_listed_before: bool) -> None:
+    """A rank alone on a card that the exporter saw before it needs no scrape at its first read."""
+    card = Card()
+    card.stop()
+    card.scrape()
+    if is_listed_before:
+        card.is_up, card.reserved = True, 0
+        card.scrape(is_alive=False)
+    card.begin()
+    card.allocate(9 * GIB)
+    card.libraries = GIB
+    card.read()
+    card.allocate(GIB)
+    card.scrape()
+
+    assert card.context == card.start
+
+
+@pytest.mark.parametrize("others", [0, GIB], ids=["late exporter", "neighbor"])
+def test_an_unseen_start_is_absent(others: int) -> None:
+    """Without a scrape before the rank, or beside another process, a later value is no start."""
+    card = Card(others=others)
+    if others:
+        card.stop()
+        card.scrape()
+        card.begin()
+    card.allocate(GIB)
+    card.libraries = GIB
+    for _ in range(3):
+        card.read()
+        card.scrape()
+
+    assert card.shown() == card.scrape()
+    assert None is card.start
+
+
+def test_another_rank_has_another_start() -> None:
+    """The start is that of the process, not that of the card, the pid or the SDK's next session."""
+    card = Card()
+    card.scrape()
+    card.first, card.libraries = None, GIB
+    card.read()
+    card.scrape()
+    assert card.context == card.start
+
+    card.incarnation += 1
+    card.allocate(GIB)
+    card.scrape()
+    assert None is card.start
+
+
 # Sizes of the neighbors are not multiples of the rank's, so that no sum of both is 0 by chance.
 _ACTIONS = st.one_of(
     st.integers(-4, 4).map(lambda count: ("allocate", count * GIB)),
@@ -344,6 +444,35 @@ def test_no_value_is_ever_wrong(actions: Sequence[tuple[str, int]], has_free: bo
             card.read()
         elif action == "scrape":
             assert abs(card.scrape().get(OUTSIDE, card.context) - card.context) <= 32 * MIB
+            are_others_free_to_change = True
+
+
+_EVENTS = _ACTIONS | st.sampled_from([("libraries", GIB), ("restart", 0)])
+
+
+@given(st.lists(_EVENTS, max_size=40))
+def test_no_start_is_ever_wrong(events: Sequence[tuple[str, int]]) -> None:
+    """Whatever ranks and neighbors do, a start is what the rank held at its SDK's first read.
+
+    Neighbors that come and go between two scrapes are the exception: they change at most once.
+    """
+    card, are_others_free_to_change = Card(reserved=0), True
+    truth = card.context
+    for event, size in events:
+        if event == "allocate" and 0 <= card.reserved + size <= 30 * GIB:
+            card.allocate(size)
+        elif event == "others" and are_others_free_to_change:
+            card.others, are_others_free_to_change = size, False
+        elif event == "libraries" and card.libraries < 9 * GIB:
+            card.libraries += size
+        elif event == "restart":
+            card.stop()
+            card.begin()
+        elif event == "read":
+            card.read()
+        elif event == "scrape":
+            card.scrape()
+            assert card.start is None or abs(card.start - truth) <= 32 * MIB
             are_others_free_to_change = True
 
 

@@ -15,6 +15,7 @@ from torchmem.sample.sample import (
     ByPool,
     Counters,
     DeviceSample,
+    FirstRead,
     HostMemory,
     Layout,
     OomDetail,
@@ -88,6 +89,7 @@ devices = st.builds(
     components=st.dictionaries(text, size, max_size=8),
     component_peaks=st.dictionaries(text, size, max_size=8),
     component_peak_timestamp=_optional(seconds),
+    first_read=_optional(st.builds(FirstRead, seconds, size, size)),
 )
 processes = st.builds(
     Process,
@@ -190,6 +192,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             "rounding": gib,
         },
         component_peak_timestamp=1_700_000_001.0,
+        first_read=FirstRead(1_699_996_400.0, 2 << 20, 79 * gib),
     )
     process = Process(
         pid=pid,

@@ -492,6 +492,8 @@ def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
         device = replace(device, last_oom=replace(device.last_oom, timestamp=now))
     if device.stats_timestamp is not None and device.stats_timestamp > now:
         device = replace(device, stats_timestamp=now)
+    if device.first_read and device.first_read.timestamp > now:
+        device = replace(device, first_read=replace(device.first_read, timestamp=now))
     return device
 
 

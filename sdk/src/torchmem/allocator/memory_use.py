@@ -45,6 +45,14 @@ def outside_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
     return max(0, total - driver_free - allocator.reserved_bytes.total)
 
 
+def outside_at_start(device: DeviceSample) -> int | None:
+    """Return the bytes that were not this process's own reserved ones at the first read."""
+    first, total = device.first_read, device.total_bytes
+    if first is None or total is None:
+        return None
+    return max(0, total - first.driver_free_bytes - first.reserved_bytes)
+
+
 def _reserved_parts(device: DeviceSample, private_free: int) -> Iterator[tuple[str, int]]:
     allocator = device.allocator
     if allocator is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from torchmem.allocator.memory_use import outside_at_start, outside_bytes
 from torchmem.allocator.oom_report import format_seconds
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_size
@@ -40,6 +41,7 @@ def facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, ...]:
     """
     return (
         *memory_facts(device),
+        *_outside(device, now),
         *_cache(device, now),
         *_events(sample, device, now),
         *_host(sample),
@@ -69,6 +71,19 @@ def memory_facts(device: DeviceSample) -> Iterator[Fact]:
 def _peaks(allocator: Allocator) -> str:
     allocated, reserved = allocator.allocated_peak_bytes, allocator.reserved_peak_bytes
     return f"{format_size(allocated)} allocated, {format_size(reserved)} reserved"
+
+
+def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
+    """Yield what was outside the allocator at the first read, and the difference to now."""
+    first, start = device.first_read, outside_at_start(device)
+    outside = outside_bytes(device, device.driver_free_bytes)
+    if first is not None and start is not None and outside is not None:
+        more = "more" if outside >= start else "less"
+        yield Fact(
+            "outside PyTorch",
+            f"{format_size(start)} at the first read, {_ago(first.timestamp, now)}; "
+            f"{format_size(abs(outside - start))} {more} now, other processes included",
+        )
 
 
 def _cache(device: DeviceSample, now: float) -> Iterator[Fact]:

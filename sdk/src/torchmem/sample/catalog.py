@@ -266,6 +266,11 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
     "Unix time of the moment that torchmem_outside_allocator_bytes is from.",
 )
+OUTSIDE_ALLOCATOR_START = _group.gauge(
+    "torchmem_outside_allocator_start_bytes",
+    "The same at the SDK's first read of the device, mostly within a second of the creation of the "
+    "CUDA context; absent if the exporter cannot tell.",
+)
 
 _NVML_DEVICES = "NVML: devices and memory"
 _group = _Group(_NVML_DEVICES)

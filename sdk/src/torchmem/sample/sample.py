@@ -157,6 +157,18 @@ class OomRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstRead:
+    """What the first read of a device found, in bytes; `timestamp` in Unix seconds.
+
+    `driver_free_bytes` is from cudaMemGetInfo.
+    """
+
+    timestamp: float
+    reserved_bytes: int
+    driver_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceSample:
     """One device of the process: torch's index, the UUID as NVML writes it, and its memory.
 
@@ -168,6 +180,8 @@ class DeviceSample:
     name of a part that the script tracks. They add up to the allocated bytes, or are empty.
     `component_peaks` is the same of the peak of the allocated bytes, as known from a step that
     ended at `component_peak_timestamp`, in Unix seconds.
+    `first_read` is what the first read of these found, mostly within a second of the creation of
+    the CUDA context.
     """
 
     index: int
@@ -184,6 +198,7 @@ class DeviceSample:
     components: dict[str, int] = field(default_factory=dict)
     component_peaks: dict[str, int] = field(default_factory=dict)
     component_peak_timestamp: float | None = None
+    first_read: FirstRead | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -48,6 +48,9 @@ MAX_STEP_SECONDS = 0.00002
 # Shortest pause of the background thread, whatever `interval` is.
 MIN_PAUSE_SECONDS = 0.001
 
+# Before the first tick, while the CUDA context is being created.
+FIRST_PAUSE_SECONDS = 0.05
+
 # A read that took longer waited for the allocator's lock while it held the GIL.
 SLOW_READ_SECONDS = 0.005
 BACK_OFF_SECONDS = 10.0

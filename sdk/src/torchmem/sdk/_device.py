@@ -12,6 +12,7 @@ from torchmem.sample.sample import (
     ByPool,
     Counters,
     DeviceSample,
+    FirstRead,
     Layout,
     OomCause,
     OomRecord,
@@ -50,6 +51,7 @@ class DeviceRecord:
         self.requested_peak = 0
         self.allocator: Allocator | None = None
         self.driver_free: int | None = None
+        self.first_read: FirstRead | None = None
         self.stats_timestamp: float | None = None
         self.layout: Layout | None = None
         self.periodic_layout: Layout | None = None
@@ -77,6 +79,12 @@ class DeviceRecord:
         if self._ooms is None and "num_ooms" in stats:
             self._ooms = {}
         self.allocator = self._allocator(stats)
+
+    def update_driver(self, free: int | None) -> None:
+        """Take the driver's free bytes, which were read right after the statistics."""
+        self.driver_free = free
+        if self.first_read is None and free is not None and self.stats_timestamp is not None:
+            self.first_read = FirstRead(self.stats_timestamp, self.reserved_bytes(), free)
 
     def keep_peaks(self, stats: NestedStats) -> None:
         """Take only the peaks of one nested statistics dict."""
@@ -152,6 +160,7 @@ class DeviceRecord:
             components=self.components,
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
+            first_read=self.first_read,
         )
 
     def _layout(self, *, expandable: bool) -> Layout | None:

@@ -22,6 +22,7 @@ from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._call_stack import calling_origin
 from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import (
+    FIRST_PAUSE_SECONDS,
     FIRST_STEPS,
     IDLE_READ_BUDGET,
     MIN_PAUSE_SECONDS,
@@ -251,7 +252,8 @@ class Monitor:
 
     def _request_reads(self, now: float) -> None:
         is_idle = self._clock.last is None or now - self._clock.last > self._settings.idle_after
-        stats, layout = is_idle and self._idle_reads.is_due(now), self._snapshots.is_due(now)
+        is_due = self._idle_reads.is_due(now) or not self.recorder.records()
+        stats, layout = is_idle and is_due, self._snapshots.is_due(now)
         if stats or layout:
             with self._errors.suppress("snapshot"):
                 read = partial(self._read, stats=stats, layout=layout)
@@ -368,7 +370,11 @@ class Monitor:
 
 
 class Sampler:
-    """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time."""
+    """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time.
+
+    The first call comes earlier: what the process holds on its devices is read before NCCL and
+    other libraries take more.
+    """
 
     def __init__(self, tick: Callable[[], None], interval: float, meter: CpuMeter) -> None:
         self._tick = tick
@@ -401,7 +407,7 @@ class Sampler:
 
     def _run(self) -> None:
         generator = random.Random()  # noqa: S311 - jitter, not a secret
-        counted, pause = 0.0, self._interval
+        counted, pause = 0.0, min(self._interval, FIRST_PAUSE_SECONDS)
         while not self._running.acquire(timeout=_bounded(pause) * generator.uniform(0.75, 1.25)):
             self._tick()
             total = time.thread_time()  # since the thread started, so that waking up is included

@@ -87,7 +87,7 @@ class Recorder:
             stats = self.backend.memory_stats(device.index)
             if stats:
                 record.update(stats)
-                record.driver_free = self.backend.free_bytes(device.index)
+                record.update_driver(self.backend.free_bytes(device.index))
 
     def _read_components(self, moment: Moment) -> None:
         counted: dict[int, dict[str, int]] = {}

@@ -2,7 +2,7 @@
 
 The SDK read the allocator up to some seconds before a scrape reads NVML, and in between a training
 can allocate or free many GiB. A difference is taken only where both sides are of one moment; until
-the next one it is held.
+the next one it is held. That of the SDK's first read of a device is kept as the start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.sample import catalog
-from torchmem.sample.families import View, value_family
+from torchmem.sample.families import View, family, value_family
 from torchmem.sample.process_table import ProcessKey, process_key
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
@@ -58,6 +58,18 @@ class _Scrape:
 
 
 @dataclass(frozen=True, slots=True)
+class _Occupants:
+    """The processes that a scrape, which ended at `time` (Unix seconds), found on a GPU.
+
+    available_bytes: what they hold or could take.
+    """
+
+    time: float
+    pids: frozenset[int]
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Outside:
     """Bytes outside the allocator, and when its statistics were read (Unix seconds)."""
 
@@ -71,6 +83,8 @@ class OutsideAllocator:
     def __init__(self) -> None:
         self._scrapes: dict[_Key, _Scrape] = {}
         self._held: dict[_Key, _Outside] = {}
+        self._starts: dict[_Key, int] = {}
+        self._occupants: Mapping[str, _Occupants] = {}
         self._reading: Reading | None = None
 
     def families(
@@ -90,18 +104,24 @@ class OutsideAllocator:
         indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
         # A reading that was not complete yet at the previous call is not a later one now.
         is_later, self._reading = reading is not self._reading, reading
+        before = self._occupants if is_later else {}
+        self._occupants = _occupants_by_gpu(reading, now)
         rows: list[tuple[tuple[str, ...], _Outside]] = []
+        starts: list[tuple[tuple[str, ...], int]] = []
         keys: set[_Key] = set()
         for item, device, use in _live_devices(published, uses_by_process(reading)):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
             outside = use and self._join(key, use, device, now, is_later=is_later)
-            if outside:
-                view = View(item.sample, item.pid_label or item.pid, item.state, indices)
-                rows.append((view.device_labels(device), outside))
+            start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
+            view = View(item.sample, item.pid_label or item.pid, item.state, indices)
+            labels = view.device_labels(device)
+            rows.extend([(labels, outside)] if outside else [])
+            starts.extend([(labels, start)] if start is not None else [])
         self._forget_all_but(keys)
         yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
         yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
+        yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
 
     def _join(
         self, key: _Key, use: Use, device: DeviceSample, now: float, *, is_later: bool
@@ -117,9 +137,20 @@ class OutsideAllocator:
             self._held[key] = _Outside(size, timestamp)
         return self._held.get(key)
 
+    def _start(
+        self, key: _Key, use: Use, device: DeviceSample, pid: int, before: _Occupants | None
+    ) -> int | None:
+        """Return the difference at the SDK's first read, which is found once or never."""
+        if key not in self._starts:
+            size = start_bytes(use, device, pid, before)
+            if size is not None and size >= 0:
+                self._starts[key] = size
+        return self._starts.get(key)
+
     def _forget_all_but(self, keys: set[_Key]) -> None:
         self._scrapes = {key: scrape for key, scrape in self._scrapes.items() if key in keys}
         self._held = {key: outside for key, outside in self._held.items() if key in keys}
+        self._starts = {key: start for key, start in self._starts.items() if key in keys}
 
 
 def _live_devices(
@@ -155,6 +186,29 @@ def outside_bytes(use: Use, device: DeviceSample, before: _Scrape | None) -> int
     return None
 
 
+def start_bytes(use: Use, device: DeviceSample, pid: int, before: _Occupants | None) -> int | None:
+    """Return NVML's bytes minus reserved bytes at the SDK's first read; None if unknown.
+
+    They are known if that read is still the newest one and NVML is of its moment; or if no other
+    process was on the device, neither in the scrape `before` that read nor in this one after it,
+    so that all that the driver no longer had free was of process `pid`.
+    """
+    first, read = device.first_read, device.allocator
+    if first is None or read is None:
+        return None
+    newest = device.stats_timestamp, read.reserved_bytes.total, device.driver_free_bytes
+    if newest == (first.timestamp, first.reserved_bytes, first.driver_free_bytes):
+        size = outside_bytes(use, device, None)
+        if size is not None:
+            return size
+    available = use.available_bytes
+    if available is None or not use.is_alone or before is None or not before.pids <= {pid}:
+        return None
+    if before.time > first.timestamp or not _is_same(available, before.available_bytes):
+        return None
+    return available - first.driver_free_bytes - first.reserved_bytes
+
+
 def _is_unchanged(device: DeviceSample, before: DeviceSample) -> bool:
     """Return whether the process has allocated and freed no device memory."""
     return device.allocator is not None and (
@@ -165,11 +219,25 @@ def _is_unchanged(device: DeviceSample, before: DeviceSample) -> bool:
 
 def _was_alone(use: Use, before: Use) -> bool:
     """Return whether no other process has used the device since an earlier scrape."""
-    available, available_before = use.available_bytes, before.available_bytes
-    if available is None or available_before is None:
-        return False
-    is_same = abs(available - available_before) <= _SAME_BYTES
+    is_same = _is_same(use.available_bytes, before.available_bytes)
     return use.is_alone and before.is_alone and is_same
+
+
+def _is_same(size: int | None, other: int | None) -> bool:
+    """Return whether both are known and are the same free memory."""
+    return size is not None and other is not None and abs(size - other) <= _SAME_BYTES
+
+
+def _occupants_by_gpu(reading: Reading, now: float) -> Mapping[str, _Occupants]:
+    """Return who is on each GPU, by UUID; GPUs in MIG mode and with unknown bytes are left out."""
+    occupants = {}
+    for gpu, processes in reading.values(Processes):
+        free, listed = processes.free.get(None), processes.listed
+        used = [row.used_bytes for row in listed if row.used_bytes is not None]
+        if free is not None and len(used) == len(listed):
+            pids = frozenset(row.pid for row in listed)
+            occupants[gpu.uuid] = _Occupants(now, pids, free + sum(used))
+    return occupants
 
 
 def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], Use]:
