@@ -47,6 +47,8 @@ WORKLOADS = {
         12,
         ranks=2,
     ),
+    "fsdp2, varying": Workload(("benchmarks/midrun/varying_fsdp2.py",), "24GB", 20, 30, ranks=2),
+    "fsdp2, tight": Workload(("benchmarks/midrun/varying_fsdp2.py",), "4GB", 20, 30, ranks=2),
 }
 """By name; "tight" ones meet the limit of their card."""
 

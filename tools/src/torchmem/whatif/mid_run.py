@@ -70,7 +70,6 @@ class RestartReplays:
     were not, or if that is unknown.
     """
 
-    recorded: ReplayResult
     packed: ReplayResult
     config: AllocatorConfig
     growth: float
@@ -81,26 +80,15 @@ class RestartReplays:
         if replayed.oom is not None:
             return None
         if config == replace(recorded, expandable_segments=True):
-            return Restart(name, conf, self._estimate(replayed))
+            return Restart(name, conf, int(replayed.peak_reserved * self.growth))
         direction = self._direction(replayed)
         if config == replace(recorded, max_split_size=config.max_split_size):
             return Restart(name, conf, direction=direction)
-        if self._packed_holds():
-            return Restart(name, conf, self._estimate(replayed))
         divisions = config.roundup_power2_divisions
         is_rounding = config == replace(recorded, roundup_power2_divisions=divisions)
         if is_rounding and direction == "less":
             return Restart(name, conf, direction=direction)
         return None
-
-    def _estimate(self, replayed: ReplayResult) -> int:
-        return int(replayed.peak_reserved * self.growth)
-
-    def _packed_holds(self) -> bool:
-        """Return whether the packed start leads to the peak and the OOM that were recorded."""
-        difference = abs(self.packed.peak_reserved - self.recorded.peak_reserved)
-        has_same_end = (self.packed.oom is None) == (self.recorded.oom is None)
-        return has_same_end and difference <= PEAK_MARGIN * self.recorded.peak_reserved
 
     def _direction(self, replayed: ReplayResult) -> Direction:
         ratio = replayed.peak_reserved / max(1, self.packed.peak_reserved)
@@ -117,7 +105,7 @@ def restart_all(
     packed = replayer.replay(settings.name, settings.conf, settings.config)
     lifetime = run.recording.facts.allocated_peak_bytes or 0
     growth = max(1.0, lifetime / max(1, recorded.peak_allocated))
-    replays = RestartReplays(recorded, packed, settings.config, growth)
+    replays = RestartReplays(packed, settings.config, growth)
     for setting in candidates:
         if setting.refused is not None:
             yield None
