@@ -13,6 +13,7 @@ from random import Random
 
 from prometheus_client.core import Metric
 
+from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.sample import catalog
 from torchmem.sample.families import View, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
@@ -22,7 +23,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Worker
+from torchmem.simulator.scenarios import SCENARIOS, Scenario, Worker
 
 RANKS = 2
 STEPS = 240
@@ -39,20 +40,34 @@ Series = dict[str, dict[int, float]]
 """Values by series, as Prometheus writes it, and by the number of the scrape."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a rank trains and is watched, what an event takes, and the pause between scrapes.
+
+    All in seconds.
+    """
+
+    trained: float = TRAINED_SECONDS
+    watched: float = WATCHED_SECONDS
+    event: float = TRAINED_SECONDS / STEPS / EVENTS_PER_STEP
+    scrape: float = SCRAPE_SECONDS
+
+
 @dataclass
 class Rank:
     """One rank on a card of its own, and the series that are scraped from both."""
 
-    name: str
+    scenario: Scenario
     rank: int
+    pace: Pace = Pace()
+    config: AllocatorConfig = DEFAULT_CONFIG
     series: Series = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
-        scenario = SCENARIOS[self.name]
-        self.total = scenario.card_bytes
-        cells = [0] * (1 + scenario.neighbors)
+        self.name, self.total = self.scenario.name, self.scenario.card_bytes
+        cells = [0] * (1 + self.scenario.neighbors)
         self.card = SimulatedCard(self.total, use=CardUse(cells), uuid=self.uuid, name="Simulated")
-        self.allocator = DeviceCachingAllocator(self.card)
+        self.allocator = DeviceCachingAllocator(self.card, config=self.config)
         self.backend = SimulatedBackend([self.allocator])
         self.recorder = Recorder(self.backend)
         self.backend.on_oom(self._on_oom)
@@ -62,21 +77,21 @@ class Rank:
         self.oom_at: float | None = None
 
     def play(self) -> Series:
-        """Train for an hour or until memory runs out, and scrape until the end."""
+        """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
         worker = Worker(self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0])
         state: State = "exited"
         try:
-            for event in SCENARIOS[self.name].train(worker):
+            for event in self.scenario.train(worker):
                 self._live(event == "step")
-                if self.now >= TRAINED_SECONDS:
+                if self.now >= self.pace.trained:
                     break
         except OutOfMemoryError:
             state, self.oom_at = "oom", self.now
         self.card.use.cells[0] = 0
-        while self.now < WATCHED_SECONDS:
-            self.now += SCRAPE_SECONDS
+        while self.now < self.pace.watched:
+            self.now += self.pace.scrape
             self._scrape(state)
         return self.series
 
@@ -84,7 +99,7 @@ class Rank:
         self.recorder.record_oom(device, FailedAllocation(requested, limit, driver_free))
 
     def _live(self, step_ended: bool) -> None:
-        self.now += TRAINED_SECONDS / STEPS / EVENTS_PER_STEP
+        self.now += self.pace.event
         if self.now >= self.snapshot_at:
             self.recorder.take_snapshot()
             self.snapshot_at = self.now + SNAPSHOT_SECONDS * self.chance.uniform(0.75, 1.25)
@@ -94,7 +109,7 @@ class Rank:
         self._scrape("running")
 
     def _scrape(self, state: State) -> None:
-        if self.now < self.scraped * SCRAPE_SECONDS:
+        if self.now < self.scraped * self.pace.scrape:
             return
         self.recorder.measure_snapshot()
         view = View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
@@ -161,7 +176,7 @@ def scrapes(name: str) -> Series:
     for rank in (0, RANKS - 1):
         series |= {
             name: values
-            for name, values in Rank(name, rank).play().items()
+            for name, values in Rank(SCENARIOS[name], rank).play().items()
             if "_bucket{" not in name
         }
     up = f'up{{job="torchmem",instance="{instance(name)}"}}'
