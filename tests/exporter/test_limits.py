@@ -12,8 +12,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from support.raw_http import ask, connect, everything, status
 from support.waiting import until
 
+from torchmem.exporter.live.state import Found
+from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.testing import FakeNvml
 from torchmem.exporter.web.connections import Limits
 
 LONG = 600.0
@@ -43,6 +46,10 @@ class Families:
     def known(self) -> list[Metric]:
         """Return the same family."""
         return self.collect()
+
+    def found(self) -> Found:
+        """Return that nothing is known."""
+        return Found(0.0, Reading(FakeNvml.of()))
 
     def published(self) -> list[Published]:
         """Return no process."""

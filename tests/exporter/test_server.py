@@ -26,6 +26,8 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.live.state import Found
+from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import (
     MAX_CONCURRENT_SCRAPES_PER_CLIENT,
@@ -44,7 +46,7 @@ from torchmem.exporter.web.connections import Connections, Limits
 from torchmem.sample.errors import UsageError
 
 OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
-Open = Callable[[Collector], httpx.Client]
+Open = Callable[..., httpx.Client]
 
 
 class Gate:
@@ -64,6 +66,10 @@ class Gate:
         """Return one family, which shows that the scrape did not wait."""
         return [Metric("known_so_far", "", "gauge")]
 
+    def found(self) -> Found:
+        """Return that nothing is known."""
+        return Found(0.0, Reading(FakeNvml.of()))
+
     def published(self) -> list[Published]:
         """Return no process."""
         return []
@@ -74,8 +80,8 @@ def open_client() -> Iterator[Open]:
     """Return a function that serves a collector and returns a client."""
     opened: list[tuple[ExporterServer, httpx.Client]] = []
 
-    def open_client(collector: Collector) -> httpx.Client:
-        server = serve(collector)
+    def open_client(collector: Collector, *, web_ui: bool = True) -> httpx.Client:
+        server = serve(collector, web_ui=web_ui)
         opened.append((server, httpx.Client(base_url=server.url, trust_env=False, timeout=120)))
         return opened[-1][1]
 
@@ -203,22 +209,28 @@ def test_promtool_accepts_the_metrics(client: httpx.Client) -> None:
     assert (0, "", "") == (lint.returncode, lint.stdout, lint.stderr)
 
 
-def test_landing_page(client: httpx.Client) -> None:
-    """The landing page links to every path and loads nothing from other hosts."""
-    answer = client.get("/")
+@pytest.fixture
+def plain(open_exporter: Callable[..., Exporter], open_client: Open) -> httpx.Client:
+    """Return a client of an exporter without the live page."""
+    return open_client(open_exporter(), web_ui=False)
+
+
+def test_landing_page(plain: httpx.Client) -> None:
+    """With --no-web-ui, `/` links to every path and loads nothing from other hosts."""
+    answer = plain.get("/")
 
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     paths = ("/metrics", "/sd", "/-/healthy", "/-/ready")
-    assert [200] * 4 == [client.get(path).status_code for path in paths]
+    assert [200] * 4 == [plain.get(path).status_code for path in paths]
     assert all(f'href="{path}"' in answer.text for path in paths)
     assert "://" not in answer.text
 
 
-def test_landing_page_shows_a_scrape_configuration(client: httpx.Client) -> None:
+def test_landing_page_shows_a_scrape_configuration(plain: httpx.Client) -> None:
     """The configuration has the address of the Host header, unless that is not an address."""
-    usual = client.get("/", headers={"Host": "node7:9847"}).text
-    strange = client.get("/", headers={"Host": "<script>alert(1)</script>"}).text
+    usual = plain.get("/", headers={"Host": "node7:9847"}).text
+    strange = plain.get("/", headers={"Host": "<script>alert(1)</script>"}).text
 
     assert "targets: [&#x27;node7:9847&#x27;]" in usual
     assert "<script" not in strange

@@ -1,4 +1,4 @@
-"""The web application: /metrics, /sd, the probes and the landing page."""
+"""The web application: /metrics, /sd, the probes, the live page and its API, the landing page."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from torchmem.exporter.discovery import HOST, own_addresses, target_groups
+from torchmem.exporter.live.api import LiveApi
+from torchmem.exporter.live.page import page, static_file
+from torchmem.exporter.live.states import States
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import Collector, Scrapes, SharedCall
 from torchmem.exporter.web.access import Access
@@ -28,6 +31,9 @@ _LINKS = (
     ("/-/healthy", "Healthy", "the process serves requests"),
     ("/-/ready", "Ready", "the first collection has finished"),
 )
+_PAGE_ROUTES = (Route("/", page), Route("/static/{digest}/{name}", static_file))
+_STATE_SECONDS = 5.0
+"""How long a client of the state waits for a driver that hangs."""
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6878; --line: #d9dfe7; --card: #fff;
@@ -52,12 +58,16 @@ pre, code { font: 13px/1.5 ui-monospace, monospace } code { white-space: nowrap 
 """
 
 
-def application(collector: Collector, config: Callable[[], WebConfig] = WebConfig) -> Starlette:
-    """Return the ASGI application.
+def application(
+    collector: Collector, config: Callable[[], WebConfig] = WebConfig, *, web_ui: bool = True
+) -> Starlette:
+    """Return the ASGI application; `web_ui`: whether `/` is the live page.
 
-    It starts the first collection itself, so that it becomes ready without a scrape.
+    It starts the first collection itself, so that it becomes ready without a scrape. Its
+    `state.close_streams` ends the answers that would otherwise go on.
     """
     scrapes = Scrapes(collector)
+    api = LiveApi(States(partial(scrapes.collection, _STATE_SECONDS), collector.found))
     published = SharedCall(lambda: (collector.published(), own_addresses()))
 
     @asynccontextmanager
@@ -71,11 +81,14 @@ def application(collector: Collector, config: Callable[[], WebConfig] = WebConfi
         Route("/sd", partial(_service_discovery, published)),
         Route("/-/healthy", _healthy),
         Route("/-/ready", scrapes.ready),
-        Route("/", _landing_page),
+        Route("/api/v1/state", api.state),
+        Route("/api/v1/events", api.events),
+        *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]
     middleware = [Middleware(Access, config=config)]
     app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
+    app.state.close_streams = api.close
     return app
 
 
@@ -99,12 +112,12 @@ async def _landing_page(request: Request) -> Response:
     host = request.headers.get("host", "")
     address = host if HOST.fullmatch(host) else platform.node()
     secure = request.scope["scheme"] == "https"
-    page = landing_page(version("torchmem"), platform.node(), address, secure=secure)
-    return HTMLResponse(page, headers=_PAGE_HEADERS)
+    text = landing_page(version("torchmem"), platform.node(), address, secure=secure)
+    return HTMLResponse(text, headers=_PAGE_HEADERS)
 
 
 def landing_page(version_: str, node: str, address: str, *, secure: bool) -> str:
-    """Return the HTML page at `/`, which loads nothing from other hosts.
+    """Return the HTML page at `/` without the live page; it loads nothing from other hosts.
 
     `address` is HOST:PORT as in the browser; `secure` is True when the page is served over TLS.
     """

@@ -17,6 +17,7 @@ from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStat
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.host_processes import HostProcesses
+from torchmem.exporter.live.state import Found
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import (
@@ -109,6 +110,7 @@ class Exporter:
         )
         self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
+        self._found = Found(0.0, self._current_reading)
         self._is_closed = False
         self._collecting = threading.Lock()
         self._lock = threading.Lock()
@@ -138,6 +140,10 @@ class Exporter:
     def known(self) -> list[Metric]:
         """Return what the collection in progress has so far, without waiting for the driver."""
         return self._families(self._current_reading)
+
+    def found(self) -> Found:
+        """Return what the newest collection has found; before the first one, nothing."""
+        return self._found
 
     def published(self) -> list[Published]:
         """Return every process of the run directory; raises OSError if it cannot be read."""
@@ -232,12 +238,14 @@ class Exporter:
             return [*sample_families(published, gpus), *self._hosts.families(published)]
 
         gpu = run_collector("gpu", partial(identity.families, reading, known))
-        return [
+        results = [
             replace(gpu, success=not reading.down_reason),
             run_collector("events", partial(xid_events.families, self._events, known)),
             run_collector("samples", samples),
             *self._process_results(reading, published, gpus),
         ]
+        self._found = Found(self._clock(), reading, published, gpus, self._outside.held)
+        return results
 
     def _process_results(
         self, reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]

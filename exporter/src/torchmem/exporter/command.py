@@ -51,6 +51,12 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="serve on the socket that systemd passes",
     )
+    group.add_argument(
+        "--web-ui",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="serve the live page at / (default: yes)",
+    )
 
 
 def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:

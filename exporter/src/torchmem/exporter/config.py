@@ -33,6 +33,7 @@ class Settings:
     of a process that ended are kept. `scrape_deadline_seconds`: how long a scrape waits for the
     driver. `pcie_throughput`: measure it, which takes the driver 40 ms for each GPU.
     `processes_per_gpu`: maximum number of processes exported for each GPU, the largest first.
+    `web_ui`: serve the live page at `/`.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -43,6 +44,7 @@ class Settings:
     scrape_deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
     pcie_throughput: bool = False
     processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
+    web_ui: bool = True
 
     @property
     def address(self) -> tuple[str, int]:
@@ -94,6 +96,7 @@ def _from_file(file: Path, defaults: Settings) -> Settings:
         processes_per_gpu=section.count(
             "processes_per_gpu", defaults.processes_per_gpu, "processes"
         ),
+        web_ui=section.flag("web_ui", defaults.web_ui),
     )
 
 

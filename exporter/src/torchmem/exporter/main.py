@@ -94,7 +94,14 @@ def serve_until_signal(
     # Signals are blocked in every thread that starts from here on, and polled. A handler would
     # interrupt the main thread anywhere, perhaps while it holds a lock that the handler needs.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    running = serve(exporter, *settings.address, listener=listener, web=web, heartbeat=heartbeat)
+    running = serve(
+        exporter,
+        *settings.address,
+        listener=listener,
+        web=web,
+        heartbeat=heartbeat,
+        web_ui=settings.web_ui,
+    )
     with closing(running) as server, closing(exporter):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         notify_systemd("READY=1")

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ class Published:
 
     `pid` is the pid in the exporter's own pid namespace. `attributed` is True when the process
     with that pid is certain to be the one that wrote the sample. `pid_label` is the label `pid`
-    where that number is not unique: pid, pid namespace and user.
+    where that number is not unique: pid, pid namespace and user. `uid` is the user who owns the
+    sample file, None if unknown; `path` is that of the file in the run directory.
     """
 
     sample: Sample
@@ -86,6 +88,13 @@ class Published:
     state: State
     attributed: bool
     pid_label: str | None = None
+    uid: int | None = None
+    path: str = ""
+
+    @property
+    def id(self) -> str:
+        """16 hex digits that name the process in URLs; equal after a restart of the exporter."""
+        return blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +394,8 @@ class RunDirectory:
             _remove_old(directory, version)
             return None
         attributed = bool(status.alive) and status.certain
-        return Published(file.sample, status.pid, state, attributed)
+        uid = None if version.uid == OVERFLOW_UID else version.uid
+        return Published(file.sample, status.pid, state, attributed, uid=uid, path=version.path)
 
     def _without_duplicates(self, published: list[tuple[_File, Published]]) -> list[Published]:
         """Return processes with distinct labels (rank, pid, run): two would be one series twice.

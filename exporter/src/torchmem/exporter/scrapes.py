@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from torchmem.exporter.live.state import Found
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.web.connections import client_of
 
@@ -41,6 +42,9 @@ class Collector(Protocol):
 
     def known(self) -> Sequence[Metric]:
         """Return at once the families that the running collection has so far."""
+
+    def found(self) -> Found:
+        """Return at once what the newest collection has found."""
 
     def published(self) -> Sequence[Published]:
         """Return every process of the run directory; raises OSError when it cannot be read."""

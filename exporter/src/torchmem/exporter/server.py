@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from torchmem.exporter.application import application
 from torchmem.exporter.scrapes import Collector
@@ -63,15 +64,16 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        collector: Collector,
+        app: Starlette,
         listener: socket.socket,
         web: LiveConfig,
         limits: Limits,
         heartbeat: Callable[[], None],
     ) -> None:
+        self._close_streams: Callable[[], None] = app.state.close_streams
         super().__init__(
             uvicorn.Config(
-                application(collector, web.current),
+                app,
                 loop="asyncio",
                 http="h11",
                 ws="none",
@@ -118,6 +120,7 @@ class _Server(uvicorn.Server):
         await asyncio.wait({self._accepting})
         self._listener.close()
         self._connections.close()
+        self._close_streams()
         await super().shutdown(sockets=[])
 
     def _protocol(self, connection: Connection) -> HttpProtocol:
@@ -134,15 +137,18 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     web: LiveConfig | None = None,
     limits: Limits = DEFAULT_LIMITS,
     heartbeat: Callable[[], None] = lambda: None,
+    web_ui: bool = True,
 ) -> ExporterServer:
     """Serve `collector` on a thread, on `listener` if given, else on `host` and `port`.
 
     Port 0 takes a free port. `heartbeat` is called about once a second while the server responds.
+    `web_ui`: whether `/` is the live page.
     Raises UsageError when the address cannot be used.
     """
     web = web or LiveConfig()
     listener = listener or _listen(host, port)
-    server = _Server(collector, listener, web, limits, heartbeat)
+    app = application(collector, web.current, web_ui=web_ui)
+    server = _Server(app, listener, web, limits, heartbeat)
     return ExporterServer(listener, server, "https" if web.current().tls else "http")
 
 

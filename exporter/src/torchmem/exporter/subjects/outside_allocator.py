@@ -25,7 +25,7 @@ from torchmem.sample.sample import LIVE_STATES, DeviceSample
 _SAME_BYTES = 32 << 20
 """Free memory that differs by less is the same. A CUDA context is about 500 MiB."""
 
-_Key = tuple[str, ProcessKey]
+DeviceProcess = tuple[str, ProcessKey]
 """UUID of the GPU or name of the MIG device, and the process on it."""
 
 
@@ -81,9 +81,9 @@ class OutsideAllocator:
     """Keeps what earlier scrapes found. A process that ended is forgotten."""
 
     def __init__(self) -> None:
-        self._scrapes: dict[_Key, _Scrape] = {}
-        self._held: dict[_Key, _Outside] = {}
-        self._starts: dict[_Key, int] = {}
+        self._scrapes: dict[DeviceProcess, _Scrape] = {}
+        self._held: dict[DeviceProcess, _Outside] = {}
+        self._starts: dict[DeviceProcess, int] = {}
         self._occupants: Mapping[str, _Occupants] = {}
         self._reading: Reading | None = None
 
@@ -108,7 +108,7 @@ class OutsideAllocator:
         self._occupants = _occupants_by_gpu(reading, now)
         rows: list[tuple[tuple[str, ...], _Outside]] = []
         starts: list[tuple[tuple[str, ...], int]] = []
-        keys: set[_Key] = set()
+        keys: set[DeviceProcess] = set()
         for item, device, use in _live_devices(published, uses_by_process(reading)):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
@@ -123,8 +123,13 @@ class OutsideAllocator:
         yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
         yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
 
+    @property
+    def held(self) -> Mapping[DeviceProcess, int]:
+        """The bytes outside the allocator that the latest call of `families` found."""
+        return {key: outside.size for key, outside in self._held.items()}
+
     def _join(
-        self, key: _Key, use: Use, device: DeviceSample, now: float, *, is_later: bool
+        self, key: DeviceProcess, use: Use, device: DeviceSample, now: float, *, is_later: bool
     ) -> _Outside | None:
         """Return the difference of this moment, else the latest one; None if a side is unknown."""
         timestamp, before = device.stats_timestamp, self._scrapes.get(key)
@@ -138,7 +143,12 @@ class OutsideAllocator:
         return self._held.get(key)
 
     def _start(
-        self, key: _Key, use: Use, device: DeviceSample, pid: int, before: _Occupants | None
+        self,
+        key: DeviceProcess,
+        use: Use,
+        device: DeviceSample,
+        pid: int,
+        before: _Occupants | None,
     ) -> int | None:
         """Return the difference at the SDK's first read, which is found once or never."""
         if key not in self._starts:
@@ -147,7 +157,7 @@ class OutsideAllocator:
                 self._starts[key] = size
         return self._starts.get(key)
 
-    def _forget_all_but(self, keys: set[_Key]) -> None:
+    def _forget_all_but(self, keys: set[DeviceProcess]) -> None:
         self._scrapes = {key: scrape for key, scrape in self._scrapes.items() if key in keys}
         self._held = {key: outside for key, outside in self._held.items() if key in keys}
         self._starts = {key: start for key, start in self._starts.items() if key in keys}

@@ -1,0 +1,1 @@
+"""The live page of one node, and the state document behind it."""

@@ -1,0 +1,83 @@
+"""The handlers of /api/v1/state and /api/v1/events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from torchmem.exporter.live.states import GZIP_HEADER, EncodedState, States, deflated
+from torchmem.exporter.scrapes import accepts_gzip
+from torchmem.exporter.web.connections import client_of
+
+MAX_STREAMS = 64
+MAX_STREAMS_PER_CLIENT = 16
+STREAM_SECONDS = 45.0
+"""The length of a stream, below the server's limit for an answer. Browsers then open the next."""
+
+_RETRY = b"retry: 500\n\n"  # milliseconds
+_HEADERS = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+_GZIP = {"Content-Encoding": "gzip"}
+
+
+class LiveApi:
+    """Answers with the state of the node, once or as a stream."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self._streams = Counter[str]()
+        self._closing = asyncio.Event()
+
+    async def state(self, request: Request) -> Response:
+        """Answer /api/v1/state."""
+        newest = await self._states.newest()
+        gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
+        body = newest.gzipped if gzipped else newest.json
+        headers = _HEADERS | (_GZIP if gzipped else {})
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        """Answer /api/v1/events: a state about every second; 503 beyond the limits."""
+        client = client_of(request.client.host) if request.client else ""
+        gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
+        headers = _HEADERS | (_GZIP if gzipped else {})
+        if request.method == "HEAD":
+            return Response(headers=headers, media_type="text/event-stream")
+        if (
+            self._streams[client] >= MAX_STREAMS_PER_CLIENT
+            or self._streams.total() >= MAX_STREAMS
+            or self._closing.is_set()
+        ):
+            return PlainTextResponse("Too many streams: ask for /api/v1/state instead.\n", 503)
+        body = self._stream(client, gzipped=gzipped)
+        return StreamingResponse(body, headers=headers, media_type="text/event-stream")
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closing.set()
+
+    async def _stream(self, client: str, *, gzipped: bool) -> AsyncIterator[bytes]:
+        self._streams[client] += 1
+        try:
+            yield GZIP_HEADER + deflated(_RETRY) if gzipped else _RETRY
+            async for state in self._each():
+                yield state.deflated_event if gzipped else state.event
+        finally:
+            self._streams[client] -= 1
+            self._streams += Counter()
+
+    async def _each(self) -> AsyncIterator[EncodedState]:
+        """Yield each new state, until the stream is long enough or the server closes."""
+        loop, sent = asyncio.get_running_loop(), None
+        end = loop.time() + STREAM_SECONDS
+        while loop.time() < end and not self._closing.is_set():
+            newest = await self._states.newest()
+            if newest is not sent:
+                yield newest
+                sent = newest
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._states.pause_seconds)

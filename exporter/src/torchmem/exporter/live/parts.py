@@ -1,0 +1,198 @@
+"""What a card's memory consists of, as parts that add up to it to the byte.
+
+The parts are those of the dashboards (gpu:torchmem_memory_bytes:sum, recording-memory.yml), with
+the bytes of tensors divided into components. Statistics, snapshots and NVML are read at slightly
+different moments; the docstrings say which one decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from torchmem.allocator.memory_use import COMPONENT_NAMES
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.sample import colors
+from torchmem.sample.sample import Allocator, DeviceSample, Layout
+
+MAX_CARD_BYTES = 1 << 50
+"""More than any GPU has: a larger number in a sample is not true."""
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part's name, as in the legend, and its bytes. `label`: a name that the script gave."""
+
+    name: str
+    bytes: int
+    label: str | None = None
+
+
+class LegendEntry(msgspec.Struct, frozen=True):
+    """A part's name, its label for people, its color as in colors.py, and what it means."""
+
+    name: str
+    label: str
+    color: str
+    meaning: str
+
+
+def _component(name: str, meaning: str, label: str | None = None) -> LegendEntry:
+    return LegendEntry(name, label or COMPONENT_NAMES[name], colors.COMPONENTS[name], meaning)
+
+
+def _part(name: str, label: str, meaning: str, color: str | None = None) -> LegendEntry:
+    return LegendEntry(name, label, colors.PARTS[color or name], meaning)
+
+
+LEGEND = (
+    _component("parameters", "The model's parameters."),
+    _component("gradients", "The gradients of the parameters."),
+    _component("gradients_or_step", "Gradients, or tensors of the running step."),
+    _component("optimizer_state", "The optimizer's state, such as Adam's moments."),
+    _component("other", "Parts that the script names with session.track.", "named by the script"),
+    _component("held", "Tensors that live longer than one step.", "other tensors"),
+    _component("step", "Activations and other tensors of one step.", "tensors of the step"),
+    _component("rounding", "What the allocator adds to the size of each tensor."),
+    _part("in_use", "tensors", "Tensors; what they are is not known."),
+    _part("pending", "waiting for a stream", "Freed, but still in use by a stream.", "in_use"),
+    _part("stranded", "stranded", "Free, but beside live tensors: PyTorch cannot give it back."),
+    _part("releasable", "releasable", "Free in whole segments: PyTorch can give it back."),
+    _part("private_pools", "private pools", "Free in the pools of CUDA graphs and MemPools."),
+    _part("cached", "cached", "Free in PyTorch's cache, before the first snapshot."),
+    _part(
+        "outside_allocator",
+        "outside the allocator",
+        "Memory of the ranks that PyTorch's allocator does not know: context, NCCL, cuBLAS.",
+    ),
+    _part("other_processes", "other processes", "Memory of all other processes."),
+    _part("not_pytorch", "not PyTorch's", "Libraries, contexts and other processes together."),
+    _part("driver", "driver", "What the driver keeps for itself."),
+    _part("free", "free", "Free at the driver."),
+)
+"""All parts in drawing order."""
+
+_SHRINK_ORDER = (
+    "outside_allocator",
+    "releasable",
+    "cached",
+    "private_pools",
+    "stranded",
+    *(entry.name for entry in reversed(LEGEND)),
+)
+
+
+def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
+    """Return what one process holds on a device; the parts add up to reserved and outside bytes.
+
+    Without a sound sample there are none. Statistics are read when a step ends and the snapshot at
+    a random time. Of what they say is in use, the larger value counts, as in
+    rank:torchmem_in_use_bytes:max.
+    """
+    allocator, reserved = device.allocator, _reserved(device)
+    if allocator is None or reserved is None:
+        return ()
+    cache = _cache(allocator, device.layout, reserved)
+    tensors = _tensors(device, allocator, reserved - sum(part.bytes for part in cache))
+    parts = _fitted([*tensors, *cache], reserved)
+    if outside:
+        parts.append(Part("outside_allocator", outside))
+    return tuple(part for part in parts if part.bytes)
+
+
+def _reserved(device: DeviceSample) -> int | None:
+    return plausible(device.allocator.reserved_bytes.total) if device.allocator else None
+
+
+def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[Part]:
+    """Return what is reserved and not in use, scaled down if the cache has shrunk since."""
+    free_now = max(0, reserved - allocator.active_bytes.total)
+    if layout is None:
+        return [Part("cached", free_now)]
+    sizes = {
+        "stranded": layout.stranded_bytes,
+        "releasable": layout.releasable_bytes,
+        "private_pools": layout.private_free_bytes,
+    }
+    free_then = sum(sizes.values())
+    if free_then > free_now:
+        sizes = {name: size * free_now // free_then for name, size in sizes.items()}
+        sizes["releasable"] += free_now - sum(sizes.values())
+    return [Part(name, size) for name, size in sizes.items()]
+
+
+def _tensors(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Part]:
+    """Return what is in use: the components if they are of these allocated bytes.
+
+    What is in use beyond the active bytes belongs to the step in which the snapshot was taken.
+    """
+    allocated, active = allocator.allocated_bytes.total, allocator.active_bytes.total
+    pending = min(max(0, active - allocated), in_use)
+    components = device.components
+    if sum(components.values()) != allocated:
+        return [Part("in_use", in_use - pending), Part("pending", pending)]
+    known = {entry.name for entry in LEGEND} & COMPONENT_NAMES.keys()
+    step = components.get("step", 0) + max(0, in_use - pending - allocated)
+    named = {**components, "step": step}
+    return [
+        *(Part(name, size) for name, size in named.items() if name in known),
+        *(Part("other", size, name) for name, size in named.items() if name not in known),
+        Part("pending", pending),
+    ]
+
+
+def card_parts(
+    total: int,
+    memory: MemoryInfo | None,
+    ranks: Iterable[Sequence[Part]],
+    driver_free: int | None,
+) -> tuple[Part, ...]:
+    """Return the parts of a card of `total` bytes, which add up to it.
+
+    `ranks`: the parts of each live rank. `memory`: what NVML reports; without it, what is neither
+    free nor PyTorch's is one part. `driver_free`: what the driver had free when a running rank read
+    its statistics, which is the moment of the ranks' parts; if it is None, NVML's free memory
+    counts. Several ranks are not read at the same moment: if their parts do not fit together on the
+    card, the parts outside the allocator and the free ones shrink first.
+    """
+    driver = (memory.reserved or 0) if memory else 0
+    available = total - driver
+    held = _fitted(_sums(ranks), available)
+    rest = available - sum(part.bytes for part in held)
+    if driver_free is None and memory is not None:
+        driver_free = memory.free
+    if driver_free is None:
+        others = [Part("not_pytorch", rest)]
+    else:
+        free = min(driver_free, rest)
+        name = "other_processes" if memory else "not_pytorch"
+        others = [Part(name, rest - free), Part("free", free)]
+    sizes = [*held, *others, Part("driver", driver)]
+    order = [entry.name for entry in LEGEND]
+    return tuple(sorted((p for p in sizes if p.bytes), key=lambda part: order.index(part.name)))
+
+
+def _sums(ranks: Iterable[Sequence[Part]]) -> list[Part]:
+    """Return the sum of each part over the ranks, without the names that scripts gave."""
+    sums: dict[str, int] = {}
+    for parts in ranks:
+        for part in parts:
+            sums[part.name] = sums.get(part.name, 0) + part.bytes
+    return [Part(name, size) for name, size in sums.items()]
+
+
+def _fitted(parts: Sequence[Part], size: int) -> list[Part]:
+    """Return the parts in drawing order, shrunk until they have at most `size` bytes."""
+    excess = sum(part.bytes for part in parts) - size
+    fitted = []
+    for part in sorted(parts, key=lambda part: _SHRINK_ORDER.index(part.name)):
+        cut = min(max(0, excess), part.bytes)
+        excess -= cut
+        fitted.append(Part(part.name, part.bytes - cut, part.label))
+    order = [entry.name for entry in LEGEND]
+    return sorted(fitted, key=lambda part: order.index(part.name))
+
+
+def plausible(size: int | None) -> int | None:
+    """Return a size that a card can have, else None."""
+    return size if size is not None and size <= MAX_CARD_BYTES else None

@@ -1,0 +1,385 @@
+"""The state of a node as one document: each GPU's memory in parts that add up, and its ranks.
+
+`node_state` computes it from what one collection has found. The page at `/` draws it and
+`/api/v1/state` serves it; docs/live-page.md describes it for other programs. A field that is None
+is unknown and left out of the JSON.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import msgspec
+
+from torchmem.allocator.threats import threats
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.live.parts import (
+    LEGEND,
+    LegendEntry,
+    Part,
+    card_parts,
+    plausible,
+    rank_parts,
+)
+from torchmem.exporter.reading import Reading, V
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.outside_allocator import DeviceProcess
+from torchmem.exporter.subjects.power import Power
+from torchmem.exporter.subjects.temperature import Temperatures
+from torchmem.exporter.subjects.utilization import Utilization
+from torchmem.sample.process_table import process_key
+from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, Sample, State
+
+STATE_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one collection has found, without the metric families.
+
+    `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
+    by the names of these devices. `outside`: bytes outside the allocator by device and process.
+    """
+
+    time: float
+    reading: Reading
+    published: Sequence[Published] = ()
+    gpus: Mapping[str, GpuIdentity] = field(default_factory=dict)
+    outside: Mapping[DeviceProcess, int] = field(default_factory=dict)
+
+
+class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Base class of the document's parts: what is None or empty is left out of the JSON."""
+
+
+class Why(Document, frozen=True, kw_only=True):
+    """One thing that threatens a rank, as `torchmem report` prints it; `cause` of the OOM."""
+
+    text: str
+    cause: str | None = None
+
+
+class LastOom(Document, frozen=True, kw_only=True):
+    """The newest OutOfMemoryError of a rank on a GPU, as in `OomRecord`."""
+
+    timestamp: float
+    cause: str
+    requested_bytes: int | None = None
+    detail: str | None = None
+    line: str | None = None
+    function: str | None = None
+
+
+class RankState(Document, frozen=True, kw_only=True):
+    """One process on one GPU. Sizes are in bytes, times in Unix seconds.
+
+    `id` names the process in URLs; `uid` is the user who owns it. `parts` add up to what it holds:
+    its reserved bytes and, where known, those outside the allocator. `sample_time`: when the
+    process last published; `stats_time` and `snapshot_time`: when its allocator's statistics and
+    its layout were read. `why`: what threatens it.
+    """
+
+    id: str
+    rank: int
+    run: str
+    pid: int
+    state: State
+    sample_time: float
+    parts: tuple[Part, ...] = ()
+    uid: int | None = None
+    script: str | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    stats_time: float | None = None
+    snapshot_time: float | None = None
+    allocated_bytes: int | None = None
+    active_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    outside_allocator_bytes: int | None = None
+    fragmentation_ratio: float | None = None
+    headroom_bytes: int | None = None
+    headroom_flush_bytes: int | None = None
+    stranded_bytes: int | None = None
+    releasable_bytes: int | None = None
+    largest_free_block_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: dict[str, int] | None = None
+    last_oom: LastOom | None = None
+    steps: int | None = None
+    step_seconds: float | None = None
+    why: tuple[Why, ...] = ()
+
+
+class GpuState(Document, frozen=True, kw_only=True):
+    """One GPU or MIG device. The bytes of `parts` add up to `total_bytes`.
+
+    `up` is False for a GPU that does not respond, with NVML's return code where it gave one.
+    `index` is NVML's; of a MIG device it is that of its GPU.
+    """
+
+    uuid: str
+    up: bool
+    parts: tuple[Part, ...]
+    ranks: tuple[RankState, ...]
+    index: int | None = None
+    name: str | None = None
+    error_code: int | None = None
+    total_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    utilization_ratio: float | None = None
+    memory_utilization_ratio: float | None = None
+
+
+class NvmlState(Document, frozen=True, kw_only=True):
+    """Whether NVML responds, and the reason if it does not."""
+
+    up: bool
+    reason: str | None = None
+
+
+class NodeState(Document, frozen=True, kw_only=True):
+    """The whole document. `time`: when the collection ended, in Unix seconds.
+
+    `legend`: every part by name, in drawing order. `waiting`: ranks that have used no GPU yet.
+    """
+
+    schema: int
+    time: float
+    node: str
+    version: str
+    nvml: NvmlState
+    legend: tuple[LegendEntry, ...]
+    gpus: tuple[GpuState, ...]
+    waiting: tuple[RankState, ...]
+
+
+def encode(state: NodeState) -> bytes:
+    """Return the document as JSON."""
+    return msgspec.json.encode(state)
+
+
+def decode(data: bytes) -> NodeState:
+    """Return the document; raises msgspec.MsgspecError for anything else."""
+    return msgspec.json.decode(data, type=NodeState)
+
+
+def node_state(found: Found) -> NodeState:
+    """Return the state of the node."""
+    reason = found.reading.down_reason
+    return NodeState(
+        schema=STATE_SCHEMA_VERSION,
+        time=found.time,
+        node=platform.node(),
+        version=version("torchmem"),
+        nvml=NvmlState(up=not reason, reason=reason or None),
+        legend=LEGEND,
+        gpus=tuple(_gpus(found)),
+        waiting=tuple(
+            _rank(item, None, None) for item in _by_rank(found) if not item.sample.devices
+        ),
+    )
+
+
+def _by_rank(found: Found) -> list[Published]:
+    return sorted(
+        found.published,
+        key=lambda item: (item.sample.process.run, item.sample.process.rank, item.pid),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """A process on one device, and its entry in the document."""
+
+    item: Published
+    device: DeviceSample
+    state: RankState
+
+    @property
+    def is_live(self) -> bool:
+        return self.item.state in LIVE_STATES
+
+
+def _gpus(found: Found) -> Iterator[GpuState]:
+    """Yield NVML's GPUs by index, then devices that only samples know."""
+    ranks: dict[str, list[_OnDevice]] = {}
+    for item in _by_rank(found):
+        for device in item.sample.devices:
+            outside = found.outside.get((device.uuid or "", process_key(item.sample.process)))
+            entry = _OnDevice(item, device, _rank(item, device, outside))
+            ranks.setdefault(device.uuid or "", []).append(entry)
+    whole = {uuid: gpu for uuid, gpu in found.gpus.items() if gpu.uuid == uuid}
+    values = _Values(found.reading)
+    for gpu in sorted(whole.values(), key=lambda gpu: gpu.index):
+        yield _gpu(found, values, gpu, ranks.pop(gpu.uuid, []))
+    for uuid, on_device in sorted(ranks.items()):
+        yield _other_device(uuid, found.gpus.get(uuid), on_device)
+
+
+class _Values:
+    """What NVML reported, by the UUID of the GPU."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.memory = _by_uuid(reading, MemoryInfo)
+        self.power = _by_uuid(reading, Power)
+        self.temperature = _by_uuid(reading, Temperatures)
+        self.utilization = _by_uuid(reading, Utilization)
+
+
+def _by_uuid(reading: Reading, kind: type[V]) -> Mapping[str, V]:
+    return {gpu.uuid: value for gpu, value in reading.values(kind)}
+
+
+def _gpu(found: Found, values: _Values, gpu: GpuIdentity, ranks: Sequence[_OnDevice]) -> GpuState:
+    memory = values.memory.get(gpu.uuid)
+    power = values.power.get(gpu.uuid, Power())
+    utilization = values.utilization.get(gpu.uuid, Utilization())
+    temperature = values.temperature.get(gpu.uuid, Temperatures())
+    is_up = not found.reading.down_reason and gpu.labels not in found.reading.unresponsive
+    total = memory.total if memory else _total(ranks)
+    return GpuState(
+        uuid=gpu.uuid,
+        up=is_up,
+        parts=_parts(total, memory, ranks),
+        ranks=tuple(entry.state for entry in ranks),
+        index=gpu.index,
+        name=gpu.name or _name(ranks),
+        error_code=found.reading.lost.get(gpu.labels),
+        total_bytes=total,
+        temperature_celsius=temperature.sensors.get("gpu"),
+        power_watts=power.watts,
+        power_limit_watts=power.limit_watts,
+        utilization_ratio=utilization.gpu,
+        memory_utilization_ratio=utilization.memory,
+    )
+
+
+def _other_device(uuid: str, gpu: GpuIdentity | None, ranks: Sequence[_OnDevice]) -> GpuState:
+    """Return a device from its samples alone: a MIG device, or any GPU without NVML."""
+    total = _total(ranks)
+    return GpuState(
+        uuid=uuid,
+        up=True,
+        parts=_parts(total, None, ranks),
+        ranks=tuple(entry.state for entry in ranks),
+        index=gpu.index if gpu else None,
+        name=_name(ranks),
+        total_bytes=total,
+    )
+
+
+def _total(ranks: Sequence[_OnDevice]) -> int | None:
+    """Return the device's memory as its newest sample says."""
+    newest = sorted(ranks, key=lambda entry: (not entry.is_live, -entry.item.sample.timestamp))
+    known = (plausible(entry.device.total_bytes) for entry in newest)
+    return next((total for total in known if total is not None), None)
+
+
+def _name(ranks: Iterable[_OnDevice]) -> str | None:
+    return next((entry.device.name for entry in ranks if entry.device.name), None)
+
+
+def _parts(
+    total: int | None, memory: MemoryInfo | None, ranks: Sequence[_OnDevice]
+) -> tuple[Part, ...]:
+    if total is None:
+        return ()
+    held = [entry.state.parts for entry in ranks if entry.is_live]
+    return card_parts(total, memory, held, _driver_free(ranks))
+
+
+def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:
+    """Return what the driver had free when a running rank last read its statistics."""
+    known = [
+        (entry.device.stats_timestamp, entry.device.driver_free_bytes)
+        for entry in ranks
+        if entry.item.state == "running"
+        and entry.device.stats_timestamp is not None
+        and entry.device.driver_free_bytes is not None
+    ]
+    return max(known)[1] if known else None
+
+
+def _rank(item: Published, device: DeviceSample | None, outside: int | None) -> RankState:
+    process, steps = item.sample.process, item.sample.steps
+    mean = steps.duration_sum_seconds / (steps.count - 1) if steps.count > 1 else None
+    state = RankState(
+        id=item.id,
+        rank=process.rank,
+        run=process.run,
+        pid=item.pid,
+        state=item.state,
+        sample_time=item.sample.timestamp,
+        uid=item.uid,
+        script=process.script,
+        local_rank=process.local_rank,
+        world_size=process.world_size,
+        steps=steps.count or None,
+        step_seconds=mean,
+    )
+    if device is None:
+        return state
+    return msgspec.structs.replace(state, **_on_device(item.sample, device, outside))
+
+
+def _on_device(sample: Sample, device: DeviceSample, outside: int | None) -> dict[str, object]:
+    """Return the fields of `RankState` that are about one device."""
+    counters, oom = device.counters, device.last_oom
+    return {
+        "parts": rank_parts(device, outside),
+        "outside_allocator_bytes": outside,
+        "stats_time": device.stats_timestamp,
+        "alloc_retries": counters.alloc_retries,
+        "ooms": None if counters.ooms is None else {k: n for k, n in counters.ooms.items() if n},
+        "last_oom": _last_oom(oom) if oom else None,
+        "why": tuple(Why(text=found.text, cause=found.cause) for found in threats(sample, device)),
+        **_allocator(device),
+        **_layout(device),
+    }
+
+
+def _allocator(device: DeviceSample) -> dict[str, object]:
+    allocator = device.allocator
+    if allocator is None:
+        return {}
+    return {
+        "allocated_bytes": plausible(allocator.allocated_bytes.total),
+        "active_bytes": plausible(allocator.active_bytes.total),
+        "reserved_bytes": plausible(allocator.reserved_bytes.total),
+        "allocated_peak_bytes": plausible(allocator.allocated_peak_bytes),
+        "reserved_peak_bytes": plausible(allocator.reserved_peak_bytes),
+    }
+
+
+def _layout(device: DeviceSample) -> dict[str, object]:
+    layout = device.layout
+    if layout is None:
+        return {}
+    return {
+        "snapshot_time": layout.timestamp,
+        "fragmentation_ratio": layout.fragmentation_ratio,
+        "headroom_bytes": layout.headroom_bytes,
+        "headroom_flush_bytes": layout.headroom_flush_bytes,
+        "stranded_bytes": layout.stranded_bytes,
+        "releasable_bytes": layout.releasable_bytes,
+        "largest_free_block_bytes": layout.largest_free_block_bytes,
+    }
+
+
+def _last_oom(oom: OomRecord) -> LastOom:
+    return LastOom(
+        timestamp=oom.timestamp,
+        cause=oom.cause,
+        requested_bytes=oom.requested_bytes,
+        detail=oom.detail,
+        line=oom.line,
+        function=oom.function,
+    )

@@ -1,0 +1,86 @@
+"""The newest state of the node, in the encodings that clients ask for.
+
+States and scrapes share collections: whoever asks within MIN_SECONDS gets the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+
+from torchmem.exporter.live.state import Found, encode, node_state
+
+MIN_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 5.0
+COLLECTION_SHARE = 0.1
+"""The largest share of the time that collections for clients of the live page take."""
+
+GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+_GZIP_LEVEL = 1
+
+
+class EncodedState:
+    """The state document of one collection. Each encoding is made once."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        self.json = encode(node_state(found))
+
+    @cached_property
+    def gzipped(self) -> bytes:
+        """The document, compressed."""
+        return gzip.compress(self.json, _GZIP_LEVEL)
+
+    @cached_property
+    def event(self) -> bytes:
+        """The document as one server-sent event."""
+        return b"data: %b\n\n" % self.json
+
+    @cached_property
+    def deflated_event(self) -> bytes:
+        """The event, deflated."""
+        return deflated(self.event)
+
+
+def deflated(data: bytes) -> bytes:
+    """Return the data as DEFLATE blocks of which none is the last one.
+
+    They end at a byte and refer to nothing before them, so that the same ones can follow anything
+    in the bodies of all clients, each of which begins with GZIP_HEADER.
+    """
+    deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return deflate.compress(data) + deflate.flush(zlib.Z_FULL_FLUSH)
+
+
+class States:
+    """The newest state. `collect` runs a collection, or waits for the one that runs already."""
+
+    def __init__(
+        self, collect: Callable[[], Awaitable[object]], found: Callable[[], Found]
+    ) -> None:
+        self._collect, self._found = collect, found
+        self._newest: EncodedState | None = None
+        self._running: asyncio.Task[EncodedState] | None = None
+        self.pause_seconds = MIN_SECONDS
+        """How long a client should wait for the next state."""
+
+    async def newest(self) -> EncodedState:
+        """Return a state that is at most MIN_SECONDS old; callers share it."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._refreshed())
+        return await asyncio.shield(self._running)
+
+    async def _refreshed(self) -> EncodedState:
+        if not 0 <= time.time() - self._found().time < MIN_SECONDS:
+            started = time.monotonic()
+            await self._collect()
+            pause = (time.monotonic() - started) / COLLECTION_SHARE
+            self.pause_seconds = min(max(pause, MIN_SECONDS), MAX_PAUSE_SECONDS)
+        found = self._found()
+        if self._newest is None or self._newest.found is not found:
+            self._newest = await asyncio.to_thread(EncodedState, found)
+        return self._newest

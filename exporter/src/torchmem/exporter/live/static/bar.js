@@ -1,0 +1,118 @@
+// Bars of memory: parts to scale, with a tooltip, and the legend that explains them.
+
+import { el, keyed, setText } from "./dom.js";
+import { property } from "./colors.js";
+import { bytes, percent } from "./format.js";
+
+let entries = new Map();
+let highlighted = null;
+
+/** Return the label of a part: the name that the script gave, or the one of the legend. */
+export const labelOf = (part) => part.label ?? entries.get(part.name)?.label ?? part.name;
+
+/** Return a swatch in the color of a part. */
+export function swatch(name) {
+  const element = el("span", { class: "swatch", "aria-hidden": "true" });
+  element.style.background = `var(${property(name)})`;
+  return element;
+}
+
+/** Return {element, update(parts, total)}: a bar whose parts are to the scale of `total` bytes. */
+export function createBar(className) {
+  const element = el("div", { class: `bar ${className}`, role: "img" });
+  element.addEventListener("pointermove", (event) => showTooltip(event, element));
+  element.addEventListener("pointerleave", hideTooltip);
+  return {
+    element,
+    update(parts, total) {
+      element.torchmemTotal = total;
+      const rest = total - parts.reduce((sum, part) => sum + part.bytes, 0);
+      const shown = rest > 0 ? [...parts, { name: "", bytes: rest }] : parts;
+      keyed(element, shown, (part) => `${part.name} ${part.label ?? ""}`, createSegment);
+      const texts = parts.map((part) => `${labelOf(part)} ${bytes(part.bytes)}`);
+      element.setAttribute("aria-label", texts.join(", ") || "unknown");
+    },
+  };
+}
+
+function createSegment(part) {
+  const element = el("span", { class: part.name ? "segment" : "segment rest" });
+  if (part.name) element.style.background = `var(${property(part.name)})`;
+  element.dataset.part = part.name;
+  dim(element);
+  return {
+    element,
+    update(current) {
+      element.torchmemPart = current;
+      element.style.flexGrow = current.bytes;
+    },
+  };
+}
+
+const tooltip = el("div", { class: "tooltip", role: "presentation", hidden: true });
+document.body.append(tooltip);
+
+function showTooltip(event, bar) {
+  const part = event.target.torchmemPart;
+  if (!part?.name) return hideTooltip();
+  const share = percent(part.bytes / bar.torchmemTotal);
+  tooltip.replaceChildren(
+    el("strong", {}, swatch(part.name), labelOf(part)),
+    el("span", { class: "number" }, `${bytes(part.bytes)} · ${share} of the card`),
+    el("small", {}, entries.get(part.name)?.meaning ?? ""),
+  );
+  tooltip.hidden = false;
+  const { width, height } = tooltip.getBoundingClientRect();
+  const left = Math.min(event.clientX + 12, innerWidth - width - 8);
+  const below = event.clientY + 18;
+  const top = below + height > innerHeight ? event.clientY - height - 12 : below;
+  tooltip.style.left = `${Math.max(8, left)}px`;
+  tooltip.style.top = `${top}px`;
+  return undefined;
+}
+
+function hideTooltip() {
+  tooltip.hidden = true;
+}
+
+/** Show the parts that any GPU has, in drawing order; pointing at one brings it out in all bars. */
+export function updateLegend(list, state) {
+  entries = new Map(state.legend.map((entry) => [entry.name, entry]));
+  const present = new Set(state.gpus.flatMap((gpu) => gpu.parts.map((part) => part.name)));
+  const shown = state.legend.filter((entry) => present.has(entry.name));
+  keyed(list, shown, (entry) => entry.name, createLegendEntry);
+}
+
+function createLegendEntry(entry) {
+  const label = el("span");
+  const button = el(
+    "button",
+    {
+      type: "button",
+      on: {
+        pointerenter: () => highlight(entry.name),
+        pointerleave: () => highlight(null),
+        focus: () => highlight(entry.name),
+        blur: () => highlight(null),
+      },
+    },
+    swatch(entry.name),
+    label,
+  );
+  return {
+    element: el("li", {}, button),
+    update(current) {
+      setText(label, current.label);
+      button.title = current.meaning;
+    },
+  };
+}
+
+function highlight(name) {
+  highlighted = name;
+  document.querySelectorAll(".segment").forEach(dim);
+}
+
+function dim(segment) {
+  segment.classList.toggle("dim", highlighted !== null && segment.dataset.part !== highlighted);
+}

@@ -1,0 +1,50 @@
+// The colors of parts and states, from the custom properties of colors.css, and the theme.
+
+const COMPONENTS = new Set([
+  "parameters", "gradients", "gradients_or_step", "optimizer_state", "other", "held", "step",
+  "rounding",
+]);
+
+/** Return the name of the custom property for a part of the legend. */
+export function property(name) {
+  const part = name === "pending" ? "in_use" : name;
+  return `--${COMPONENTS.has(part) ? "component" : "part"}-${part.replaceAll("_", "-")}`;
+}
+
+/** Return the color of a part as CSS. */
+export function color(name) {
+  return style(property(name));
+}
+
+/** Return the current value of a custom property. */
+export function style(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+const listeners = new Set();
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+prefersDark.addEventListener("change", () => listeners.forEach((listener) => listener()));
+
+/** Call the listener when the theme changes; return a function that ends this. */
+export function onTheme(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Return whether the page is dark. */
+export function isDark() {
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : prefersDark.matches;
+}
+
+/** Change between dark and light, and remember it. */
+export function toggleTheme() {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem("torchmem-theme", theme);
+  } catch {
+    // Storage is switched off: the choice lasts until the page is closed.
+  }
+  listeners.forEach((listener) => listener());
+}

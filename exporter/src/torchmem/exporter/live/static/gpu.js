@@ -1,0 +1,167 @@
+// One GPU: its bar, its last ten minutes, and a row for each rank on it.
+
+import { createBar } from "./bar.js";
+import { createChart } from "./charts.js";
+import { el, keyed, setText } from "./dom.js";
+import { bytes, count, percent, plural, ratio } from "./format.js";
+import { GROUPS, isLive, ofGpu } from "./history.js";
+import { createDetails } from "./rank.js";
+
+const MAX_ROWS = 8;
+const SEVERE_FRAGMENTATION = 0.7;
+
+/** Return {element, update(gpu), remove()}. `selection`: {id, select(gpu, rank)}, see page.js. */
+export function createGpu(first, selection) {
+  const title = el("h2");
+  const model = el("span", { class: "model" });
+  const facts = el("p", { class: "facts number" });
+  const used = el("p", { class: "used number" });
+  const bar = createBar("card-bar");
+  const past = el("div", { class: "past" });
+  const ranks = el("ul", { class: "ranks" });
+  const more = el("button", { type: "button", class: "more", hidden: true, on: { click: toggleAll } });
+  const headingId = `gpu-${first.uuid}`;
+  title.id = headingId;
+  const element = el(
+    "article", { class: "gpu", "aria-labelledby": headingId },
+    el("header", {}, title, facts),
+    el("div", { class: "memory" }, el("div", { class: "present" }, bar.element, used), past),
+    ranks, more,
+  );
+  let showsAll = false;
+  let current = first;
+  const chart = createChart(past, {
+    series: GROUPS.map((group) => ({ label: group.label, color: group.name })),
+    stacked: true, axes: false, height: 64, format: bytes, max: () => current.total_bytes,
+    label: `Memory of ${nameOf(first)} over the last ten minutes`,
+  });
+
+  function toggleAll() {
+    showsAll = !showsAll;
+    update(current);
+  }
+
+  function update(gpu) {
+    current = gpu;
+    title.replaceChildren(`${nameOf(gpu)} `, model);
+    setText(model, gpu.name ?? "");
+    facts.replaceChildren(...factsOf(gpu));
+    element.classList.toggle("down", !gpu.up);
+    bar.update(gpu.parts, gpu.total_bytes ?? 1);
+    bar.element.hidden = !gpu.parts.length;
+    setText(used, usedText(gpu));
+    const shown = showsAll ? gpu.ranks : firstRows(gpu.ranks, selection.id);
+    keyed(ranks, shown, (rank) => rank.id, (rank) => createRow(rank, selection));
+    ranks.torchmemChildren.forEach((row) => row.place(gpu, selection));
+    more.hidden = gpu.ranks.length <= MAX_ROWS;
+    setText(more, showsAll ? "Show fewer" : `Show all ${plural(gpu.ranks.length, "rank")}`);
+    chart.update(ofGpu(gpu));
+  }
+
+  return { element, update, remove: () => chart.remove() };
+}
+
+/** Return the name of a GPU for people. */
+export function nameOf(gpu) {
+  if (gpu.uuid.startsWith("MIG-")) return gpu.index === undefined ? "MIG device" : `MIG device of GPU ${gpu.index}`;
+  return gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`;
+}
+
+function factsOf(gpu) {
+  if (!gpu.up) {
+    const code = gpu.error_code === undefined ? "" : ` (NVML error ${gpu.error_code})`;
+    return [el("strong", { class: "alarm" }, `does not respond${code}`)];
+  }
+  const limit = gpu.power_limit_watts === undefined ? "" : ` of ${gpu.power_limit_watts.toFixed(0)}`;
+  const facts = [
+    gpu.utilization_ratio === undefined ? null : `${percent(gpu.utilization_ratio)} busy`,
+    gpu.power_watts === undefined ? null : `${gpu.power_watts.toFixed(0)}${limit} W`,
+    gpu.temperature_celsius === undefined ? null : `${gpu.temperature_celsius.toFixed(0)} °C`,
+  ];
+  return facts.filter(Boolean).map((fact) => el("span", {}, fact));
+}
+
+function usedText(gpu) {
+  if (gpu.total_bytes === undefined) return "The size of this GPU is not known.";
+  const free = gpu.parts.find((part) => part.name === "free");
+  const total = bytes(gpu.total_bytes);
+  return free ? `${bytes(gpu.total_bytes - free.bytes)} of ${total} in use` : total;
+}
+
+/** Return the ranks that are shown at first: the ones in trouble, and the chosen one. */
+function firstRows(ranks, chosen) {
+  if (ranks.length <= MAX_ROWS) return ranks;
+  const urgency = (rank) => (rank.id === chosen ? 0 : isLive(rank) ? (rank.why?.length ? 2 : 3) : 1);
+  const urgent = ranks.map((rank, at) => ({ rank, at })).sort((a, b) => urgency(a.rank) - urgency(b.rank) || a.at - b.at);
+  return urgent.slice(0, MAX_ROWS).sort((a, b) => a.at - b.at).map(({ rank }) => rank);
+}
+
+function createRow(first, selection) {
+  const state = el("span", { class: "state" });
+  const who = el("span", { class: "who" });
+  const values = el("span", { class: "values number" });
+  const why = el("span", { class: "why-line" });
+  const bar = createBar("rank-bar");
+  const button = el(
+    "button", { type: "button", class: "row", "aria-expanded": "false" },
+    el("span", { class: "name" }, state, who), values, why,
+  );
+  const element = el("li", { class: "rank" }, button, bar.element);
+  let details = null;
+  let onGpu = null;
+  button.addEventListener("click", () => selection.select(onGpu, first));
+
+  return {
+    element,
+    update(rank) {
+      setText(state, rank.state === "oom" ? "out of memory" : rank.state);
+      state.dataset.state = rank.state;
+      who.replaceChildren(el("strong", {}, `rank ${rank.rank}`), ` ${rank.run}`);
+      values.replaceChildren(...valuesOf(rank));
+      setText(why, lineOf(rank));
+      element.classList.toggle("dead", !isLive(rank));
+    },
+    /** Draw what depends on the GPU and on the selection. */
+    place(gpu, chosen) {
+      onGpu = gpu;
+      const rank = gpu.ranks.find((other) => other.id === first.id);
+      bar.update(rank.parts ?? [], gpu.total_bytes ?? 1);
+      bar.element.hidden = !rank.parts?.length;
+      const isChosen = chosen.id === rank.id && chosen.uuid === gpu.uuid;
+      button.setAttribute("aria-expanded", String(isChosen));
+      if (isChosen && !details) {
+        details = createDetails(gpu, rank, chosen);
+        element.append(details.element);
+      } else if (!isChosen && details) {
+        details.remove();
+        details.element.remove();
+        details = null;
+      }
+      details?.update(gpu, rank);
+    },
+    remove: () => details?.remove(),
+  };
+}
+
+function valuesOf(rank) {
+  const ooms = Object.values(rank.ooms ?? {}).reduce((sum, number) => sum + number, 0);
+  const isSevere = rank.fragmentation_ratio > SEVERE_FRAGMENTATION;
+  return [
+    value("headroom", bytes(rank.headroom_flush_bytes)),
+    value("FI", ratio(rank.fragmentation_ratio), isSevere),
+    value("retries", count(rank.alloc_retries), rank.alloc_retries > 0),
+    value("OOMs", rank.ooms ? count(ooms) : "–", ooms > 0),
+  ];
+}
+
+function value(name, text, isNotable = false) {
+  return el(
+    "span", { class: isNotable ? "value notable" : "value" },
+    el("span", { class: "caption" }, `${name} `), text,
+  );
+}
+
+/** Return the first thing that people should know about a rank, or nothing. */
+function lineOf(rank) {
+  return rank.why?.[0]?.text ?? "";
+}

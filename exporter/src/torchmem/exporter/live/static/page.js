@@ -1,0 +1,92 @@
+// The page: follows the node's state and draws every GPU.
+
+import { updateLegend } from "./bar.js";
+import { isDark, onTheme, toggleTheme } from "./colors.js";
+import { keyed, setText } from "./dom.js";
+import { follow } from "./feed.js";
+import { plural } from "./format.js";
+import { createGpu } from "./gpu.js";
+import { remember } from "./history.js";
+
+const byId = (id) => document.getElementById(id);
+let newest = null;
+
+/** The chosen rank and tab; they are in the address, so that a link or a reload shows the same. */
+const selection = {
+  id: null, uuid: null, tab: "now",
+  select(gpu, rank) {
+    const isChosen = this.id === rank.id && this.uuid === gpu.uuid;
+    [this.id, this.uuid] = isChosen ? [null, null] : [rank.id, gpu.uuid];
+    this.write();
+    draw();
+  },
+  showTab(name) {
+    this.tab = name;
+    this.write();
+  },
+  write() {
+    const fragment = this.id === null ? " " : `#${new URLSearchParams({ rank: this.id, gpu: this.uuid, tab: this.tab })}`;
+    history.replaceState(null, "", fragment.trim() || location.pathname + location.search);
+  },
+  read() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    this.id = given.get("rank");
+    this.uuid = given.get("gpu");
+    this.tab = given.get("tab") ?? "now";
+  },
+};
+
+function draw() {
+  if (newest === null) return;
+  updateLegend(byId("legend"), newest);
+  keyed(byId("gpus"), newest.gpus, (gpu) => gpu.uuid, (gpu) => createGpu(gpu, selection));
+  setText(byId("summary"), summary(newest));
+}
+
+function onState(state) {
+  if (newest && newest.version !== state.version) notice("The exporter was updated: reload the page.");
+  for (const gpu of state.gpus) gpu.time = state.time;
+  newest = state;
+  remember(state);
+  setText(byId("node"), state.node);
+  setText(byId("version"), `torchmem ${state.version}`);
+  document.title = `${state.node} · torchmem`;
+  draw();
+}
+
+function onConnection(isConnected) {
+  const status = byId("connection");
+  status.dataset.connected = String(isConnected);
+  setText(status, isConnected ? "live" : "The exporter does not answer; trying again …");
+}
+
+function notice(text) {
+  setText(byId("notice"), text);
+  byId("notice").hidden = false;
+}
+
+function summary(state) {
+  const ranks = new Map(state.gpus.flatMap((gpu) => gpu.ranks).map((rank) => [rank.id, rank]));
+  const states = {};
+  for (const rank of ranks.values()) states[rank.state] = (states[rank.state] ?? 0) + 1;
+  const words = Object.entries(states).map(([name, number]) => `${number} ${name === "oom" ? "out of memory" : name}`);
+  const waiting = state.waiting.length ? [`${plural(state.waiting.length, "rank")} without a GPU yet`] : [];
+  const nvml = state.nvml.up ? [] : [`NVML does not respond (${state.nvml.reason})`];
+  return [plural(state.gpus.length, "GPU"), plural(ranks.size, "rank"), ...words, ...waiting, ...nvml].join(" · ");
+}
+
+function labelTheme() {
+  const button = byId("theme");
+  setText(button, isDark() ? "Light" : "Dark");
+  button.setAttribute("aria-label", isDark() ? "Use light colors" : "Use dark colors");
+}
+
+byId("theme").addEventListener("click", toggleTheme);
+onTheme(labelTheme);
+labelTheme();
+selection.read();
+addEventListener("hashchange", () => {
+  selection.read();
+  draw();
+});
+follow(onState, onConnection);

@@ -1,0 +1,150 @@
+"""The state of a node over HTTP, once and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import pytest
+from support.publishing import own_process, own_sample, publish
+from support.samples import UUID
+from support.waiting import until
+
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT
+from torchmem.exporter.live.state import NodeState, decode
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.testing import FakeGpu, FakeNvml
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def server(run_dir: Path) -> Iterator[ExporterServer]:
+    """An exporter with one GPU, whose run directory is empty."""
+    gpu = FakeGpu(GpuIdentity(0, UUID), MemoryInfo(80 * GIB, 70 * GIB, 9 * GIB, GIB))
+    exporter = Exporter(FakeNvml.of(gpu), RunDirectory(run_dir))
+    with closing(exporter), closing(serve(exporter)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ExporterServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
+        yield client
+
+
+def events(answer: httpx.Response) -> Iterator[NodeState]:
+    """Yield the states of a stream."""
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            yield decode(line.removeprefix("data: ").encode())
+
+
+def with_ranks(client: httpx.Client) -> httpx.Response | None:
+    """Return the state once it has ranks."""
+    answer = client.get("/api/v1/state")
+    return answer if answer.json()["gpus"][0]["ranks"] else None
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_stream_follows_the_ranks(client: httpx.Client, run_dir: Path, coding: str) -> None:
+    """A stream sends what ranks publish while it is open, compressed or not."""
+    with client.stream("GET", "/api/v1/events", headers={"Accept-Encoding": coding}) as answer:
+        states = events(answer)
+        before = next(states)
+        publish(run_dir, own_sample())
+        after = next(state for state in states if state.gpus[0].ranks)
+
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers.get("content-encoding", "identity") == coding
+    assert before.gpus[0].ranks == ()
+    assert after.gpus[0].ranks[0].run == "night"
+    assert after.time > before.time
+
+
+def test_state_has_only_what_is_known(client: httpx.Client, run_dir: Path) -> None:
+    """Unknown values are absent from the JSON, not null; parts add up to the card."""
+    publish(run_dir, own_sample(process=own_process(script=None)))
+    answer = until(lambda: with_ranks(client))
+    (gpu,) = answer.json()["gpus"]
+
+    assert "null" not in answer.text
+    assert "temperature_celsius" not in gpu
+    assert "script" not in gpu["ranks"][0]
+    assert sum(part["bytes"] for part in gpu["parts"]) == gpu["total_bytes"] == 80 * GIB
+
+
+def test_streams_are_bounded(client: httpx.Client) -> None:
+    """A client gets a limited number of streams, and another one once it has closed one."""
+    with ExitStack() as stack:
+        answers = [
+            stack.enter_context(client.stream("GET", "/api/v1/events"))
+            for _ in range(MAX_STREAMS_PER_CLIENT)
+        ]
+        lines = [answer.iter_lines() for answer in answers]
+        assert all(map(next, lines))
+        refused = client.get("/api/v1/events")
+
+    assert refused.status_code == 503
+    assert until(lambda: _opens(client))
+
+
+def _opens(client: httpx.Client) -> bool:
+    with client.stream("GET", "/api/v1/events") as answer:
+        return answer.status_code == 200
+
+
+def test_clients_share_collections(run_dir: Path) -> None:
+    """Ten requests at once make one collection."""
+    readings: list[object] = []
+
+    def note(call: object, _: object) -> None:
+        readings.extend([call] if call == "count" else [])
+
+    gpu = FakeGpu(GpuIdentity(0, UUID), MemoryInfo(80, 70, 9, 1))
+    exporter = Exporter(FakeNvml(lambda: [gpu], on_call=note), RunDirectory(run_dir))
+    with closing(exporter), closing(serve(exporter)) as running:
+        url = running.url
+        httpx.get(f"{url}/metrics", trust_env=False)
+        first = len(readings)
+        codes = [httpx.get(f"{url}/api/v1/state", trust_env=False).status_code for _ in range(10)]
+
+    assert codes == [200] * 10
+    assert len(readings) <= first + 2
+
+
+def test_server_closes_while_a_stream_is_open(
+    server: ExporterServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An open page neither delays the end of the exporter nor leaves an error in its log."""
+    with httpx.stream("GET", f"{server.url}/api/v1/events", trust_env=False) as answer:
+        lines = answer.iter_lines()
+        list(islice(lines, 2))
+        server.close()
+        list(lines)
+
+    assert server.stopped.wait(10)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_hostile_names_stay_text(client: httpx.Client, run_dir: Path) -> None:
+    """Names with markup and control characters arrive as JSON strings, bounded in length."""
+    name = "</script><img src=x onerror=alert(1)>" + "x" * 10_000 + "\x00\u2028"
+    publish(run_dir, own_sample(process=own_process(run=name)))
+    answer = until(lambda: with_ranks(client))
+
+    run = answer.json()["gpus"][0]["ranks"][0]["run"]
+    assert run.startswith("</script><img")
+    assert len(run) <= 200

@@ -1,0 +1,87 @@
+"""The parts of a card: what each rank holds, and what is left."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.samples import devices, full_sample
+
+from torchmem.exporter.live.parts import LEGEND, Part, card_parts, plausible, rank_parts
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.sample.sample import DeviceSample
+
+GIB = 1 << 30
+NAMES = [entry.name for entry in LEGEND]
+
+
+def total(parts: tuple[Part, ...]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+@st.composite
+def memories(draw: st.DrawFn) -> MemoryInfo:
+    used, free, reserved = draw(st.tuples(*[st.integers(0, 64 * GIB)] * 3))
+    return MemoryInfo(used + free + reserved, used, free, reserved)
+
+
+@given(devices, st.none() | st.integers(0, 4 * GIB))
+def test_parts_of_a_rank_add_up(device: DeviceSample, outside: int | None) -> None:
+    """Whatever a sample claims, the parts add up to its reserved bytes and those outside."""
+    parts = rank_parts(device, outside)
+
+    allocator = device.allocator
+    reserved = plausible(allocator.reserved_bytes.total) if allocator else None
+    assert total(parts) == (0 if reserved is None else reserved + (outside or 0))
+    assert all(part.bytes > 0 for part in parts)
+
+
+@given(memories(), st.lists(devices, max_size=3), st.none() | st.integers(0, 80 * GIB))
+def test_parts_of_a_card_add_up(
+    memory: MemoryInfo, ranks: list[DeviceSample], driver_free: int | None
+) -> None:
+    """Whatever ranks claim, the parts add up to NVML's total, in the order of the legend."""
+    parts = card_parts(
+        memory.total, memory, [rank_parts(device, GIB) for device in ranks], driver_free
+    )
+
+    assert total(parts) == memory.total
+    assert [part.name for part in parts] == sorted((p.name for p in parts), key=NAMES.index)
+    assert len({part.name for part in parts}) == len(parts)
+
+
+def test_parts_of_a_known_rank() -> None:
+    """Components, cache and what is outside each have their own bytes; scripts name their own."""
+    device = full_sample().devices[0]
+    parts = {part.label or part.name: part.bytes for part in rank_parts(device, GIB)}
+
+    assert device.allocator is not None
+    assert device.layout is not None
+    assert parts["parameters"] == 8 * GIB
+    assert parts["kv_cache"] == 2 * GIB
+    assert parts["pending"] == GIB
+    assert parts["outside_allocator"] == GIB
+    free = device.layout.stranded_bytes / device.layout.free_bytes
+    assert abs(parts["stranded"] / (parts["stranded"] + parts["releasable"]) - free) < 1e-6
+
+
+def test_a_card_without_nvml() -> None:
+    """Without NVML, what is neither free nor PyTorch's is one part, and free is the driver's."""
+    parts = card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], 5 * GIB)
+
+    assert parts == (
+        Part("held", 4 * GIB),
+        Part("not_pytorch", GIB),
+        Part("free", 5 * GIB),
+    )
+
+
+def test_ranks_that_do_not_fit_together_shrink_what_is_free_first() -> None:
+    """Tensors keep their bytes while the ranks' free memory can give up what is too much."""
+    memory = MemoryInfo(10 * GIB, 9 * GIB, GIB, 0)
+    ranks = [[Part("parameters", 5 * GIB), Part("releasable", 2 * GIB)], [Part("held", 4 * GIB)]]
+
+    assert card_parts(10 * GIB, memory, ranks, GIB) == (
+        Part("parameters", 5 * GIB),
+        Part("held", 4 * GIB),
+        Part("releasable", GIB),
+    )
