@@ -9,7 +9,7 @@ and skipped, and training goes on.
     python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py
     python benchmarks/release.py    # on a GPU
 
-Three runs: `release` off, `release` on, and `torch.cuda.empty_cache()` after every step.
+Runs: `release` off, each tier of it, and `torch.cuda.empty_cache()` after every step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ WIDTH, LAYERS, PROCESSES = 4096, 8, 2
 LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
 # Activations kept for each sample: input and output of the linear layer and of the ReLU, in fp32.
 BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
-MODES = ("off", "release", "empty_cache")
+TIERS = {"gradual": "gradual=0.5", "cache": "cache=0.5", "emergency": "emergency"}
+MODES = ("off", *TIERS, "empty_cache")
 
 
 @dataclass
@@ -76,8 +77,9 @@ def train(
     index: int, mode: str, arguments: argparse.Namespace, barrier: Barrier, results: Any
 ) -> None:
     """Train in one process; the barrier keeps both at the same step."""
-    release = 0.5 if mode == "release" else None
-    session = sdk.instrument(rank=index, interval=1e-6, release=release, release_interval=1e-6)
+    session = sdk.instrument(
+        rank=index, interval=1e-6, release=TIERS.get(mode), release_interval=1e-6
+    )
     model = torch.nn.Sequential(
         *(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()))
     )
@@ -109,11 +111,9 @@ def count(result: Result) -> None:
     result.retries = stats["num_alloc_retries"]
     result.device_allocs, result.device_frees = stats["num_device_alloc"], stats["num_device_free"]
     (sample,) = Path(os.environ["TORCHMEM_RUN_DIR"]).rglob(f"*-{os.getpid()}-*.sample.json")
-    counters = json.loads(sample.read_bytes())["devices"][0]["counters"]
-    result.releases, result.released_gib = (
-        counters["releases"] or 0,
-        (counters["released_bytes"] or 0) / 2**30,
-    )
+    tiers = json.loads(sample.read_bytes())["devices"][0]["releases"].values()
+    result.releases = sum(tier["times"] for tier in tiers)
+    result.released_gib = sum(tier["released_bytes"] for tier in tiers) / 2**30
 
 
 def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:

@@ -22,6 +22,7 @@ UNITLESS = {
     "nvml_performance_state",
     "nvml_processes",
     "nvml_recovery_action",
+    "torchmem_release_enabled",
     "nvml_remapped_rows",
     "nvml_retired_pages",
     "nvml_retired_pages_pending",

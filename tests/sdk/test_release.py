@@ -1,8 +1,8 @@
-"""The setting `release`: off by default, only at a step's end, and only where it pays."""
+"""The setting `release`: off by default, each tier at its time, and only where it pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._release import (
     MIN_RELEASABLE_BYTES,
     RECENT_WINDOWS,
@@ -18,10 +19,12 @@ from torchmem.sdk._release import (
     predicted_peak,
     should_release,
 )
+from torchmem.sdk._release_account import MAX_UNPAID, PAYBACK_WINDOWS, ReleaseAccount
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
 
 MIB = 1 << 20
 TOTAL = 80 << 30
@@ -102,6 +105,11 @@ def train(backend: CountingBackend, *peaks: int) -> None:
         backend.step()
 
 
+def releases(published: Published) -> dict[str, Any]:
+    """Return the releases of the only device by tier, as they were published."""
+    return dict(published()[0]["devices"][0]["releases"])
+
+
 def test_by_default_the_cache_is_never_touched(
     counting: CountingBackend, open_session: Opener, published: Published
 ) -> None:
@@ -110,8 +118,7 @@ def test_by_default_the_cache_is_never_touched(
     train(counting, 3900, *[100] * 10)
     session.close()
 
-    counters = published()[0]["devices"][0]["counters"]
-    assert ((), None, None) == (counting.emptied, counters["releases"], counters["released_bytes"])
+    assert ((), {}) == (counting.emptied, releases(published))
 
 
 def test_after_a_change_of_phase_the_cache_is_released(
@@ -125,12 +132,8 @@ def test_after_a_change_of_phase_the_cache_is_released(
     train(counting, *[100] * 5)
     session.close()
 
-    counters = published()[0]["devices"][0]["counters"]
-    assert ((True,), 1, 3900 * MIB) == (
-        counting.emptied,
-        counters["releases"],
-        counters["released_bytes"],
-    )
+    cache = releases(published)["cache"]
+    assert ((True,), 1, 3900 * MIB) == (counting.emptied, cache["times"], cache["released_bytes"])
     assert 0 == session.errors.counts["release"]
 
 
@@ -142,8 +145,8 @@ def test_steady_training_keeps_its_cache(
     train(counting, *[3900] * 20)
     session.close()
 
-    counters = published()[0]["devices"][0]["counters"]
-    assert ((), 0, 0) == (counting.emptied, counters["releases"], counters["released_bytes"])
+    cache = releases(published)["cache"]
+    assert ((), 0, 0) == (counting.emptied, cache["times"], cache["released_bytes"])
 
 
 def test_checks_are_rate_limited(counting: CountingBackend, open_session: Opener) -> None:
@@ -179,3 +182,280 @@ def test_a_failing_release_never_reaches_training(
     train(backend, 3900, *[100] * RECENT_WINDOWS)
 
     assert 1 == session.errors.counts["release"]
+
+
+class Cache:
+    """A cache of the script that gives memory back when asked."""
+
+    def __init__(self, backend: CountingBackend, *sizes: int) -> None:
+        self.backend = backend
+        self.blocks = [backend.allocator.malloc(size * MIB) for size in sizes]
+        self.asked: list[int] = []
+
+    def __call__(self, wanted: int) -> int:
+        self.asked.append(wanted)
+        assert not self.backend.stepping or self.backend.emptied == ()
+        freed = 0
+        while self.blocks and freed < wanted:
+            freed += self.blocks[-1].size
+            self.backend.allocator.free(self.blocks.pop())
+        return freed
+
+
+def test_hooks_free_what_is_wanted_and_it_returns_to_the_driver(
+    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+) -> None:
+    """The bytes that hooks free are returned to the driver, and no hook is asked for more."""
+    session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
+    cache = Cache(counting, *[500] * 6)
+    session.on_pressure(cache)
+    train(counting, 100, 100)
+    session.close()
+
+    done = releases(published)["hooks"]
+    assert [int(0.5 * 4096 * MIB) - (4096 - 3100) * MIB] == cache.asked
+    assert (1, 1600 * MIB) == (done["times"], done["released_bytes"])
+    assert 2496 * MIB == card.mem_get_info()[0]
+
+
+def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Opener) -> None:
+    """The lowest priority frees first, and a higher one only what is still missing."""
+    session = open_session(counting, interval=1e-9, release="hooks=0.6", release_interval=1e-9)
+    precious, spare = Cache(counting, 1000, 1000), Cache(counting, 1000)
+    session.on_pressure(precious, priority=2)
+    session.on_pressure(spare, priority=1)
+    train(counting, 10)
+
+    assert 1000 * MIB == spare.asked[0] - precious.asked[0]
+    assert ([], 1) == (spare.blocks, len(precious.blocks))
+
+
+def test_a_removed_hook_is_never_called(counting: CountingBackend, open_session: Opener) -> None:
+    """After `remove`, a hook is not called however short memory is."""
+    session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
+    cache = Cache(counting, 3000)
+    session.on_pressure(cache).remove()
+    train(counting, 10, 10)
+
+    assert [] == cache.asked
+
+
+def raising(wanted: int) -> int:
+    raise KeyError("no such cache")
+
+
+def lying(wanted: int) -> int:
+    return wanted
+
+
+def silent(wanted: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (raising, 1, "it raised KeyError: 'no such cache'"),
+        (lying, 3, "it freed 0 bytes in the last of 3 calls, although it returned"),
+        (silent, 3, "it freed 0 bytes in the last of 3 calls"),
+    ],
+)
+def test_a_bad_hook_is_dropped_with_a_warning(
+    counting: CountingBackend,
+    open_session: Opener,
+    caplog: pytest.LogCaptureFixture,
+    case: tuple[Callable[[int], Any], int, str],
+) -> None:
+    """A hook that raises, lies, or frees nothing is called no more; training goes on."""
+    hook, calls, reason = case
+    asked: list[int] = []
+
+    def counted(wanted: int) -> Any:
+        asked.append(wanted)
+        return hook(wanted)
+
+    session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
+    counting.allocator.malloc(3000 * MIB)
+    session.on_pressure(counted)
+    train(counting, *[10] * 6)
+
+    assert (calls, True) == (len(asked), reason in caplog.text)
+
+
+def test_a_hook_that_allocates_is_dropped(
+    counting: CountingBackend, open_session: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook that takes memory is dropped, and its calls count as no release."""
+    session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
+    counting.allocator.malloc(3000 * MIB)
+    taken: list[object] = []
+    session.on_pressure(lambda wanted: taken.append(counting.allocator.malloc(MIB)))
+    train(counting, *[10] * 6)
+
+    assert (3, True) == (len(taken), "no longer calls the pressure hook" in caplog.text)
+
+
+def test_a_slow_hook_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that takes longer than 5 s by the clock is called only once."""
+    times = iter([0.0, 5.1])
+    hooks = PressureHooks(lambda: next(times))
+    hooks.add(lambda wanted: 10, 0.0)
+
+    assert (0, 0) == (hooks.call(10, lambda: 0), hooks.call(10, lambda: 0))
+    assert "it took 5.1 s, more than 5 s" in caplog.text
+
+
+def test_an_interruption_in_a_hook_reaches_the_script(
+    counting: CountingBackend, open_session: Opener
+) -> None:
+    """Ctrl-C in a hook is not swallowed."""
+
+    def interrupted(wanted: int) -> None:
+        raise KeyboardInterrupt
+
+    session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
+    counting.allocator.malloc(3000 * MIB)
+    session.on_pressure(interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(counting, 10)
+
+
+def test_a_hook_that_no_tier_calls_is_said(
+    counting: CountingBackend, open_session: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Registering a hook without the tiers hooks and emergency logs a warning."""
+    open_session(counting, release="cache").on_pressure(lambda wanted: None)
+
+    assert "the setting release has neither hooks nor emergency" in caplog.text
+
+
+def test_after_an_oom_hooks_and_cache_are_released(
+    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+) -> None:
+    """At an OutOfMemoryError that the script catches, the hooks free memory for its retry."""
+    session = open_session(counting, interval=1e-9, release="emergency")
+    cache = Cache(counting, 2000, 1000)
+    session.on_pressure(cache)
+    with pytest.raises(OutOfMemoryError):
+        counting.allocator.malloc(2000 * MIB)
+    assert [] == cache.asked
+
+    counting.step()
+    counting.allocator.malloc(2000 * MIB)
+    session.close()
+
+    done = releases(published)["emergency"]
+    assert ([2000 * MIB], 1, 3000 * MIB) == (cache.asked, done["times"], done["released_bytes"])
+
+
+def test_an_oom_in_a_hook_calls_no_hooks(counting: CountingBackend, open_session: Opener) -> None:
+    """A hook that runs out of memory itself is dropped, and does not start another emergency."""
+    asked: list[int] = []
+
+    def greedy(wanted: int) -> None:
+        asked.append(wanted)
+        counting.allocator.malloc(8192 * MIB)
+
+    session = open_session(counting, interval=1e-9, release="emergency")
+    session.on_pressure(greedy)
+    with pytest.raises(OutOfMemoryError):
+        counting.allocator.malloc(8192 * MIB)
+    counting.step()
+    counting.step()
+
+    assert [8192 * MIB] == asked
+
+
+class CollectingBackend(CountingBackend):
+    """Keeps the shares above which the allocator was told to collect."""
+
+    shares: tuple[dict[int, float], ...] = ()
+    is_able = True
+
+    def collect_above(self, shares: Mapping[int, float]) -> bool:
+        self.shares = (*self.shares, dict(shares))
+        return self.is_able
+
+
+def test_the_gradual_tier_follows_the_shortage(card: SimulatedCard, open_session: Opener) -> None:
+    """While memory is short the allocator may keep its reserved bytes less what is missing."""
+    backend = CollectingBackend(card)
+    open_session(backend, interval=1e-9, release="gradual=0.5")
+    train(backend, 100)
+    neighbor = DeviceCachingAllocator(card)
+    held = neighbor.malloc(2400 * MIB)
+    train(backend, 100, 1600)
+    neighbor.free(held)
+    neighbor.empty_cache()
+    train(backend, 100)
+
+    # 1,700 MiB reserved and nearly none free: 2,048 MiB are wanted, more than there are.
+    assert [0.999, 0.01, 0.999] == [shares[0] for shares in backend.shares]
+
+
+def test_what_the_allocator_collects_is_counted(
+    card: SimulatedCard, open_session: Opener, published: Published
+) -> None:
+    """Segments that go back to the driver while the gradual tier acts are its releases."""
+    backend = CollectingBackend(card)
+    session = open_session(backend, interval=1e-9, release="gradual=0.9")
+    train(backend, 1000, 1000)
+    backend.allocator.empty_cache()
+    train(backend, 10)
+    session.close()
+
+    done = releases(published)["gradual"]
+    assert (1, 1000 * MIB, None) == (done["times"], done["released_bytes"], done["seconds"])
+
+
+def test_a_gradual_tier_that_cannot_act_says_so(
+    card: SimulatedCard, open_session: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where PyTorch cannot collect at run time, that is logged once and never tried again."""
+    backend = CollectingBackend(card)
+    backend.is_able = False
+    open_session(backend, interval=1e-9, release="gradual=0.9")
+    train(backend, 1000, 100, 1000)
+
+    assert (1, 1) == (len(backend.shares), caplog.text.count("the tier gradual of release is off"))
+
+
+def test_a_tier_that_never_pays_is_given_up(
+    counting: CountingBackend, open_session: Opener, published: Published
+) -> None:
+    """A job that takes the released memory again each time keeps its cache from then on."""
+    session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
+    train(counting, *([3900, 100, 100, 100] * 6))
+    session.close()
+
+    cache = releases(published)["cache"]
+    assert (MAX_UNPAID, True) == (cache["times"], cache["given_up"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=40))
+def test_an_account_counts_all_releases(events: list[tuple[int, int]]) -> None:
+    """Whatever happens, times and bytes are those of the releases that returned something."""
+    account = ReleaseAccount()
+    for returned, taken in events:
+        account.add(returned)
+        account.end_window(taken)
+
+    helped = [returned for returned, _ in events if returned]
+    done = account.published()
+    assert (len(helped), sum(helped)) == (done.times, done.released_bytes)
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, 1 << 40), st.integers(1, 10))
+def test_what_a_job_took_before_is_not_held_against_a_release(
+    released: int, usual: int, times: int
+) -> None:
+    """A job that takes as much from the driver as in the windows before has lost nothing."""
+    account = ReleaseAccount()
+    account.end_window(usual)
+    for _ in range(times):
+        account.add(released)
+        for _ in range(PAYBACK_WINDOWS):
+            account.end_window(usual)
+
+    assert not account.published().given_up

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchmem.sample.errors import UsageError
-from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
+from torchmem.sdk._settings import ReleaseSettings, Settings, SettingsKeywords, resolve
 
 
 def test_keyword_beats_environment_beats_default() -> None:
@@ -45,6 +45,11 @@ def test_a_misspelled_setting_gets_a_suggestion() -> None:
         ("idle_after", 1e10, "at most 604800"),
         ("stall_after", 1e10, "at most 604800"),
         ("release", 1, "above 0 and below 1"),
+        ("release", "cash", "tiers such as"),
+        ("release", "cache=1", "tiers such as"),
+        ("release", "cache,cache", "tiers such as"),
+        ("release", "emergency=0.1", "tiers such as"),
+        ("release", "", "tiers such as"),
         ("release_interval", 1e10, "at most 604800"),
         ("port", 70000, "an integer from 0 to 65535"),
         ("port", float("inf"), "an integer"),
@@ -98,3 +103,12 @@ def test_the_run_directory_follows_the_environment() -> None:
 def test_type_checkers_know_every_setting() -> None:
     """The typed keywords are the fields that exist."""
     assert set(Settings.__dataclass_fields__) == set(SettingsKeywords.__annotations__)
+
+
+def test_release_names_tiers_with_thresholds() -> None:
+    """The setting `release` is a share for the cache, or tiers with or without a share."""
+    named = resolve({}, {"TORCHMEM_RELEASE": "gradual=0.3, hooks,emergency"}).release
+
+    assert ReleaseSettings(cache=0.1) == resolve({"release": 0.1}, {}).release
+    assert ReleaseSettings(gradual=0.3, hooks=0.1, emergency=True) == named
+    assert resolve({}, {}).release is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     OOM_CAUSES,
+    RELEASE_TIERS,
     STEP_DURATION_BOUNDS,
     Allocator,
     BlockCounts,
@@ -22,6 +23,7 @@ from torchmem.sample.sample import (
     OomRecord,
     PinnedMemory,
     Process,
+    Releases,
     Sample,
     SelfCost,
     Steps,
@@ -70,9 +72,10 @@ allocators = st.builds(
 )
 counters = st.builds(
     Counters,
-    *[_optional(count)] * 7,
+    *[_optional(count)] * 5,
     ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)),
 )
+releases = st.builds(Releases, count, size, _optional(seconds), st.booleans())
 devices = st.builds(
     DeviceSample,
     index=st.integers(0, 15),
@@ -90,6 +93,7 @@ devices = st.builds(
     component_peaks=st.dictionaries(text, size, max_size=8),
     component_peak_timestamp=_optional(seconds),
     first_read=_optional(st.builds(FirstRead, seconds, size, size)),
+    releases=st.dictionaries(st.sampled_from(RELEASE_TIERS), releases, max_size=4),
 )
 processes = st.builds(
     Process,
@@ -153,7 +157,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             active_peak_bytes=51 * gib,
             reserved_peak_bytes=62 * gib,
         ),
-        counters=Counters(3, 0, 120, 40, 3, 2, 5 * gib, {"fragmentation": 1}),
+        counters=Counters(3, 0, 120, 40, 3, {"fragmentation": 1}),
         layout=Layout(
             timestamp=1_700_000_000.0,
             segments=ByPool(1, 30),
@@ -193,6 +197,10 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         },
         component_peak_timestamp=1_700_000_001.0,
         first_read=FirstRead(1_699_996_400.0, 2 << 20, 79 * gib),
+        releases={
+            "gradual": Releases(3, gib, None, given_up=True),
+            "cache": Releases(2, 5 * gib, 0.25),
+        },
     )
     process = Process(
         pid=pid,

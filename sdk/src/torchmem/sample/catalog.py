@@ -177,10 +177,24 @@ STREAM_SYNCS = _group.counter(
     "torchmem_stream_syncs_total", "Times the allocator waited for all streams."
 )
 RELEASES = _group.counter(
-    "torchmem_releases_total", "Times the setting `release` returned the cache to the driver."
+    "torchmem_releases_total",
+    "Times a tier of the setting `release` returned memory to the driver.",
+    "tier",
 )
 RELEASED = _group.counter(
-    "torchmem_released_bytes_total", "Bytes that the setting `release` returned to the driver."
+    "torchmem_released_bytes_total",
+    "Bytes that a tier of the setting `release` returned to the driver.",
+    "tier",
+)
+RELEASE_SECONDS = _group.counter(
+    "torchmem_release_seconds_total",
+    "Time that releases took; absent for the tier `gradual`, which acts inside the allocator.",
+    "tier",
+)
+RELEASE_ENABLED = _group.gauge(
+    "torchmem_release_enabled",
+    "1 while a tier of the setting `release` is on, 0 after it was given up.",
+    "tier",
 )
 LAST_OOM_TIMESTAMP = _group.gauge(
     "torchmem_last_oom_timestamp_seconds", "Unix time of the latest OutOfMemoryError."

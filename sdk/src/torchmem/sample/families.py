@@ -35,6 +35,7 @@ from torchmem.sample.sample import (
     DeviceSample,
     Layout,
     OomRecord,
+    Releases,
     Sample,
     State,
 )
@@ -102,7 +103,7 @@ def _is_free_label(spec: MetricSpec, name: str) -> bool:
     return _LABEL_NAME.fullmatch(name) is not None and name not in spec.labels
 
 
-def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, float | None]]]) -> Iterator[Row]:
+def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, T]]]) -> Iterator[tuple[Labels, T]]:
     """Yield a row for each entry of each mapping, with the key as the last label value."""
     for labels, values in rows:
         yield from (((*labels, str(key)), value) for key, value in values.items())
@@ -149,6 +150,7 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
     yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
     yield from _counter_families([(labels, d.counters) for labels, d in devices])
+    yield from _release_families([(labels, d.releases) for labels, d in devices])
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
     yield value_family(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
     yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
@@ -227,12 +229,18 @@ def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metri
     yield value_family(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
     yield value_family(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
     yield value_family(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
-    yield value_family(catalog.RELEASES, rows, lambda c: c.releases)
-    yield value_family(catalog.RELEASED, rows, lambda c: c.released_bytes)
     ooms = [(labels, c.ooms) for labels, c in rows if c.ooms is not None]
     yield keyed_family(
         catalog.OOMS, ooms, lambda o: {cause: o.get(cause, 0) for cause in OOM_CAUSES}
     )
+
+
+def _release_families(rows: Sequence[tuple[Labels, Mapping[Any, Releases]]]) -> Iterator[Metric]:
+    tiers = list(by_last_label(rows))
+    yield value_family(catalog.RELEASES, tiers, lambda r: r.times)
+    yield value_family(catalog.RELEASED, tiers, lambda r: r.released_bytes)
+    yield value_family(catalog.RELEASE_SECONDS, tiers, lambda r: r.seconds)
+    yield value_family(catalog.RELEASE_ENABLED, tiers, lambda r: not r.given_up)
 
 
 def _process_families(views: Sequence[View]) -> Iterator[Metric]:

@@ -20,10 +20,12 @@ OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", 
 OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
+ReleaseTier = Literal["gradual", "hooks", "cache", "emergency"]
 
 OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = get_args(State)
+RELEASE_TIERS: tuple[ReleaseTier, ...] = get_args(ReleaseTier)
 
 Component = Literal[
     "parameters", "gradients", "optimizer_state", "held", "step", "gradients_or_step", "rounding"
@@ -79,9 +81,8 @@ class Allocator:
 class Counters:
     """Events of one device since the process started.
 
-    They never decrease, even if the user resets PyTorch's own counters. `releases` and
-    `released_bytes` count what the setting `release` did and are None without it. `ooms` is None
-    where the allocator does not report OOMs.
+    They never decrease, even if the user resets PyTorch's own counters. `ooms` is None where the
+    allocator does not report OOMs.
     """
 
     alloc_retries: int | None = None
@@ -89,9 +90,21 @@ class Counters:
     device_allocs: int | None = None
     device_frees: int | None = None
     stream_syncs: int | None = None
-    releases: int | None = None
-    released_bytes: int | None = None
     ooms: dict[OomCause, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """What one tier of the setting `release` did on one device since the process started.
+
+    `released_bytes` were returned to the driver. `seconds` is None for a tier whose time is not
+    known. `given_up`: the tier no longer acts, because its releases did not pay.
+    """
+
+    times: int
+    released_bytes: int
+    seconds: float | None
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +191,7 @@ class DeviceSample:
     never above what these two leave. Samples of older versions lack both.
     `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by the
     name of a part that the script tracks. They add up to the allocated bytes, or are empty.
+    `releases` has an entry for each tier of the setting `release` that is on.
     `component_peaks` is the same of the peak of the allocated bytes, as known from a step that
     ended at `component_peak_timestamp`, in Unix seconds.
     `first_read` is what the first read of these found, mostly within a second of the creation of
@@ -199,6 +213,7 @@ class DeviceSample:
     component_peaks: dict[str, int] = field(default_factory=dict)
     component_peak_timestamp: float | None = None
     first_read: FirstRead | None = None
+    releases: dict[ReleaseTier, Releases] = field(default_factory=dict)
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -16,7 +16,9 @@ from torchmem.sample.sample import (
     Layout,
     OomCause,
     OomRecord,
+    ReleaseTier,
 )
+from torchmem.sdk._release_account import ReleaseAccount
 
 # PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
 COUNTERS = {
@@ -64,7 +66,8 @@ class DeviceRecord:
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
-        self._releases: tuple[int, int] | None = None
+        self.releases: dict[ReleaseTier, ReleaseAccount] = {}
+        self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
 
     def update(self, stats: NestedStats) -> None:
@@ -74,6 +77,8 @@ class DeviceRecord:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
         self.keep_peaks(stats)
+        for name, flow in self._flows.items():
+            flow.update(stats["reserved_bytes"]["all"].get(name, 0))
         if "allocation" in stats:
             self.allocations = stats["allocation"]["all"]["allocated"]
         if self._ooms is None and "num_ooms" in stats:
@@ -126,10 +131,15 @@ class DeviceRecord:
         peak, self._window_peak = self._window_peak, 0
         return peak
 
-    def count_release(self, times: int, returned: int) -> None:
-        """Count releases of the cache and the bytes that they returned to the driver."""
-        releases, bytes_returned = self._releases or (0, 0)
-        self._releases = (releases + times, bytes_returned + returned)
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that the allocator took from the driver since the process started."""
+        return self._flows["allocated"].total
+
+    @property
+    def returned_bytes(self) -> int:
+        """Bytes that the allocator returned to the driver since the process started."""
+        return self._flows["freed"].total
 
     def record_oom(self, oom: OomRecord) -> None:
         """Count one OutOfMemoryError."""
@@ -161,6 +171,7 @@ class DeviceRecord:
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
             first_read=self.first_read,
+            releases={tier: account.published() for tier, account in self.releases.items()},
         )
 
     def _layout(self, *, expandable: bool) -> Layout | None:
@@ -191,9 +202,8 @@ class DeviceRecord:
             for name, field in COUNTERS.items()
             if name in self._counters
         }
-        releases, released_bytes = self._releases or (None, None)
         ooms = None if self._ooms is None else dict(self._ooms)
-        return Counters(ooms=ooms, releases=releases, released_bytes=released_bytes, **totals)
+        return Counters(ooms=ooms, **totals)
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:

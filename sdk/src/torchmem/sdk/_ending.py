@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NoReturn
 
 from torchmem.allocator.call_stack import Origin
@@ -112,6 +113,14 @@ def last_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
+def in_excepthook() -> bool:
+    """Return whether this thread is handling an exception that ends it."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None and frame.f_code is not UncaughtErrors.in_main.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 class UncaughtErrors:
     """Sees the exceptions that nothing catches, before the hooks that were there.
 
@@ -123,7 +132,7 @@ class UncaughtErrors:
         self.exit_ends_oom = False
         self._installed = False
         self._on_error = on_error
-        self._hook, self._thread_hook, self._exit = self._in_main, self._in_thread, self._at_exit
+        self._hook, self._thread_hook, self._exit = self.in_main, self._in_thread, self._at_exit
         self._previous_hook, self._previous_thread_hook = sys.excepthook, threading.excepthook
         self._previous_exit = sys.exit
 
@@ -158,7 +167,8 @@ class UncaughtErrors:
             self._previous_exit = sys.exit
             sys.exit = self._exit
 
-    def _in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
+    def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
+        """Be `sys.excepthook`."""
         try:
             self._on_error(error, True)
         finally:

@@ -46,9 +46,9 @@ class PendingCalls:
     def __init__(self, untraced: Callable[[Entry], Entry]) -> None:
         """`untraced` keeps a compiler of Python code out of a function and of what it calls."""
         self._calls: deque[Call] = deque()
-        self._errors: deque[tuple[BaseException, CodeType]] = deque()
+        self._late_calls: deque[tuple[Call, CodeType]] = deque()
         self._call_entry = _entry(untraced(shield(self._make_caller(), otherwise=False)))
-        self._raise_entry = _entry(untraced(self._make_raiser()))
+        self._late_entry = _entry(untraced(self._make_late_caller()))
 
     def add(self, call: Call) -> None:
         """Schedule `call`, which does not run while the main thread stays inside a C call.
@@ -70,11 +70,23 @@ class PendingCalls:
         For an exception that a signal handler raises inside a callback that must not raise. Raises
         RuntimeError when the interpreter's queue of pending calls is full.
         """
-        self._errors.append((error, code))
+
+        def raise_it() -> None:
+            raise error
+
+        self.call_after(raise_it, code)
+
+    def call_after(self, call: Call, code: CodeType) -> None:
+        """Run `call` in the main thread as soon as no frame of `code` runs there.
+
+        What it raises is raised in the script. Raises RuntimeError when the interpreter's queue of
+        pending calls is full.
+        """
+        self._late_calls.append((call, code))
         try:
-            _schedule(self._raise_entry)
+            _schedule(self._late_entry)
         except RuntimeError:
-            self._errors.pop()
+            self._late_calls.pop()
             raise
 
     def _make_caller(self) -> Entry:
@@ -87,17 +99,17 @@ class PendingCalls:
 
         return run_next
 
-    def _make_raiser(self) -> Entry:
-        errors = self._errors
+    def _make_late_caller(self) -> Entry:
+        calls = self._late_calls
 
-        def raise_next(_: object) -> bool:
-            if errors and _is_running(errors[0][1]):
-                _schedule(self._raise_entry)
-            elif errors:
-                raise errors.popleft()[0]
+        def run_next(_: object) -> bool:
+            if calls and _is_running(calls[0][1]):
+                _schedule(self._late_entry)
+            elif calls:
+                calls.popleft()[0]()
             return False
 
-        return raise_next
+        return run_next
 
 
 def _entry(function: Entry) -> object:

@@ -41,6 +41,7 @@ from torchmem.sdk._interruptions import hold
 from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
+from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._recorder import Recorder
@@ -60,7 +61,12 @@ class Monitor:
     """
 
     def __init__(
-        self, settings: Settings, backend: Backend, environment: Mapping[str, str], errors: Errors
+        self,
+        settings: Settings,
+        backend: Backend,
+        environment: Mapping[str, str],
+        errors: Errors,
+        hooks: PressureHooks,
     ) -> None:
         self.recorder = Recorder(backend, errors)
         self.cost = CpuMeter()
@@ -82,7 +88,11 @@ class Monitor:
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost)
-        self._release = Release.from_settings(settings, self.recorder, errors, self.phases.reset)
+        self._release = (
+            Release(self.recorder, errors, settings, self.phases.reset, hooks)
+            if settings.release
+            else None
+        )
         self._capture: Capture | None = None
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._reports: ReportWriter | None = None
@@ -284,6 +294,9 @@ class Monitor:
             origin = calling_origin(self._backend.backward_node(), self.phases.current)
         failed = FailedAllocation(requested, limit, driver_free, origin)
         self._keep_oom(lambda: self.recorder.record_oom(device, failed))
+        if self._release:
+            with self._errors.suppress("release"):
+                self._release.at_oom(requested)
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Write the evidence of a library's OOM."""

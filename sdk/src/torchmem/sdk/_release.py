@@ -1,21 +1,28 @@
-"""The setting `release`: return PyTorch's cache to the driver at a step's end if that pays.
+"""The setting `release`: return memory to the driver in tiers, each where it pays.
 
 docs/release.md explains the conditions and shows a measurement.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.sizes import MIB
+from torchmem.sample.sample import ReleaseTier
 from torchmem.sdk._device import DeviceRecord
-from torchmem.sdk._errors import Errors
+from torchmem.sdk._ending import in_excepthook
+from torchmem.sdk._errors import Errors, log
+from torchmem.sdk._gradual_release import AGING_SHARE, MIN_CHANGE, Collected, shares_to_keep
+from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._settings import Settings
+from torchmem.sdk._release_account import ReleaseAccount
+from torchmem.sdk._settings import ReleaseSettings, Settings
 
 # A release waits for every stream, which does not pay for less memory.
 MIN_RELEASABLE_BYTES = 256 * MIB
@@ -67,70 +74,137 @@ def should_release(memory: DeviceMemory, share: float) -> bool:
     )
 
 
-class Release:
-    """Releases the cache in the training thread, at step ends that have just read statistics.
+def missing_bytes(record: DeviceRecord, share: float) -> int:
+    """Return the bytes by which the driver's free memory is below `share` of the device."""
+    free, total = record.driver_free, record.device.total_bytes
+    return 0 if free is None or total is None else max(0, int(share * total) - free)
 
-    `interval` is the shortest time in seconds between two checks. `reset_peaks` starts a new
-    window of the peaks.
+
+def _short(
+    records: Mapping[int, DeviceRecord], tier: ReleaseTier, share: float
+) -> dict[int, DeviceRecord]:
+    """Return the devices that are short of memory and on which the tier is on."""
+    return {
+        index: record
+        for index, record in records.items()
+        if missing_bytes(record, share)
+        and tier in record.releases
+        and not record.releases[tier].given_up
+    }
+
+
+class Release:
+    """Releases memory in the training thread, at step ends that have just read statistics.
+
+    `reset_peaks` starts a new window of the peaks.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         errors: Errors,
-        share: float,
-        interval: float,
+        settings: Settings,
         reset_peaks: Callable[[], None],
+        hooks: PressureHooks,
     ) -> None:
         self._recorder = recorder
+        self._backend = recorder.backend
         self._errors = errors
-        self._share = share
-        self._interval = interval
+        self._tiers = settings.release or ReleaseSettings()
+        self._interval = settings.release_interval
         self._reset_peaks = reset_peaks
+        self._hooks = hooks
         self._windows: dict[int, deque[int]] = {}
+        self._taken: dict[int, int] = {}
+        self._collected: dict[int, Collected] = {}
+        self._shares: dict[int, float] = {}
+        self._can_collect = self._tiers.gradual is not None
         self._due = 0.0
-
-    @classmethod
-    def from_settings(
-        cls, settings: Settings, recorder: Recorder, errors: Errors, reset_peaks: Callable[[], None]
-    ) -> Release | None:
-        """Return a Release, or None if the setting `release` is not set."""
-        if settings.release is None:
-            return None
-        return cls(recorder, errors, settings.release, settings.release_interval, reset_peaks)
 
     def at_step(self, now: float) -> None:
         """End a window on each device; if one is short of memory, release where that pays."""
         with self._errors.suppress("release"):
-            self._check(now)
+            records = self._recorder.records()
+            self._end_windows(records)
+            self._collect(records)
+            if now >= self._due and not self._backend.is_capturing():
+                self._release(records, now)
 
-    def _check(self, now: float) -> None:
-        self._reset_peaks()
-        records = self._recorder.records()
+    def _end_windows(self, records: Mapping[int, DeviceRecord]) -> None:
+        if self._tiers.cache is not None:
+            self._reset_peaks()
         for index, record in records.items():
-            record.count_release(0, 0)
+            self._open_accounts(record)
+            taken = record.taken_bytes - self._taken.get(index, 0)
+            self._taken[index] = record.taken_bytes
+            for account in record.releases.values():
+                account.end_window(taken)
             windows = self._windows.setdefault(index, deque(maxlen=RECENT_WINDOWS))
             windows.append(record.end_window())
-        if now >= self._due and any(
-            self._is_short(index, record) for index, record in records.items()
-        ):
-            self._due = now + self._interval
-            if any(should_release(memory, self._share) for memory in self._memory(records)):
-                self._release(records)
+            collected = self._collected.setdefault(index, Collected()).end_window(record)
+            if self._shares.get(index, AGING_SHARE) < AGING_SHARE:
+                record.releases["gradual"].add(collected, taken=taken)
 
-    def _is_short(self, index: int, record: DeviceRecord) -> bool:
-        free, total = self._recorder.backend.free_bytes(index), record.device.total_bytes
-        return free is not None and total is not None and free < self._share * total
+    def _open_accounts(self, record: DeviceRecord) -> None:
+        on: dict[ReleaseTier, bool] = {
+            "gradual": self._tiers.gradual is not None,
+            "hooks": self._tiers.hooks is not None,
+            "cache": self._tiers.cache is not None,
+            "emergency": self._tiers.emergency,
+        }
+        for tier, is_on in on.items():
+            if is_on and tier not in record.releases:
+                record.releases[tier] = ReleaseAccount(is_timed=tier != "gradual")
 
-    def _memory(self, records: dict[int, DeviceRecord]) -> list[DeviceMemory]:
+    def _collect(self, records: Mapping[int, DeviceRecord]) -> None:
+        """Move the share above which the allocator collects its own oldest segments."""
+        if self._tiers.gradual is None or not self._can_collect:
+            return
+        kept = {index: r for index, r in records.items() if not r.releases["gradual"].given_up}
+        shares = shares_to_keep(kept, self._tiers.gradual)
+        shares |= dict.fromkeys(self._shares.keys() - shares.keys(), AGING_SHARE)
+        moved = (abs(share - self._shares.get(index, 2.0)) for index, share in shares.items())
+        if max(moved, default=0.0) > MIN_CHANGE:
+            self._can_collect = self._backend.collect_above(shares)
+            self._shares = shares if self._can_collect else {}
+            if not self._can_collect:
+                log(
+                    logging.WARNING,
+                    "the tier gradual of release is off: it needs the native allocator without "
+                    "expandable segments, PyTorch 2.6, and no garbage_collection_threshold of "
+                    "your own",
+                )
+
+    def _release(self, records: Mapping[int, DeviceRecord], now: float) -> None:
+        acts: dict[ReleaseTier, Callable[[Mapping[int, DeviceRecord], float], bool]] = {
+            "hooks": self._release_by_hooks,
+            "cache": self._release_cache,
+        }
+        shares = {"hooks": self._tiers.hooks, "cache": self._tiers.cache}
+        for tier, act in acts.items():
+            short = _short(records, tier, shares[tier] or 0.0)
+            if short:
+                self._due = now + self._interval
+                if act(short, shares[tier] or 0.0):
+                    return
+
+    def _release_by_hooks(self, short: Mapping[int, DeviceRecord], share: float) -> bool:
+        wanted = sum(missing_bytes(record, share) for record in short.values())
+        return self._hooks.exist and self._give_back("hooks", wanted)
+
+    def _release_cache(self, short: Mapping[int, DeviceRecord], share: float) -> bool:
+        pays = any(should_release(memory, share) for memory in self._memory(short))
+        return pays and self._give_back("cache", 0)
+
+    def _memory(self, records: Mapping[int, DeviceRecord]) -> list[DeviceMemory]:
         """Return the memory of each device by a new snapshot.
 
         The sampler's newest snapshot shows the middle of some step.
         """
-        segments = self._recorder.backend.memory_snapshot() or []
+        segments = self._backend.memory_snapshot() or []
         devices = []
         for index, record in records.items():
-            free, total = self._recorder.backend.free_bytes(index), record.device.total_bytes
+            free, total = record.driver_free, record.device.total_bytes
             peak, allocator = predicted_peak(self._windows[index]), record.allocator
             if free is None or total is None or peak is None or allocator is None:
                 continue
@@ -139,14 +213,48 @@ class Release:
             devices.append(DeviceMemory(total, free, active, releasable, peak))
         return devices
 
-    def _release(self, records: dict[int, DeviceRecord]) -> None:
-        before = {index: self._reserved(index) for index in records}
-        self._recorder.backend.empty_cache()
-        for index, record in records.items():
-            returned = before[index] - self._reserved(index)
-            if returned > 0:
-                record.count_release(1, returned)
+    def at_oom(self, requested: int) -> None:
+        """Release all that can be spared once the script has caught the OutOfMemoryError.
 
-    def _reserved(self, index: int) -> int:
-        stats = self._recorder.backend.memory_stats(index) or {}
-        return int(stats["reserved_bytes"]["all"]["current"]) if stats else 0
+        For the OOM observer. Does nothing in a thread where the script's main thread could not
+        wait for it, or for an OOM of a pressure hook.
+        """
+        if not self._tiers.emergency or self._hooks.is_running:
+            return
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main or self._backend.backward_node() is not None:
+            self._backend.call_after_oom(
+                self._errors.defer_logging(lambda: self._after_oom(requested))
+            )
+
+    def _after_oom(self, requested: int) -> None:
+        with self._errors.suppress("release"):
+            if not in_excepthook() and not self._backend.is_capturing():
+                for record in self._recorder.records().values():
+                    self._open_accounts(record)
+                self._give_back("emergency", requested)
+
+    def _give_back(self, tier: ReleaseTier, wanted: int) -> bool:
+        """Call hooks for the wanted bytes, if any, and empty the cache; return whether it helped.
+
+        The cache stays as it is if the hooks free too little.
+        """
+        records, started = self._recorder.records(), time.perf_counter()
+        before = self._reserved(records)
+        freed = self._hooks.call(wanted, self._allocated) if wanted else 0
+        if tier != "hooks" or freed >= MIN_RELEASABLE_BYTES:
+            self._backend.empty_cache()
+        after, seconds = self._reserved(records), time.perf_counter() - started
+        for index, record in records.items():
+            record.releases[tier].add(before[index] - after[index], seconds)
+        return before != after
+
+    def _allocated(self) -> int:
+        return sum(current for current, _ in self._recorder.allocated().values())
+
+    def _reserved(self, records: Mapping[int, DeviceRecord]) -> dict[int, int]:
+        stats = {index: self._backend.memory_stats(index) or {} for index in records}
+        return {
+            index: int(values["reserved_bytes"]["all"]["current"]) if values else 0
+            for index, values in stats.items()
+        }

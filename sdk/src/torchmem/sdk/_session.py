@@ -23,6 +23,7 @@ from torchmem.sdk._identity import identify, is_multiprocessing_child
 from torchmem.sdk._interruptions import is_interruption, shield
 from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._peaks import Phase
+from torchmem.sdk._pressure_hooks import PressureHook, PressureHooks
 from torchmem.sdk._settings import Settings, SettingsKeywords, resolve
 from torchmem.sdk.steps import Iterations
 
@@ -53,6 +54,7 @@ class Session:
         self._closed = False
         self._ending: Ending | None = None
         self._uncaught = UncaughtErrors(self._on_uncaught)
+        self._hooks = PressureHooks()
         self._monitor = self._new_monitor()
         remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
         self._remove_step_hooks = remove
@@ -66,7 +68,7 @@ class Session:
             raise
 
     def _new_monitor(self) -> Monitor:
-        monitor = Monitor(self.settings, self._backend, self._environment, self.errors)
+        monitor = Monitor(self.settings, self._backend, self._environment, self.errors, self._hooks)
         monitor.uncaught = self._uncaught
         return monitor
 
@@ -132,6 +134,25 @@ class Session:
         """
         with self.errors.suppress("components"):
             self._monitor.recorder.components.tracked.set(name, tensors)
+
+    def on_pressure(self, callback: Callable[[int], Any], priority: float = 0.0) -> PressureHook:
+        """Call `callback` when memory is short, so that the script frees what it can spare.
+
+        The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
+        at the end of a step, or after an OutOfMemoryError that the script catches. It gets the
+        bytes that are wanted, and may return the bytes that it freed. Callbacks are called in the
+        order of their priority, lowest first, until enough is free. One that raises, takes more
+        than 5 s, or frees nothing three times in a row is dropped with a warning. `remove()` of
+        the result ends it.
+        """
+        tiers = self.settings.release
+        if tiers is None or (tiers.hooks is None and not tiers.emergency):
+            log(
+                logging.WARNING,
+                "a callback of on_pressure() is never called: the setting release has neither "
+                "hooks nor emergency",
+            )
+        return self._hooks.add(callback, priority)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
@@ -397,6 +418,17 @@ class IdleBackend:
 
     def empty_cache(self) -> None:
         """Do nothing."""
+
+    def is_capturing(self) -> bool:
+        """Return False."""
+        return False
+
+    def collect_above(self, shares: Mapping[int, float]) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
+
+    def call_after_oom(self, call: Callable[[], None]) -> None:
+        """Ignore the call."""
 
     def reset_peaks(self, device: int) -> None:
         """Do nothing."""

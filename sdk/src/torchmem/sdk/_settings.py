@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -43,13 +44,31 @@ class SettingsKeywords(TypedDict, total=False):
     stall_after: float
     capture_on_oom: bool
     history: HistorySetting
-    release: float | None
+    release: float | str | None
     release_interval: float
     port: int | None
     leader_port: int | None
     address: str
     textfile: str | Path | None
     enabled: bool
+
+
+# Share of the device below which a tier acts, unless the setting names one.
+DEFAULT_SHARES = {"gradual": 0.2, "hooks": 0.1, "cache": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSettings:
+    """The tiers of the setting `release`: shares of the device, or None for a tier that is off.
+
+    A tier acts when the driver has less than its share free. `emergency` acts at an
+    OutOfMemoryError.
+    """
+
+    gradual: float | None = None
+    hooks: float | None = None
+    cache: float | None = None
+    emergency: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +92,10 @@ class Settings:
         directory.
     history: record the Python stack of each allocation, so that OOM reports name the lines that
         hold the memory and those that grew: "oom" while memory may run out soon, True always.
-    release: return the cache at a step's end when the driver has less than this share of the
-        device free and the next step is not expected to need it again; None never does. Resets
-        PyTorch's peaks as `reset_peaks` does.
-    release_interval: shortest time in seconds between two checks for `release`.
+    release: return memory to the driver when it is short: names of tiers, each with the share of
+        the device below which it acts, such as "gradual=0.2,hooks,cache=0.1,emergency". A number
+        is the share of the tier `cache`; None never releases. See docs/release.md.
+    release_interval: shortest time in seconds between two releases at the end of a step.
     port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
     leader_port: one of this user's processes on this host serves the series of all of them on this
         port; when it ends, another takes over.
@@ -96,7 +115,7 @@ class Settings:
     stall_after: float = 300.0
     capture_on_oom: bool = False
     history: HistorySetting = False
-    release: float | None = None
+    release: ReleaseSettings | None = None
     release_interval: float = 10.0
     port: int | None = None
     leader_port: int | None = None
@@ -209,6 +228,22 @@ def _share(value: Any) -> float:
     return number if 0 < number < 1 else _reject(value)
 
 
+def _release(value: Any) -> ReleaseSettings:
+    """Convert a number, or tiers such as "gradual=0.2,emergency"."""
+    with contextlib.suppress(TypeError, ValueError):
+        return ReleaseSettings(cache=_share(value))
+    tiers: dict[str, Any] = {}
+    for item in str(value).split(","):
+        name, _, share = (part.strip() for part in item.partition("="))
+        if name in tiers or name not in DEFAULT_SHARES | {"emergency": True}:
+            _reject(value)
+        if name == "emergency":
+            tiers[name] = True if not share else _reject(value)
+        else:
+            tiers[name] = _share(share) if share else DEFAULT_SHARES[name]
+    return ReleaseSettings(**tiers)
+
+
 def _port(value: Any) -> int:
     number = int(value)
     return number if 0 <= number <= MAX_PORT else _reject(value)
@@ -252,7 +287,10 @@ _PARSERS: dict[str, _Parser] = {
     "stall_after": _SECONDS,
     "capture_on_oom": _BOOLEAN,
     "history": _Parser(_history, '"oom", true or false'),
-    "release": _Parser(_share, "a number above 0 and below 1"),
+    "release": _Parser(
+        _release,
+        'a number above 0 and below 1, or tiers such as "gradual=0.2,hooks,cache=0.1,emergency"',
+    ),
     "release_interval": _SECONDS,
     "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),
     "leader_port": _Parser(_fixed_port, f"an integer from 1 to {MAX_PORT}"),

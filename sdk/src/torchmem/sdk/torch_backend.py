@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import inspect
+import math
 import os
 import re
 import sys
@@ -45,6 +46,12 @@ ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 # Events of PyTorch's history that say nothing about how much is requested.
 SKIPPED_ACTIONS = ["free_requested", "segment_alloc", "segment_free", "oom", "snapshot"]
 NO_POOL = 1 << 60
+
+THRESHOLD = "garbage_collection_threshold"
+# The memory fraction must be below 1. The driver keeps more than the rest for itself.
+UNLIMITED_FRACTION = 0.9999
+# PyTorch accepts only values below 1.
+MAX_THRESHOLD = 0.999
 
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _GPU = re.compile(f"GPU-{_UUID}")
@@ -82,6 +89,8 @@ class TorchBackend:
         self._devices: dict[int, Device] = {}
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
+        self._collection = GarbageCollection(torch, self._reader)
+        self._observer_code: CodeType | None = None
         self._pending = PendingCalls(partial(untraced, torch))
 
     def is_initialized(self) -> bool:
@@ -144,8 +153,10 @@ class TorchBackend:
         return PinnedMemory(used, max(0, total - used))
 
     def limit_bytes(self, device: int) -> int | None:
-        """Return the memory fraction (known since 2.6) of the device's total."""
+        """Return the user's memory fraction (known since 2.6) of the device's total."""
         fraction, total = self._reader.fraction(device), self._devices[device].total_bytes
+        if self._collection.is_own(device, fraction):
+            fraction = 1.0
         return None if fraction is None or total is None else int(min(fraction, 1.0) * total)
 
     def history_enabled(self) -> bool | None:
@@ -232,6 +243,23 @@ class TorchBackend:
         if not torch.cuda.is_current_stream_capturing():
             torch.cuda.empty_cache()
 
+    def is_capturing(self) -> bool:
+        """Return `torch.cuda.is_current_stream_capturing()`."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def collect_above(self, shares: Mapping[int, float]) -> bool:
+        """Set `garbage_collection_threshold`, which acts on devices with a memory fraction below 1.
+
+        See `GarbageCollection`.
+        """
+        return self._collection.set(shares)
+
+    def call_after_oom(self, call: Callable[[], None]) -> None:
+        """Run `call` in the main thread as soon as the observer's frames are gone there."""
+        if self._observer_code is None:
+            raise RuntimeError("no observer is attached")
+        self._pending.call_after(call, self._observer_code)
+
     def reset_peaks(self, device: int) -> None:
         """Call `reset_peak_memory_stats`, hidden from the user's `max_memory_*` by `UserPeaks`."""
         if self._user_peaks is None:
@@ -305,13 +333,21 @@ class TorchBackend:
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
             try:
+                limit = self._users_limit(device, limit)
                 observer(device, requested, limit, driver_free)
             except BaseException as error:  # noqa: BLE001 - the observer counts its own errors
                 self._raise_after_oom(error, callback.__code__)
 
         callback = untraced(torch, shield(observe))
+        self._observer_code = callback.__code__
         if self._reader.backend() == "native":
             torch._C._cuda_attach_out_of_memory_observer(callback)  # noqa: SLF001
+
+    def _users_limit(self, device: int, limit: int) -> int:
+        """Return the observer's limit, without a memory fraction that is not the user's."""
+        if not self._collection.is_own(device, self._reader.fraction(device)):
+            return limit
+        return self._devices[device].total_bytes or limit
 
     def _raise_after_oom(self, error: BaseException, callback: CodeType) -> None:
         """Have a signal handler's exception raised in the script after the OutOfMemoryError.
@@ -438,6 +474,68 @@ class AllocatorReader:
         return any(name in self._environment for name in NO_CACHING) or (
             enabled is not None and not enabled()
         )
+
+
+class GarbageCollection:
+    """Sets `garbage_collection_threshold` at run time, beside the settings that the user chose.
+
+    PyTorch parses all settings anew, so that text is passed again. It collects only with a memory
+    fraction below 1 (CUDACachingAllocator.cpp, 2.13, `garbage_collect_cached_blocks`). Since 2.6,
+    where the user's own fraction can be read.
+    """
+
+    def __init__(self, torch: Any, reader: AllocatorReader) -> None:
+        self._torch = torch
+        self._reader = reader
+        self._written: str | None = None
+        self._users_text = ""
+        self._devices: set[int] = set()
+
+    def set(self, shares: Mapping[int, float]) -> bool:
+        """Collect on these devices above the highest of the shares; return False if impossible."""
+        text = self._text()
+        if text is None or any(self._reader.fraction(device) is None for device in shares):
+            return False
+        for device in shares:
+            if self._reader.fraction(device) == 1.0:
+                self._torch.cuda.set_per_process_memory_fraction(UNLIMITED_FRACTION, device)
+                self._devices.add(device)
+        own = f"{THRESHOLD}:{max(shares.values(), default=MAX_THRESHOLD):g}"
+        self._written = ",".join(filter(None, (text, own)))
+        self._write(self._written)
+        return True
+
+    def is_own(self, device: int, fraction: float | None) -> bool:
+        """Return whether a device's memory fraction is not the user's.
+
+        PyTorch keeps it in bytes, so that it is not read exactly as it was set.
+        """
+        if fraction is None or device not in self._devices:
+            return False
+        return math.isclose(fraction, UNLIMITED_FRACTION, abs_tol=1e-6)
+
+    def _text(self) -> str | None:
+        """Return the user's settings; None if this allocator or those settings rule it out."""
+        if self._reader.backend() != "native":
+            return None
+        current = self._read()
+        if current != self._written:
+            self._users_text = current
+        conf = parse_alloc_conf(self._users_text)
+        is_expandable = conf.get("expandable_segments", "").lower() == "true"
+        return None if THRESHOLD in conf or is_expandable else self._users_text
+
+    def _read(self) -> str:
+        read = getattr(self._torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001
+        if read is not None:
+            return str(read())
+        self._reader.segments()
+        return self._reader.settings().get(LAST_PARSED, "")
+
+    def _write(self, text: str) -> None:
+        write = getattr(self._torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001
+        write = write or self._torch._C._cuda_cudaCachingAllocator_set_allocator_settings  # noqa: SLF001
+        write(text)
 
 
 def _has_history(snapshot: Mapping[str, Any]) -> bool:

@@ -59,6 +59,7 @@ class SimulatedBackend:
         self._recording = False
         self._init_callbacks: list[Callback] = []
         self._step_callbacks: list[Callable[[object], None]] = []
+        self._after_oom: list[Callback] = []
 
     def init(self) -> None:
         """Initialize CUDA: run the callbacks that wait for it."""
@@ -69,6 +70,9 @@ class SimulatedBackend:
 
     def step(self, optimizer: object = 0) -> None:
         """End one step of an optimizer: run the step callbacks in this thread."""
+        waiting, self._after_oom = self._after_oom, []
+        for call in waiting:
+            call()
         for callback in list(self._step_callbacks):
             callback(optimizer)
 
@@ -152,6 +156,18 @@ class SimulatedBackend:
         """Empty the cache of every device."""
         for allocator in self._allocators.values():
             allocator.empty_cache()
+
+    def is_capturing(self) -> bool:
+        """Return False: no graph is captured in a simulation."""
+        return False
+
+    def collect_above(self, shares: Mapping[int, float]) -> bool:  # noqa: ARG002
+        """Return False: the settings of a simulated allocator do not change."""
+        return False
+
+    def call_after_oom(self, call: Callback) -> None:
+        """Run `call` at the next step: the observer is still being called."""
+        self._after_oom.append(call)
 
     def reset_peaks(self, device: int) -> None:
         """Reset the peaks of one device."""

@@ -1,0 +1,117 @@
+"""Ready callbacks for `Session.on_pressure`: move tensors to pinned host memory and back.
+
+    session = sdk.instrument(release="hooks,emergency")
+    session.on_pressure(OptimizerOffload(optimizer), priority=1)
+    session.on_pressure(ModuleOffload(reference_model))
+
+Tensors keep their identity: only their data moves. What a round trip costs is one copy to the host
+and one back over PCIe; the module's is one way after the first time, as long as its values stay.
+Left on the device are tensors that are not plain (DTensor, quantized), and tensors that share
+their storage with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class _Moved:
+    """A tensor that is, or was, on the host.
+
+    `copy` is its data in pinned memory. `version` is PyTorch's counter of changes at which the copy
+    was made. `device` is where the tensor belongs; None while it is there.
+    """
+
+    tensor: Any
+    copy: Any
+    version: int
+    device: Any = None
+
+
+class _Offload:
+    """Moves tensors that a function finds. Not for use by several threads at once."""
+
+    def __init__(self, find: Callable[[], Iterable[Any]]) -> None:
+        self._find = find
+        self._moved: dict[int, _Moved] = {}
+
+    def __call__(self, wanted: int) -> int:
+        """Move tensors to the host until `wanted` bytes are free; return the bytes moved."""
+        freed = 0
+        tensors = [tensor for tensor in self._find() if _is_movable(tensor)]
+        for tensor in sorted(tensors, key=_size, reverse=True):
+            if freed >= wanted:
+                break
+            freed += self._to_host(tensor)
+        return freed
+
+    def _to_host(self, tensor: Any) -> int:
+        moved = self._moved.get(id(tensor))
+        if moved is None or moved.tensor is not tensor or moved.copy.shape != tensor.shape:
+            moved = _Moved(tensor, _pinned_like(tensor), -1)
+            self._moved[id(tensor)] = moved
+        if moved.version != tensor._version:  # noqa: SLF001 - PyTorch's public name for it
+            moved.copy.copy_(tensor.detach())
+        moved.version = tensor._version  # noqa: SLF001
+        moved.device = tensor.device
+        tensor.data = moved.copy
+        return _size(tensor)
+
+    def restore(self) -> None:
+        """Move everything back to its device. Raises OutOfMemoryError if it does not fit."""
+        for moved in self._moved.values():
+            if moved.device is not None:
+                moved.tensor.data = moved.copy.to(moved.device, non_blocking=True)
+                moved.version = moved.tensor._version  # noqa: SLF001
+                moved.device = None
+
+
+class OptimizerOffload(_Offload):
+    """Moves the state of an optimizer to the host; it comes back before the optimizer's next step.
+
+    `optimizer` is a `torch.optim.Optimizer`. Each round trip copies the state both ways.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(lambda: _state_tensors(optimizer))
+        optimizer.register_step_pre_hook(lambda *_: self.restore())
+        optimizer.register_state_dict_pre_hook(lambda *_: self.restore())
+
+
+class ModuleOffload(_Offload):
+    """Moves an idle module to the host; it comes back before its next forward pass.
+
+    For a module that is not trained, such as a reference or a reward model: an `nn.Module`.
+    Parameters and buffers move.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(lambda: [*module.parameters(), *module.buffers()])
+        module.register_forward_pre_hook(lambda *_: self.restore())
+        module.register_state_dict_pre_hook(lambda *_: self.restore())
+
+
+def _state_tensors(optimizer: Any) -> Iterator[Any]:
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            yield from state.values()
+
+
+def _is_movable(value: Any) -> bool:
+    """Return whether a value is a plain tensor on a GPU that is alone in its storage."""
+    if type(value).__module__ not in {"torch", "torch.nn.parameter"} or not value.is_cuda:
+        return False
+    return value.layout is not None and value.untyped_storage().nbytes() == _size(value) > 0
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _pinned_like(tensor: Any) -> Any:
+    return tensor.new_empty_strided(
+        tensor.size(), tensor.stride(), device="cpu", pin_memory=True, requires_grad=False
+    )

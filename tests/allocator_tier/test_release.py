@@ -1,0 +1,193 @@
+"""The tiers of the setting `release` on PyTorch's real allocator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.allocator
+
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+
+PROGRAM = """
+def take(mib): return torch.empty(int(mib * 2**20), dtype=torch.uint8, device="cuda")
+def reserved(): return torch.cuda.memory_reserved() >> 20
+def allocated(): return torch.cuda.memory_allocated() >> 20
+def done(tier): return published()[0]["devices"][0]["releases"][tier]
+def show(**values): print(json.dumps(values))
+parameter = torch.nn.Parameter(torch.zeros(2**18, device="cuda"))
+optimizer = torch.optim.Adam([parameter])
+def step(*sizes):
+    held = [take(size) for size in sizes]
+    del held
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+"""
+
+
+def run_json(run: Run, setting: str, body: str) -> dict[str, Any]:
+    """Run a training with a setting of `release` and return what it printed."""
+    options = f"interval=1e-6, release={setting!r}, release_interval=1e-6"
+    result = run(f"session = sdk.instrument({options})\n{PROGRAM}{body}")
+    assert not result.returncode, result.stderr
+    return dict(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_the_gradual_tier_has_the_allocator_collect(run: Run) -> None:
+    """Old segments go one by one, without a retry, and the user's settings stay."""
+    shown = run_json(
+        run,
+        "gradual=0.4",
+        """
+from torch.cuda.memory import _snapshot
+torch.cuda.memory._set_allocator_settings("max_split_size_mb:512")
+sizes = [100 + 20 * number for number in range(24)]
+highest = 0
+for size in sizes:
+    step(size, size, size)
+    highest = max(highest, reserved())
+session.close()
+stats, settings = torch.cuda.memory_stats(), _snapshot()["allocator_settings"]
+show(highest=highest, retries=stats["num_alloc_retries"], split=settings["max_split_size"] >> 20,
+    **done("gradual"))
+""",
+    )
+
+    assert (0, 512) == (shown["retries"], shown["split"])
+    assert shown["times"] >= 3
+    # Without it 1,320 MiB more were reserved in each window, up to all of the 4 GiB.
+    assert shown["highest"] < 3400
+    assert (None, False) == (shown["seconds"], shown["given_up"])
+
+
+def test_an_oom_under_the_gradual_tier_is_not_one_of_a_limit(run: Run) -> None:
+    """The memory fraction that collecting needs is not shown as the user's limit."""
+    shown = run_json(
+        run,
+        "gradual=0.4",
+        """
+step(100)
+try: take(8000)
+except torch.OutOfMemoryError: pass
+session.close()
+show(ooms=published()[0]["devices"][0]["counters"]["ooms"])
+""",
+    )
+
+    assert {"capacity": 1} == shown["ooms"]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    ["garbage_collection_threshold:0.8", "expandable_segments:True"],
+)
+def test_settings_of_the_user_are_left_alone(run: Run, chosen: str) -> None:
+    """With a threshold of the user's own, or expandable segments, nothing is set."""
+    shown = run_json(
+        run,
+        "gradual=0.9",
+        f"""
+torch.cuda.memory._set_allocator_settings({chosen!r})
+step(100); step(100)
+show(text=torch._C._accelerator_getAllocatorSettings(),
+    fraction=torch.cuda.get_per_process_memory_fraction())
+""",
+    )
+
+    assert {"text": chosen, "fraction": 1.0} == shown
+
+
+def test_the_retry_of_a_script_gets_the_memory_that_hooks_free(run: Run) -> None:
+    """After a caught OutOfMemoryError the same request succeeds, in the script's own handler."""
+    shown = run_json(
+        run,
+        "emergency",
+        """
+cache = [take(1000), take(1000)]
+def give(wanted): cache.clear()
+session.on_pressure(give)
+step()
+try:
+    held = take(3000)
+except torch.OutOfMemoryError:
+    held = take(3000)
+session.close()
+show(cache=len(cache), held=allocated(), **done("emergency"))
+""",
+    )
+
+    assert (0, 1) == (shown["cache"], shown["times"])
+    assert shown["held"] >= 3000
+    assert 2000 << 20 <= shown["released_bytes"] < 2100 << 20
+
+
+def test_an_oom_that_ends_the_process_calls_no_hooks(run: Run) -> None:
+    """Hooks are not called for an OutOfMemoryError that nothing catches."""
+    result = run(
+        f"""
+session = sdk.instrument(interval=1e-6, release="emergency")
+{PROGRAM}
+session.on_pressure(lambda wanted: print("called"))
+step()
+take(8000)
+"""
+    )
+
+    assert (1, "") == (result.returncode, result.stdout)
+    assert "OutOfMemoryError" in result.stderr.splitlines()[-1]
+
+
+def test_an_offloaded_optimizer_state_comes_back_for_its_step(run: Run) -> None:
+    """Its bytes leave the device under pressure and are there again in the next step, unchanged."""
+    shown = run_json(
+        run,
+        "hooks=0.99",
+        """
+from torchmem.sdk.offload import OptimizerOffload
+large = torch.nn.Parameter(torch.zeros(2**27, device="cuda"))
+optimizer = torch.optim.Adam([large])
+session.on_pressure(OptimizerOffload(optimizer))
+places = []
+def note(*_): places.append(optimizer.state[large]["exp_avg"].device.type)
+optimizer.register_step_post_hook(note)
+for _ in range(3):
+    large.grad = torch.zeros_like(large)
+    optimizer.step()
+    note()
+saved = optimizer.state_dict()["state"][0]["exp_avg"].device.type
+session.close()
+show(places=places, saved=saved, **done("hooks"))
+""",
+    )
+
+    assert (["cuda", "cpu"] * 3, "cuda") == (shown["places"], shown["saved"])
+    assert 1024 << 20 <= shown["released_bytes"] / shown["times"]
+
+
+def test_an_offloaded_module_comes_back_for_its_forward_pass(run: Run) -> None:
+    """An idle module leaves the device under pressure, and its second trip needs no copy."""
+    shown = run_json(
+        run,
+        "hooks=0.99",
+        """
+from torchmem.sdk.offload import ModuleOffload
+reference = torch.nn.Linear(2**13, 2**13, device="cuda")
+session.on_pressure(ModuleOffload(reference))
+places, copies = [], []
+for _ in range(3):
+    step()
+    places.append(reference.weight.device.type)
+    with torch.no_grad():
+        reference(torch.zeros(1, 2**13, device="cuda"))
+    places.append(reference.weight.device.type)
+session.close()
+show(places=places, pinned=torch.cuda.host_memory_stats()["active_bytes.current"] >> 20)
+""",
+    )
+
+    assert ["cpu", "cuda"] * 3 == shown["places"]
+    assert 256 <= shown["pinned"] <= 260
