@@ -154,8 +154,15 @@ if os.fork() == 0:
     os.write(worker_started[1], b"x")
     os.read(leader_killed[0], 1)  # until the pipe is closed by the death of the leader
     lock = open(glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/leader.lock")[0], "r+b")
-    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    server = socket.create_server(("127.0.0.1", {port}))
+    for _ in range(3000):  # a killed process closes pipe, lock, and socket one by one
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            server = socket.create_server(("127.0.0.1", {port}))
+            break
+        except OSError:
+            time.sleep(0.01)
+    else:
+        os._exit(1)
     print("free", flush=True)
     os._exit(0)
 os.read(worker_started[0], 1)

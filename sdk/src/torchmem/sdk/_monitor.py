@@ -88,11 +88,7 @@ class Monitor:
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost)
-        self._release = (
-            Release(self.recorder, errors, settings, self.phases.reset, hooks)
-            if settings.release
-            else None
-        )
+        self._release = Release(self.recorder, errors, settings, self.phases.reset, hooks)
         self._capture: Capture | None = None
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._reports: ReportWriter | None = None
@@ -226,8 +222,7 @@ class Monitor:
         self._main_thread.at_step()
         if self._history:
             self._history.at_step(self._clock.count)
-        if self._release:
-            self._release.at_step(now)
+        self._release.at_step(now)
 
     def _read_stats(self, moment: Moment = "idle") -> None:
         with self._errors.suppress("stats"):
@@ -294,9 +289,8 @@ class Monitor:
             origin = calling_origin(self._backend.backward_node(), self.phases.current)
         failed = FailedAllocation(requested, limit, driver_free, origin)
         self._keep_oom(lambda: self.recorder.record_oom(device, failed))
-        if self._release:
-            with self._errors.suppress("release"):
-                self._release.at_oom(requested)
+        with self._errors.suppress("release"):
+            self._release.at_oom(requested)
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Write the evidence of a library's OOM."""
