@@ -489,6 +489,8 @@ def not_after(sample: Sample, now: float) -> Sample:
     steps = sample.steps
     if steps.last_timestamp is not None and steps.last_timestamp > now:
         steps = replace(steps, last_timestamp=now)
+    if steps.progress_timestamp is not None and steps.progress_timestamp > now:
+        steps = replace(steps, progress_timestamp=now)
     devices = tuple(_device_not_after(device, now) for device in sample.devices)
     return replace(sample, timestamp=min(sample.timestamp, now), steps=steps, devices=devices)
 

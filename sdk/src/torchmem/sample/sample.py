@@ -232,7 +232,9 @@ class Steps:
     """Optimizer steps: their number, the time between them, and the samples that were reported.
 
     `duration_counts` has one entry for each of STEP_DURATION_BOUNDS and one for longer steps.
-    `last_timestamp` is the end of the latest step, in Unix seconds.
+    `last_timestamp` is the end of the latest step. `progress_timestamp` is the latest time at which
+    a pass of the loop began or ended, such as an evaluation batch. Both are in Unix seconds.
+    Samples of older versions lack `progress_timestamp`.
     """
 
     count: int = 0
@@ -240,6 +242,7 @@ class Steps:
     duration_sum_seconds: float = 0.0
     samples: int | None = None
     last_timestamp: float | None = None
+    progress_timestamp: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +313,8 @@ class Sample:
         oom_pending: whether no step has finished since the latest OutOfMemoryError.
         ended: how the process ended, as it reported itself.
         metrics_url: URL of the in-process endpoint, if the process serves one.
-        stall_after_seconds: time without a step after which the process counts as stalled.
+        stall_after_seconds: time without a step or other progress after which the process counts as
+            stalled; None while it waits for work.
     """
 
     timestamp: float
@@ -330,13 +334,14 @@ class Sample:
 
 
 def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
-    """Return `stalled` if a process that has stepped has not done so for `stall_after_seconds`.
+    """Return `stalled` if a process that made progress has made none for `stall_after_seconds`.
 
-    `now` is in Unix seconds. The time of the latest step decides, not that of the sample: a process
-    that hangs while it holds the GIL publishes nothing more.
+    `now` is in Unix seconds. The time of the latest step or other progress decides, not that of the
+    sample: a process that hangs while it holds the GIL publishes nothing more.
     """
-    last, patience = sample.steps.last_timestamp, sample.stall_after_seconds
-    stalled = last is not None and patience is not None and now - last > patience
+    steps, patience = sample.steps, sample.stall_after_seconds
+    known = [time for time in (steps.last_timestamp, steps.progress_timestamp) if time is not None]
+    stalled = bool(known) and patience is not None and now - max(known) > patience
     return "stalled" if stalled else "running"
 
 

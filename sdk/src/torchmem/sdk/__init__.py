@@ -1,5 +1,7 @@
 """What a training script imports: `from torchmem import sdk; sdk.instrument()`."""
 
+from torchmem.sdk._iteration import Iteration, batch_size
 from torchmem.sdk._session import Session, instrument
+from torchmem.sdk._settings import SettingsKeywords
 
-__all__ = ["Session", "instrument"]
+__all__ = ["Iteration", "Session", "SettingsKeywords", "batch_size", "instrument"]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -98,6 +99,7 @@ class Monitor:
         self._pid: int | None = None
         self._process: Process | None = None
         self._next_read = 0.0
+        self._waits = False
         self._ended: Ending | None = None
         self.is_step_watched = False
 
@@ -198,6 +200,21 @@ class Monitor:
             if is_due and begins:
                 self._watch_next_step()
             self.cost.add(time.thread_time() - started)
+
+    def progress(self, *, waits: bool) -> None:
+        """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
+        self._clock.progress = time.perf_counter()
+        self._waits = waits
+
+    def add_samples(self, samples: int) -> None:
+        """Count training samples."""
+        self._clock.add_samples(samples)
+
+    def rename(self, settings: Settings) -> None:
+        """Publish under the name of the run in these settings from now on."""
+        self._settings = settings
+        if self._process is not None and settings.run is not None:
+            self._process = replace(self._process, run=settings.run)
 
     def _watch_next_step(self) -> None:
         """Read before and after the next optimizer's step, and record it if that is due."""
@@ -339,7 +356,7 @@ class Monitor:
             oom_pending=self.oom_pending,
             ended=self._ended,
             metrics_url=self.publisher.url if self.publisher else None,
-            stall_after_seconds=self._settings.stall_after,
+            stall_after_seconds=None if self._waits else self._settings.stall_after,
             host=self.host.memory,
             pinned=self.host.pinned,
         )

@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_
 from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._identity import identify, is_multiprocessing_child
 from torchmem.sdk._interruptions import is_interruption, shield
+from torchmem.sdk._iteration import Iteration, batch_size
 from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._peaks import Phase
 from torchmem.sdk._pressure_hooks import PressureHook, PressureHooks
@@ -51,6 +53,7 @@ class Session:
         self._environment = environment
         self._iterations = Iterations()
         self._explicit_steps = False
+        self._open: list[Iteration] = []
         self._closed = False
         self._ending: Ending | None = None
         self._uncaught = UncaughtErrors(self._on_uncaught)
@@ -113,6 +116,74 @@ class Session:
     def _step_by_hand(self, samples: int | None) -> None:
         self._explicit_steps = True
         self._count_step(samples)
+
+    def iteration(
+        self,
+        phase: str = "train",
+        samples: int | None = None,
+        *,
+        made_step: Callable[[], bool] | None = None,
+        waits: bool = False,
+    ) -> Iteration:
+        """Mark one pass of a loop: `with session.iteration(samples=32):`.
+
+        It is measured as a phase and adds to the samples of this process. Optimizer steps in it
+        count as always. With `made_step` at most one counts, and one if `made_step` returns True at
+        the end: for frameworks that call an optimizer several times in one step, or none of
+        torch.optim. The process does not count as stalled while passes begin and end nor, after one
+        that `waits`, until the next one begins: a server waits for requests.
+        """
+        iteration = Iteration(self.phase(phase), self._begin_iteration, self._end_iteration)
+        iteration.samples, iteration.made_step, iteration.waits = samples, made_step, waits
+        return iteration
+
+    def request(self, requests: int = 1) -> Iteration:
+        """Mark a server's work on requests: `with session.request():`.
+
+        It counts as a step and as so many samples, is measured as the phase generate, and
+        afterwards the process waits for the next request.
+        """
+        return self.iteration("generate", requests, made_step=lambda: True, waits=True)
+
+    def batches(self, batches: Iterable[T], phase: str = "train") -> Iterator[T]:
+        """Yield the batches, each in an iteration of its own with the samples of this process.
+
+        The samples of a batch are the length of the first dimension of its first tensor.
+        """
+        for batch in batches:
+            with self.iteration(phase, self._batch_size(batch) if phase == "train" else None):
+                yield batch
+
+    def _batch_size(self, batch: object) -> int | None:
+        with self.errors.suppress("step"):
+            return batch_size(batch)
+        return None
+
+    def rename(self, run: str) -> None:
+        """Change the name of the run, unless the setting `run` names it."""
+        with self.errors.suppress("setup"):
+            if self.settings.run is None:
+                self.settings = replace(self.settings, run=run)
+                self._monitor.rename(self.settings)
+
+    @shield
+    def _begin_iteration(self, iteration: Iteration) -> None:
+        self._open.append(iteration)
+        self._monitor.progress(waits=False)
+
+    @shield
+    def _end_iteration(self, iteration: Iteration, samples: int | None) -> None:
+        self._open = [other for other in self._open if other is not iteration]
+        has_stepped = False
+        with self.errors.suppress("step"):
+            self._monitor.progress(waits=iteration.waits)
+            if samples:
+                self._monitor.add_samples(samples)
+            has_stepped = bool(iteration.made_step and iteration.made_step())
+        if has_stepped and not iteration.has_counted and not self._explicit_steps:
+            self._count_step(None)
+            if self.after_step:
+                self.after_step()
 
     def phase(self, name: str) -> Phase:
         """Measure the highest allocated bytes in a part of a step.
@@ -207,6 +278,7 @@ class Session:
         if self._closed:
             return
         with self.errors.suppress("setup"):
+            self._open = []
             parents, self._monitor = self._monitor, self._new_monitor()
             if parents.publisher:
                 parents.publisher.close_in_child()
@@ -222,8 +294,15 @@ class Session:
     def _on_step(self, optimizer: object) -> None:
         self._monitor.oom_pending = False
         self._monitor.recorder.components.see(optimizer)
-        if not self._explicit_steps and self._iterations.begins(id(optimizer)):
+        if not self._explicit_steps and self._begins_step(optimizer):
             self._count_step(None)
+
+    def _begins_step(self, optimizer: object) -> bool:
+        iteration = next((each for each in reversed(self._open) if each.made_step), None)
+        if iteration is None:
+            return self._iterations.begins(id(optimizer))
+        begins, iteration.has_counted = not iteration.has_counted, True
+        return begins
 
     @shield
     def _on_step_begin(self, optimizer: object, has_closure: bool) -> None:

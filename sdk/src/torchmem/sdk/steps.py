@@ -37,6 +37,7 @@ class StepClock:
     def __init__(self) -> None:
         self.count = 0
         self.last: float | None = None
+        self.progress: float | None = None
         self._samples: int | None = None
         self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
         self._sum = 0.0
@@ -50,9 +51,17 @@ class StepClock:
         self.last = now
         self.count += 1
         if samples is not None:
-            self._samples = (self._samples or 0) + samples
+            self.add_samples(samples)
+
+    def add_samples(self, samples: int) -> None:
+        """Count training samples, at any time in a step."""
+        self._samples = (self._samples or 0) + samples
 
     def steps(self) -> Steps:
-        """Return the counts so far, with the Unix time of the last step."""
-        last = None if self.last is None else time.time() - (time.perf_counter() - self.last)
-        return Steps(self.count, tuple(self._durations), self._sum, self._samples, last)
+        """Return the counts so far, with the Unix times of the last step and sign of progress."""
+        last, progress = _unix_time(self.last), _unix_time(self.progress)
+        return Steps(self.count, tuple(self._durations), self._sum, self._samples, last, progress)
+
+
+def _unix_time(moment: float | None) -> float | None:
+    return None if moment is None else time.time() - (time.perf_counter() - moment)
