@@ -99,7 +99,6 @@ class Monitor:
         self._pid: int | None = None
         self._process: Process | None = None
         self._next_read = 0.0
-        self._waits = False
         self._ended: Ending | None = None
         self.is_step_watched = False
 
@@ -203,8 +202,7 @@ class Monitor:
 
     def progress(self, *, waits: bool) -> None:
         """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
-        self._clock.progress = time.perf_counter()
-        self._waits = waits
+        self._clock.progress, self._clock.waits = time.perf_counter(), waits
 
     def add_samples(self, samples: int) -> None:
         """Count training samples."""
@@ -356,7 +354,7 @@ class Monitor:
             oom_pending=self.oom_pending,
             ended=self._ended,
             metrics_url=self.publisher.url if self.publisher else None,
-            stall_after_seconds=None if self._waits else self._settings.stall_after,
+            stall_after_seconds=None if self._clock.waits else self._settings.stall_after,
             host=self.host.memory,
             pinned=self.host.pinned,
         )

@@ -32,12 +32,17 @@ class Iterations:
 
 
 class StepClock:
-    """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`."""
+    """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`.
+
+    `progress` is the latest beginning or end of a pass of the loop; after one that `waits`, no step
+    is expected until the next one begins.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.last: float | None = None
         self.progress: float | None = None
+        self.waits = False
         self._samples: int | None = None
         self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
         self._sum = 0.0
