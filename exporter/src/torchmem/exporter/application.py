@@ -83,6 +83,7 @@ def application(
         Route("/-/ready", scrapes.ready),
         Route("/api/v1/state", api.state),
         Route("/api/v1/events", api.events),
+        Route("/api/v1/rank", api.rank),
         *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]
     middleware = [Middleware(Access, config=config)]

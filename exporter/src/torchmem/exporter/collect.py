@@ -244,7 +244,15 @@ class Exporter:
             run_collector("samples", samples),
             *self._process_results(reading, published, gpus),
         ]
-        self._found = Found(self._clock(), reading, published, gpus, self._outside.held)
+        self._found = Found(
+            self._clock(),
+            reading,
+            published,
+            gpus,
+            outside=self._outside.held,
+            kill_causes=self._hosts.kill_causes,
+            run_dir=self._run_directory.path,
+        )
         return results
 
     def _process_results(

@@ -77,6 +77,11 @@ class HostProcesses:
         self._alive, self._causes = alive, causes
         return result
 
+    @property
+    def kill_causes(self) -> Mapping[ProcessKey, KillCause]:
+        """What killed the processes of the last `update`, where it is known."""
+        return {key: cause for key, cause in self._causes.items() if cause}
+
     def families(self, published: Sequence[Published]) -> Iterator[Metric]:
         """Yield the causes of death that are known, of the processes of the last `update`."""
         rows: list[tuple[Labels, Mapping[KillCause, float]]] = []

@@ -6,10 +6,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.memory_use import outside_at_start, outside_bytes
-from torchmem.allocator.oom_report import format_seconds
+from torchmem.allocator.oom_report import CAUSE_SUMMARIES, format_seconds
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_size
-from torchmem.sample.sample import Allocator, DeviceSample, Layout, OomCause, Sample, live_state
+from torchmem.sample.sample import (
+    Allocator,
+    DeviceSample,
+    Layout,
+    OomCause,
+    Sample,
+    State,
+    live_state,
+)
+
+_ENDINGS: Mapping[State, str] = {
+    "oom": "It died of an OutOfMemoryError.",
+    "killed": "It was ended by a signal, without an exception.",
+    "failed": "It ended with an exception that its script did not catch.",
+    "exited": "It has ended normally.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,28 @@ def facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, ...]:
         *_host(sample),
         *settings_facts(sample.allocator_settings),
     )
+
+
+def next_request(layout: Layout) -> str | None:
+    """Return whether the next allocation would succeed, as a sentence; None if it is unknown."""
+    headroom, flushed = layout.headroom_bytes, layout.headroom_flush_bytes
+    if headroom is None or flushed is None:
+        return None
+    if flushed <= headroom:
+        return f"An allocation of up to {format_size(headroom)} succeeds; a larger one fails."
+    return (
+        f"An allocation of up to {format_size(headroom)} succeeds at once, one of up to "
+        f"{format_size(flushed)} after a flush of the cache; a larger one fails."
+    )
+
+
+def ending(sample: Sample, state: State) -> str | None:
+    """Return how a process ended, as a sentence; None while it runs."""
+    oom = next((device.last_oom for device in sample.devices if device.last_oom), None)
+    if state == "oom" and oom:
+        line = f" at {oom.line}" if oom.line else ""
+        return f"It died of an OutOfMemoryError{line}: {oom.cause}, {CAUSE_SUMMARIES[oom.cause]}."
+    return _ENDINGS.get(state)
 
 
 def _ago(timestamp: float, now: float) -> str:

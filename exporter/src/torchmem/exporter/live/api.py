@@ -1,4 +1,4 @@
-"""The handlers of /api/v1/state and /api/v1/events."""
+"""The handlers of /api/v1/state, /api/v1/events and /api/v1/rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from torchmem.exporter.live.state import encode
 from torchmem.exporter.live.states import GZIP_HEADER, EncodedState, States, deflated
+from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.connections import client_of
 
@@ -39,6 +41,19 @@ class LiveApi:
         body = newest.gzipped if gzipped else newest.json
         headers = _HEADERS | (_GZIP if gzipped else {})
         return Response(body, headers=headers, media_type="application/json")
+
+    async def rank(self, request: Request) -> Response:
+        """Answer /api/v1/rank?id=ID&gpu=UUID: why its memory is as it is; 404 for unknown ones."""
+        newest = await self._states.newest()
+        asked = request.query_params.get("id", ""), request.query_params.get("gpu", "")
+        for item in newest.found.published:
+            for device in item.sample.devices:
+                if asked == (item.id, device.uuid or ""):
+                    why = await asyncio.to_thread(
+                        rank_why, newest.found, item, device, may_look=False
+                    )
+                    return Response(encode(why), headers=_HEADERS, media_type="application/json")
+        return PlainTextResponse("No such rank: ask /api/v1/state for the ranks.\n", 404)
 
     async def events(self, request: Request) -> Response:
         """Answer /api/v1/events: a state about every second; 503 beyond the limits."""

@@ -82,7 +82,8 @@ def colors_css() -> str:
         for kind, table in tables.items()
         for name, color in table.items()
     )
-    return ":root {\n" + "\n".join(lines) + "\n}\n"
+    opacity = f"  --free-opacity: {colors.FREE_OPACITY};"
+    return "\n".join([":root {", *lines, opacity, "}", ""])
 
 
 async def page(request: Request) -> Response:

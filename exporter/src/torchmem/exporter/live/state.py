@@ -11,11 +11,14 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 
+from torchmem.allocator.rank_report import ending
 from torchmem.allocator.threats import threats
 from torchmem.exporter.gpus import GpuIdentity
+from torchmem.exporter.host_processes import KillCause
 from torchmem.exporter.live.parts import (
     LEGEND,
     LegendEntry,
@@ -31,8 +34,8 @@ from torchmem.exporter.subjects.outside_allocator import DeviceProcess
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.sample.process_table import process_key
-from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, Sample, State
+from torchmem.sample.process_table import ProcessKey, process_key
+from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, State
 
 STATE_SCHEMA_VERSION = 1
 
@@ -43,6 +46,7 @@ class Found:
 
     `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
     by the names of these devices. `outside`: bytes outside the allocator by device and process.
+    `kill_causes`: what killed a process, where it is known.
     """
 
     time: float
@@ -50,6 +54,8 @@ class Found:
     published: Sequence[Published] = ()
     gpus: Mapping[str, GpuIdentity] = field(default_factory=dict)
     outside: Mapping[DeviceProcess, int] = field(default_factory=dict)
+    kill_causes: Mapping[ProcessKey, KillCause] = field(default_factory=dict)
+    run_dir: Path | None = None
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -161,7 +167,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     waiting: tuple[RankState, ...]
 
 
-def encode(state: NodeState) -> bytes:
+def encode(state: Document) -> bytes:
     """Return the document as JSON."""
     return msgspec.json.encode(state)
 
@@ -322,15 +328,28 @@ def _rank(item: Published, device: DeviceSample | None, outside: int | None) -> 
         script=process.script,
         local_rank=process.local_rank,
         world_size=process.world_size,
+        why=_why(item, device),
         steps=steps.count or None,
         step_seconds=mean,
     )
     if device is None:
         return state
-    return msgspec.structs.replace(state, **_on_device(item.sample, device, outside))
+    return msgspec.structs.replace(state, **_on_device(device, outside))
 
 
-def _on_device(sample: Sample, device: DeviceSample, outside: int | None) -> dict[str, object]:
+def _why(item: Published, device: DeviceSample | None) -> tuple[Why, ...]:
+    """Return how the process ended, or while it runs, what threatens it."""
+    ended = ending(item.sample, item.state)
+    if ended is not None:
+        oom = device and device.last_oom
+        return (Why(text=ended, cause=oom.cause if oom and item.state == "oom" else None),)
+    if device is None:
+        return ()
+    found = threats(item.sample, device)
+    return tuple(Why(text=threat.text, cause=threat.cause) for threat in found)
+
+
+def _on_device(device: DeviceSample, outside: int | None) -> dict[str, object]:
     """Return the fields of `RankState` that are about one device."""
     counters, oom = device.counters, device.last_oom
     return {
@@ -340,7 +359,6 @@ def _on_device(sample: Sample, device: DeviceSample, outside: int | None) -> dic
         "alloc_retries": counters.alloc_retries,
         "ooms": None if counters.ooms is None else {k: n for k, n in counters.ooms.items() if n},
         "last_oom": _last_oom(oom) if oom else None,
-        "why": tuple(Why(text=found.text, cause=found.cause) for found in threats(sample, device)),
         **_allocator(device),
         **_layout(device),
     }

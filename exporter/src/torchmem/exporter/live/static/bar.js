@@ -1,7 +1,7 @@
 // Bars of memory: parts to scale, with a tooltip, and the legend that explains them.
 
 import { el, keyed, setText } from "./dom.js";
-import { property } from "./colors.js";
+import { fill } from "./colors.js";
 import { bytes, percent } from "./format.js";
 
 let entries = new Map();
@@ -13,13 +13,13 @@ export const labelOf = (part) => part.label ?? entries.get(part.name)?.label ?? 
 /** Return a swatch in the color of a part. */
 export function swatch(name) {
   const element = el("span", { class: "swatch", "aria-hidden": "true" });
-  element.style.background = `var(${property(name)})`;
+  element.style.background = fill(name);
   return element;
 }
 
 /** Return {element, update(parts, total)}: a bar whose parts are to the scale of `total` bytes. */
 export function createBar(className) {
-  const element = el("div", { class: `bar ${className}`, role: "img" });
+  const element = el("span", { class: `bar ${className}`, role: "img" });
   element.addEventListener("pointermove", (event) => showTooltip(event, element));
   element.addEventListener("pointerleave", hideTooltip);
   return {
@@ -37,7 +37,7 @@ export function createBar(className) {
 
 function createSegment(part) {
   const element = el("span", { class: part.name ? "segment" : "segment rest" });
-  if (part.name) element.style.background = `var(${property(part.name)})`;
+  if (part.name) element.style.background = fill(part.name);
   element.dataset.part = part.name;
   dim(element);
   return {
@@ -49,8 +49,8 @@ function createSegment(part) {
   };
 }
 
-const tooltip = el("div", { class: "tooltip", role: "presentation", hidden: true });
-document.body.append(tooltip);
+const tooltip = el("div", { class: "tooltip", "aria-hidden": "true", hidden: true });
+document.querySelector("main").append(tooltip);
 
 function showTooltip(event, bar) {
   const part = event.target.torchmemPart;
@@ -75,10 +75,11 @@ function hideTooltip() {
   tooltip.hidden = true;
 }
 
-/** Show the parts that any GPU has, in drawing order; pointing at one brings it out in all bars. */
+/** Show the parts that any bar has, in drawing order; pointing at one brings it out in all bars. */
 export function updateLegend(list, state) {
   entries = new Map(state.legend.map((entry) => [entry.name, entry]));
-  const present = new Set(state.gpus.flatMap((gpu) => gpu.parts.map((part) => part.name)));
+  const bars = state.gpus.flatMap((gpu) => [gpu, ...gpu.ranks]);
+  const present = new Set(bars.flatMap((bar) => (bar.parts ?? []).map((part) => part.name)));
   const shown = state.legend.filter((entry) => present.has(entry.name));
   keyed(list, shown, (entry) => entry.name, createLegendEntry);
 }

@@ -6,16 +6,17 @@ import { SECONDS } from "./history.js";
 
 /* global uPlot */
 
+const BYTE_STEPS = Array.from({ length: 45 }, (_, power) => 2 ** power);
 const AXIS_FONT = "11px system-ui, sans-serif";
 
 /**
  * Draw a chart into `element` and return {update(columns), remove()}.
  *
  * `series`: {label, color, width?, dash?} each, where `color` names a part or is CSS; `stacked`: fill
- * areas, the first at the bottom; `max`: the top of the scale if it is fixed; `format(value)`: for
+ * areas, the first at the bottom; `isBytes`: the axis has steps of powers of two; `max`: the top of the scale if it is fixed; `format(value)`: for
  * the axis and the values under the pointer; `label`: what a screen reader calls the chart.
  */
-export function createChart(element, { series, stacked = false, max, format, height, label, axes = true }) {
+export function createChart(element, { series, stacked = false, max, format, isBytes = true, height, label, axes = true }) {
   element.classList.add("chart");
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);
@@ -39,10 +40,10 @@ export function createChart(element, { series, stacked = false, max, format, hei
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: {
-        x: { time: true, range: (_, __, last) => [last - SECONDS, last] },
+        x: { time: true, range: (_, first, last) => [last - shownSeconds(last - first), last] },
         y: { range: (_, low, high) => [0, max?.() ?? niceTop(high)] },
       },
-      axes: axes ? [timeAxis(), valueAxis(format)] : [{ show: false }, { show: false }],
+      axes: axes ? [timeAxis(), valueAxis(format, isBytes)] : [{ show: false }, { show: false }],
       series: [{}, ...drawnSeries()],
       hooks: { setCursor: [read] },
     };
@@ -73,7 +74,7 @@ export function createChart(element, { series, stacked = false, max, format, hei
       readout.textContent = "";
       return;
     }
-    const time = new Date(columns[0][at] * 1000).toLocaleTimeString();
+    const time = new Date(columns[0][at] * 1000).toLocaleTimeString([], { hourCycle: "h23" });
     const values = series
       .map((line, index) => [line.label, columns[index + 1][at]])
       .filter(([, value]) => value !== null)
@@ -106,6 +107,11 @@ function isVisible(element) {
   return bottom > -200 && top < innerHeight + 200 && !document.hidden;
 }
 
+/** Return the length of the scale: as long as the known past, within bounds. */
+function shownSeconds(known) {
+  return Math.min(SECONDS, Math.max(60, known || 0));
+}
+
 function niceTop(high) {
   return high > 0 ? high * 1.1 : 1;
 }
@@ -114,12 +120,13 @@ function timeAxis() {
   return {
     stroke: style("--soft"), font: AXIS_FONT, size: 24, gap: 4,
     grid: { show: false }, ticks: { show: false }, space: 90,
-    values: (_, times) => times.map((time) => new Date(time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })),
+    values: (_, times) => times.map((time) => new Date(time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" })),
   };
 }
 
-function valueAxis(format) {
+function valueAxis(format, isBytes) {
   return {
+    ...(isBytes ? { incrs: BYTE_STEPS } : {}),
     stroke: style("--soft"), font: AXIS_FONT, size: 62, gap: 6, space: 32,
     grid: { stroke: style("--line"), width: 1 }, ticks: { show: false },
     values: (_, values) => values.map((value) => format(value)),

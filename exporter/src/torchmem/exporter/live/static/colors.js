@@ -11,6 +11,12 @@ export function property(name) {
   return `--${COMPONENTS.has(part) ? "component" : "part"}-${part.replaceAll("_", "-")}`;
 }
 
+/** Return what a part is filled with: free memory is paler, as on the dashboards. */
+export function fill(name) {
+  const full = `var(${property(name)})`;
+  return name === "free" ? `color-mix(in srgb, ${full} calc(100% * var(--free-opacity)), var(--surface))` : full;
+}
+
 /** Return the color of a part as CSS. */
 export function color(name) {
   return style(property(name));

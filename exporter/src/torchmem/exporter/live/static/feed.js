@@ -2,6 +2,7 @@
 // many streams. It reconnects by itself.
 
 const RETRY_MILLISECONDS = 2000;
+const GRACE_MILLISECONDS = 2500;
 const SILENCE_MILLISECONDS = 8000;
 const HIDDEN_MILLISECONDS = 10 * 60 * 1000;
 
@@ -30,6 +31,8 @@ export function follow(onState, onConnection) {
     source = new EventSource("api/v1/events");
     source.onmessage = (event) => receive(event.data);
     source.onerror = () => {
+      const failedAt = performance.now();
+      setTimeout(() => heardAt < failedAt && tell(false), GRACE_MILLISECONDS);
       // The browser opens a stream that has ended again, but not one that was refused.
       if (source?.readyState === EventSource.CLOSED) poll();
     };

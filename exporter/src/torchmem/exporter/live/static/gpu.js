@@ -18,6 +18,7 @@ export function createGpu(first, selection) {
   const used = el("p", { class: "used number" });
   const bar = createBar("card-bar");
   const past = el("div", { class: "past" });
+  const length = el("p", { class: "used number" });
   const ranks = el("ul", { class: "ranks" });
   const more = el("button", { type: "button", class: "more", hidden: true, on: { click: toggleAll } });
   const headingId = `gpu-${first.uuid}`;
@@ -25,7 +26,7 @@ export function createGpu(first, selection) {
   const element = el(
     "article", { class: "gpu", "aria-labelledby": headingId },
     el("header", {}, title, facts),
-    el("div", { class: "memory" }, el("div", { class: "present" }, bar.element, used), past),
+    el("div", { class: "memory" }, el("div", { class: "present" }, bar.element, used), el("div", { class: "past-column" }, past, length)),
     ranks, more,
   );
   let showsAll = false;
@@ -55,7 +56,9 @@ export function createGpu(first, selection) {
     ranks.torchmemChildren.forEach((row) => row.place(gpu, selection));
     more.hidden = gpu.ranks.length <= MAX_ROWS;
     setText(more, showsAll ? "Show fewer" : `Show all ${plural(gpu.ranks.length, "rank")}`);
-    chart.update(ofGpu(gpu));
+    const columns = ofGpu(gpu);
+    chart.update(columns);
+    setText(length, columns ? lengthOf(columns[0]) : "");
   }
 
   return { element, update, remove: () => chart.remove() };
@@ -81,6 +84,11 @@ function factsOf(gpu) {
   return facts.filter(Boolean).map((fact) => el("span", {}, fact));
 }
 
+function lengthOf(times) {
+  const seconds = times.at(-1) - times[0];
+  return seconds < 60 ? "the last minute" : `the last ${plural(Math.min(10, Math.ceil(seconds / 60)), "minute")}`;
+}
+
 function usedText(gpu) {
   if (gpu.total_bytes === undefined) return "The size of this GPU is not known.";
   const free = gpu.parts.find((part) => part.name === "free");
@@ -104,9 +112,9 @@ function createRow(first, selection) {
   const bar = createBar("rank-bar");
   const button = el(
     "button", { type: "button", class: "row", "aria-expanded": "false" },
-    el("span", { class: "name" }, state, who), values, why,
+    el("span", { class: "left" }, el("span", { class: "name" }, state, who), bar.element, why), values,
   );
-  const element = el("li", { class: "rank" }, button, bar.element);
+  const element = el("li", { class: "rank" }, button);
   let details = null;
   let onGpu = null;
   button.addEventListener("click", () => selection.select(onGpu, first));

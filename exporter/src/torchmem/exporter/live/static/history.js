@@ -10,10 +10,11 @@ export const GROUPS = [
   { name: "stranded", label: "stranded" },
   { name: "releasable", label: "releasable" },
   { name: "outside_allocator", label: "outside the allocator" },
+  { name: "other_processes", label: "others" },
 ];
 const GROUP_OF = {
   stranded: 1, releasable: 2, cached: 2, private_pools: 2,
-  outside_allocator: 3, other_processes: 3, not_pytorch: 3, driver: 3,
+  outside_allocator: 3, other_processes: 4, not_pytorch: 4, driver: 4,
 };
 
 /** What a rank's history shows, as fields of the state document. */

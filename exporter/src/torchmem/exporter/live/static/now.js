@@ -33,7 +33,7 @@ export function mount(element, first) {
       ],
     }),
     createChart(fragmentation, {
-      height: 90, format: ratio, max: () => 1, label: "Fragmentation index over the last ten minutes",
+      height: 90, format: ratio, isBytes: false, max: () => 1, label: "Fragmentation index over the last ten minutes",
       series: [{ label: "FI", color: "stranded" }],
     }),
   ];

@@ -1,0 +1,215 @@
+"""Why a rank's memory is as it is: the words of `torchmem report` and `torchmem oom`, for one rank.
+
+Everybody who may read /metrics may read this, except for the call stack: of it they see the line
+that `torchmem_last_oom_info` has. The rest is for the rank's own user, see `web/peer_user`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from torchmem.allocator.call_stack import Origin
+from torchmem.allocator.oom_report import (
+    OomReport,
+    decode,
+    failure_reason,
+    memory_breakdown,
+    preceding_events,
+    summary,
+)
+from torchmem.allocator.rank_report import ending, facts, next_request
+from torchmem.allocator.remedies import REMEDY_BY_KILL, Remedy, remedies
+from torchmem.allocator.sizes import format_size
+from torchmem.allocator.threats import advice, threats
+from torchmem.exporter.live.parts import LEGEND, Part, plausible, rank_parts
+from torchmem.exporter.live.state import Document, Found, Why
+from torchmem.exporter.run_directory import Published
+from torchmem.sample.errors import UsageError
+from torchmem.sample.process_table import process_key
+from torchmem.sample.run_directory import (
+    MAX_REPORT_BYTES,
+    MAX_USER_ENTRIES,
+    REPORT_SUFFIX,
+    SAMPLE_SUFFIX,
+)
+from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
+from torchmem.sample.untrusted import (
+    UntrustedFileError,
+    open_untrusted_directory,
+    read_untrusted,
+)
+
+MAX_HOLDERS = 4
+_LABELS = {entry.name: entry.label for entry in LEGEND}
+
+
+class Subject(Document, frozen=True, kw_only=True):
+    """What is known about one subject, in a few words."""
+
+    subject: str
+    text: str
+
+
+class Advice(Document, frozen=True, kw_only=True):
+    """One thing to do, and lines to type."""
+
+    text: str
+    lines: tuple[str, ...] = ()
+
+
+class Use(Document, frozen=True, kw_only=True):
+    """What some of a device's memory was used for, in bytes."""
+
+    label: str
+    bytes: int
+
+
+class Call(Document, frozen=True, kw_only=True):
+    """One frame of a call stack; `package` is absent for the user's own code."""
+
+    place: str
+    function: str
+    package: str | None = None
+
+
+class OomWhy(Document, frozen=True, kw_only=True):
+    """An OOM report in words. `time` is in Unix seconds.
+
+    `memory`: the use of the device then; its sizes add up to the device. `stack`: from the line
+    that asked outwards, if the client may see it; `hidden`: whether there is one that it may not.
+    """
+
+    time: float
+    summary: str
+    reason: str
+    before: str
+    memory: tuple[Use, ...]
+    advice: tuple[Advice, ...]
+    stack: tuple[Call, ...] = ()
+    hidden: bool | None = None
+
+
+class RankWhy(Document, frozen=True, kw_only=True):
+    """The answer about one rank on one device.
+
+    `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
+    `ending`: how it ended. `oom`: its newest OOM report, if there is one.
+    """
+
+    id: str
+    holds: str | None = None
+    next_request: str | None = None
+    ending: str | None = None
+    threats: tuple[Why, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    facts: tuple[Subject, ...] = ()
+    oom: OomWhy | None = None
+
+
+def rank_why(found: Found, item: Published, device: DeviceSample, *, may_look: bool) -> RankWhy:
+    """Return the words about a process on one of its devices.
+
+    `may_look`: whether the client may see the call stack. Reads the OOM report, if there is one.
+    """
+    sample, layout = item.sample, device.layout
+    outside = found.outside.get((device.uuid or "", process_key(sample.process)))
+    is_live = item.state in LIVE_STATES
+    report = newest_report(found.run_dir, item) if device.last_oom and found.run_dir else None
+    known = facts(sample, device, found.time)
+    return RankWhy(
+        id=item.id,
+        holds=_holds(rank_parts(device, outside)),
+        next_request=next_request(layout) if layout and is_live else None,
+        ending=_ending(found, item),
+        threats=_threats(sample, device) if is_live else (),
+        advice=tuple(map(_advice, advice(sample, device))) if is_live else _after_kill(found, item),
+        facts=tuple(Subject(subject=fact.subject, text=fact.text) for fact in known),
+        oom=oom_why(report, may_look=may_look) if report else None,
+    )
+
+
+def _threats(sample: Sample, device: DeviceSample) -> tuple[Why, ...]:
+    return tuple(Why(text=item.text, cause=item.cause) for item in threats(sample, device))
+
+
+def _holds(parts: Iterable[Part]) -> str | None:
+    largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
+    return (
+        ", ".join(f"{format_size(p.bytes)} {p.label or _LABELS[p.name]}" for p in largest) or None
+    )
+
+
+def _ending(found: Found, item: Published) -> str | None:
+    text = ending(item.sample, item.state)
+    cause = found.kill_causes.get(process_key(item.sample.process))
+    if item.state == "killed" and cause == "host_memory":
+        return f"{text} The kernel killed it because the memory of the host was full."
+    return text
+
+
+def _after_kill(found: Found, item: Published) -> tuple[Advice, ...]:
+    cause = found.kill_causes.get(process_key(item.sample.process))
+    is_killed = item.state == "killed" and cause
+    return (Advice(text=f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
+
+
+def _advice(remedy: Remedy) -> Advice:
+    return Advice(text=remedy.text, lines=remedy.lines)
+
+
+def oom_why(report: OomReport, *, may_look: bool) -> OomWhy:
+    """Return the words about an OOM report; `may_look`: with the call stack."""
+    calls = tuple(_calls(report.origin)) if report.origin else ()
+    return OomWhy(
+        time=report.oom.timestamp,
+        summary=summary(report),
+        reason=" ".join(failure_reason(report)),
+        before=" ".join(preceding_events(report)),
+        memory=tuple(
+            Use(label=label, bytes=size)
+            for label, size in memory_breakdown(report)
+            if plausible(size)
+        ),
+        advice=tuple(map(_advice, remedies(report))),
+        stack=calls if may_look else (),
+        hidden=True if calls and not may_look else None,
+    )
+
+
+def _calls(origin: Origin) -> Iterator[Call]:
+    """Yield the frames from the user's innermost line outwards, of the thread that has one."""
+    stack = origin.stack
+    if stack.own is None and origin.main_stack is not None:
+        stack = origin.main_stack
+    start = stack.frames.index(stack.own) if stack.own else 0
+    for frame in stack.frames[start:]:
+        yield Call(place=frame.place, function=frame.function, package=frame.package)
+
+
+def newest_report(run_dir: Path, item: Published) -> OomReport | None:
+    """Return the newest OOM report that the process wrote beside its sample file, if valid."""
+    folder, _, sample = item.path.rpartition("/")
+    stem = re.escape(sample.removesuffix(SAMPLE_SUFFIX))
+    form = re.compile(rf"{stem}-(\d+){re.escape(REPORT_SUFFIX)}")
+    with (
+        contextlib.suppress(OSError, UntrustedFileError, UsageError),
+        open_untrusted_directory(run_dir / folder, item.uid) as (descriptor, _),
+    ):
+        name = _newest(descriptor, form)
+        if name is not None:
+            data, _ = read_untrusted(name, MAX_REPORT_BYTES, item.uid, directory=descriptor)
+            return decode(data)
+    return None
+
+
+def _newest(directory: int, form: re.Pattern[str]) -> str | None:
+    """Return the name with the highest number."""
+    with os.scandir(directory) as entries:
+        matches = [form.fullmatch(entry.name) for entry in islice(entries, MAX_USER_ENTRIES)]
+    numbers = {match[0]: int(match[1]) for match in matches if match}
+    return max(numbers, key=lambda name: numbers[name], default=None)

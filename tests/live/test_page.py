@@ -1,0 +1,273 @@
+"""The live page in a real Chromium."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.core import Metric
+from support import reports
+from support.browser import Page, missing, open_page
+from support.publishing import own_process, own_sample, publish
+
+from torchmem.allocator.oom_report import encode
+from torchmem.demo.node import SimulatedNode, uuid
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.live.page import files
+from torchmem.exporter.live.state import Found
+from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.testing import FakeNvml
+from torchmem.sample.run_directory import report_name
+from torchmem.sample.sample import Process
+
+GIB = 1 << 30
+MAX_PAGE_BYTES = 100_000
+RANK = ".rank .row"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    """One browser for all tests of this file."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with open_page() as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page) -> Iterator[Page]:
+    """An empty page in the usual window, which must end without a problem."""
+    browser.goto("about:blank")
+    browser.media()
+    browser.resize(1440)
+    yield browser
+    assert browser.problems() == []
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@contextmanager
+def node_of(run_dir: Path, gpus: int = 2, port: int = 0) -> Iterator[ExporterServer]:
+    """Serve a simulated node, on whose first GPU this process holds 61 GiB."""
+    simulated = SimulatedNode(gpus)
+    used = [{os.getpid(): 61 * GIB}]
+    exporter = Exporter(FakeNvml(lambda: simulated.gpus(60.0, used)), RunDirectory(run_dir))
+    with closing(exporter), closing(serve(exporter, port=port)) as server:
+        yield server
+
+
+def dead_process(number: int, **changes: object) -> Process:
+    """Return a process that no longer exists."""
+    return own_process(pid=4_000_000 + number, start_ticks=1, **changes)
+
+
+def test_a_rank_appears_changes_and_dies(page: Page, run_dir: Path) -> None:
+    """The page follows a rank from its first sample to its OOM report, without a reload."""
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait("document.querySelectorAll('.gpu').length === 2")
+        assert page.evaluate(f"document.querySelectorAll('{RANK}').length") == 0
+
+        path = publish(run_dir, own_sample(uuid(0)))
+        page.wait(f"document.querySelector('{RANK}')?.textContent.includes('running')")
+        page.click(RANK)
+        page.click("role=tab[name=Why]")
+        page.wait("document.querySelector('.why')?.textContent.includes('a larger one fails')")
+
+        path.with_name(report_name(path.name, 1)).write_bytes(encode(reports.STRANDED))
+        publish(run_dir, own_sample(uuid(0), ended="oom", timestamp=time.time()))
+        page.wait(f"document.querySelector('{RANK}').textContent.includes('out of memory')")
+        page.wait("document.querySelector('.oom')?.textContent.includes('fragmentation')")
+        assert "died of an OutOfMemoryError" in page.evaluate(
+            f"document.querySelector('{RANK}').textContent"
+        )
+
+
+def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
+    """Each part of a card is as wide as its share of the card, within what borders take."""
+    publish(run_dir, own_sample(uuid(0)))
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelector('{RANK}')")
+        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False).json()
+        widths = page.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('.card-bar')][0].childNodes.values()"
+            ".map((part) => [part.dataset.part, part.getBoundingClientRect().width]))"
+        )
+
+    gpu = state["gpus"][0]
+    whole = sum(widths.values())
+    for part in gpu["parts"]:
+        share = part["bytes"] / gpu["total_bytes"]
+        assert widths[part["name"]] / whole == pytest.approx(share, abs=0.005)
+
+
+def test_it_reconnects_after_a_restart(page: Page, run_dir: Path) -> None:
+    """An exporter that stops is missed, and followed again once it is back."""
+    publish(run_dir, own_sample(uuid(0)))
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelector('{RANK}')")
+        port = int(server.url.rpartition(":")[2])
+    page.wait("document.getElementById('connection').dataset.connected === 'false'")
+    with node_of(run_dir, gpus=3, port=port):
+        page.wait("document.getElementById('connection').dataset.connected === 'true'")
+        page.wait("document.querySelectorAll('.gpu').length === 3")
+
+
+def test_names_never_become_markup(page: Page, run_dir: Path) -> None:
+    """Markup in the name of a run, a script or a part is text wherever the page shows it."""
+    name = "<img src=x onerror=document.title='owned'>\"'><script>1</script>"
+    sample = own_sample(uuid(0), own_process(run=name, script=name))
+    allocated = sum(sample.devices[0].components.values())
+    device = replace(sample.devices[0], components={name: allocated})
+    publish(run_dir, replace(sample, devices=(device,)))
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelector('{RANK}')")
+        page.click(RANK)
+        page.wait("document.querySelector('.parts')")
+        assert name in page.evaluate("document.querySelector('.details').textContent")
+        page.click("role=tab[name=Why]")
+        page.wait("document.querySelector('.why h4')")
+        assert page.evaluate("document.querySelectorAll('img').length") == 0
+        assert "owned" not in page.evaluate("document.title")
+
+
+@pytest.mark.parametrize("colors", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 820, 1440])
+def test_everybody_can_use_it(page: Page, run_dir: Path, colors: str, width: int) -> None:
+    """axe-core finds no violation, and nothing is wider than the window, in either tab."""
+    path = publish(run_dir, own_sample(uuid(0), ended="oom"))
+    path.with_name(report_name(path.name, 1)).write_bytes(encode(reports.STRANDED))
+    publish(run_dir, own_sample(uuid(1), dead_process(1, rank=1)))
+    page.media(colors, motion="reduce")
+    page.resize(width)
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelectorAll('{RANK}').length === 2")
+        page.click(RANK)
+        page.wait("document.querySelector('.parts td')")
+        assert page.axe() == []
+        page.click("role=tab[name=Why]")
+        page.wait("document.querySelector('.oom')")
+        assert page.axe() == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_keyboard_is_enough(page: Page, run_dir: Path) -> None:
+    """Enter opens a rank, arrows change its tab, and the address leads back to the same view."""
+    publish(run_dir, own_sample(uuid(0)))
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelector('{RANK}')")
+        page.evaluate(f"document.querySelector('{RANK}').focus()")
+        page.press("Enter")
+        page.wait("document.querySelector('[role=tab]')")
+        page.evaluate("document.querySelector('[role=tab][aria-selected=true]').focus()")
+        page.press("ArrowLeft")
+        selected = "document.querySelector('[role=tab][aria-selected=true]').textContent"
+        assert page.evaluate(selected) == "Why"
+        assert page.evaluate("document.activeElement.textContent") == "Why"
+        page.reload()
+        page.wait(f"document.querySelector('[role=tab]') && {selected} === 'Why'")
+
+
+class Crowd:
+    """A collector of 16 GPUs with 64 ranks each, more than one user may publish."""
+
+    def __init__(self, folder: Path) -> None:
+        exporter = Exporter(FakeNvml.of(*SimulatedNode(16).gpus(60.0)), RunDirectory(folder))
+        exporter.collect()
+        exporter.close()
+        self._found = replace(exporter.found(), published=list(self._ranks()))
+
+    @staticmethod
+    def _ranks() -> Iterator[Published]:
+        for number in range(1024):
+            sample = own_sample(uuid(number % 16), own_process(rank=number))
+            yield Published(sample, 7000 + number, "running", True, path=str(number))
+
+    def collect(self) -> list[Metric]:
+        return []
+
+    def known(self) -> list[Metric]:
+        return []
+
+    def found(self) -> Found:
+        return replace(self._found, time=time.time())
+
+    def published(self) -> list[Published]:
+        return []
+
+
+def test_sixteen_gpus_with_64_ranks_each(page: Page, run_dir: Path) -> None:
+    """A full node is drawn with a bounded number of elements, and every rank can be reached."""
+    with closing(serve(Crowd(run_dir))) as server:
+        page.goto(server.url)
+        page.wait("document.getElementById('summary').textContent.includes('1,024 ranks')")
+        assert page.evaluate(f"document.querySelectorAll('{RANK}').length") == 16 * 8
+        assert page.evaluate("document.querySelectorAll('*').length") < 6000
+        page.click("text=Show all 64 ranks")
+        page.wait(f"document.querySelectorAll('{RANK}').length === 15 * 8 + 64")
+
+
+def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path) -> None:
+    """Page, files, state and stream are all behind the passwords of --web.config.file."""
+    import bcrypt
+
+    from torchmem.exporter.web.config import LiveConfig
+
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    config = tmp_path / "web.yml"
+    config.write_text(f"basic_auth_users:\n  ann: {hashed}\n")
+    exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
+    with closing(exporter), closing(serve(exporter, web=LiveConfig(config))) as server:
+        for path in ("/", f"/static/{files().digest}/page.js", "/api/v1/state", "/api/v1/events"):
+            assert httpx.get(server.url + path, trust_env=False).status_code == 401
+        page.authenticate("ann", "secret")
+        page.goto(server.url)
+        page.wait("document.getElementById('summary').textContent.includes('0 GPUs')")
+        assert page.problems() == []
+
+
+def test_the_page_is_small() -> None:
+    """All files of the page together have less than 100 KB, compressed."""
+    sizes = {name: len(gzip.compress(file.plain)) for name, file in files().by_name.items()}
+
+    assert sum(sizes.values()) < MAX_PAGE_BYTES
+
+
+def test_files_are_kept_until_they_change(run_dir: Path) -> None:
+    """The page is checked at each visit, its files never; a file of another version is 404."""
+    with node_of(run_dir) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        first = client.get("/")
+        again = client.get("/", headers={"If-None-Match": first.headers["etag"]})
+        script = client.get(f"/static/{files().digest}/page.js")
+        other = client.get("/static/0123456789abcdef/page.js")
+
+    assert (200, 304, 200, 404) == (
+        first.status_code,
+        again.status_code,
+        script.status_code,
+        other.status_code,
+    )
+    assert "immutable" in script.headers["cache-control"]
+    assert script.headers["content-type"].startswith("text/javascript")
+    policy = first.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert f"static/{files().digest}/page.js" in first.text
+    assert all(word not in first.text for word in ("<style", "style=", "onclick", "://"))

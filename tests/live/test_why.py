@@ -1,0 +1,125 @@
+"""Why a rank's memory is as it is, in words, and who may see the call stack."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import reports, samples
+from support.publishing import own_sample, publish
+
+from torchmem.allocator.oom_report import OomReport, encode
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.live.state import Found, node_state
+from torchmem.exporter.live.state import encode as encode_document
+from torchmem.exporter.live.why import OomWhy, RankWhy, oom_why, rank_why
+from torchmem.exporter.reading import Reading
+from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.testing import FakeNvml
+from torchmem.sample.run_directory import report_name
+from torchmem.sample.sample import Ending, Sample
+
+
+def published(run_dir: Path, sample: Sample, report: OomReport | None = None) -> Path:
+    """Write a sample, and an OOM report beside it."""
+    path = publish(run_dir, sample)
+    if report is not None:
+        path.with_name(report_name(path.name, 1)).write_bytes(encode(report))
+    return path
+
+
+def ask(run_dir: Path, *, may_look: bool = False) -> RankWhy:
+    """Return the words about the only rank of the run directory."""
+    exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
+    exporter.collect()
+    exporter.close()
+    (item,) = exporter.found().published
+    return rank_why(exporter.found(), item, item.sample.devices[0], may_look=may_look)
+
+
+@pytest.mark.parametrize("may_look", [False, True])
+def test_only_the_owner_sees_the_stack(tmp_path: Path, may_look: bool) -> None:
+    """Others learn that there is one; the report's cause and advice are for everybody."""
+    published(tmp_path / "run", own_sample(), reports.STRANDED)
+    why = ask(tmp_path / "run", may_look=may_look)
+
+    assert isinstance(why.oom, OomWhy)
+    assert "fragmentation" in why.oom.summary
+    assert why.oom.advice
+    assert [call.function for call in why.oom.stack if call.package is None] == (
+        ["MLP.forward", "GPT.forward", "train", "<module>"] if may_look else []
+    )
+    assert why.oom.hidden is (None if may_look else True)
+    assert (b"/home/ann" in encode_document(why)) is may_look
+
+
+def test_a_running_rank(tmp_path: Path) -> None:
+    """It says what holds the memory, whether the next allocation succeeds, and what threatens."""
+    published(tmp_path / "run", own_sample())
+    why = ask(tmp_path / "run")
+
+    assert why.holds is not None
+    assert why.holds.startswith("16.00 GiB optimizer state")
+    assert why.next_request is not None
+    assert "a larger one fails" in why.next_request
+    assert why.threats[0].cause == "fragmentation"
+    assert any("expandable_segments" in line for item in why.advice for line in item.lines)
+    assert why.ending is None
+    assert why.oom is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [("oom", "died of an OutOfMemoryError"), ("failed", "exception"), ("exited", "ended normally")],
+)
+def test_a_rank_that_has_ended(tmp_path: Path, ended: Ending, words: str) -> None:
+    """It says how, on the rank's line too; nothing threatens it any more."""
+    published(tmp_path / "run", own_sample(ended=ended, timestamp=time.time()))
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
+    exporter.collect()
+    exporter.close()
+    (gpu,) = node_state(exporter.found()).gpus
+    why = ask(tmp_path / "run")
+
+    assert words in (why.ending or "")
+    assert gpu.ranks[0].why[0].text == why.ending
+    assert why.threats == ()
+    assert why.next_request is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 10_000, b"\xff" * 70_000])
+def test_a_report_that_cannot_be_used(tmp_path: Path, content: bytes) -> None:
+    """A report that is invalid or too large costs only itself."""
+    path = published(tmp_path / "run", own_sample())
+    path.with_name(report_name(path.name, 3)).write_bytes(content)
+
+    assert ask(tmp_path / "run").oom is None
+
+
+def test_a_report_that_is_a_link(tmp_path: Path) -> None:
+    """A link in the place of a report is not followed."""
+    path = published(tmp_path / "run", own_sample(), reports.STRANDED)
+    report = path.with_name(report_name(path.name, 1))
+    report.rename(tmp_path / "elsewhere")
+    report.symlink_to(tmp_path / "elsewhere")
+
+    assert ask(tmp_path / "run").oom is None
+
+
+@given(reports.reports, st.booleans())
+def test_every_valid_report_has_words(report: OomReport, may_look: bool) -> None:
+    """Whatever a report says, its words can be encoded."""
+    assert encode_document(oom_why(report, may_look=may_look))
+
+
+@given(samples.samples)
+def test_every_valid_sample_has_a_state(sample: Sample) -> None:
+    """Whatever samples say, parts add up and the document can be encoded."""
+    item = Published(sample, sample.process.pid, "running", attributed=True)
+    state = node_state(Found(0.0, Reading(FakeNvml.of()), [item]))
+
+    assert encode_document(state)
+    assert all(sum(p.bytes for p in gpu.parts) == (gpu.total_bytes or 0) for gpu in state.gpus)
