@@ -57,6 +57,12 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="serve the live page at / (default: yes)",
     )
+    group.add_argument(
+        "--otlp",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="also send the metrics by OTLP, as the variables OTEL_EXPORTER_OTLP_* say",
+    )
 
 
 def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,7 @@ class Settings:
     driver. `pcie_throughput`: measure it, which takes the driver 40 ms for each GPU.
     `processes_per_gpu`: maximum number of processes exported for each GPU, the largest first.
     `web_ui`: serve the live page at `/`.
+    `otlp`: also send the metrics by OTLP, as OpenTelemetry's environment variables say.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -45,6 +46,7 @@ class Settings:
     pcie_throughput: bool = False
     processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
     web_ui: bool = True
+    otlp: bool = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -97,6 +99,7 @@ def _from_file(file: Path, defaults: Settings) -> Settings:
             "processes_per_gpu", defaults.processes_per_gpu, "processes"
         ),
         web_ui=section.flag("web_ui", defaults.web_ui),
+        otlp=section.flag("otlp", defaults.otlp),
     )
 
 

@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 
@@ -27,12 +27,13 @@ from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig
-from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
 
 _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RELOADED = {"scrape_deadline_seconds", "processes_per_gpu", "pcie_throughput"}
+_LAST_SEND_SECONDS = 0.5
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
@@ -102,7 +103,7 @@ def serve_until_signal(
         heartbeat=heartbeat,
         web_ui=settings.web_ui,
     )
-    with closing(running) as server, closing(exporter):
+    with closing(running) as server, closing(exporter), sending(exporter, otlp=settings.otlp):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         notify_systemd("READY=1")
         while not server.stopped.is_set():
@@ -117,6 +118,26 @@ def serve_until_signal(
             raise TorchmemError(
                 "The HTTP server stopped by itself: see the error above, then start it again."
             )
+
+
+@contextmanager
+def sending(exporter: Exporter, *, otlp: bool) -> Iterator[None]:
+    """Send by OTLP until the end of the block, if the setting says so.
+
+    Raises MissingExtraError, or UsageError for environment variables that cannot be used.
+    """
+    push = None
+    if otlp:
+        try:
+            from torchmem.exporter.otlp import start
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("exporter --otlp", error.name or "", "otlp") from error
+        push = start(exporter)
+    try:
+        yield
+    finally:
+        if push:
+            push.close(_LAST_SEND_SECONDS)
 
 
 def reload(exporter: Exporter, settings: Settings, load: Callable[[], Settings]) -> Settings:

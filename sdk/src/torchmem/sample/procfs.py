@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -21,6 +22,12 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
     if len(fields) < 20 or fields[0] in {"Z", "X"}:
         return None
     return int(fields[19])
+
+
+def start_time(ticks: int, now: float) -> float:
+    """Return `start_ticks` in Unix seconds, given the current time; off by a tick at most."""
+    since_boot = ticks / os.sysconf("SC_CLK_TCK")
+    return now - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
 
 
 def own_start_ticks() -> int | None:

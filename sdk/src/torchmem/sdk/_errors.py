@@ -24,6 +24,7 @@ Stage = Literal[
     "publish",
     "textfile",
     "endpoint",
+    "otlp",
     "setup",
     "exit",
 ]

@@ -265,7 +265,7 @@ class Monitor:
                 if self._capture:
                     self._capture.tick()
                 self.publisher.publish(news_only=True)
-                self.publisher.campaign()
+                self.publisher.tick()
                 if self.publisher.file.newest:
                     self._reports.remember(self.publisher.file.newest)
         self._errors.log_deferred()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX
+from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import (
     REPORT_SUFFIX,
@@ -31,6 +32,7 @@ from torchmem.sdk._reserve import Reserve
 from torchmem.sdk._settings import Settings
 
 if TYPE_CHECKING:
+    from torchmem.sample.otlp import Push
     from torchmem.sdk._leader import Leader
     from torchmem.sdk._outputs import Endpoint, Textfile
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 ENDED_FILE_SECONDS = 3600
 STALE_FILE_SECONDS = 24 * 3600
 LOCK_SECONDS = 1.0
+LAST_SEND_SECONDS = 0.5
 MIN_RESERVED_BYTES = 16 * 1024
 
 _SUFFIXES = "|".join(map(re.escape, (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX)))
@@ -233,6 +236,8 @@ class Publisher:
         self._textfile: Textfile | None = None
         self._endpoint: Endpoint | None = None
         self._leader: Leader | None = None
+        self._push: Push | None = None
+        self._sends = False
         self._hostname = process.hostname
         name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
         self.file = SampleFile(self._make_directory(settings.directory(environment)), name)
@@ -255,21 +260,35 @@ class Publisher:
 
                 self._endpoint = Endpoint.open(self._settings, self._local_rank, self._sample)
 
-    def campaign(self) -> None:
-        """Serve all of this user's processes on `leader_port` unless another one does."""
-        if self._settings.leader_port is None:
-            return
+    def tick(self) -> None:
+        """Do what takes long for the training thread: the election, and the import of OTLP."""
+        if self._settings.leader_port is not None:
+            self._campaign(self._settings.leader_port)
+        if self._settings.otlp and not self._sends:
+            self._sends = True
+            self._start_to_send()
+
+    def _campaign(self, port: int) -> None:
+        """Serve all of this user's processes on `port` unless another one does."""
         with self._errors.suppress("endpoint"):
             if self._leader is None:
                 from torchmem.sdk._leader import Leader
 
-                self._leader = Leader(
-                    self.file.path.parent,
-                    self._hostname,
-                    self._settings.address,
-                    self._settings.leader_port,
-                )
+                directory, host = self.file.path.parent, self._hostname
+                self._leader = Leader(directory, host, self._settings.address, port)
             self._leader.campaign()
+
+    def _start_to_send(self) -> None:
+        with self._errors.suppress("otlp"):
+            try:
+                from torchmem.sdk._otlp import start
+            except ModuleNotFoundError as error:
+                raise UsageError("the setting otlp needs pip install 'torchmem[otlp]'.") from error
+            self._push = start(self._sample, self._after_push)
+
+    def _after_push(self, failure: str | None) -> None:
+        if failure:
+            self._errors.count("otlp", TorchmemError(failure))
 
     @property
     def url(self) -> str | None:
@@ -287,6 +306,8 @@ class Publisher:
     def close(self) -> None:
         """Remove the textfile and close the ports; the sample file stays. Raises OSError."""
         self.file.reserve.release()
+        if self._push:
+            self._push.close(LAST_SEND_SECONDS)
         if self._textfile:
             self._textfile.remove()
         for server in (self._endpoint, self._leader):

@@ -50,6 +50,7 @@ class SettingsKeywords(TypedDict, total=False):
     leader_port: int | None
     address: str
     textfile: str | Path | None
+    otlp: bool
     enabled: bool
 
 
@@ -101,6 +102,8 @@ class Settings:
         port; when it ends, another takes over.
     address: address that the ports listen on.
     textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
+    otlp: also send the series of this process by OTLP, as OpenTelemetry's environment variables
+        say.
     enabled: False makes `instrument` do nothing.
     """
 
@@ -121,6 +124,7 @@ class Settings:
     leader_port: int | None = None
     address: str = "127.0.0.1"
     textfile: Path | None = None
+    otlp: bool = False
     enabled: bool = True
 
     def directory(self, environment: Mapping[str, str]) -> Path:
@@ -296,6 +300,7 @@ _PARSERS: dict[str, _Parser] = {
     "leader_port": _Parser(_fixed_port, f"an integer from 1 to {MAX_PORT}"),
     "address": _TEXT,
     "textfile": _PATH,
+    "otlp": _BOOLEAN,
     "enabled": _BOOLEAN,
 }
 

@@ -3,7 +3,7 @@
 
 _shtab_torchmem_subparsers=(exporter run demo oom report capture whatif snapshot preflight doctor rules completion)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
 _shtab_torchmem_oom_option_strings=(-h --help --run-dir --list --json)
@@ -51,6 +51,8 @@ _shtab_torchmem_exporter___help_nargs=0
 _shtab_torchmem_exporter___web_systemd_socket_nargs=0
 _shtab_torchmem_exporter___web_ui_nargs=0
 _shtab_torchmem_exporter___no_web_ui_nargs=0
+_shtab_torchmem_exporter___otlp_nargs=0
+_shtab_torchmem_exporter___no_otlp_nargs=0
 _shtab_torchmem_exporter___pcie_throughput_nargs=0
 _shtab_torchmem_exporter___no_pcie_throughput_nargs=0
 _shtab_torchmem_exporter___print_config_nargs=0

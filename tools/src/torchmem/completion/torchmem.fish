@@ -71,6 +71,7 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l listen -l web.listen
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.config.file -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords, in the format of Prometheus exporters'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.systemd-socket -d 'serve on the socket that systemd passes'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l web-ui -l no-web-ui -d 'serve the live page at / (default: yes)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l otlp -l no-otlp -d 'also send the metrics by OTLP, as the variables OTEL_EXPORTER_OTLP_* say'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory that the training processes write to'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'how long to keep the last values of a process that ended (default: 900)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seconds -x -d 'how long to wait for the driver (default: 5)'

@@ -83,6 +83,7 @@ _shtab_torchmem_exporter_options=(
   "--web.config.file[TLS and passwords, in the format of Prometheus exporters]:FILE.yml:_files"
   "--web.systemd-socket[serve on the socket that systemd passes]"
   {--web-ui,--no-web-ui}"[serve the live page at \/ (default\: yes)]"
+  {--otlp,--no-otlp}"[also send the metrics by OTLP, as the variables OTEL_EXPORTER_OTLP_\* say]"
   "--run-dir[run directory that the training processes write to]:DIR:_files -/"
   "--ttl-seconds[how long to keep the last values of a process that ended (default\: 900)]:N:"
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"

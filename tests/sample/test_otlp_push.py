@@ -1,0 +1,104 @@
+"""The thread that sends by OTLP, and OpenTelemetry's environment variables."""
+
+from __future__ import annotations
+
+import threading
+from importlib.util import find_spec
+
+import pytest
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+from support.waiting import until
+
+from torchmem.sample.errors import UsageError
+from torchmem.sample.otlp import Push, exporter, interval_seconds, is_disabled, resource
+
+EMPTY = MetricsData([])
+
+
+class InMemory(MetricExporter):
+    """Keeps what it gets; `fails` and `hangs` are how it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[MetricsData] = []
+        self.fails = False
+        self.hangs = threading.Event()
+        self.hangs.set()
+        self.is_shut_down = False
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: object
+    ) -> MetricExportResult:
+        self.sent.append(metrics_data)
+        self.hangs.wait()
+        return MetricExportResult.FAILURE if self.fails else MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: object) -> None:
+        self.is_shut_down = True
+
+
+def test_the_last_state_is_sent_at_the_end() -> None:
+    """A push that works sends once more before it returns, and shuts the exporter down."""
+    memory = InMemory()
+    reports = list[str | None]()
+    push = Push(lambda: EMPTY, lambda: memory, 3600, reports.append)
+    push.close(60)
+
+    assert ([EMPTY], [None], True) == (memory.sent, reports, memory.is_shut_down)
+
+
+def test_the_end_does_not_wait_for_a_collector_that_failed() -> None:
+    """After a failure, the end neither sends nor waits: the exporter hangs forever here."""
+    memory, failures = InMemory(), list[str | None]()
+    memory.fails = True
+    push = Push(lambda: EMPTY, lambda: memory, 0.01, failures.append)
+    until(lambda: failures)
+    memory.hangs.clear()
+    sent = len(memory.sent)
+    until(lambda: len(memory.sent) > sent)
+    push.close(3600)
+
+    assert "not sent by OTLP" in (failures[0] or "")
+    memory.hangs.set()
+
+
+def test_an_exception_ends_nothing() -> None:
+    """A collection that raises is reported, and the next one is sent."""
+    memory, failures, turns = InMemory(), list[str | None](), iter([True])
+
+    def collect() -> MetricsData:
+        if next(turns, False):
+            raise ValueError("broken")
+        return EMPTY
+
+    push = Push(collect, lambda: memory, 0.01, failures.append)
+    until(lambda: memory.sent)
+    push.close(60)
+
+    assert ["metrics were not sent by OTLP (ValueError: broken)", None] == failures[:2]
+
+
+def test_the_environment_variables() -> None:
+    """Interval, switches and protocol are OpenTelemetry's; a wrong one is a usage error."""
+    assert 15 == interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": "15000"})
+    assert {60} == {
+        interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": text}) for text in ("", "x", "nan", "0")
+    }
+    assert is_disabled({"OTEL_SDK_DISABLED": "true"})
+    assert is_disabled({"OTEL_METRICS_EXPORTER": "none"})
+    assert not is_disabled({"OTEL_METRICS_EXPORTER": "otlp"})
+    with pytest.raises(UsageError, match="http/protobuf, grpc"):
+        exporter({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
+    if find_spec("grpc") is None or find_spec("opentelemetry.exporter.otlp.proto.grpc") is None:
+        with pytest.raises(UsageError, match="pip install opentelemetry-exporter-otlp-proto-grpc"):
+            exporter({"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "grpc"})
+
+
+def test_the_service_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_SERVICE_NAME overrides the name torchmem."""
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "pretraining")
+
+    assert "pretraining" == resource({}).attributes["service.name"]

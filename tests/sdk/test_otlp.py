@@ -1,0 +1,50 @@
+"""A process without an exporter sends its own series by OTLP."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+from support.otlp import receiver, variables
+from support.stack import free_port
+
+TRAINING = """
+sdk.instrument(backend=backend)
+allocator.malloc(30 << 20); backend.step()
+"""
+
+
+def test_a_process_sends_for_itself(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """Without an exporter, a rank sends while it runs and once more at its end."""
+    with receiver() as received:
+        settings = variables(received.url, 60) | {"TORCHMEM_OTLP": "1", "POD_NAME": "gpt-0"}
+        done = run_script(f"os.environ |= {settings}" + TRAINING + "time.sleep(2)")
+
+    assert ("", 0) == (done.stderr, done.returncode)
+    assert 2 == len(received.requests)
+    assert 1.0 == received.values("torchmem_process_state", "state")["exited"]
+    assert "gpt-0" == received.resource["k8s.pod.name"]
+    (steps,) = received.points("torchmem_steps_total")
+    assert (1.0, True) == (steps.as_double, steps.start_time_unix_nano < steps.time_unix_nano)
+
+
+def test_a_collector_that_is_away_is_reported_once(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """The process ends as always, with one line from us and none from OpenTelemetry."""
+    settings = variables(f"http://127.0.0.1:{free_port()}") | {
+        "TORCHMEM_OTLP": "1",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+    }
+    waiting = """
+while not any(sample["cost"]["errors"]["otlp"] > 1 for sample in published()): time.sleep(0.05)
+print("done")
+"""
+    done = run_script(f"os.environ |= {settings}" + TRAINING + waiting)
+
+    assert ("done\n", 0) == (done.stdout, done.returncode)
+    (line,) = done.stderr.splitlines()
+    assert "torchmem: otlp failed and was skipped" in line
+    assert "not sent by OTLP" in line

@@ -1,0 +1,126 @@
+"""An OTLP receiver on loopback, and what it received in the form of an exposition."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
+from threading import Thread
+from typing import Any
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from prometheus_client.samples import Sample
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Received:
+    """The requests that a receiver got, as protobuf messages; it can refuse them."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url
+        self.requests: list[Any] = []
+        self.refuses = False
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        """Attributes of the resource in the newest request."""
+        (metrics,) = self.requests[-1].resource_metrics
+        return _attributes(metrics.resource)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the newest request by name, each of which is there once."""
+        (resource,) = self.requests[-1].resource_metrics
+        (scope,) = resource.scope_metrics
+        metrics = {metric.name: metric for metric in scope.metrics}
+        assert len(metrics) == len(scope.metrics)
+        return metrics
+
+    def points(self, name: str) -> list[Any]:
+        """Return the points of a metric in the newest request."""
+        metric = self.metrics()[name]
+        return list(getattr(metric, metric.WhichOneof("data")).data_points)
+
+    def values(self, name: str, attribute: str) -> dict[str, float]:
+        """Return the values of a metric by one of its attributes."""
+        return {_attributes(point)[attribute]: point.as_double for point in self.points(name)}
+
+    def series(self) -> dict[tuple[str, Labels], float]:
+        """Return everything in the newest request as Prometheus would store it."""
+        rows = [row for metric in self.metrics().values() for row in _rows(metric)]
+        series = scraped(rows)
+        assert len(series) == len(rows), "a series was sent twice"
+        return series
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    return {
+        pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in owner.attributes
+    }
+
+
+def _rows(metric: Any) -> Iterator[Sample]:
+    kind = metric.WhichOneof("data")
+    for point in getattr(metric, kind).data_points:
+        attributes = _attributes(point)
+        if kind != "histogram":
+            yield Sample(metric.name, attributes, point.as_double)
+            continue
+        bounds = [*point.explicit_bounds, math.inf]
+        for bound, count in zip(bounds, accumulate(point.bucket_counts), strict=True):
+            yield Sample(f"{metric.name}_bucket", {**attributes, "le": str(bound)}, count)
+        yield Sample(f"{metric.name}_count", attributes, point.count)
+        yield Sample(f"{metric.name}_sum", attributes, point.sum)
+
+
+def scraped(rows: Iterable[Sample]) -> dict[tuple[str, Labels], float]:
+    """Return the rows of an exposition in the form of `Received.series`."""
+    return {(row.name, frozenset(_normal(row.labels))): row.value for row in rows}
+
+
+def _normal(labels: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for name, text in labels.items():
+        if text:
+            yield name, str(float(text)) if name == "le" else text
+
+
+@contextmanager
+def receiver() -> Iterator[Received]:
+    """Run a receiver of OTLP over HTTP."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            received.requests.append(ExportMetricsServiceRequest.FromString(body))
+            self.send_response(403 if received.refuses else 200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    received = Received(f"http://127.0.0.1:{server.server_port}")
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield received
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def variables(url: str, interval: float = 0.2) -> dict[str, str]:
+    """Return OpenTelemetry's variables for a receiver and an interval in seconds."""
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+        "OTEL_METRIC_EXPORT_INTERVAL": str(int(interval * 1000)),
+    }
