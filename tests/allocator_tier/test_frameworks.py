@@ -299,3 +299,12 @@ def test_any_other_loop(tmp_path: Path) -> None:
     [sample] = samples(tmp_path, job(tmp_path, PLAIN + snippet("Any other loop")))
 
     assert (5, 18, "tiny", {"train", "evaluate", "generate"}) == summary(sample)
+
+
+def test_any_other_server(tmp_path: Path) -> None:
+    """Each request is a step and a sample, and afterwards the process waits."""
+    program = PLAIN + "requests = [torch.ones(1, 8)] * 4\n" + snippet("Any other server")
+    [sample] = samples(tmp_path, job(tmp_path, program))
+
+    assert (4, 4, "tiny", {"generate"}) == summary(sample)
+    assert sample["stall_after_seconds"] is None

@@ -40,6 +40,7 @@ ScrapeWith = Callable[..., Exposition]
 MIB, GIB = 1 << 20, 1 << 30
 OUTSIDE, MOMENT = "torchmem_outside_allocator_bytes", "torchmem_outside_allocator_timestamp_seconds"
 START = "torchmem_outside_allocator_start_bytes"
+UNBACKED = "torchmem_reserved_unbacked_bytes"
 OTHER = "GPU-ffffffff-0000-4000-8000-00000000000b"
 FREE = 17 * GIB
 RESERVED = 60 * GIB
@@ -210,7 +211,8 @@ class Card:
 
     `context` and `libraries` are what the rank holds outside its allocator; `has_free` is whether
     NVML reports free memory, unlike on GPUs that share the CPU's memory. `first` is the first read
-    of the rank's SDK, and `start` what a scrape shows of that moment.
+    of the rank's SDK, and `start` what a scrape shows of that moment. `unbacked` is what another
+    allocator has given back behind the reserved addresses.
     """
 
     reserved: int = RESERVED
@@ -221,6 +223,7 @@ class Card:
     incarnation: int = 1
     has_free: bool = True
     libraries: int = 0
+    unbacked: int = 0
     is_up: bool = True
     first: FirstRead | None = None
     start: float | None = None
@@ -237,7 +240,8 @@ class Card:
     @property
     def used(self) -> int:
         """What the rank holds on the card."""
-        return self.context + self.libraries + self.reserved if self.is_up else 0
+        held = self.context + self.libraries + self.reserved - self.unbacked
+        return held if self.is_up else 0
 
     def allocate(self, size: int) -> None:
         """Have the rank take memory from the driver, or return it."""
@@ -302,6 +306,28 @@ def test_its_own_allocations_cancel_out() -> None:
         card.allocate(size)
 
         assert card.shown() == card.scrape()
+
+
+def test_memory_that_was_given_back_behind_the_allocator() -> None:
+    """While reserved bytes are not on the card they are shown, and no bytes outside it."""
+    card = Card()
+    assert card.shown() == card.scrape()
+    for unbacked in (40 * GIB, 50 * GIB):
+        card.unbacked = unbacked
+        card.read()
+        assert {UNBACKED: float(unbacked)} == card.scrape()
+        assert {} == card.outside.held
+
+    card.unbacked = 0
+    card.read()
+    assert card.shown() == card.scrape()
+
+
+def test_memory_that_was_given_back_before_the_first_scrape() -> None:
+    """Where the usual bytes outside are not known, what is surely not on the card is shown."""
+    card = Card(unbacked=40 * GIB)
+
+    assert {UNBACKED: 40.0 * GIB - card.context} == card.scrape()
 
 
 def test_the_value_is_held_while_a_neighbor_allocates() -> None:

@@ -56,6 +56,12 @@ BY_NAME = {
     "fragmented": _changed(layout=replace(DEVICE.layout, headroom_bytes=GIB)),
     "external": _changed(layout=replace(DEVICE.layout, headroom_flush_bytes=GIB)),
     "library": _changed(driver_free_bytes=GIB // 4),
+    "asleep": _changed(
+        last_oom=None,
+        counters=replace(DEVICE.counters, ooms={}, alloc_retries=0),
+        driver_free_bytes=70 * GIB,
+        layout=replace(DEVICE.layout, headroom_bytes=70 * GIB, headroom_flush_bytes=70 * GIB),
+    ),
     "bare": replace(
         FULL,
         devices=(replace(DEVICE, allocator=None, layout=None, last_oom=None, components={}),),

@@ -17,6 +17,7 @@ from torchmem.sample.sample import STATES, Sample
 EXPORTERS = {
     "torchmem_outside_allocator_bytes",
     "torchmem_outside_allocator_start_bytes",
+    "torchmem_reserved_unbacked_bytes",
     "torchmem_outside_allocator_timestamp_seconds",
     "torchmem_process_kill_cause",
 }

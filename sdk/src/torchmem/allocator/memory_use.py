@@ -18,6 +18,10 @@ COMPONENT_NAMES = {
 """The components in words, in the order in which they are shown; names of a script come first."""
 
 
+MAX_SKEW_BYTES = 32 << 20
+"""How far two sums of the same memory may differ because one was read shortly after the other."""
+
+
 def device_parts(
     device: DeviceSample, driver_free: int | None, private_free: int = 0
 ) -> list[tuple[str, int]]:
@@ -38,11 +42,28 @@ def device_parts(
 
 
 def outside_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
-    """Return the bytes that were neither free at the driver nor reserved by this process."""
+    """Return the bytes that were neither free at the driver nor reserved by this process.
+
+    None if some reserved bytes were not on the device.
+    """
     allocator, total = device.allocator, device.total_bytes
     if allocator is None or total is None or driver_free is None:
         return None
-    return max(0, total - driver_free - allocator.reserved_bytes.total)
+    outside = total - driver_free - allocator.reserved_bytes.total
+    return None if -outside > MAX_SKEW_BYTES else max(0, outside)
+
+
+def unbacked_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
+    """Return how many reserved bytes were not on the device at least; None if that is unknown.
+
+    They and the driver's free bytes were more than the device has. An allocator outside PyTorch
+    gives memory back behind the reserved addresses, as vLLM's does in sleep mode.
+    """
+    allocator, total = device.allocator, device.total_bytes
+    if allocator is None or total is None or driver_free is None:
+        return None
+    excess = allocator.reserved_bytes.total + driver_free - total
+    return excess if excess > MAX_SKEW_BYTES else None
 
 
 def outside_at_start(device: DeviceSample) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from torchmem.allocator.memory_use import outside_at_start, outside_bytes
+from torchmem.allocator.memory_use import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.oom_report import CAUSE_SUMMARIES, format_seconds
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_size
@@ -96,7 +96,7 @@ def memory_facts(device: DeviceSample) -> Iterator[Fact]:
     if allocator is None:
         return
     yield Fact("peaks", _peaks(allocator))
-    if free is not None:
+    if free is not None and unbacked_bytes(device, free) is None:
         left = max(0, allocator.reserved_bytes.total + free - allocator.active_peak_bytes)
         share = f" ({left / device.total_bytes:.1%} of the device)" if device.total_bytes else ""
         yield Fact("left at the peak", f"{format_size(left)}{share}")
@@ -111,7 +111,17 @@ def _peaks(allocator: Allocator) -> str:
 
 
 def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
-    """Yield what was outside the allocator at the first read, and the difference to now."""
+    """Yield what was outside the allocator at the first read, and the difference to now.
+
+    Or how much of what it reserved is not on the device, such as in vLLM's sleep mode.
+    """
+    unbacked = unbacked_bytes(device, device.driver_free_bytes)
+    if unbacked is not None:
+        yield Fact(
+            "given back",
+            f"at least {format_size(unbacked)} of the reserved bytes are not on the device; an "
+            "allocator outside PyTorch took them away, as in vLLM's sleep mode",
+        )
     first, start = device.first_read, outside_at_start(device)
     outside = outside_bytes(device, device.driver_free_bytes)
     if first is not None and start is not None and outside is not None:

@@ -280,6 +280,12 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
     "Unix time of the moment that torchmem_outside_allocator_bytes is from.",
 )
+RESERVED_UNBACKED = _group.gauge(
+    "torchmem_reserved_unbacked_bytes",
+    "Reserved bytes that are not on the device, if NVML shows less memory of the process than it "
+    "has reserved: an allocator outside PyTorch has given them back, as in vLLM's sleep mode. "
+    "Absent otherwise.",
+)
 OUTSIDE_ALLOCATOR_START = _group.gauge(
     "torchmem_outside_allocator_start_bytes",
     "The same at the SDK's first read of the device, mostly within a second of the creation of the "

@@ -71,10 +71,20 @@ class _Occupants:
 
 @dataclass(frozen=True, slots=True)
 class _Outside:
-    """Bytes outside the allocator, and when its statistics were read (Unix seconds)."""
+    """Bytes outside the allocator, and when its statistics were read (Unix seconds).
+
+    Below zero, some of the reserved bytes are not on the device. `usual` is the latest size that
+    was not below zero, or the one at the start, or 0 where neither is known.
+    """
 
     size: int
     timestamp: float
+    usual: int
+
+    @property
+    def unbacked(self) -> int:
+        """Reserved bytes that are not on the device, if those outside are as many as usual."""
+        return self.usual - self.size if self.size < 0 else 0
 
 
 class OutsideAllocator:
@@ -107,6 +117,7 @@ class OutsideAllocator:
         before = self._occupants if is_later else {}
         self._occupants = _occupants_by_gpu(reading, now)
         rows: list[tuple[tuple[str, ...], _Outside]] = []
+        unbacked: list[tuple[tuple[str, ...], int]] = []
         starts: list[tuple[tuple[str, ...], int]] = []
         keys: set[DeviceProcess] = set()
         for item, device, use in _live_devices(published, uses_by_process(reading)):
@@ -116,22 +127,30 @@ class OutsideAllocator:
             start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
             view = View(item.sample, item.pid_label or item.pid, item.state, indices)
             labels = view.device_labels(device)
-            rows.extend([(labels, outside)] if outside else [])
+            if outside and outside.unbacked:
+                unbacked.append((labels, outside.unbacked))
+            elif outside:
+                rows.append((labels, outside))
             starts.extend([(labels, start)] if start is not None else [])
         self._forget_all_but(keys)
         yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
         yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
+        yield family(catalog.RESERVED_UNBACKED, unbacked)
         yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
 
     @property
     def held(self) -> Mapping[DeviceProcess, int]:
         """The bytes outside the allocator that the latest call of `families` found."""
-        return {key: outside.size for key, outside in self._held.items()}
+        held = self._held.items()
+        return {key: outside.size for key, outside in held if outside.size >= 0}
 
     def _join(
         self, key: DeviceProcess, use: Use, device: DeviceSample, now: float, *, is_later: bool
     ) -> _Outside | None:
-        """Return the difference of this moment, else the latest one; None if a side is unknown."""
+        """Return the difference of this moment, else the latest one; None if a side is unknown.
+
+        A little below zero is the time between two readings.
+        """
         timestamp, before = device.stats_timestamp, self._scrapes.get(key)
         if device.allocator is None or timestamp is None:
             return None
@@ -139,7 +158,11 @@ class OutsideAllocator:
             self._scrapes[key] = _Scrape(now, use, device)
         size = outside_bytes(use, device, before if is_later else None)
         if size is not None and size >= 0:
-            self._held[key] = _Outside(size, timestamp)
+            self._held[key] = _Outside(size, timestamp, size)
+        elif size is not None and size < -_SAME_BYTES:
+            known = self._held.get(key)
+            usual = known.usual if known else self._starts.get(key, 0)
+            self._held[key] = _Outside(size, timestamp, usual)
         return self._held.get(key)
 
     def _start(

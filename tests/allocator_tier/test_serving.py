@@ -1,0 +1,163 @@
+"""A server in the way of vLLM on PyTorch's real allocator: requests, pools, graphs, and sleep."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.stack import free_port
+
+pytestmark = pytest.mark.allocator
+
+ENGINE = Path(__file__).resolve().parent / "serving"
+MIB = 1 << 20
+WEIGHTS, CACHE = 64 * MIB, 512 * MIB
+
+# As vLLM does it: the class comes from its name; the engine calls these methods in this order.
+SERVE = """
+import importlib, json, subprocess, sys, time, torch
+from contextlib import suppress
+from types import SimpleNamespace
+from urllib.request import urlopen
+
+address = sys.argv[1]
+exporter = subprocess.Popen([sys.executable, "-m", "torchmem.exporter", "--listen", address])
+
+def scrape(steps, *names):
+    text, start = "", "torchmem_steps_total{"
+    while not all(f"{name}{{" in text for name in names) or not any(
+        line.startswith(start) and line.endswith(f" {steps}.0") for line in text.splitlines()
+    ):
+        time.sleep(0.05)
+        with suppress(OSError):
+            text = urlopen(f"http://{address}/metrics").read().decode()
+    segments = torch.cuda.memory_snapshot()
+    private = sum(s["total_size"] for s in segments if s["segment_pool_id"] != (0, 0))
+    print(json.dumps({"text": text, "reserved": torch.cuda.memory_reserved(), "private": private}))
+
+Worker = importlib.import_module("torchmem.integrations.vllm").Worker
+model_config = SimpleNamespace(served_model_name=None, model="/models/tiny")
+worker = Worker(
+    vllm_config=SimpleNamespace(model_config=model_config), local_rank=0, rank=1,
+    distributed_init_method="env://", is_driver_worker=True,
+)
+worker.init_device()
+worker.load_model()
+worker.initialize_from_config(256 << 20)
+worker.compile_or_warm_up_model()
+for finished in (set(), {"a"}, {"b", "c"}):
+    worker.execute_model(SimpleNamespace(finished_req_ids=finished))
+    time.sleep(0.05)
+known = "torchmem_private_pool_bytes", "torchmem_component_bytes"
+scrape(3, "torchmem_outside_allocator_bytes", *known)
+worker.sleep()
+scrape(3, "torchmem_reserved_unbacked_bytes")
+worker.wake_up()
+worker.execute_model(SimpleNamespace(finished_req_ids={"d"}))
+scrape(4, "torchmem_outside_allocator_bytes")
+exporter.terminate(); exporter.wait()
+"""
+
+Shown = dict[str, list[tuple[dict[str, str], float]]]
+
+
+@pytest.fixture(scope="module")
+def scrapes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what the exporter shows of the server at work, asleep, and at work again."""
+    folder = tmp_path_factory.mktemp("serving")
+    library = folder / "sleep_allocator.so"
+    compiler = ("cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library)
+    subprocess.run([*compiler, ENGINE / "sleep_allocator.c"], check=True)
+    settings = {
+        "SLEEP_ALLOCATOR": str(library),
+        "PYTHONPATH": str(ENGINE),
+        "TORCHMEM_RUN_DIR": str(folder / "run"),
+        "TORCHMEM_INTERVAL": "0.02",
+        "TORCHMEM_IDLE_AFTER": "0.05",
+        "TORCHMEM_SNAPSHOT_INTERVAL": "0.05",
+        "TORCHMEM_SNAPSHOT_BUDGET": "1",
+        "PHANTOM_STATE_DIR": str(folder / "cards"),
+    }
+    phantom = (sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--")
+    done = subprocess.run(
+        [*phantom, sys.executable, "-W", "ignore", "-c", SERVE, f"127.0.0.1:{free_port()}"],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr[-4000:]
+    return [
+        json.loads(line) | {"shown": _shown(json.loads(line))} for line in done.stdout.splitlines()
+    ]
+
+
+def _shown(scrape: dict[str, Any]) -> Shown:
+    """Return labels and values of each series."""
+    found: Shown = {}
+    for family in text_string_to_metric_families(scrape["text"]):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def total(shown: Shown, name: str, **labels: str) -> float | None:
+    """Return the sum of the series of a metric with these labels; None without any."""
+    values = [value for found, value in shown.get(name, ()) if labels.items() <= found.items()]
+    return sum(values) if values else None
+
+
+def test_requests_are_samples_and_passes_are_steps(scrapes: list[dict[str, Any]]) -> None:
+    """The batch ran three times and three requests finished; then once more, and one more."""
+    names = ("torchmem_steps_total", "torchmem_samples_total")
+    counts = [tuple(total(one["shown"], name) for name in names) for one in scrapes]
+
+    assert [(3, 3), (3, 3), (4, 4)] == counts
+    [(labels, _)] = scrapes[0]["shown"]["torchmem_steps_total"]
+    assert ("tiny", "1") == (labels["run"], labels["rank"])
+
+
+def test_a_server_that_waits_is_running(scrapes: list[dict[str, Any]]) -> None:
+    """It is not stalled, and the batch shows as the phase generate."""
+    for scrape in scrapes:
+        assert 1 == total(scrape["shown"], "torchmem_process_state", state="running")
+    peak = total(scrapes[0]["shown"], "torchmem_phase_allocated_peak_bytes", phase="generate")
+    assert peak is not None
+    assert peak >= WEIGHTS + CACHE
+
+
+def test_model_and_cache_are_components(scrapes: list[dict[str, Any]]) -> None:
+    """The bytes of the model and of the KV cache are those of their tensors."""
+    for component, size in (("model", WEIGHTS), ("kv_cache", CACHE)):
+        assert size == total(scrapes[0]["shown"], "torchmem_component_bytes", component=component)
+
+
+def test_pools_and_graphs_are_shown(scrapes: list[dict[str, Any]]) -> None:
+    """The memory of the pool and of the CUDA graph is in private pools, to the byte."""
+    shown = scrapes[0]["shown"]
+
+    assert scrapes[0]["private"] == total(shown, "torchmem_private_pool_bytes")
+    assert scrapes[0]["private"] > WEIGHTS + CACHE
+
+
+def test_sleep_is_said(scrapes: list[dict[str, Any]]) -> None:
+    """What PyTorch still counts and the driver has back is shown, and nothing is called outside."""
+    awake, asleep, again = (one["shown"] for one in scrapes)
+    unbacked, outside = "torchmem_reserved_unbacked_bytes", "torchmem_outside_allocator_bytes"
+
+    assert (
+        scrapes[0]["reserved"] == scrapes[1]["reserved"] == total(asleep, "torchmem_reserved_bytes")
+    )
+    assert WEIGHTS + CACHE == total(asleep, unbacked)
+    assert [None, None] == [total(awake, unbacked), total(again, unbacked)]
+    assert total(asleep, outside) is None
+    assert total(awake, outside) == total(again, outside)
+    held = [total(shown, "nvml_process_memory_bytes") for shown in (awake, asleep)]
+    assert WEIGHTS + CACHE == (held[0] or 0) - (held[1] or 0)
