@@ -35,6 +35,7 @@ def scrape(steps, *names):
         line.startswith(start) and line.endswith(f" {steps}.0") for line in text.splitlines()
     ):
         time.sleep(0.05)
+        assert exporter.poll() is None
         with suppress(OSError):
             text = urlopen(f"http://{address}/metrics").read().decode()
     segments = torch.cuda.memory_snapshot()
