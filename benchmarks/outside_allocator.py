@@ -1,7 +1,8 @@
-"""Measure how often `torchmem_outside_allocator_bytes` is right in the demo's scenarios.
+"""Measure how often the memory outside the allocator is right in the demo's scenarios.
 
     python -m benchmarks.outside_allocator                          # about 6 minutes
     python -m benchmarks.outside_allocator --scenarios rl-phases retry-storm --interval 1
+    python -m benchmarks.outside_allocator --start                  # the value at the start instead
 
 A process of the demo has exactly one thing outside its allocator, the CUDA context, whose size the
 simulator knows. A reading is right within 10 % of it. Ranks are the demo's own processes, with the
@@ -24,6 +25,7 @@ from torchmem.demo.ranks import DemoPlan, Ranks
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.sample import catalog
+from torchmem.sample.catalog import MetricSpec
 from torchmem.simulator.card import CONTEXT_BYTES
 from torchmem.simulator.scenarios import SCENARIOS
 
@@ -50,22 +52,23 @@ class Readings:
         return max((abs(value - CONTEXT_BYTES) for value in self.values), default=0.0)
 
 
-def measure(name: str, seconds: float, interval: float, ranks: int) -> Readings:
-    """Run one scenario and read the exporter every `interval` seconds."""
+def measure(name: str, seconds: float, interval: float, ranks: int, metric: MetricSpec) -> Readings:
+    """Run one scenario and read the exporter before it and every `interval` seconds."""
     plan = DemoPlan(scenario=name, ranks=ranks, duration=seconds, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         processes = Ranks(plan, Path(folder))
         directory = RunDirectory(Path(folder) / "run")
         exporter = Exporter(processes.cards.nvml(), directory)
         with closing(exporter), closing(processes):
+            exporter.collect()
             processes.start()
-            readings = list(_readings(processes, exporter, seconds, interval))
+            readings = list(_readings(processes, exporter, seconds, interval, metric))
     values = [value for read, _ in readings for value in read]
     return Readings(name, values, sum(running - len(read) for read, running in readings))
 
 
 def _readings(
-    processes: Ranks, exporter: Exporter, seconds: float, interval: float
+    processes: Ranks, exporter: Exporter, seconds: float, interval: float, metric: MetricSpec
 ) -> Iterator[tuple[list[float], int]]:
     """Yield the values of each scrape, and the number of ranks that ran."""
     started = time.monotonic()
@@ -77,7 +80,7 @@ def _readings(
             for sample in families[catalog.PROCESS_STATE.name]
             if sample.labels["state"] in {"running", "stalled"} and sample.value
         ]
-        values = [sample.value for sample in families[catalog.OUTSIDE_ALLOCATOR.name]]
+        values = [sample.value for sample in families[metric.name]]
         yield values, len(running)
 
 
@@ -106,6 +109,7 @@ def main() -> None:
     add("--seconds", type=float, default=90, help="length of a scenario (default: %(default)s)")
     add("--interval", type=float, default=5, help="between scrapes (default: %(default)s)")
     add("--ranks", type=int, default=2, help="of each scenario (default: %(default)s)")
+    add("--start", action="store_true", help="read the value at the start instead")
     add("--at-once", type=int, default=4, help="scenarios at once (default: %(default)s)")
     arguments = parser.parse_args()
     run = partial(
@@ -113,6 +117,7 @@ def main() -> None:
         seconds=arguments.seconds,
         interval=arguments.interval,
         ranks=arguments.ranks,
+        metric=catalog.OUTSIDE_ALLOCATOR_START if arguments.start else catalog.OUTSIDE_ALLOCATOR,
     )
     with ThreadPoolExecutor(arguments.at_once) as pool:
         show(list(pool.map(run, arguments.scenarios)))

@@ -22,6 +22,7 @@ from benchmarks.overhead.report import microseconds, table
 from torchmem.allocator.backend import Backend
 from torchmem.sdk._cost import INTERVAL_SECONDS
 from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._tracked import Moment
 from torchmem.sdk.torch_backend import TorchBackend
 
 PARAMETERS = (1_000, 10_000, 100_000)
@@ -80,11 +81,11 @@ def count(recorder: Recorder) -> list[float]:
     return spent
 
 
-def added(recorder: Recorder, without: Recorder, pause: float) -> float:
+def added(recorder: Recorder, without: Recorder, pause: float, moment: Moment = "step") -> float:
     """Return the CPU seconds that components add to a read: the median of pairs."""
     return statistics.median(
-        cpu_seconds(lambda: recorder.read_stats("step"), pause)
-        - cpu_seconds(lambda: without.read_stats("step"), pause)
+        cpu_seconds(lambda: recorder.read_stats(moment), pause)
+        - cpu_seconds(lambda: without.read_stats(moment), pause)
         for _ in range(PAIRS)
     )
 

@@ -139,3 +139,64 @@ print(json.dumps([found, Failing.truth, parameters]))
     assert parameters == found["parameters"]
     assert 2 * parameters == found["optimizer_state"]
     assert found["step"] > 0
+
+
+def test_parameters_of_modules_without_an_optimizer(run: Callable[..., Any]) -> None:
+    """In inference the parameters of all models count, of whatever kind, and all add up."""
+    done = run(
+        """
+import copy, itertools
+from torch import nn
+from torchmem.sdk._components import Components
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.torch_backend import TorchBackend
+
+class Lazy(nn.Linear):
+    reads = asked = False
+    def __getattr__(self, name):
+        Lazy.asked = Lazy.asked or Lazy.reads
+        return super().__getattr__(name)
+
+def infer():
+    backend, errors, clock = TorchBackend(), Errors(), itertools.count(0, 1.0)
+    recorder = Recorder(backend)
+    recorder.components = Components(
+        backend.tensor_counter(), errors, lambda: next(clock) * 0.05, backend.modules()
+    )
+    with torch.device("meta"):
+        late = nn.TransformerEncoderLayer(96, 6, 200, batch_first=True)
+    model = nn.Sequential(Lazy(300, 300), nn.Embedding(99, 31), nn.BatchNorm1d(77)).cuda()
+    model.append(nn.Linear(300, 300, bias=False).cuda())
+    model[3].weight = model[0].weight  # tied
+    loaded = copy.deepcopy(model).half()
+    model.append(loaded)
+    late.to_empty(device="cuda")
+    on_cpu, empty = nn.Linear(50, 50), nn.LazyLinear(9)
+    cache = [torch.zeros(1000, 99, device="cuda") for _ in range(3)]
+    rows = []
+    Lazy.reads = True
+    for _ in range(2000):
+        recorder.read_stats()
+        (device,) = recorder.samples()
+        if device.components: break
+    Lazy.reads = False
+    parameters = {p.data_ptr(): p.nbytes for m in (model, late) for p in m.parameters()}
+    rows.append([device.components, sum(parameters.values()), torch.cuda.memory_allocated()])
+    del late
+    recorder.read_stats()
+    rows.append(recorder.samples()[0].components)
+    print(json.dumps([rows, errors.counts, Lazy.asked]))
+infer()
+"""
+    )
+    assert 0 == done.returncode, done.stderr
+    (first, after), errors, was_asked = json.loads(done.stdout.splitlines()[-1])
+    found, parameters, allocated = first
+
+    assert parameters == found["parameters"] > 800_000
+    assert allocated == sum(found.values())
+    assert {"parameters", "held", "rounding"} == found.keys()
+    assert {} == after
+    assert not was_asked
+    assert 0 == errors["components"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.backend import T, TraceEntry
 from torchmem.sdk._component_peaks import ComponentPeaks
-from torchmem.sdk._cost import MAX_TRACE_ENTRIES
-from torchmem.sdk._step_trace import StepPeak, StepTrace, step_peak
+from torchmem.sdk._cost import MAX_TRACE_ENTRIES, MIN_TRACE_ENTRIES
+from torchmem.sdk._step_trace import Counts, StepPeak, StepTrace, step_peak
 from torchmem.simulator.backend import SimulatedBackend
 
 LASTING = {"parameters": 100, "optimizer_state": 200, "held": 50}
@@ -156,12 +156,12 @@ class Recording(SimulatedBackend):
     """A backend whose history a test writes."""
 
     entries: Sequence[TraceEntry] = ()
-    started = 0
+    started = entries_asked = 0
     is_free = True
 
     def start_trace(self, max_entries: int) -> bool:
         """Count the call."""
-        self.started += 1
+        self.started, self.entries_asked = self.started + 1, max_entries
         return self.is_free
 
     def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
@@ -180,9 +180,9 @@ class Clock:
 
 def record(backend: Recording, trace: StepTrace, after: int) -> dict[int, StepPeak]:
     """Record a step that begins with 100 requested bytes and ends with `after`."""
-    trace.begin({0: 100}, lambda found: None)
+    trace.begin(Counts({0: 100}), lambda found: None)
     assert trace.is_recording
-    return trace.end({0: after})
+    return trace.end(Counts({0: after}))
 
 
 def test_a_recorded_step_must_add_up() -> None:
@@ -197,9 +197,25 @@ def test_a_recorded_step_must_add_up() -> None:
 def test_a_full_ring_is_no_recording() -> None:
     """The first entries of the step are lost then."""
     backend = Recording([])
-    backend.entries = [entry("alloc", 1, 0)] * MAX_TRACE_ENTRIES
+    backend.entries = [entry("alloc", 1, 0)] * MIN_TRACE_ENTRIES
 
     assert {} == record(backend, StepTrace(backend), 100)
+
+
+def test_the_ring_fits_the_next_step() -> None:
+    """A step with more events than the ring has entries makes it larger, up to a limit."""
+    clock = Clock()
+    backend = Recording([])
+    trace = StepTrace(backend, clock)
+    sizes = []
+    for events in (9, 40_000, 30_000, 10**6, 9):
+        clock.now += 1000.0
+        trace.begin(Counts({0: 100}, {0: 500, 1: 0}), lambda found: None)
+        backend.entries = [entry("alloc", 1, 0)] * min(events, backend.entries_asked)
+        sizes.append((backend.entries_asked, bool(trace.end(Counts({0: 100}, {0: 500 + events})))))
+
+    least, most = MIN_TRACE_ENTRIES, MAX_TRACE_ENTRIES
+    assert [(least, True), (least, False), (50_000, True), (50_000, False), (most, True)] == sizes
 
 
 def test_recordings_are_rare() -> None:
@@ -210,10 +226,10 @@ def test_recordings_are_rare() -> None:
     begun = []
     for second in range(3000):
         clock.now = 1000.0 + second
-        trace.begin({0: 100}, lambda found: None)
+        trace.begin(Counts({0: 100}), lambda found: None)
         if trace.is_recording:
             begun.append(second)
-            trace.end({0: 100})
+            trace.end(Counts({0: 100}))
             trace.wait(is_known=second > 100)
 
     assert [0, 60, 120, 720, 1320, 1920, 2520] == begun
@@ -227,6 +243,6 @@ def test_nothing_is_recorded_while_the_script_records() -> None:
     trace = StepTrace(backend, clock)
     for second in range(601):
         clock.now = 1000.0 + second
-        trace.begin({0: 100}, lambda found: None)
+        trace.begin(Counts({0: 100}), lambda found: None)
 
     assert (2, False) == (backend.started, trace.is_recording)

@@ -3,86 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
-from torchmem.allocator.backend import Storages
-from torchmem.sample.sample import Allocator, ByPool
 from torchmem.sdk._components import Components
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._optimizers import MAX_OPTIMIZERS
 from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
-
-addresses = count(1 << 40, 1 << 30)
-
-
-@dataclass(eq=False)
-class FakeTensor:
-    """A tensor on device 0; a parameter may have a gradient."""
-
-    size: int
-    grad: FakeTensor | None = None
-    address: int = field(default_factory=lambda: next(addresses))
-
-
-@dataclass(eq=False)
-class FakeOptimizer:
-    """The attributes of an optimizer that are read."""
-
-    param_groups: list[dict[str, list[FakeTensor]]]
-    state: dict[Any, Any] = field(default_factory=dict)
-
-
-class FakeCounter:
-    """Counts fake tensors, at a cost of one microsecond each."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.counted = 0
-
-    def clock(self) -> float:
-        """Return the time, which only counting and `wait` let pass."""
-        return self.now
-
-    def count(self, values: Iterable[object], found: Storages) -> None:
-        """Add the tensors in lists and dicts."""
-        for tensor in self.tensors(list(values)):
-            self.counted += 1
-            self.now += 1e-6
-            found.setdefault(0, {})[tensor.address] = tensor.size
-
-    def tensors(self, value: object) -> list[Any]:
-        """Return the tensors in lists and dicts."""
-        if isinstance(value, FakeTensor):
-            return [value]
-        members: Iterable[object] = ()
-        if isinstance(value, dict):
-            members = value.values()
-        elif isinstance(value, list):
-            members = value
-        return [tensor for member in members for tensor in self.tensors(member)]
-
-    def count_gradients(self, parameters: Iterable[Any], found: Storages) -> None:
-        """Add the gradients."""
-        self.count([parameter.grad for parameter in parameters], found)
-
-    def have_gradients(self, parameters: Sequence[Any]) -> tuple[bool, ...]:
-        """Return which have one."""
-        return tuple(parameter.grad is not None for parameter in parameters)
-
-
-def allocator(requested: int, rounding: int = 0) -> Allocator:
-    """Statistics with these bytes."""
-    allocated, pool = ByPool(0, requested + rounding), ByPool(0, requested)
-    return Allocator(allocated, allocated, allocated, pool, None, 0, 0, 0)
 
 
 class Training:

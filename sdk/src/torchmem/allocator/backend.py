@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+from weakref import ref
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
@@ -36,6 +37,23 @@ class TensorCounter(Protocol):
 
     def have_gradients(self, parameters: Sequence[Any]) -> tuple[bool, ...]:
         """Return which parameters have a gradient; for the thread that trains."""
+
+
+class Modules(Protocol):
+    """Finds the script's modules."""
+
+    @property
+    def version(self) -> int:
+        """A number that changes when a module registers a parameter or a submodule."""
+
+    def roots(self) -> list[ref[Any]]:
+        """Return modules from which all others can be reached as submodules."""
+
+    def submodules(self, module: object) -> list[ref[Any]]:
+        """Return the direct submodules of a module."""
+
+    def parameters(self, module: object) -> list[Any]:
+        """Return the parameters of a module without those of its submodules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,9 @@ class Backend(Protocol):
 
     def tensor_counter(self) -> TensorCounter | None:
         """Return what finds the script's tensors; None if this allocator has none."""
+
+    def modules(self) -> Modules | None:
+        """Return what finds the script's modules; None if there are none."""
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach `observer` for the life of the process.

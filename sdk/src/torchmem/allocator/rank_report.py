@@ -125,11 +125,12 @@ def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
     first, start = device.first_read, outside_at_start(device)
     outside = outside_bytes(device, device.driver_free_bytes)
     if first is not None and start is not None and outside is not None:
-        more = "more" if outside >= start else "less"
+        change = outside - start
+        more = f"{format_size(abs(change))} {'more' if change > 0 else 'less'}"
         yield Fact(
             "outside PyTorch",
             f"{format_size(start)} at the first read, {_ago(first.timestamp, now)}; "
-            f"{format_size(abs(outside - start))} {more} now, other processes included",
+            f"{more if change else 'as much'} now, other processes included",
         )
 
 

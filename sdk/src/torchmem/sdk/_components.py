@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchmem.allocator.backend import Storages, TensorCounter
+from torchmem.allocator.backend import Modules, Storages, TensorCounter
 from torchmem.sample.sample import Allocator
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._modules import ModuleParameters
 from torchmem.sdk._optimizers import Bytes, Optimizers, exclusive_bytes
 from torchmem.sdk._tracked import Clock, Moment, Tracked
 
@@ -32,11 +33,15 @@ class Components:
         counter: TensorCounter | None,
         errors: Errors,
         clock: Clock = time.perf_counter,
+        modules: Modules | None = None,
     ) -> None:
         self.tracked = Tracked(counter, errors, clock)
         self._errors = errors
         self._clock = clock
         self._optimizers = None if counter is None else Optimizers(counter, clock)
+        self._modules: ModuleParameters | None = None
+        if counter is not None and modules is not None:
+            self._modules = ModuleParameters(modules, counter, clock)
         self._held: dict[int, int] = {}
         self._held_version = 0
 
@@ -63,6 +68,9 @@ class Components:
             if known is None:
                 return {}
             counted |= known
+        elif self._modules and not parts:
+            parameters = self._modules.read(now, may_count=moment != "oom")
+            counted |= {} if parameters is None else {"parameters": parameters}
         if not counted:
             return {}
         if moment == "step":

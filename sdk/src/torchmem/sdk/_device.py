@@ -60,7 +60,7 @@ class DeviceRecord:
         self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
         self.components: dict[str, int] = {}
-        self.allocations = 0
+        self.allocations = self.frees = 0
         self.component_peaks: dict[str, int] = {}
         self.component_peak_time: float | None = None
         self._counters: dict[str, MonotonicCounter] = {}
@@ -81,6 +81,7 @@ class DeviceRecord:
             flow.update(stats["reserved_bytes"]["all"].get(name, 0))
         if "allocation" in stats:
             self.allocations = stats["allocation"]["all"]["allocated"]
+            self.frees = stats["allocation"]["all"]["freed"]
         if self._ooms is None and "num_ooms" in stats:
             self._ooms = {}
         self.allocator = self._allocator(stats)

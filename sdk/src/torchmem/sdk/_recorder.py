@@ -20,7 +20,7 @@ from torchmem.sdk._ending import LibraryOom
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
-from torchmem.sdk._step_trace import StepTrace
+from torchmem.sdk._step_trace import Counts, StepTrace
 from torchmem.sdk._tracked import Moment
 
 OBSERVER_LOCK_SECONDS = 1.0
@@ -48,7 +48,9 @@ class Recorder:
     def __init__(self, backend: Backend, errors: Errors | None = None) -> None:
         self.backend = backend
         self.errors = errors or Errors()
-        self.components = Components(backend.tensor_counter(), self.errors)
+        self.components = Components(
+            backend.tensor_counter(), self.errors, modules=backend.modules()
+        )
         self._peaks = ComponentPeaks()
         self._trace = StepTrace(backend)
         self.settings: dict[str, str] = {}
@@ -109,7 +111,7 @@ class Recorder:
             self._trace.cancel_late()
             return
         if self._trace.is_recording:
-            for index, peak in self._trace.end(self._requested()).items():
+            for index, peak in self._trace.end(self._counts()).items():
                 self._peaks.in_recorded_step(index, peak, counted.get(index))
             self._trace.wait(is_known=all(map(self._peaks.is_exact, self._records)))
         self._peaks.at_step(self._requested_peaks(), counted)
@@ -117,6 +119,11 @@ class Recorder:
     def _requested(self) -> dict[int, int]:
         known = {index: record.requested for index, record in self._records.items()}
         return {index: requested for index, requested in known.items() if requested is not None}
+
+    def _counts(self) -> Counts:
+        records = self._records.items()
+        events = {index: record.allocations + record.frees for index, record in records}
+        return Counts(self._requested(), events)
 
     def _requested_peaks(self) -> dict[int, int]:
         return {index: self._records[index].requested_peak for index in self._requested()}
@@ -139,7 +146,7 @@ class Recorder:
     def record_next_step(self) -> None:
         """Record the next step if that is due and the components are known."""
         if any(record.components for record in self._records.values()):
-            self._trace.begin(self._requested(), self.components.add_gradients)
+            self._trace.begin(self._counts(), self.components.add_gradients)
 
     def stop_recording(self) -> None:
         """Stop the recording of a step, if there is one."""

@@ -531,6 +531,9 @@ class IdleBackend:
     def on_init(self, callback: Callable[[], None]) -> None:
         """Never run `callback`."""
 
+    def modules(self) -> None:
+        """Return None."""
+
     def tensor_counter(self) -> None:
         """Return None."""
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from torchmem.allocator.backend import Backend, Storages, TraceEntry
 from torchmem.sdk._cost import (
     MAX_TRACE_ENTRIES,
+    MIN_TRACE_ENTRIES,
     REPEATED_TRACE_SECONDS,
     TRACE_BUDGET,
     TRACE_SECONDS,
@@ -22,6 +23,14 @@ from torchmem.sdk._cost import (
 Traces = Sequence[Sequence[TraceEntry]]
 Sizes = Mapping[int, int]
 """Bytes by address, or by device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requested bytes, and the allocations and frees since the process began, by device."""
+
+    requested: Sizes
+    events: Sizes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +55,23 @@ class StepTrace:
         self._clock = clock
         self._due = 0.0
         self._spent = 0.0
-        self._requested: Sizes = {}
+        self._entries = MIN_TRACE_ENTRIES
+        self._before = Counts({})
         self._old: Storages = {}
         self._new: Storages = {}
 
-    def begin(self, requested: Sizes, gradients: Callable[[Storages], None]) -> None:
+    def begin(self, before: Counts, gradients: Callable[[Storages], None]) -> None:
         """Start to record at a step's end, if that is due.
 
-        `requested`: bytes by device. `gradients` adds the storages of those that exist.
+        `before`: the counts now. `gradients` adds the storages of those that exist.
         """
         started = self._clock()
         if started < self._due:
             return
         self._due = started + REPEATED_TRACE_SECONDS
-        self.is_recording = self._backend.start_trace(MAX_TRACE_ENTRIES)
+        self.is_recording = self._backend.start_trace(self._entries)
         if self.is_recording:
-            self._requested, self._old, self._new = dict(requested), {}, {}
+            self._before, self._old, self._new = before, {}, {}
             gradients(self._old)
             self._spent = self._clock() - started
 
@@ -71,16 +81,26 @@ class StepTrace:
         gradients(self._new)
         self._spent += self._clock() - started
 
-    def end(self, requested: Sizes) -> dict[int, StepPeak]:
+    def end(self, after: Counts) -> dict[int, StepPeak]:
         """Stop recording; return the peak of each device on which the whole step was recorded.
 
-        `requested`: bytes by device now.
+        `after`: the counts now.
         """
         started = self._clock()
         self.is_recording = False
-        peaks = self._backend.end_trace(partial(self._peaks, requested)) or {}
+        peaks = self._backend.end_trace(partial(self._peaks, after.requested)) or {}
         self._spent += self._clock() - started
+        self._fit(after.events)
         return peaks
+
+    def _fit(self, events: Sizes) -> None:
+        """Keep more entries from now on if the step had more, with a quarter to spare."""
+        before = self._before.events
+        most = max(
+            (count - before.get(device, count) for device, count in events.items()), default=0
+        )
+        if most >= self._entries:
+            self._entries = min(MAX_TRACE_ENTRIES, most * 5 // 4)
 
     def wait(self, *, is_known: bool) -> None:
         """Set when the next recording is due: later if an exact peak is known."""
@@ -100,11 +120,11 @@ class StepTrace:
 
     def _peaks(self, requested: Sizes, traces: Traces) -> dict[int, StepPeak]:
         peaks = {}
-        for device, before in self._requested.items():
+        for device, before in self._before.requested.items():
             entries = traces[device] if device < len(traces) else ()
             old, new = self._old.get(device, {}), self._new.get(device, {})
             net = sum(map(_change, entries))
-            if len(entries) < MAX_TRACE_ENTRIES and before + net == requested.get(device):
+            if len(entries) < self._entries and before + net == requested.get(device):
                 peaks[device] = step_peak(entries, before, old, new)
         return peaks
 

@@ -22,6 +22,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.cuda._utils import _get_device_index
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -33,6 +37,7 @@ from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk._interruptions import ignore, is_interruption, shield
 from torchmem.sdk._main_thread import PendingCalls
+from torchmem.sdk._modules import SeenModules
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
 from torchmem.sdk._tensors import TensorReader
 
@@ -77,9 +82,23 @@ def _call_step_begin_callbacks(
         callback(optimizer, has_closure)
 
 
+_modules = SeenModules(torch.nn.Module)
+
+
+@shield
+def _see_module(module: object, name: str, member: object) -> None:  # noqa: ARG001 - PyTorch's
+    try:
+        _modules.see(module)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+
+
 # Never removed: PyTorch iterates over its hooks, and removing one meanwhile breaks the step.
 register_optimizer_step_pre_hook(_call_step_begin_callbacks)
 register_optimizer_step_post_hook(_call_step_callbacks)
+register_module_parameter_registration_hook(_see_module)
+register_module_module_registration_hook(_see_module)
 
 
 class TorchBackend:
@@ -301,6 +320,10 @@ class TorchBackend:
     def tensor_counter(self) -> TensorReader:
         """Return what finds the storages of the script's tensors."""
         return TensorReader(torch)
+
+    def modules(self) -> SeenModules:
+        """Return the modules that have registered something since this module was imported."""
+        return _modules
 
     def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
         """Run `callback` before every step of an optimizer of torch.optim, by a global hook."""

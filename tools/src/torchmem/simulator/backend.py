@@ -196,6 +196,9 @@ class SimulatedBackend:
         else:
             self._init_callbacks.append(callback)
 
+    def modules(self) -> None:
+        """Return None: a simulated program has no modules."""
+
     def tensor_counter(self) -> TensorCounter:
         """Return what counts the blocks of `SimulatedOptimizer`."""
         return _BlockCounter()
