@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -46,6 +47,10 @@ class Families:
     def known(self) -> list[Metric]:
         """Return the same family."""
         return self.collect()
+
+    @property
+    def run_dir(self) -> Path:
+        return Path("/nowhere")
 
     def found(self) -> Found:
         """Return that nothing is known."""

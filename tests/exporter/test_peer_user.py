@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import struct
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from support.users import as_user, needs_root
 
-from torchmem.exporter.web.peer_user import peer_user
+from torchmem.exporter.web.peer_user import ADMITTED, may_look, peer_user
 
 ADDRESSES = [
     pytest.param(socket.AF_INET, "127.0.0.1", "127.0.0.1", id="IPv4"),
@@ -97,3 +98,34 @@ def test_a_client_elsewhere_has_no_user(scope: dict[str, Any]) -> None:
     """Of another machine, without addresses, or where the kernel's tables cannot be read."""
     assert peer_user(scope) is None
     assert peer_user(scope, Path("/nowhere")) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_trusted"),
+    [
+        ({"host": "localhost:9847"}, True),
+        ({"host": "127.0.0.1:9847"}, True),
+        ({"host": "[::1]:9847"}, True),
+        ({"host": "[::1]"}, True),
+        ({"host": platform.node()}, True),
+        ({"host": "localhost", "sec-fetch-site": "same-origin"}, True),
+        ({"host": "localhost", "sec-fetch-site": "none"}, True),
+        ({"host": "localhost", "sec-fetch-site": "cross-site"}, False),
+        ({"host": "localhost", "sec-fetch-site": "same-site"}, False),
+        ({"host": "rebound.example:9847"}, False),
+        ({"host": "localhost.example"}, False),
+        ({"host": ""}, False),
+    ],
+)
+def test_a_page_of_another_site_has_no_user(headers: dict[str, str], is_trusted: bool) -> None:
+    """Neither one that links to the exporter, nor one whose name leads to this machine."""
+    with (
+        listening(socket.AF_INET, "127.0.0.1") as listener,
+        socket.create_connection(listener.getsockname(), timeout=30),
+        listener.accept()[0] as accepted,
+    ):
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {**scope_of(accepted), "headers": raw}
+        assert (os.geteuid() if is_trusted else None) == peer_user(scope)
+        assert may_look(scope, os.geteuid()) == is_trusted
+        assert may_look({**scope, ADMITTED: True}, None)

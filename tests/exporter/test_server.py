@@ -66,6 +66,10 @@ class Gate:
         """Return one family, which shows that the scrape did not wait."""
         return [Metric("known_so_far", "", "gauge")]
 
+    @property
+    def run_dir(self) -> Path:
+        return Path("/nowhere")
+
     def found(self) -> Found:
         """Return that nothing is known."""
         return Found(0.0, Reading(FakeNvml.of()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import io
 import json
 import random
@@ -22,6 +23,7 @@ from prometheus_client.core import Metric
 from support import attacked_exporter, reports
 from support.exposition import Exposition
 from support.hostile import Documents, hostile, json_bytes, pickle_bytes
+from support.maps import full_map
 from support.recordings import varying_lengths
 from support.samples import full_sample
 
@@ -31,6 +33,7 @@ from torchmem.cli.main import main
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
+from torchmem.exporter.live import memory_map
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.run_directory import Published, decode
@@ -45,6 +48,7 @@ from torchmem.report import text as report_text
 from torchmem.rules import thresholds
 from torchmem.sample import capture_messages
 from torchmem.sample.errors import UsageError
+from torchmem.sample.memory_map import encode as encode_map
 from torchmem.sample.procfs import start_ticks
 from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
@@ -171,6 +175,29 @@ def _is_answer(content: bytes) -> bool:
     return True
 
 
+def memory_map_file(content: bytes) -> bool:
+    """Check a memory map, as it is and compressed: it is refused, or a page can draw it."""
+    return any([_is_map(content), _is_map(gzip.compress(content, 1))])
+
+
+def _is_map(content: bytes) -> bool:
+    try:
+        found = memory_map.decode(content, now=1.8e9)
+    except ValueError as error:
+        _check_sentence(str(error))
+        return False
+    assert 0 <= found.timestamp <= 1.8e9
+    for device in found.devices:
+        assert device.large_page_bytes > 0
+        assert device.uuid is None or device.uuid.isprintable(), device.uuid
+        for segment in device.segments:
+            assert len(segment.states) == len(segment.sizes) > 0
+            assert set(segment.states) <= set("apfAPF")
+            assert 0 < sum(segment.sizes) < 1 << 53
+    assert memory_map.decode(encode_map(found), now=1.8e9) == found
+    return True
+
+
 def snapshot(content: bytes) -> bool:
     """Check a memory snapshot as the child process reads it, which may run out of memory."""
     try:
@@ -266,6 +293,10 @@ class Target:
 
 def _samples() -> Documents:
     return Documents([json.loads(encode(full_sample()))], json_bytes)
+
+
+def _maps() -> Documents:
+    return Documents([json.loads(gzip.decompress(encode_map(full_map())))], json_bytes)
 
 
 def _reports() -> Documents:
@@ -381,6 +412,7 @@ TARGETS: dict[str, Target] = {
     ),
     "headers": Target(headers, 400, HEADER_WORDS, valid=lambda: [b"Basic b3BzOng=", b"gzip;q=0.5"]),
     "rank_report": Target(rank_report, 100, (), _samples, _written(_samples)),
+    "memory_map_file": Target(memory_map_file, 120, (), _maps, _written(_maps)),
     "oom_report_file": Target(oom_report_file, 120, (), _reports, _written(_reports)),
     "capture_message": Target(capture_message, 300, (), _messages, _written(_messages)),
     "snapshot": Target(snapshot, 260, (), lambda: _snapshots(2), _written(lambda: _snapshots(2))),

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from torchmem.exporter.discovery import HOST, own_addresses, target_groups
 from torchmem.exporter.live.api import LiveApi
+from torchmem.exporter.live.map_api import MapApi
 from torchmem.exporter.live.page import page, static_file
 from torchmem.exporter.live.states import States
 from torchmem.exporter.run_directory import Published
@@ -68,6 +69,7 @@ def application(
     """
     scrapes = Scrapes(collector)
     api = LiveApi(States(partial(scrapes.collection, _STATE_SECONDS), collector.found))
+    maps = MapApi(lambda: collector.found().published, collector.run_dir)
     published = SharedCall(lambda: (collector.published(), own_addresses()))
 
     @asynccontextmanager
@@ -84,6 +86,7 @@ def application(
         Route("/api/v1/state", api.state),
         Route("/api/v1/events", api.events),
         Route("/api/v1/rank", api.rank),
+        Route("/api/v1/map", maps.answer),
         *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]
     middleware = [Middleware(Access, config=config)]

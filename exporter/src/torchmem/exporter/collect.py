@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
@@ -140,6 +141,11 @@ class Exporter:
     def known(self) -> list[Metric]:
         """Return what the collection in progress has so far, without waiting for the driver."""
         return self._families(self._current_reading)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
+        return self._run_directory.path
 
     def found(self) -> Found:
         """Return what the newest collection has found; before the first one, nothing."""

@@ -12,6 +12,7 @@ import gzip
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -36,6 +37,10 @@ T = TypeVar("T")
 
 class Collector(Protocol):
     """What the server exports. Its methods are called from several threads."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
 
     def collect(self) -> Sequence[Metric]:
         """Return all families, freshly collected."""

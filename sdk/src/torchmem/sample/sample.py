@@ -315,6 +315,7 @@ class Sample:
         metrics_url: URL of the in-process endpoint, if the process serves one.
         stall_after_seconds: time without a step or other progress after which the process counts as
             stalled; None while it waits for work.
+        memory_map: whether the process publishes its memory map when it is asked to.
     """
 
     timestamp: float
@@ -330,6 +331,7 @@ class Sample:
     stall_after_seconds: float | None = None
     host: HostMemory | None = None
     pinned: PinnedMemory | None = None
+    memory_map: bool | None = None
     schema: int = SCHEMA_VERSION
 
 

@@ -22,6 +22,9 @@ TICK_BUDGET = 0.0001
 MAX_STRETCH = 5.0
 MAX_STRETCHED_SECONDS = 10.0
 
+# Shortest mean pause between snapshots while someone looks at the memory map. Their budget stays.
+WATCHED_SNAPSHOT_SECONDS = 2.0
+
 # Counting what holds the memory (`_optimizers`): the share of wall time for repeated work, that
 # while a count is spread over many steps, and the longest part of it in one step.
 COMPONENT_BUDGET = 0.0001
@@ -151,6 +154,14 @@ class Cadence:
         self._budget = budget
         self._random = generator or random.Random()  # noqa: S311 - jitter, not a secret
         self._due = 0.0
+        self._last: tuple[float, float] | None = None
+
+    def pace(self, interval: float) -> None:
+        """Use another shortest mean pause, from the latest read on."""
+        if interval != self._interval:
+            self._interval = interval
+            if self._last:
+                self.record(*self._last)
 
     def is_due(self, now: float) -> bool:
         """Return whether a read may start at `now`, in monotonic seconds."""
@@ -158,6 +169,7 @@ class Cadence:
 
     def record(self, now: float, duration: float) -> None:
         """Set the next due time after a read that took `duration` seconds and ended at `now`."""
+        self._last = now, duration
         pause = max(self._interval, duration / self._budget)
         if duration > SLOW_READ_SECONDS:
             pause = max(pause, BACK_OFF_SECONDS)

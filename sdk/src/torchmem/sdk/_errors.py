@@ -17,6 +17,7 @@ Stage = Literal[
     "phase",
     "components",
     "capture",
+    "memory_map",
     "history",
     "release",
     "oom",

@@ -18,7 +18,7 @@ from functools import partial
 from types import FrameType
 
 from torchmem.allocator.backend import Backend, OomObserver
-from torchmem.allocator.settings import ignored_settings
+from torchmem.allocator.settings import AllocatorConfig, ignored_settings
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._call_stack import calling_origin
 from torchmem.sdk._capture import Capture
@@ -29,6 +29,7 @@ from torchmem.sdk._cost import (
     MIN_PAUSE_SECONDS,
     READ_BUDGET,
     TICK_BUDGET,
+    WATCHED_SNAPSHOT_SECONDS,
     Cadence,
     CpuMeter,
     routine_pause,
@@ -40,6 +41,7 @@ from torchmem.sdk._host import HostReader
 from torchmem.sdk._identity import identify
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._main_thread import MainThreadReader
+from torchmem.sdk._memory_map import MapPublisher
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._pressure_hooks import PressureHooks
@@ -60,6 +62,10 @@ class Monitor:
     Until `start` there is no thread and no file, and nothing is measured. No method lets an error
     of the SDK escape.
     """
+
+    # `start` sets them.
+    _capture: Capture | None = None
+    _map: MapPublisher | None = None
 
     def __init__(
         self,
@@ -90,7 +96,6 @@ class Monitor:
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost)
         self._release = Release(self.recorder, errors, settings, self.phases.reset, hooks)
-        self._capture: Capture | None = None
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._reports: ReportWriter | None = None
         self._observer: OomObserver | None = None
@@ -142,6 +147,9 @@ class Monitor:
                 publisher.file.path,
                 self._errors,
                 before_start=self._stop_history,
+            )
+            self._map = MapPublisher(
+                publisher.file.path, self._errors, enabled=self._settings.memory_map
             )
             self.publisher = publisher
 
@@ -258,6 +266,7 @@ class Monitor:
                 and not self._ended
             ):
                 self._measure()
+                self._watch_map()
                 self._request_reads(time.perf_counter())
                 self._measure()
                 with self._errors.suppress("stats"):
@@ -289,11 +298,26 @@ class Monitor:
                 self.recorder.take_snapshot()
         self.cost.add(time.thread_time() - started)
 
+    def _watch_map(self) -> None:
+        """Take snapshots more often while someone looks at the memory map."""
+        if self._map:
+            self._map.tick(keep=self.oom_pending)
+            interval = self._settings.snapshot_interval
+            self._snapshots.pace(
+                min(interval, WATCHED_SNAPSHOT_SECONDS) if self._map.is_asked else interval
+            )
+
     def _measure(self) -> None:
         """Measure the newest snapshot, which needs no access to the allocator."""
         with self._errors.suppress("snapshot"):
-            if self.recorder.measure_snapshot():
-                self._snapshots.record(time.perf_counter(), self.recorder.snapshot_seconds or 0.0)
+            snapshot, started = self.recorder.measure_snapshot(), time.perf_counter()
+            if snapshot:
+                if self._map:
+                    config = AllocatorConfig.of(self.recorder.settings)
+                    measured = self.recorder.measured()
+                    self._map.publish(snapshot.segments, snapshot.timestamp, measured, config)
+                spent = (self.recorder.snapshot_seconds or 0.0) + time.perf_counter() - started
+                self._snapshots.record(time.perf_counter(), spent)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         """Write the evidence; an exception here would replace the user's OutOfMemoryError."""
@@ -328,10 +352,18 @@ class Monitor:
                 if self._history:
                     observation = self._history.compared(observation)
                 self._reports.write(observation, self.sample())
+        if self._map and observation:
+            self._keep_map(self._map, observation)
         if self._capture and self._settings.capture_on_oom:
             self._capture.keep_oom()
         self.recorder.oom_seconds = time.perf_counter() - started
         self.cost.add(time.thread_time() - spent)
+
+    def _keep_map(self, publisher: MapPublisher, observation: OomObservation) -> None:
+        device = self.recorder.records()[observation.device].device
+        measured = [(device, observation.layout)] if observation.layout else []
+        config = AllocatorConfig.of(self.recorder.settings)
+        publisher.keep_oom(observation.segments, measured, config)
 
     def sample(self) -> Sample:
         """Return the current state as it is published; only after `start`."""
@@ -357,6 +389,7 @@ class Monitor:
             stall_after_seconds=None if self._clock.waits else self._settings.stall_after,
             host=self.host.memory,
             pinned=self.host.pinned,
+            memory_map=self._settings.memory_map,
         )
 
     def abandon(self) -> None:

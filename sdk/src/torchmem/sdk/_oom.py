@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torchmem.allocator.oom_cause import (
 )
 from torchmem.allocator.oom_report import OomReport, Trend, encode
 from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     PROCESS_FORM,
@@ -75,7 +76,7 @@ class FailedAllocation:
 class OomObservation:
     """What is only known inside the observer.
 
-    `device` is torch's index; the other fields are those of
+    `device` is torch's index and `segments` the snapshot of `layout`; the other fields are those of
     `torchmem.allocator.oom_report.OomReport`.
     """
 
@@ -87,6 +88,7 @@ class OomObservation:
     layout_before: Layout | None
     origin: Origin | None = None
     lines: Lines | None = None
+    segments: Sequence[SegmentInfo] | None = None
 
 
 def examine(
@@ -114,7 +116,7 @@ def examine(
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
     before, held = record.periodic_layout, lines(segments or (), index)
     return OomObservation(
-        index, oom, failed.driver_free, limit, layout, before, failed.origin, held
+        index, oom, failed.driver_free, limit, layout, before, failed.origin, held, segments
     )
 
 
@@ -140,7 +142,7 @@ def examine_library_oom(
     limit = limit if limit is not None and total is not None and limit < total else None
     layout = record.layout if segments is not None else None
     before, held = record.periodic_layout, lines(segments or (), index)
-    return OomObservation(index, oom, free, limit, layout, before, failed.origin, held)
+    return OomObservation(index, oom, free, limit, layout, before, failed.origin, held, segments)
 
 
 def _facts(

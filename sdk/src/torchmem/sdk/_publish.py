@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.memory_map import MAP_SUFFIX
 from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import (
     REPORT_SUFFIX,
@@ -44,7 +45,8 @@ LOCK_SECONDS = 1.0
 LAST_SEND_SECONDS = 0.5
 MIN_RESERVED_BYTES = 16 * 1024
 
-_SUFFIXES = "|".join(map(re.escape, (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX)))
+_FILES = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX, MAP_SUFFIX)
+_SUFFIXES = "|".join(map(re.escape, _FILES))
 _UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{_SUFFIXES}"
 _SWEPT_NAME = re.compile(
     r"(?P<dot>\.)?(?P<namespace>\d+)-(?P<pid>\d+)-(?P<ticks>\d+)"

@@ -12,7 +12,7 @@ from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.sample import DeviceSample, distinct_devices
+from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
 from torchmem.sdk._component_peaks import ComponentPeaks
 from torchmem.sdk._components import Components
 from torchmem.sdk._device import DeviceRecord
@@ -213,18 +213,26 @@ class Recorder:
         )
         return AvailableMemory(free, reserved, limit)
 
-    def measure_snapshot(self) -> bool:
-        """Measure every device by the newest snapshot; return False if that was done before."""
+    def measure_snapshot(self) -> RawSnapshot | None:
+        """Measure every device by the newest snapshot and return it; None if that was done."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
-            return False
+            return None
         started = time.perf_counter()
         config = AllocatorConfig.of(self.settings)
         for index, available in snapshot.available.items():
             layout = measure(snapshot.segments, index, snapshot.timestamp, available, config)
             self._records[index].layout = self._records[index].periodic_layout = layout
         self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
-        return True
+        return snapshot
+
+    def measured(self) -> list[tuple[Device, Layout]]:
+        """Return each device that the latest snapshot shows, with its layout."""
+        return [
+            (record.device, record.periodic_layout)
+            for _, record in sorted(self.records().items())
+            if record.periodic_layout is not None
+        ]
 
     def record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
         """Count an OOM, classify it, and read the state it left; for the OOM observer."""

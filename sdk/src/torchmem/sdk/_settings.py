@@ -43,6 +43,7 @@ class SettingsKeywords(TypedDict, total=False):
     idle_after: float
     stall_after: float
     capture_on_oom: bool
+    memory_map: bool
     history: HistorySetting
     release: float | str | None
     release_interval: float
@@ -91,6 +92,8 @@ class Settings:
     stall_after: seconds without a step, once there was one, before the process counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
         directory.
+    memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
+        them because someone looks at the live page, and after an OutOfMemoryError.
     history: record the Python stack of each allocation, so that OOM reports name the lines that
         hold the memory and those that grew: "oom" while memory may run out soon, True always.
     release: return memory to the driver when it is short: names of tiers, each with the share of
@@ -117,6 +120,7 @@ class Settings:
     idle_after: float = 5.0
     stall_after: float = 300.0
     capture_on_oom: bool = False
+    memory_map: bool = True
     history: HistorySetting = False
     release: ReleaseSettings | None = None
     release_interval: float = 10.0
@@ -290,6 +294,7 @@ _PARSERS: dict[str, _Parser] = {
     "idle_after": _SECONDS,
     "stall_after": _SECONDS,
     "capture_on_oom": _BOOLEAN,
+    "memory_map": _BOOLEAN,
     "history": _Parser(_history, '"oom", true or false'),
     "release": _Parser(
         _release,

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchmem.exporter.web.config import RateLimit, WebConfig
 from torchmem.exporter.web.connections import client_of
+from torchmem.exporter.web.peer_user import ADMITTED
 
 MAX_WAITING_PASSWORDS_PER_CLIENT = 64
 _MAX_REMEMBERED_CLIENTS = 1024
@@ -50,6 +51,7 @@ class Access:
             await send(message)
 
         refusal = await self._refusal(scope, config)
+        scope[ADMITTED] = bool(config.users)
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     async def _refusal(self, scope: Scope, config: WebConfig) -> Response | None:

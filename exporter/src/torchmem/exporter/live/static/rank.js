@@ -1,11 +1,13 @@
 // The details of one rank, in tabs: now, its memory map, and why.
 
 import { el, setText } from "./dom.js";
+import * as memoryMap from "./memory_map.js";
 import * as now from "./now.js";
 import * as why from "./why.js";
 
 const TABS = [
   { name: "now", label: "Now", mount: now.mount },
+  { name: "map", label: "Memory map", mount: memoryMap.mount },
   { name: "why", label: "Why", mount: why.mount },
 ];
 

@@ -1,0 +1,109 @@
+"""The memory map of a process: its segments and blocks, as a file beside its sample.
+
+The process publishes it only while the exporter asks for it. The request is an empty file, named
+like the sample, that the exporter touches every few seconds for as long as someone looks, in a
+directory of its own. Those who may ask are the process's own user, root, and the user who owns the
+run directory, which is the exporter's service: it reads the samples anyway. The map holds addresses
+and sizes, and neither data nor names of tensors nor source lines.
+
+A map is JSON, compressed with gzip. The exporter decodes it (`torchmem.exporter.live.memory_map`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torchmem.sample.sample import Layout
+
+SCHEMA_VERSION = 1
+MAP_SUFFIX = ".map.json.gz"
+
+# A request that was not touched for this long has ended.
+LEASE_SECONDS = 30.0
+
+MAX_BLOCKS = 100_000
+MAX_MAP_BYTES = 2 << 20
+"""Of the file. A map of 100,000 blocks has 0.3 to 0.7 MB."""
+MAX_JSON_BYTES = 24 << 20
+
+STATES = "apf"
+"""One letter for each block: active_allocated, active_pending_free, inactive.
+
+An upper-case letter stands for several small blocks of this state that are drawn as one.
+"""
+
+
+_REQUEST_DIRECTORY = "map-requests"
+_OVERFLOW_UID = 65534  # how a user namespace shows every user that it does not map
+
+
+def request_directory(run_dir: Path, uid: int) -> Path:
+    """Return the directory of the requests of exporters that run as a user."""
+    return run_dir / f"{_REQUEST_DIRECTORY}-{uid}"
+
+
+def granted_users(run_dir: Path, uid: int | None) -> set[int]:
+    """Return the users who may ask for the map of a process of the user `uid`. Raises OSError."""
+    users = {0, run_dir.stat().st_uid} | ({uid} if uid is not None else set())
+    return users - {_OVERFLOW_UID}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMap:
+    """A segment and its blocks in the order of their addresses; `sizes` in bytes.
+
+    The blocks fill the segment. `states` has one letter of `STATES` for each of them. `pool_id` is
+    (0, 0) for the default pools, and names a CUDA graph or a MemPool otherwise.
+    """
+
+    address: int
+    pool: Literal["small", "large"]
+    stream: int
+    pool_id: tuple[int, int]
+    expandable: bool
+    sizes: list[int]
+    states: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """The segments of one device, and the layout that was measured in the same snapshot.
+
+    `large_page_bytes` is the size of a page of expandable segments in the large pool; those in the
+    small pool have pages of 2 MiB. `merged_blocks` is how many blocks are drawn as fewer, without
+    a change in the bytes of any state. `omitted_bytes` are those of segments that are left out.
+    """
+
+    index: int
+    uuid: str | None
+    total_bytes: int | None
+    large_page_bytes: int
+    layout: Layout
+    segments: list[SegmentMap]
+    merged_blocks: int = 0
+    omitted_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """The maps of a process's devices at `timestamp`, in Unix seconds."""
+
+    timestamp: float
+    devices: list[DeviceMap]
+    schema: int = SCHEMA_VERSION
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields)
+
+
+def encode(memory_map: MemoryMap) -> bytes:
+    """Return the content of the file. Compression costs most and does not hold the GIL."""
+    return gzip.compress(_ENCODER.encode(memory_map).encode(), 1, mtime=0)
