@@ -111,7 +111,7 @@ start prometheus "$PROMETHEUS_PORT" prometheus --config.file=.stack/config/prome
     --storage.tsdb.path=.stack/prometheus --web.listen-address="127.0.0.1:$PROMETHEUS_PORT" \
     --web.external-url="http://127.0.0.1:$PROMETHEUS_PORT" --web.user-assets=.stack/assets
 until [ "$(status "$PROMETHEUS_PORT" /-/ready)" = 200 ]; do sleep 0.2; done
-echo "Metrics       http://127.0.0.1:$EXPORTER_PORT/metrics"
+echo "Live page     http://127.0.0.1:$EXPORTER_PORT"
 echo "Prometheus    $(link "$PROMETHEUS_PORT" /alerts /classic/alerts /api/v1/alerts)"
 if link "$ALERTMANAGER_PORT" /script.js >/dev/null; then
     echo "Alertmanager  http://127.0.0.1:$ALERTMANAGER_PORT"

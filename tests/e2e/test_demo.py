@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import socket
@@ -223,6 +224,21 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     assert (0, "") == (done.returncode, done.stderr)
     assert f"http://{address}/metrics" in done.stdout
     assert [] == list(tmp_path.iterdir())
+
+
+def test_on_a_terminal_the_page_stays() -> None:
+    """After the training has ended, the page shows its last state until Ctrl-C."""
+    address = f"127.0.0.1:{free_port()}"
+    ours, theirs = pty.openpty()
+    arguments = [*DEMO, "--ranks", "1", "--duration", "2", "--listen", address]
+    with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
+        assert f"Open http://{address} in" in screen.readline().decode()
+        until(lambda: b"until Ctrl-C" in screen.readline())
+        until(lambda: b'"state":"exited"' in get(f"http://{address}/api/v1/state"))
+        process.send_signal(signal.SIGINT)
+        os.close(theirs)
+
+    assert 0 == process.returncode
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

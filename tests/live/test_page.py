@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.core import Metric
 from support import reports
-from support.browser import Page, missing, open_page
+from support.browser import PACKAGES, Page, missing, open_page
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.oom_report import encode
@@ -271,3 +271,20 @@ def test_files_are_kept_until_they_change(run_dir: Path) -> None:
     assert "unsafe" not in policy
     assert f"static/{files().digest}/page.js" in first.text
     assert all(word not in first.text for word in ("<style", "style=", "onclick", "://"))
+
+
+@pytest.mark.parametrize(
+    ("name", "original"),
+    [
+        ("uplot.js", "dist/uPlot.iife.min.js"),
+        ("uplot.css", "dist/uPlot.min.css"),
+        ("uplot-license.txt", "LICENSE"),
+    ],
+)
+def test_the_chart_library_is_the_published_one(name: str, original: str) -> None:
+    """The files of uPlot are those of the npm package, unchanged."""
+    published = PACKAGES / "node_modules" / "uplot" / original
+    if not published.exists():
+        pytest.skip("uPlot is not installed: npm ci --prefix tests/grafana")
+
+    assert files().by_name[name].plain == published.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -110,15 +111,19 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 def _play(plan: DemoPlan, ranks: Ranks, url: str) -> None:
     title = f"torchmem demo: {plan.scenario}, {'real tensors' if plan.real else 'simulated'}"
-    print(f"{title}; metrics at {url}/metrics", flush=True)
+    print(f"Open {url} in a browser; Prometheus reads {url}/metrics\n{title}", flush=True)
     while True:
         ranks.start()
         show(plan, ranks, title, url)
         for rank, line in ranks.last_lines().items():
             print(f"rank {rank}: {line}", flush=True)
         if not plan.loop:
-            return
+            break
         ranks.close()
+    if sys.stdout.isatty():
+        ranks.close()
+        print(f"The training has ended. {url} shows its last state until Ctrl-C.", flush=True)
+        signal.sigwait(END_SIGNALS)
 
 
 def show(plan: DemoPlan, ranks: Ranks, title: str, url: str) -> None:
@@ -130,9 +135,14 @@ def show(plan: DemoPlan, ranks: Ranks, title: str, url: str) -> None:
     started = time.monotonic()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     pause = REFRESH_SECONDS if live else min(PLAIN_SECONDS, plan.duration / 3)
+    shown = started
     with live or ExitStack():
+        # Often, because the memory of a rank that has ended is freed when that is noticed.
         while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
-            _pause(min(pause, plan.duration - elapsed))
+            _pause(min(REFRESH_SECONDS, plan.duration - elapsed))
+            if time.monotonic() - shown < pause:
+                continue
+            shown = time.monotonic()
             heading = Heading(title, url, time.monotonic() - started, plan.duration)
             try:
                 readings = Exposition.scrape(url).ranks(ranks.pids)

@@ -126,7 +126,7 @@ def screen(heading: Heading, ranks: Sequence[RankReading]) -> RenderableType:
     """Return the whole screen."""
     footer = Text.assemble(
         (f"{heading.elapsed:4.0f} s of {heading.duration:.0f}   ", "dim"),
-        (f"{heading.url}/metrics", "bold cyan"),
+        (heading.url, "bold cyan"),
         ("   Ctrl-C stops the demo", "dim"),
     )
     messages = [message for rank in ranks if (message := _oom_message(rank))]

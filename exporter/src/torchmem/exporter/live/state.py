@@ -30,7 +30,7 @@ from torchmem.exporter.live.parts import (
 from torchmem.exporter.reading import Reading, V
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.outside_allocator import DeviceProcess
+from torchmem.exporter.subjects.outside_allocator import DeviceProcess, uses_by_process
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
@@ -195,32 +195,40 @@ def node_state(found: Found) -> NodeState:
 
 
 def _by_rank(found: Found) -> list[Published]:
+    """Return the processes, those that have ended last."""
     return sorted(
         found.published,
-        key=lambda item: (item.sample.process.run, item.sample.process.rank, item.pid),
+        key=lambda item: (
+            item.state not in LIVE_STATES,
+            item.sample.process.run,
+            item.sample.process.rank,
+            -item.sample.timestamp,
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """A process on one device, and its entry in the document."""
+    """A process on one device, its entry in the document, and whether it holds memory there."""
 
     item: Published
     device: DeviceSample
     state: RankState
-
-    @property
-    def is_live(self) -> bool:
-        return self.item.state in LIVE_STATES
+    holds_memory: bool
 
 
 def _gpus(found: Found) -> Iterator[GpuState]:
     """Yield NVML's GPUs by index, then devices that only samples know."""
     ranks: dict[str, list[_OnDevice]] = {}
+    uses = uses_by_process(found.reading)
     for item in _by_rank(found):
         for device in item.sample.devices:
             outside = found.outside.get((device.uuid or "", process_key(item.sample.process)))
-            entry = _OnDevice(item, device, _rank(item, device, outside))
+            # A process that has reported its end holds its memory until it is gone.
+            holds = item.state in LIVE_STATES or (
+                item.attributed and (device.uuid or "", item.pid) in uses
+            )
+            entry = _OnDevice(item, device, _rank(item, device, outside), holds)
             ranks.setdefault(device.uuid or "", []).append(entry)
     whole = {uuid: gpu for uuid, gpu in found.gpus.items() if gpu.uuid == uuid}
     values = _Values(found.reading)
@@ -284,7 +292,7 @@ def _other_device(uuid: str, gpu: GpuIdentity | None, ranks: Sequence[_OnDevice]
 
 def _total(ranks: Sequence[_OnDevice]) -> int | None:
     """Return the device's memory as its newest sample says."""
-    newest = sorted(ranks, key=lambda entry: (not entry.is_live, -entry.item.sample.timestamp))
+    newest = sorted(ranks, key=lambda entry: (not entry.holds_memory, -entry.item.sample.timestamp))
     known = (plausible(entry.device.total_bytes) for entry in newest)
     return next((total for total in known if total is not None), None)
 
@@ -298,7 +306,7 @@ def _parts(
 ) -> tuple[Part, ...]:
     if total is None:
         return ()
-    held = [entry.state.parts for entry in ranks if entry.is_live]
+    held = [entry.state.parts for entry in ranks if entry.holds_memory]
     return card_parts(total, memory, held, _driver_free(ranks))
 
 

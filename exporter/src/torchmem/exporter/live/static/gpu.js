@@ -33,7 +33,7 @@ export function createGpu(first, selection) {
   let current = first;
   const chart = createChart(past, {
     series: GROUPS.map((group) => ({ label: group.label, color: group.name })),
-    stacked: true, axes: false, height: 64, format: bytes, max: () => current.total_bytes,
+    stacked: true, axes: false, height: 48, format: bytes, max: () => current.total_bytes,
     label: `Memory of ${nameOf(first)} over the last ten minutes`,
   });
 
@@ -99,7 +99,11 @@ function usedText(gpu) {
 /** Return the ranks that are shown at first: the ones in trouble, and the chosen one. */
 function firstRows(ranks, chosen) {
   if (ranks.length <= MAX_ROWS) return ranks;
-  const urgency = (rank) => (rank.id === chosen ? 0 : isLive(rank) ? (rank.why?.length ? 2 : 3) : 1);
+  const urgency = (rank) => {
+    if (rank.id === chosen) return 0;
+    if (!isLive(rank)) return rank.state === "exited" ? 4 : 1;
+    return rank.why?.length ? 2 : 3;
+  };
   const urgent = ranks.map((rank, at) => ({ rank, at })).sort((a, b) => urgency(a.rank) - urgency(b.rank) || a.at - b.at);
   return urgent.slice(0, MAX_ROWS).sort((a, b) => a.at - b.at).map(({ rank }) => rank);
 }
