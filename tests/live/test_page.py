@@ -90,6 +90,7 @@ def test_a_rank_appears_changes_and_dies(page: Page, run_dir: Path) -> None:
         publish(run_dir, own_sample(uuid(0), ended="oom", timestamp=time.time()))
         page.wait(f"document.querySelector('{RANK}').textContent.includes('out of memory')")
         page.wait("document.querySelector('.oom')?.textContent.includes('fragmentation')")
+        page.wait("document.querySelector('.stack')?.textContent.includes('MLP.forward')")
         assert "died of an OutOfMemoryError" in page.evaluate(
             f"document.querySelector('{RANK}').textContent"
         )
@@ -199,6 +200,10 @@ class Crowd:
         for number in range(1024):
             sample = own_sample(uuid(number % 16), own_process(rank=number))
             yield Published(sample, 7000 + number, "running", True, path=str(number))
+
+    @property
+    def run_dir(self) -> Path:
+        return Path("/nowhere")
 
     def collect(self) -> list[Metric]:
         return []

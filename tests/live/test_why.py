@@ -37,7 +37,7 @@ def ask(run_dir: Path, *, may_look: bool = False) -> RankWhy:
     exporter.collect()
     exporter.close()
     (item,) = exporter.found().published
-    return rank_why(exporter.found(), item, item.sample.devices[0], may_look=may_look)
+    return rank_why(exporter.found(), run_dir, item, item.sample.devices[0], may_look=may_look)
 
 
 @pytest.mark.parametrize("may_look", [False, True])

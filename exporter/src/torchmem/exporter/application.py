@@ -68,7 +68,8 @@ def application(
     `state.close_streams` ends the answers that would otherwise go on.
     """
     scrapes = Scrapes(collector)
-    api = LiveApi(States(partial(scrapes.collection, _STATE_SECONDS), collector.found))
+    states = States(partial(scrapes.collection, _STATE_SECONDS), collector.found)
+    api = LiveApi(states, collector.run_dir)
     maps = MapApi(lambda: collector.found().published, collector.run_dir)
     published = SharedCall(lambda: (collector.published(), own_addresses()))
 

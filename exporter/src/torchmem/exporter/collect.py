@@ -257,7 +257,6 @@ class Exporter:
             gpus,
             outside=self._outside.held,
             kill_causes=self._hosts.kill_causes,
-            run_dir=self._run_directory.path,
         )
         return results
 

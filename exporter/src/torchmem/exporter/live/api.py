@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from torchmem.exporter.live.state import encode
+from torchmem.exporter.live.state import Found, encode
 from torchmem.exporter.live.states import GZIP_HEADER, EncodedState, States, deflated
 from torchmem.exporter.live.why import rank_why
+from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.connections import client_of
+from torchmem.exporter.web.peer_user import may_look
+from torchmem.sample.sample import DeviceSample
 
 MAX_STREAMS = 64
 MAX_STREAMS_PER_CLIENT = 16
@@ -29,8 +33,8 @@ _GZIP = {"Content-Encoding": "gzip"}
 class LiveApi:
     """Answers with the state of the node, once or as a stream."""
 
-    def __init__(self, states: States) -> None:
-        self._states = states
+    def __init__(self, states: States, run_dir: Path) -> None:
+        self._states, self._run_dir = states, run_dir
         self._streams = Counter[str]()
         self._closing = asyncio.Event()
 
@@ -44,16 +48,18 @@ class LiveApi:
 
     async def rank(self, request: Request) -> Response:
         """Answer /api/v1/rank?id=ID&gpu=UUID: why its memory is as it is; 404 for unknown ones."""
-        newest = await self._states.newest()
+        found = (await self._states.newest()).found
         asked = request.query_params.get("id", ""), request.query_params.get("gpu", "")
-        for item in newest.found.published:
+        for item in found.published:
             for device in item.sample.devices:
                 if asked == (item.id, device.uuid or ""):
-                    why = await asyncio.to_thread(
-                        rank_why, newest.found, item, device, may_look=False
-                    )
-                    return Response(encode(why), headers=_HEADERS, media_type="application/json")
+                    body = await asyncio.to_thread(self._why, request, found, item, device)
+                    return Response(body, headers=_HEADERS, media_type="application/json")
         return PlainTextResponse("No such rank: ask /api/v1/state for the ranks.\n", 404)
+
+    def _why(self, request: Request, found: Found, item: Published, device: DeviceSample) -> bytes:
+        is_allowed = may_look(request.scope, item.uid)
+        return encode(rank_why(found, self._run_dir, item, device, may_look=is_allowed))
 
     async def events(self, request: Request) -> Response:
         """Answer /api/v1/events: a state about every second; 503 beyond the limits."""

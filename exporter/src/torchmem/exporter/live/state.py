@@ -11,7 +11,6 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 
 import msgspec
 
@@ -55,7 +54,6 @@ class Found:
     gpus: Mapping[str, GpuIdentity] = field(default_factory=dict)
     outside: Mapping[DeviceProcess, int] = field(default_factory=dict)
     kill_causes: Mapping[ProcessKey, KillCause] = field(default_factory=dict)
-    run_dir: Path | None = None
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

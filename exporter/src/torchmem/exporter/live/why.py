@@ -111,15 +111,18 @@ class RankWhy(Document, frozen=True, kw_only=True):
     oom: OomWhy | None = None
 
 
-def rank_why(found: Found, item: Published, device: DeviceSample, *, may_look: bool) -> RankWhy:
+def rank_why(
+    found: Found, run_dir: Path, item: Published, device: DeviceSample, *, may_look: bool
+) -> RankWhy:
     """Return the words about a process on one of its devices.
 
-    `may_look`: whether the client may see the call stack. Reads the OOM report, if there is one.
+    `may_look`: whether the client may see the call stack. Reads the OOM report in `run_dir`, if
+    there is one.
     """
     sample, layout = item.sample, device.layout
     outside = found.outside.get((device.uuid or "", process_key(sample.process)))
     is_live = item.state in LIVE_STATES
-    report = newest_report(found.run_dir, item) if device.last_oom and found.run_dir else None
+    report = newest_report(run_dir, item) if device.last_oom else None
     known = facts(sample, device, found.time)
     return RankWhy(
         id=item.id,
