@@ -156,7 +156,7 @@ def test_a_real_collector_understands_it(tmp_path: Path) -> None:
     with (
         receiver() as received,
         collector(tmp_path, received.url) as url,
-        exporter_process(node, tmp_path / "run", variables(url), otlp=True) as process,
+        exporter_process(node, tmp_path / "run", variables(url, 3600), otlp=True) as process,
     ):
         until(lambda: received.requests, 60)
         page = process.scrape().series

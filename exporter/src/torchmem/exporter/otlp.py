@@ -214,9 +214,9 @@ class _Outages:
     """Logs when sending begins to fail, and when it works again."""
 
     def __init__(self) -> None:
-        self._failure: str | None = None
+        self._failure: Exception | None = None
 
-    def __call__(self, failure: str | None) -> None:
+    def __call__(self, failure: Exception | None) -> None:
         if failure and not self._failure:
             _log.warning("%s; the exporter tries again", failure)
         if self._failure and not failure:

@@ -41,7 +41,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample as Row
 
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.repeating import Repeating
 from torchmem.sample.untrusted import printable
 
 # Units of UCUM by the word at the end of a name, without `_total`. A count has none, because "1"
@@ -60,7 +61,7 @@ EXPORTERS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
 }
 DEFAULT_INTERVAL_SECONDS = 60.0
-FIRST_SECONDS = 1.0
+THREAD_NAME = "torchmem-otlp"
 MAX_COUNT = 1 << 63  # of OTLP's integers; a user of the node can publish any number
 # Optional in OTLP, though not in the annotations of HistogramDataPoint.
 _UNKNOWN_EXTREMES: dict[str, Any] = {"min": None, "max": None}
@@ -272,10 +273,10 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
 
 
 class Push:
-    """Sends what `collect` returns after a second, every `interval` seconds, and at the end.
+    """Sends what `collect` returns again and again, in a thread of its own.
 
-    All of it happens in a daemon thread. `make_exporter` is called there, too. `report` is called
-    after each attempt with what failed, or None; OpenTelemetry's own log messages are dropped.
+    `make_exporter` is called there, too. `report` is called after each attempt with what failed, or
+    None; OpenTelemetry's own log messages are dropped.
     """
 
     def __init__(
@@ -283,52 +284,35 @@ class Push:
         collect: Callable[[], MetricsData],
         make_exporter: Callable[[], MetricExporter],
         interval: float,
-        report: Callable[[str | None], None],
+        report: Callable[[Exception | None], None],
     ) -> None:
         self._collect = collect
         self._make_exporter = make_exporter
-        self._interval = interval
-        self._report = report
-        self._exporter: MetricExporter | None = None
-        self._ending = threading.Event()
         self._quiet = _Quiet()
-        self._works: bool | None = None  # unknown until the first attempt
-        self._thread = threading.Thread(target=self._run, name="torchmem-otlp", daemon=True)
-        self._thread.start()
+        self._repeating = Repeating(
+            THREAD_NAME, self._send, interval, report, begin=self._begin, end=self._end
+        )
 
     def close(self, seconds: float) -> None:
         """Send a last time and wait for it at most `seconds`, unless the last attempt failed."""
-        self._ending.set()
-        if self._works is not False:
-            self._thread.join(seconds)
+        self._repeating.close(seconds)
 
-    def _run(self) -> None:
-        try:
-            attach(set_value("suppress_instrumentation", True))
-            self._exporter = self._make_exporter()
-        except Exception as error:  # noqa: BLE001 - reported
-            self._report(str(error))
-            return
+    def _begin(self) -> None:
+        attach(set_value("suppress_instrumentation", True))
+        self._exporter = self._make_exporter()
         for kind in type(self._exporter).__mro__:
             logging.getLogger(kind.__module__).addFilter(self._quiet)
-        pause = min(FIRST_SECONDS, self._interval)
-        while not self._ending.wait(pause):
-            self._send()
-            pause = self._interval
-        if self._works is not False:
-            self._send()
-        self._exporter.shutdown()
 
     def _send(self) -> None:
-        assert self._exporter  # noqa: S101 - made before the first send
         self._quiet.message = ""
-        self._works = bool(self._works)  # nobody waits for the first attempt
-        try:
-            self._works = self._exporter.export(self._collect()) is MetricExportResult.SUCCESS
-        except Exception as error:  # noqa: BLE001 - reported
-            self._works, self._quiet.message = False, f"{type(error).__name__}: {error}"
-        failure = f"metrics were not sent by OTLP ({self._quiet.message})"
-        self._report(None if self._works else failure)
+        data = self._collect()
+        if self._repeating.given_up:  # the source may be closed, and the data incomplete
+            return
+        if self._exporter.export(data) is not MetricExportResult.SUCCESS:
+            raise TorchmemError(f"metrics were not sent by OTLP ({self._quiet.message})")
+
+    def _end(self) -> None:
+        self._exporter.shutdown()
 
 
 class _Quiet(logging.Filter):
@@ -339,7 +323,7 @@ class _Quiet(logging.Filter):
         self.message = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.threadName != "torchmem-otlp":
+        if record.threadName != THREAD_NAME:
             return True
         self.message = self.message or record.getMessage()
         return False

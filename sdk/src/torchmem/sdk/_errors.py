@@ -26,6 +26,7 @@ Stage = Literal[
     "textfile",
     "endpoint",
     "otlp",
+    "tracker",
     "setup",
     "exit",
 ]

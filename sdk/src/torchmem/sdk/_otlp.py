@@ -21,7 +21,7 @@ from torchmem.sample.sample import Process, Sample
 from torchmem.sdk._outputs import registry
 
 
-def start(read: Callable[[], Sample], report: Callable[[str | None], None]) -> Push | None:
+def start(read: Callable[[], Sample], report: Callable[[Exception | None], None]) -> Push | None:
     """Send what `read` returns as OpenTelemetry's environment variables say; None if it is off.
 
     `report` is called in another thread, after each attempt, with what failed or None.

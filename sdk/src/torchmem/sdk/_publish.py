@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX
-from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MAP_SUFFIX
 from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import (
@@ -288,9 +288,9 @@ class Publisher:
                 raise UsageError("the setting otlp needs pip install 'torchmem[otlp]'.") from error
             self._push = start(self._sample, self._after_push)
 
-    def _after_push(self, failure: str | None) -> None:
+    def _after_push(self, failure: Exception | None) -> None:
         if failure:
-            self._errors.count("otlp", TorchmemError(failure))
+            self._errors.count("otlp", failure)
 
     @property
     def url(self) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmem.allocator.backend import Backend, Device, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sample.sample import Ending, PinnedMemory
+from torchmem.sample.sample import Ending, PinnedMemory, Sample
 from torchmem.sdk._cost import MAX_STEP_SECONDS
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
 from torchmem.sdk._errors import Errors, log
@@ -54,6 +54,7 @@ class Session:
         self._iterations = Iterations()
         self._explicit_steps = False
         self._open: list[Iteration] = []
+        self._closers: list[Callable[[], None]] = []
         self._closed = False
         self._ending: Ending | None = None
         self._uncaught = UncaughtErrors(self._on_uncaught)
@@ -225,6 +226,19 @@ class Session:
             )
         return self._hooks.add(callback, priority)
 
+    @property
+    def newest(self) -> Sample | None:
+        """The state that was published last, None before CUDA is up. It costs nothing."""
+        publisher = self._monitor.publisher
+        return publisher.file.newest if publisher else None
+
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the session ends, after its last state was published.
+
+        What it raises is counted. A forked child does not call it.
+        """
+        self._closers.append(callback)
+
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
 
@@ -278,7 +292,7 @@ class Session:
         if self._closed:
             return
         with self.errors.suppress("setup"):
-            self._open = []
+            self._open, self._closers = [], []
             parents, self._monitor = self._monitor, self._new_monitor()
             if parents.publisher:
                 parents.publisher.close_in_child()
@@ -335,6 +349,9 @@ class Session:
                 self._uncaught.remove()
                 self._remove_hooks()
                 self._monitor.end(ending)
+            while self._closers:
+                with self.errors.suppress("exit"):
+                    self._closers.pop()()
         except BaseException:  # from a signal handler; the next call ends what is left
             self._closed = False
             raise
