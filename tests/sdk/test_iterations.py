@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,23 @@ def test_a_framework_says_whether_it_made_a_step(
     session.close()
 
     assert 2 * counted + 1 == published()[0]["steps"]["count"]
+
+
+def test_a_pass_that_nothing_ended_is_forgotten_with_its_callback(
+    backend: SimulatedBackend, open_session: Opener, published: Published
+) -> None:
+    """After a training that failed, another loop in the same process counts all its steps."""
+    session = open_session(backend)
+    left = session.iteration(made_step=lambda: True).begin()
+    for _ in range(3):
+        backend.step()
+    del left
+    gc.collect()
+    for _ in range(3):
+        backend.step()
+    session.close()
+
+    assert 1 + 3 == published()[0]["steps"]["count"]
 
 
 def test_steps_by_hand_are_not_counted_again(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from torchmem.allocator.backend import Backend, Device, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
@@ -53,7 +54,8 @@ class Session:
         self._environment = environment
         self._iterations = Iterations()
         self._explicit_steps = False
-        self._open: list[Iteration] = []
+        # Weak: a framework's callback that training has failed in never ends its pass.
+        self._open: list[ref[Iteration]] = []
         self._closers: list[Callable[[], None]] = []
         self._closed = False
         self._ending: Ending | None = None
@@ -169,12 +171,12 @@ class Session:
 
     @shield
     def _begin_iteration(self, iteration: Iteration) -> None:
-        self._open.append(iteration)
+        self._open.append(ref(iteration))
         self._monitor.progress(waits=False)
 
     @shield
     def _end_iteration(self, iteration: Iteration, samples: int | None) -> None:
-        self._open = [other for other in self._open if other is not iteration]
+        self._open = [other for other in self._open if other() not in {iteration, None}]
         has_stepped = False
         with self.errors.suppress("step"):
             self._monitor.progress(waits=iteration.waits)
@@ -312,7 +314,8 @@ class Session:
             self._count_step(None)
 
     def _begins_step(self, optimizer: object) -> bool:
-        iteration = next((each for each in reversed(self._open) if each.made_step), None)
+        passes = (each() for each in reversed(self._open))
+        iteration = next((each for each in passes if each and each.made_step), None)
         if iteration is None:
             return self._iterations.begins(id(optimizer))
         begins, iteration.has_counted = not iteration.has_counted, True
