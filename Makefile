@@ -7,6 +7,8 @@ CUDA_TORCH ?= torch===2.13.0
 # Training frameworks that examples/ and tests/allocator_tier/test_frameworks.py need. Ray is left
 # out: its test, which takes half a minute, is skipped without it.
 FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
+# A test runs a notebook.
+NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 BIN := $(VENV)/bin
 
 .PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-gpu clean
@@ -63,7 +65,7 @@ check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards ag
 
 $(CUDA_VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' numpy $(FRAMEWORKS)
+	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' numpy $(FRAMEWORKS) $(NOTEBOOKS)
 	$(CUDA_VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 

@@ -93,8 +93,9 @@ def test_every_rank_of_torchrun_is_monitored(tmp_path: Path) -> None:
     assert 2 == len({sample["devices"][0]["uuid"] for sample in found})
 
 
-def test_children_are_monitored_if_they_use_cuda(tmp_path: Path) -> None:
-    """Spawned children that use CUDA publish; forked workers of a data loader do not."""
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_children_are_monitored_if_they_use_cuda(method: str, tmp_path: Path) -> None:
+    """Children that use CUDA publish, however they start; workers of a data loader do not."""
     path = tmp_path / "parent.py"
     path.write_text(
         """
@@ -103,13 +104,41 @@ def child(): torch.ones(9, device="cuda")
 def items(): return torch.utils.data.TensorDataset(torch.ones(8, 2))
 if __name__ == "__main__":
     for batch in torch.utils.data.DataLoader(items(), num_workers=2): pass
-    process = multiprocessing.get_context("spawn").Process(target=child)
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child)
     process.start(); process.join()
     sys.exit(process.exitcode)
 """
     )
-    check(job(tmp_path, sys.executable, str(path)))
+    check(job(tmp_path, sys.executable, str(path), method))
     assert 1 == len(samples(tmp_path))
+
+
+NOTEBOOK = """
+import sys
+import nbclient, nbformat
+code = open(sys.argv[1]).read()
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+nbclient.NotebookClient(notebook, kernel_name="python3", timeout=300).execute()
+"""
+
+
+def test_a_notebook_is_monitored(tmp_path: Path) -> None:
+    """The kernel of a notebook publishes under the notebook's name, and its server does not."""
+    for package in ("nbclient", "ipykernel"):
+        pytest.importorskip(package)
+    # As `python -m ipykernel install` writes it, and as a server names the notebook.
+    kernel = tmp_path / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.write_text(json.dumps({"argv": command, "display_name": "", "language": "python"}))
+    named = {"JUPYTER_PATH": str(tmp_path), "JPY_SESSION_NAME": "work/finetune.ipynb"}
+    runtime = {"JUPYTER_RUNTIME_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
+    path = script(tmp_path)
+    check(job(tmp_path, sys.executable, "-c", NOTEBOOK, path, **named, **runtime))
+    [sample] = samples(tmp_path)
+
+    assert "finetune" == sample["process"]["run"]
+    assert 3 == sample["steps"]["count"]
 
 
 def test_a_crash_is_the_scripts_own(tmp_path: Path) -> None:

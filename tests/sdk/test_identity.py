@@ -85,6 +85,25 @@ def test_the_script_names_the_run(path: str, expected: str) -> None:
     assert expected == script_name(path)
 
 
+@pytest.mark.parametrize(
+    ("session", "run", "script"),
+    [
+        ("work/finetune.ipynb", "finetune", "finetune.ipynb"),
+        ("console-1-0f3a", "python", None),
+        ("", "python", None),
+    ],
+)
+def test_a_notebook_names_the_run(
+    session: str, run: str, script: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the run has its name, and never that of the kernel's launcher."""
+    launcher = "/venv/lib/python3.11/site-packages/ipykernel_launcher.py"
+    monkeypatch.setattr("sys.argv", [launcher, "-f", "kernel.json"])
+    process = identify(Settings(), {"JPY_SESSION_NAME": session}, {})
+
+    assert (run, script) == (process.run, process.script)
+
+
 def test_settings_beat_the_launcher() -> None:
     """A rank and a run that are set are used as they are."""
     process = identify(Settings(rank=5, run="mine"), TORCHRUN, {"torch": "2.13.0"})

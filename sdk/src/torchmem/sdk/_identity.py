@@ -33,6 +33,11 @@ WORLD_SIZE_VARIABLES = (
 # `sys.argv[0]` without a script.
 NO_SCRIPT = {"", "-c", "-m"}
 
+# `sys.argv[0]` in a notebook, and the variable in which Jupyter Server 2 gives its path.
+KERNEL_LAUNCHERS = {"ipykernel_launcher.py", "colab_kernel_launcher.py"}
+NOTEBOOK_VARIABLE = "JPY_SESSION_NAME"
+NOTEBOOK_SUFFIX = ".ipynb"
+
 # Names that people give to a job, and that stay the same from launch to launch: Slurm, PBS, LSF,
 # and Grid Engine, whose variable is also the usual one for the name of a Kubernetes Job.
 RUN_VARIABLES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
@@ -73,8 +78,8 @@ def identify(
 ) -> Process:
     """Return the identity of the calling process; without a launcher it is rank 0."""
     rank = settings.rank if settings.rank is not None else _number(environment, RANK_VARIABLES)
-    script = _script()
-    name = settings.run or _job_name(environment) or script_name(sys.argv[0] if sys.argv else "")
+    script = _script(environment)
+    name = settings.run or _job_name(environment) or script_name(script)
     return Process(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
@@ -84,7 +89,8 @@ def identify(
         rank=rank or 0,
         local_rank=_number(environment, LOCAL_RANK_VARIABLES),
         world_size=_number(environment, WORLD_SIZE_VARIABLES),
-        script=script,
+        # Its folder and its arguments are not published.
+        script=Path(script).name if script not in NO_SCRIPT else None,
         labels={
             label: environment[variable]
             for variable, label in LAUNCH_LABELS.items()
@@ -119,14 +125,17 @@ def _job_name(environment: Mapping[str, str]) -> str | None:
 def script_name(path: str) -> str:
     """Return the name of a run after its script: `train` for train.py or `python -m train`.
 
-    It is "python" without a script, as in a notebook or with `python -c`.
+    It is "python" without a script, as with `python -c`.
     """
     script = Path(path)
     name = script.parent.name if script.stem == "__main__" else script.stem
     return "python" if path in NO_SCRIPT else name or "python"
 
 
-def _script() -> str | None:
-    """Return the script's file name; its directory and arguments are not published."""
+def _script(environment: Mapping[str, str]) -> str:
+    """Return `sys.argv[0]`; in a notebook its path, or "" if that is unknown."""
     first = sys.argv[0] if sys.argv else ""
-    return Path(first).name if first not in NO_SCRIPT else None
+    if Path(first).name not in KERNEL_LAUNCHERS:
+        return first
+    notebook = environment.get(NOTEBOOK_VARIABLE, "")
+    return notebook if notebook.endswith(NOTEBOOK_SUFFIX) else ""

@@ -419,12 +419,20 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
     log(logging.INFO, "torchmem: %s", description)
     atexit.register(session.at_exit)
     os.register_at_fork(after_in_child=session.after_fork)
+    # Children of multiprocessing leave by os._exit, which skips atexit. torch imports this module.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.register_after_fork(session, _end_with_child)
     if is_multiprocessing_child():
-        # Such a child leaves by os._exit, which skips atexit.
-        import multiprocessing.util
-
-        multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)
+        _end_with_child(session)
     return session
+
+
+def _end_with_child(session: Session) -> None:
+    """End the session with the child of multiprocessing that calls this."""
+    import multiprocessing.util
+
+    multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)
 
 
 def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:

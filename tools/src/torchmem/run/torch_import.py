@@ -1,18 +1,19 @@
 """Calls a function when the program has imported torch, which nothing here imports itself.
 
-Every Python process of a job imports this module, so it imports almost nothing.
+Every Python process of a job imports this module, so it imports almost nothing. Nothing of it is in
+the traceback if the import fails, because no loader is replaced: importlib marks the module's spec
+at the end of the import, and the spec notices.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
+    from collections.abc import Callable, Sequence
     from types import ModuleType
-    from typing import Any
 
 
 def after_torch_import(callback: Callable[[], None]) -> None:
@@ -24,9 +25,10 @@ def after_torch_import(callback: Callable[[], None]) -> None:
 
 
 class _TorchFinder:
-    """Finds torch once, the way Python would, with a loader that calls `callback`.
+    """Finds torch the way Python would, until it is imported.
 
-    It has the methods of importlib.abc.MetaPathFinder, whose import takes 30 ms.
+    Programs also look for torch without importing it. It has the methods of
+    importlib.abc.MetaPathFinder, whose import takes 30 ms.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -35,37 +37,44 @@ class _TorchFinder:
     def find_spec(
         self,
         fullname: str,
-        path: object = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return the spec that the other finders return for torch, with another loader."""
+        """Return the spec that the other finders return for torch, watched."""
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec
-
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._callback)  # type: ignore[assignment]
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if type(spec) is ModuleSpec:
+            spec.__class__ = _WatchedSpec
+            vars(spec)["finder"] = self
         return spec
 
+    def imported(self) -> None:
+        """Remove this finder and call the function; later calls do nothing."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
 
-class _CallingLoader:
-    """Calls `callback` after the module was executed by its own loader."""
 
-    def __init__(self, loader: Any, callback: Callable[[], None]) -> None:
-        self._loader = loader
-        self._callback = callback
+class _WatchedSpec(ModuleSpec):
+    """A spec that tells its finder when the module has been imported, and then is a usual one.
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
+    `_initializing` is True while the module is executed, and False after it succeeded or failed;
+    after a failure sys.modules lacks the module (importlib/_bootstrap.py, _load_unlocked, Python
+    3.10 to 3.13).
+    """
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with its own loader, which it keeps."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._callback()
+    @property
+    def _initializing(self) -> bool:
+        initializing: bool = vars(self)["_initializing"]
+        return initializing
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        vars(self)["_initializing"] = value
+        if not value and self.name in sys.modules:
+            finder: _TorchFinder = vars(self).pop("finder")
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            finder.imported()
