@@ -1,7 +1,7 @@
 """The `torchmem` command. Each subcommand is the module `command` of the room of its name.
 
-These modules are imported to build the parser, so they must not need an extra or be slow to
-import; `run` imports what it needs.
+The module of the given command is imported, and for the help text every module. They must not need
+an extra or be slow to import; `run` imports what it needs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from torchmem.sample.errors import TorchmemError
 
@@ -41,7 +40,9 @@ Examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code; print a TorchmemError as one sentence."""
     try:
-        parsed = command_line().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        given = [name for name in words[:1] if name in COMMANDS]
+        parsed = command_line(given or COMMANDS).parse_args(words)
         return int(parsed.run(parsed))
     except TorchmemError as error:
         print(f"torchmem: {error}", file=sys.stderr)
@@ -51,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def command_line() -> argparse.ArgumentParser:
-    """Return the parser; of what it returns, `run` is a function of the parsed arguments."""
+def command_line(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return a parser of the commands `names`; what it parses has a function `run` of itself."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="torchmem",
@@ -61,9 +62,10 @@ def command_line() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     parser.set_defaults(run=lambda _: _help(parser))
-    parser.add_argument("--version", action="version", version=f"torchmem {version('torchmem')}")
+    if names == COMMANDS:
+        _add_version(parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         command = importlib.import_module(f"torchmem.{name}.command")
         subparser = subparsers.add_parser(
             name,
@@ -75,6 +77,12 @@ def command_line() -> argparse.ArgumentParser:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    from importlib.metadata import version
+
+    parser.add_argument("--version", action="version", version=f"torchmem {version('torchmem')}")
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
