@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,25 +21,44 @@ from support.users import may_mount
 RUN = [sys.executable, "-m", "torchmem.cli", "run", "--"]
 PYTHON = [sys.executable, "-B", "-W", "ignore"]
 MAX_SECONDS = 120
-# A stand-in for torch with CUDA, as far as `torchmem run` looks before it calls instrument().
+# Stands for torch with CUDA before CUDA is initialized: whatever is looked up in it is there.
+ANYTHING = """
+import sys, types
+from importlib.machinery import ModuleSpec
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything(name, (), {"__init__": lambda self, *a, **k: None})
+
+class Anything(type):
+    def __getattr__(self, name):
+        return __getattr__(name)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package=True) if name.startswith("torch.") else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        module.__getattr__ = __getattr__
+
+sys.meta_path.append(Finder())
+"""
 TORCH = {
-    "__init__.py": "class Tensor: pass\n__version__ = '2.13.0'\n"
-    "from torch import _C, cuda, nn, optim, version\n",
-    "nn/__init__.py": "class Module: pass\nclass Parameter: pass\n",
-    "_C.py": "def _cuda_init(): pass\nclass DisableTorchFunction: pass\n",
+    "anything.py": ANYTHING,
+    "__init__.py": "from torch.anything import __getattr__\n"
+    "import torch._C, torch.cuda, torch.version\n"
+    "__version__ = '2.13.0'\n",
+    "_C.py": "from torch.anything import __getattr__\n",
     "version.py": "hip = None\n",
-    "cuda/__init__.py": "from torch.cuda import memory\n"
-    "def is_initialized(): return False\ndef _lazy_call(_, **keywords): pass\n",
-    "cuda/memory.py": "def memory_snapshot(): return []\n",
-    "cuda/_utils.py": "def _get_device_index(*_): return 0\n",
-    "optim/__init__.py": "",
-    "optim/optimizer.py": "def register_optimizer_step_pre_hook(_): pass\n"
-    "def register_optimizer_step_post_hook(_): pass\n",
+    "cuda/__init__.py": "from torch.anything import __getattr__\n"
+    "def is_initialized(): return False\n",
 }
-# What replaces a file of it: PyTorch 1.13 has no hooks; other files are broken or not there.
+# What replaces a file of it: PyTorch 1.13 has no hooks of optimizers; other files are broken.
 BROKEN = (
     ("optim/optimizer.py", "class Optimizer: pass\n"),
-    ("optim/optimizer.py", None),
+    ("anything.py", "def __getattr__(name): raise AttributeError(name)\n"),
     ("cuda/_utils.py", "raise OSError('libcudart.so.11.0: cannot open shared object file')\n"),
     ("cuda/__init__.py", "def __getattr__(name): raise RuntimeError(name)\n"),
     ("__init__.py", "from torch import _C\n__version__ = '1.13.1'\n"),
@@ -116,15 +136,13 @@ def check_same(command: list[str], environment: Mapping[str, str], folder: Path)
     assert plain == monitored._replace(errors=without)
 
 
-def write_torch(folder: Path, name: str = "__init__.py", text: str | None = "") -> None:
-    """Write the stand-in for torch with one of its files replaced, or removed if None."""
-    files: dict[str, str | None] = {**TORCH, **({name: text} if text != "" else {})}
-    for file, content in files.items():
+def write_torch(folder: Path, name: str = "anything.py", text: str = ANYTHING) -> None:
+    """Write the stand-in for torch with one of its files replaced or added."""
+    shutil.rmtree(folder / "torch", ignore_errors=True)
+    for file, content in {**TORCH, name: text}.items():
         path = folder / "torch" / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_text(content)
+        path.write_text(content)
 
 
 @given(st.sampled_from(IMPORTS), st.sampled_from(ENDS), st.sampled_from(ENVIRONMENTS))
@@ -146,7 +164,7 @@ def test_a_program_ends_as_without_torchmem(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_a_torch_that_is_broken_or_too_old_fails_as_without_torchmem(
-    tmp_path: Path, broken: tuple[str, str | None], imports: str
+    tmp_path: Path, broken: tuple[str, str], imports: str
 ) -> None:
     """A PyTorch that lacks a function, is half installed or raises is the program's own problem."""
     write_torch(tmp_path, *broken)
