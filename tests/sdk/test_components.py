@@ -14,7 +14,7 @@ from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
 from torchmem.sdk._components import Components
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._optimizers import MAX_OPTIMIZERS
+from torchmem.sdk._optimizers import MAX_MEMBERS, MAX_OPTIMIZERS
 from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
@@ -295,3 +295,20 @@ def test_simulated_blocks_are_parameters(allocator: DeviceCachingAllocator) -> N
     (device,) = recorder.samples()
     known = {"parameters": 3000 + (5 << 20), "gradients": 0, "optimizer_state": 0, "held": 700}
     assert known | {"rounding": 72 + 324} == device.components
+
+
+def test_millions_of_parameters_are_given_up() -> None:
+    """A model with more parameters than a count may have is absent, and not counted again."""
+    training = Training([])
+    parameters = training.optimizers[0].param_groups[0]["params"]
+    parameters += [FakeTensor(1)] * (MAX_MEMBERS * 3)
+    training.components.see(training.optimizers[0])
+    for _ in range(200):
+        training.counter.now += 10.0
+        assert {} == training.components.read({0: allocator(10**9)}, "step")
+    counted = training.counter.counted
+    training.counter.now += 10_000.0
+
+    assert {} == training.components.read({0: allocator(10**9)}, "step")
+    assert counted == training.counter.counted < MAX_MEMBERS * 2
+    assert 0 == training.errors.counts["components"]
