@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from torchmem.sample.run_directory import (
 )
 from torchmem.sample.sample import LIVE_STATES, Sample, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+from torchmem.sdk._errors import log
 from torchmem.sdk._outputs import Endpoint
 
 LOCK_NAME = "leader.lock"
@@ -79,6 +81,7 @@ class Leader:
                 ) from error
         else:
             self._attempts = 0
+            log(logging.INFO, "torchmem: serving this user's processes on %s", self.url)
 
     def close(self) -> None:
         """Stop serving and let another process lead."""
