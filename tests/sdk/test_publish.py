@@ -122,14 +122,24 @@ def test_a_published_sample_is_no_news(sample: Sample) -> None:
 
 def test_the_textfile_is_rendered_rarely(tmp_path: Path) -> None:
     """Rendering is the most expensive output, so ticks within ten seconds share one."""
-    textfile, sample = Textfile(tmp_path, 0), full_sample()
+    textfile, sample = Textfile(tmp_path), full_sample()
     textfile.refresh(sample)
-    textfile.path.unlink()
+    [path] = tmp_path.iterdir()
+    path.unlink()
 
     textfile.refresh(later(sample, TEXTFILE_SECONDS - 1))
-    assert not textfile.path.exists()
+    assert not path.exists()
     textfile.refresh(later(sample, TEXTFILE_SECONDS))
-    assert textfile.path.exists()
+    assert path.exists()
+
+
+def test_the_textfile_follows_the_rank(tmp_path: Path) -> None:
+    """A rank that becomes known later moves the file, and leaves none behind."""
+    textfile, sample = Textfile(tmp_path), full_sample()
+    for rank in (0, 3):
+        textfile.write(replace(sample, process=replace(sample.process, rank=rank)))
+
+    assert ["torchmem-rank3.prom"] == [path.name for path in tmp_path.iterdir()]
 
 
 def scrape(url: str) -> set[str]:

@@ -88,6 +88,34 @@ def test_a_provisional_session_yields_until_cuda_is_up(
     assert second is third
 
 
+class Distributed(SimulatedBackend):
+    """Its script creates a process group, and destroys it."""
+
+    group: tuple[int, int] | None = None
+
+    def world(self) -> tuple[int, int] | None:
+        return self.group
+
+
+def test_a_process_group_created_after_cuda_gives_the_rank(
+    allocator: DeviceCachingAllocator, open_session: Opener, published: Published
+) -> None:
+    """The rank in torch.distributed is published once it is known, and kept to the end."""
+    backend = Distributed([allocator])
+    session = open_session(backend, {"RANK": "1"}, interval=0.01)
+    until(lambda: [1] == _ranks(published()))
+    backend.group = (5, 8)
+    until(lambda: [5] == _ranks(published()))
+    backend.group = None
+    session.close()
+
+    assert [(5, 8)] == [(s["process"]["rank"], s["process"]["world_size"]) for s in published()]
+
+
+def _ranks(samples: list[dict[str, Any]]) -> list[int]:
+    return [sample["process"]["rank"] for sample in samples]
+
+
 class CountingBackend(SimulatedBackend):
     """Counts the calls before CUDA is up that would start the driver."""
 

@@ -107,6 +107,9 @@ class Backend(Protocol):
         Without a memory fraction this is the device's total. Return None if it is unknown.
         """
 
+    def world(self) -> tuple[int, int] | None:
+        """Return the rank and the world size in torch.distributed; None without a process group."""
+
     def history_enabled(self) -> bool | None:
         """Return whether memory history is being recorded; None if this is unsupported."""
 

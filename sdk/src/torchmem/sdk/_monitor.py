@@ -38,7 +38,7 @@ from torchmem.sdk._ending import LibraryOom, UncaughtErrors
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._history import LineHistory
 from torchmem.sdk._host import HostReader
-from torchmem.sdk._identity import identify
+from torchmem.sdk._identity import identify, placed
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._memory_map import MapPublisher
@@ -369,6 +369,8 @@ class Monitor:
         """Return the current state as it is published; only after `start`."""
         assert self._process is not None  # noqa: S101 - set before anything that publishes
         recorder = self.recorder
+        # The script may create its process group after CUDA, and destroy it before the end.
+        self._process = placed(self._process, self._settings, self._backend.world())
         return Sample(
             timestamp=time.time(),
             process=self._process,

@@ -53,14 +53,23 @@ class Textfile:
     If `path` is a directory, each rank writes its own file into it.
     """
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path) -> None:
+        self._given = path
         self._written = 0.0
-        self.path = path if path.suffix == ".prom" else path / f"torchmem-rank{rank}.prom"
+        self.path: Path | None = None
 
     def write(self, sample: Sample) -> None:
         """Replace the file. Raises OSError."""
-        replace_file(self.path, generate_latest(registry(lambda: sample)))
+        path = self._path(sample.process.rank)
+        replace_file(path, generate_latest(registry(lambda: sample)))
         self._written = sample.timestamp
+        if path != self.path:
+            self.remove()
+            self.path = path
+
+    def _path(self, rank: int) -> Path:
+        is_file = self._given.suffix == ".prom"
+        return self._given if is_file else self._given / f"torchmem-rank{rank}.prom"
 
     def refresh(self, sample: Sample) -> None:
         """Replace the file if it is older than TEXTFILE_SECONDS. Raises OSError."""
@@ -69,7 +78,8 @@ class Textfile:
 
     def remove(self) -> None:
         """Remove the file. Raises OSError."""
-        self.path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 class Endpoint:

@@ -246,7 +246,7 @@ class Publisher:
         if settings.textfile is not None:
             from torchmem.sdk._outputs import Textfile
 
-            self._textfile = Textfile(settings.textfile, process.rank)
+            self._textfile = Textfile(settings.textfile)
 
     def _make_directory(self, run_dir: Path) -> Path:
         """Return this user's directory, which is created later if that is impossible now."""

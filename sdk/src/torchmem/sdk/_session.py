@@ -495,6 +495,10 @@ class IdleBackend:
         """Return None."""
         return None
 
+    def world(self) -> tuple[int, int] | None:
+        """Return None."""
+        return None
+
     def history_enabled(self) -> bool | None:
         """Return None."""
         return None

@@ -178,6 +178,15 @@ class TorchBackend:
             fraction = 1.0
         return None if fraction is None or total is None else int(min(fraction, 1.0) * total)
 
+    def world(self) -> tuple[int, int] | None:
+        """Return the rank and the size of the default process group, which the script creates."""
+        distributed = torch.distributed
+        # Between the two calls another thread may destroy the group.
+        with ignore(ValueError, RuntimeError):
+            if distributed.is_available() and distributed.is_initialized():
+                return distributed.get_rank(), distributed.get_world_size()
+        return None
+
     def history_enabled(self) -> bool | None:
         """Return whether history is recorded; only the native allocator can record it."""
         return self._reader.history_enabled() if self._reader.backend() == "native" else None

@@ -116,6 +116,10 @@ class SimulatedBackend:
         allowed = self._allocators[device].allowed_memory_maximum
         return self._allocators[device].card.total_bytes if allowed is None else allowed
 
+    def world(self) -> tuple[int, int] | None:
+        """Return None: a simulated process is alone."""
+        return None
+
     def history_enabled(self) -> bool | None:
         """Return whether the history counts as recording."""
         return self._recording
