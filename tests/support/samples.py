@@ -214,6 +214,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         script="train.py",
         labels={"slurm_job_id": "77"},
         versions={"torch": "2.13.0"},
+        start_timestamp=1_700_000_000.0,
     )
     durations = tuple([0] * 4 + [9] + [0] * (len(STEP_DURATION_BOUNDS) - 4))
     return Sample(

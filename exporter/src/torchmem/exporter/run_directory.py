@@ -491,8 +491,16 @@ def not_after(sample: Sample, now: float) -> Sample:
         steps = replace(steps, last_timestamp=now)
     if steps.progress_timestamp is not None and steps.progress_timestamp > now:
         steps = replace(steps, progress_timestamp=now)
-    devices = tuple(_device_not_after(device, now) for device in sample.devices)
-    return replace(sample, timestamp=min(sample.timestamp, now), steps=steps, devices=devices)
+    process = sample.process
+    if process.start_timestamp is not None and process.start_timestamp > now:
+        process = replace(process, start_timestamp=now)
+    return replace(
+        sample,
+        timestamp=min(sample.timestamp, now),
+        process=process,
+        steps=steps,
+        devices=tuple(_device_not_after(device, now) for device in sample.devices),
+    )
 
 
 def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:

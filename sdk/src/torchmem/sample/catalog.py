@@ -225,6 +225,9 @@ PROCESS_STATE = _group.gauge(
     "exception), oom, killed.",
     "state",
 )
+PROCESS_START = _group.gauge(
+    "torchmem_process_start_timestamp_seconds", "When the process started, in Unix seconds."
+)
 STEPS = _group.counter("torchmem_steps_total", "Optimizer steps finished.")
 STEP_DURATION = _group.histogram(
     "torchmem_step_duration_seconds", "Time between the ends of consecutive optimizer steps."

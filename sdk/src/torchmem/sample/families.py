@@ -251,6 +251,7 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(catalog.SETTING_IGNORED, rows, lambda s: _floats(s.settings_ignored))
     states = [(view.labels, view.state) for view in views]
     yield keyed_family(catalog.PROCESS_STATE, states, _state_set)
+    yield value_family(catalog.PROCESS_START, rows, lambda s: s.process.start_timestamp)
     yield value_family(catalog.STEPS, rows, lambda s: s.steps.count)
     yield _step_durations(rows)
     yield value_family(catalog.SAMPLES, rows, lambda s: s.steps.samples)

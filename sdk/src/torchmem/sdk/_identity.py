@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.sample.procfs import own_start_ticks, pid_namespace
+from torchmem.sample.procfs import own_start_ticks, pid_namespace, start_timestamp
 from torchmem.sample.sample import Process
 from torchmem.sdk._interruptions import ignore
 from torchmem.sdk._settings import Settings
@@ -102,10 +102,12 @@ def identify(
     script = _script(environment)
     is_ray = script.endswith(RAY_WORKER)
     ray = _ray_context() if is_ray else None
+    ticks = own_start_ticks()
     return Process(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
-        start_ticks=own_start_ticks(),
+        start_ticks=ticks,
+        start_timestamp=start_timestamp(ticks),
         hostname=socket.gethostname(),
         run=settings.run or _job_name(environment) or _ray_name(ray) or script_name(script),
         rank=place.rank if settings.rank is None else settings.rank,

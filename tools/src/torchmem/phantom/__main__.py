@@ -23,6 +23,7 @@ from torchmem.phantom.torch_build import (
 )
 from torchmem.sample.errors import UsageError
 
+MAX_MACHINE = 255
 ADDRESS_ORDER = re.compile(r"reuse|ascending|descending|random:\d{1,19}")
 
 
@@ -51,6 +52,7 @@ def _run_command() -> NoReturn:
     card = _card(arguments.card, arguments.memory, os.environ)
     devices, torch = _device_count(arguments.devices), _torch(command, os.environ)
     environment = phantom_environment(card, devices, Path(arguments.state), os.environ, torch)
+    environment["PHANTOM_MACHINE"] = _machine(arguments.machine)
     environment["PHANTOM_ADDRESSES"] = _address_order(arguments.addresses)
     os.execvpe(command[0], command, environment)  # noqa: S606 - without a shell on purpose
 
@@ -78,6 +80,12 @@ def _device_count(text: str) -> int:
     return int(text)
 
 
+def _machine(text: str) -> str:
+    if not text.isdecimal() or int(text) > MAX_MACHINE:
+        raise UsageError(f"{text!r} is not the number of a machine from 0 to {MAX_MACHINE}")
+    return text
+
+
 def _address_order(text: str) -> str:
     if not ADDRESS_ORDER.fullmatch(text):
         raise UsageError(
@@ -93,7 +101,7 @@ def _parser() -> Parser:
         description=__doc__,
         usage=(
             "%(prog)s [--card h100-80gb] [--memory 80GB] [--devices 1] [--state DIR] "
-            "[--addresses ORDER] -- COMMAND ..."
+            "[--machine 0] [--addresses ORDER] -- COMMAND ..."
         ),
     )
     parser.add_argument(
@@ -113,6 +121,13 @@ def _parser() -> Parser:
         default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108
         help="folder through which processes share the cards (default: PHANTOM_STATE_DIR or "
         "%(default)s)",
+    )
+    parser.add_argument(
+        "--machine",
+        metavar="NUMBER",
+        default=os.environ.get("PHANTOM_MACHINE") or "0",
+        help="number of the machine; the cards of each have other UUIDs "
+        "(default: PHANTOM_MACHINE or 0)",
     )
     parser.add_argument(
         "--addresses",

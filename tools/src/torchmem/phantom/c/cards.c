@@ -19,6 +19,7 @@ void card_uuid(int card, unsigned char uuid[16])
 {
     memcpy(uuid, "\0\0phantom-gpu\0\0\0", 16);
     uuid[0] = uuid[15] = (unsigned char)card;
+    uuid[1] = (unsigned char)model()->machine;
 }
 
 void card_uuid_text(int card, char text[48])

@@ -43,6 +43,7 @@ static void read_settings(void)
     shown.multiprocessors = (int)setting("PHANTOM_MULTIPROCESSORS", 132, 1, 4096);
     shown.capability = (int)setting("PHANTOM_CAPABILITY", 90, 50, 999);
     shown.l2_bytes = (int)setting("PHANTOM_L2", 50 << 20, 1, 1 << 30);
+    shown.machine = (int)setting("PHANTOM_MACHINE", 0, 0, 255);
     shown.cuda_version = cuda_version();
 }
 

@@ -22,7 +22,7 @@ enum { MAX_CARDS = 16 };
 struct model {
     char name[96];
     uint64_t bytes, context_bytes;
-    int multiprocessors, capability, l2_bytes, cuda_version;
+    int multiprocessors, capability, l2_bytes, cuda_version, machine;
 };
 const struct model *model(void);
 int card_count(void);
