@@ -1,19 +1,20 @@
 #!/bin/sh
-# Install Prometheus, Alertmanager, VictoriaMetrics and Chromium for the tests if possible; otherwise their tests are
-# skipped.
+# Install Prometheus, Alertmanager, VictoriaMetrics, Chromium and Open MPI for the tests if possible; otherwise their tests
+# are skipped.
 set -eu
 missing=
-for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics chromium; do
+for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics chromium mpirun; do
     command -v "$program" >/dev/null 2>&1 || missing=1
 done
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     apt-get update -qq
     export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager chromium >/dev/null
+    apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager chromium openmpi-bin \
+        >/dev/null
     apt-get install -y -qq --no-install-recommends victoria-metrics >/dev/null ||
         echo "The test of remote write will be skipped: there is no package victoria-metrics." >&2
 else
     echo "The tests with these programs will be skipped. To run them, install:" \
-        "sudo apt-get install prometheus prometheus-alertmanager victoria-metrics chromium" >&2
+        "sudo apt-get install prometheus prometheus-alertmanager victoria-metrics chromium openmpi-bin" >&2
 fi

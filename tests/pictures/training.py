@@ -170,6 +170,7 @@ class Trainer:
             "train.py",
             {"slurm_job_id": "4711"},
             {"torch": "2.13.0", "cuda": "13.0", "python": "3.12.9", "backend": "native"},
+            life.start,
         )
         seconds = self._last_step - life.start
         return Sample(

@@ -108,6 +108,7 @@ processes = st.builds(
     script=_optional(text),
     labels=st.dictionaries(text, text, max_size=3),
     versions=st.dictionaries(text, text, max_size=3),
+    start_timestamp=_optional(seconds),
 )
 steps = st.builds(
     Steps, count, st.tuples(*[count] * (len(STEP_DURATION_BOUNDS) + 1)), seconds, _optional(count)

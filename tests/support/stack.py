@@ -109,11 +109,15 @@ class Prometheus:
 
 @contextmanager
 def prometheus(
-    folder: Path, exporter: str, alertmanager: str | None = None, remote_write: str | None = None
+    folder: Path,
+    exporters: str | list[str],
+    alertmanager: str | None = None,
+    remote_write: str | None = None,
 ) -> Iterator[Prometheus]:
     """Run Prometheus with the shipped configuration, except for targets and an interval of 1 s.
 
-    `remote_write` is the URL of a store that receives all samples.
+    `exporters` is HOST:PORT, of one or of several; `remote_write` is the URL of a store that
+    receives all samples.
     """
     configuration = folder / "prometheus"
     shutil.copytree(ROOT / "prometheus", configuration)
@@ -127,7 +131,7 @@ def prometheus(
         )
         + sent
     )
-    _targets(configuration, "exporters", exporter)
+    _targets(configuration, "exporters", exporters)
     _targets(configuration, "alertmanagers", alertmanager)
     address = f"127.0.0.1:{free_port()}"
     _targets(configuration, "prometheus", address)
@@ -143,8 +147,9 @@ def prometheus(
         yield Prometheus(f"http://{address}")
 
 
-def _targets(configuration: Path, kind: str, address: str | None) -> None:
-    targets = [{"targets": [address]}] if address else []
+def _targets(configuration: Path, kind: str, addresses: str | list[str] | None) -> None:
+    listed = [addresses] if isinstance(addresses, str) else addresses
+    targets = [{"targets": listed}] if listed else []
     (configuration / "targets" / f"{kind}.yml").write_text(json.dumps(targets))
 
 

@@ -35,14 +35,6 @@ def own_start_ticks() -> int | None:
     return start_ticks(os.getpid())
 
 
-def start_timestamp(ticks: int | None) -> float | None:
-    """Return `start_ticks` in Unix seconds, to a hundredth of a second."""
-    if ticks is None:
-        return None
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + ticks / os.sysconf("SC_CLK_TCK")
-
-
 def pid_namespace(pid: int | str = "self", proc: Path = PROC) -> int | None:
     """Return the inode number of the pid namespace; None when it cannot be read."""
     try:

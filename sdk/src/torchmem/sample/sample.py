@@ -287,7 +287,8 @@ class Process:
     `pid` is valid in the pid namespace `pid_namespace` (inode of /proc/self/ns/pid). `start_ticks`
     is field 22 of /proc/PID/stat (clock ticks since boot), which together with the pid identifies
     the process even after the pid is reused; `start_timestamp` is the same in Unix seconds.
-    `labels` holds scheduler IDs such as slurm_job_id; `versions` holds the versions of torch, cuda and python, and the allocator backend.
+    `labels` holds scheduler IDs such as slurm_job_id; `versions` holds the versions of torch, cuda
+    and python, and the allocator backend.
     """
 
     pid: int

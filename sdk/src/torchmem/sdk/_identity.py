@@ -7,12 +7,13 @@ import platform
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.sample.procfs import own_start_ticks, pid_namespace, start_timestamp
+from torchmem.sample.procfs import own_start_ticks, pid_namespace, start_time
 from torchmem.sample.sample import Process
 from torchmem.sdk._interruptions import ignore
 from torchmem.sdk._settings import Settings
@@ -107,7 +108,7 @@ def identify(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
         start_ticks=ticks,
-        start_timestamp=start_timestamp(ticks),
+        start_timestamp=None if ticks is None else start_time(ticks, time.time()),
         hostname=socket.gethostname(),
         run=settings.run or _job_name(environment) or _ray_name(ray) or script_name(script),
         rank=place.rank if settings.rank is None else settings.rank,

@@ -116,6 +116,13 @@ def _parser() -> Parser:
         default=os.environ.get("PHANTOM_DEVICES", "1"),
         help="number of cards (default: PHANTOM_DEVICES or 1)",
     )
+    _add_machine(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")
+    return parser
+
+
+def _add_machine(parser: Parser) -> None:
+    """Declare the flags that describe the machine apart from its cards."""
     parser.add_argument(
         "--state",
         default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108
@@ -136,8 +143,6 @@ def _parser() -> Parser:
         help="where new memory lies: reuse (highest gap), ascending, descending or random:SEED "
         "(default: PHANTOM_ADDRESSES or reuse)",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")
-    return parser
 
 
 if __name__ == "__main__":
