@@ -36,7 +36,7 @@ from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.procfs import pid_namespace, start_ticks
-from torchmem.sample.sample import ByPool, Sample
+from torchmem.sample.sample import ByPool, FirstRead, Sample
 
 GIB = 1 << 30
 LINKS = 18
@@ -130,6 +130,7 @@ class H100Node:
             active_bytes=ByPool(1 << 20, self._bytes(20)),
             requested_bytes=ByPool(1 << 20, self._bytes(20)),
         )
+        first_read = FirstRead(time.time(), allocator.reserved_bytes.total, self._free)
         counters = replace(
             device.counters,
             alloc_retries=int(self._moment / 60),
@@ -140,8 +141,9 @@ class H100Node:
             allocator=allocator,
             layout=layout,
             counters=counters,
-            stats_timestamp=time.time(),
-            driver_free_bytes=self._free,
+            stats_timestamp=first_read.timestamp,
+            driver_free_bytes=first_read.driver_free_bytes,
+            first_read=first_read,
         )
         process = replace(full.process, pid_namespace=pid_namespace(), start_ticks=start_ticks)
         steps = replace(full.steps, count=int(self._moment * 2), duration_sum_seconds=self._moment)
