@@ -44,6 +44,19 @@ const commands = {
   },
   click: ({ selector }) => page.locator(selector).first().click(),
   hover: ({ selector }) => page.locator(selector).first().hover(),
+  choose: ({ selector, paths }) => page.locator(selector).setInputFiles(paths).then(() => null),
+  async wheel({ selector, x, y, delta }) {
+    const box = await page.locator(selector).first().boundingBox();
+    await page.mouse.move(box.x + x, box.y + y);
+    await page.mouse.wheel(0, delta);
+  },
+  async drag({ selector, from, to }) {
+    const box = await page.locator(selector).first().boundingBox();
+    await page.mouse.move(box.x + from[0], box.y + from[1]);
+    await page.mouse.down();
+    await page.mouse.move(box.x + to[0], box.y + to[1], { steps: 4 });
+    await page.mouse.up();
+  },
   press: ({ key }) => page.keyboard.press(key),
   resize: ({ width, height }) => page.setViewportSize({ width, height }),
   media: ({ colors, motion }) => page.emulateMedia({ colorScheme: colors, reducedMotion: motion }),

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.core import Metric
 from support import reports
-from support.browser import PACKAGES, Page, missing, open_page
+from support.browser import PACKAGES, Page
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.oom_report import encode
@@ -31,26 +31,6 @@ from torchmem.sample.sample import Process
 GIB = 1 << 30
 MAX_PAGE_BYTES = 100_000
 RANK = ".rank .row"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    """One browser for all tests of this file."""
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with open_page() as page:
-        yield page
-
-
-@pytest.fixture
-def page(browser: Page) -> Iterator[Page]:
-    """An empty page in the usual window, which must end without a problem."""
-    browser.goto("about:blank")
-    browser.media()
-    browser.resize(1440)
-    yield browser
-    assert browser.problems() == []
 
 
 @pytest.fixture

@@ -54,6 +54,18 @@ class Page:
         """Move the pointer over the first element that matches."""
         self._do("hover", selector=selector)
 
+    def choose(self, selector: str, *paths: Path) -> None:
+        """Choose files in an input element."""
+        self._do("choose", selector=selector, paths=[str(path) for path in paths])
+
+    def wheel(self, selector: str, x: int, y: int, delta: int) -> None:
+        """Turn the wheel over a point of an element, in CSS pixels; down if delta is positive."""
+        self._do("wheel", selector=selector, x=x, y=y, delta=delta)
+
+    def drag(self, selector: str, start: tuple[int, int], end: tuple[int, int]) -> None:
+        """Drag from one point of an element to another."""
+        self._do("drag", selector=selector, **{"from": start, "to": end})
+
     def press(self, key: str) -> None:
         """Press a key, such as Tab."""
         self._do("press", key=key)

@@ -14,9 +14,18 @@ from torchmem.allocator.memory_map import device_map
 from torchmem.allocator.settings import DEFAULT_CONFIG
 from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.memory_map import MemoryMap
+from torchmem.sample.memory_map import DeviceMap, MemoryMap
 
 USED, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"
+
+
+def device_of(
+    segments: Sequence[SegmentInfo], uuid: str = UUID, timestamp: float = 0.0, **bound: int
+) -> DeviceMap:
+    """Return the map of one device; `max_blocks` bounds it."""
+    layout = measure(segments, 0, timestamp)
+    device = Device(0, uuid, "NVIDIA H100", 80 << 30)
+    return device_map(segments, device, layout, DEFAULT_CONFIG, **bound)
 
 
 def map_of(
@@ -24,9 +33,7 @@ def map_of(
 ) -> MemoryMap:
     """Return the map of a snapshot of one device."""
     now = time.time() if timestamp is None else timestamp
-    device = Device(0, uuid, "NVIDIA H100", 80 << 30)
-    layout = measure(segments, 0, now)
-    return MemoryMap(now, [device_map(segments, device, layout, DEFAULT_CONFIG)])
+    return MemoryMap(now, [device_of(segments, uuid, now)])
 
 
 def varied_segments() -> list[SegmentInfo]:

@@ -35,7 +35,8 @@ const KEYS =
 export class MapPanel {
   /**
    * `history` has the layouts that can be shown: `length`, `time(index)` as text, and
-   * `layout(index)`, which may return a promise. `age(block, index)` is text, or null if unknown.
+   * `layout(index)`, which may return a promise. It may have `age(block, index)`, a text or null,
+   * which calls its `onAge()` once it knows more; `onShow(index)`; and `stride`, for playing.
    */
   constructor(parent, history) {
     this.history = history;
@@ -90,11 +91,8 @@ export class MapPanel {
     this.resizing = new ResizeObserver(() => view.resize());
     this.resizing.observe(canvas);
     this.endTheme = onTheme(() => this.recolor());
-    this.slider.addEventListener("input", () => {
-      this.follows = false;
-      this.stop();
-      this.go(Number(this.slider.value));
-    });
+    this.slider.addEventListener("input", () => this.goTo(Number(this.slider.value)));
+    this.history.onAge = () => this.drawDetails();
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     canvas.addEventListener("dblclick", (event) => view.zoom(4, event.offsetX, event.offsetY));
     canvas.addEventListener("keydown", (event) => this.key(event));
@@ -143,12 +141,25 @@ export class MapPanel {
     this.go(this.history.length - 1);
   }
 
-  /** Show one layout of the history. */
+  /** Show one layout of the history until another one is chosen. */
+  goTo(index) {
+    this.follows = false;
+    this.stop();
+    this.go(index);
+  }
+
+  /** Show one layout of the history. While one is on its way, only the latest choice counts. */
   async go(index) {
     this.index = index;
     this.showTime();
-    const layout = await this.history.layout(index);
-    if (this.index === index && layout) this.show(layout);
+    if (this.isLoading) return;
+    this.isLoading = true;
+    for (let shown = -1; shown !== this.index; ) {
+      shown = this.index;
+      const layout = await this.history.layout(shown);
+      if (layout) this.show(layout);
+    }
+    this.isLoading = false;
   }
 
   showTime() {
@@ -157,6 +168,7 @@ export class MapPanel {
     setText(this.when, text);
     this.slider.setAttribute("aria-valuetext", text);
     this.newest.hidden = this.history.length - 1 === this.index;
+    this.history.onShow?.(this.index);
   }
 
   togglePlay() {
@@ -336,7 +348,7 @@ export class MapPanel {
       return;
     }
     const facts = this.facts(block).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
-    details.replaceChildren(el("h4", {}, headline(block)),
+    details.replaceChildren(el("p", { class: "map-title" }, headline(block)),
       el("p", {}, MEANINGS[block.state][2]), el("dl", {}, ...facts));
   }
 

@@ -2,8 +2,9 @@
 
 import { updateLegend } from "./bar.js";
 import { isDark, onTheme, toggleTheme } from "./colors.js";
-import { keyed, setText } from "./dom.js";
+import { el, keyed, setText } from "./dom.js";
 import { follow } from "./feed.js";
+import { install } from "./files.js";
 import { plural } from "./format.js";
 import { createGpu } from "./gpu.js";
 import { remember } from "./history.js";
@@ -75,6 +76,21 @@ function summary(state) {
   return [plural(state.gpus.length, "GPU"), plural(ranks.size, "rank"), ...words, ...waiting, ...nvml].join(" · ");
 }
 
+/** Return an empty section for a file, which stands in the place of the node until it is closed. */
+function showFile(title) {
+  const close = el("button", { type: "button", class: "more", on: { click: () => {
+    section.remove();
+    byId("files").hidden = byId("files").childElementCount === 0;
+    byId("main").hidden = !byId("files").hidden;
+  } } }, "Close");
+  const section = el("section", { class: "gpu file-section", "aria-label": title },
+    el("header", {}, el("h2", {}, title), close));
+  byId("files").prepend(section);
+  byId("files").hidden = false;
+  byId("main").hidden = true;
+  return section;
+}
+
 function labelTheme() {
   const button = byId("theme");
   setText(button, isDark() ? "Light" : "Dark");
@@ -84,6 +100,7 @@ function labelTheme() {
 byId("theme").addEventListener("click", toggleTheme);
 onTheme(labelTheme);
 labelTheme();
+install(document.documentElement, showFile);
 selection.read();
 addEventListener("hashchange", () => {
   selection.read();

@@ -1,0 +1,84 @@
+// Lines over the events of a recording or the steps of a run, drawn by uPlot.
+
+import { onTheme, style } from "./colors.js";
+import { el } from "./dom.js";
+
+/* global uPlot */
+
+const BYTE_STEPS = Array.from({ length: 45 }, (_, power) => 2 ** power);
+const FONT = "11px system-ui, sans-serif";
+
+/**
+ * Draw lines over `x` into `element`. Each of `lines` has `label`, `values`, `color()`, and may have
+ * `fill` and `dash`. `format` and `xFormat` write values; `onPick(index)` is called for a click.
+ * Return a function that marks the point with an index.
+ */
+export function lineChart(element, { title, x, xFormat, lines, format, isBytes, max, height, onPick }) {
+  const box = el("div", { class: "file-chart", role: "img", "aria-label": `${title}: ${described(lines, format)}` });
+  const readout = el("p", { class: "file-readout number", "aria-hidden": "true" });
+  element.append(el("h3", { class: "file-title" }, title), readout, box);
+  let chart = null;
+
+  function names() {
+    return lines.map(({ label, color }) => {
+      const mark = el("i", { class: "file-mark" });
+      mark.style.background = color();
+      return el("span", {}, mark, label);
+    });
+  }
+
+  function read(plot) {
+    const at = plot.cursor.idx;
+    if (at === null || at === undefined || plot.cursor.left < 0) {
+      readout.replaceChildren(...names());
+      return;
+    }
+    const values = names().map((name, index) => {
+      const value = lines[index].values[at];
+      name.append(` ${value === null || value === undefined ? "–" : format(value)}`);
+      return name;
+    });
+    readout.replaceChildren(el("span", {}, xFormat(x[at])), ...values);
+  }
+
+  function axis(values, more = {}) {
+    return { stroke: style("--soft"), font: FONT, ticks: { show: false }, values: (_, found) => found.map(values), ...more };
+  }
+
+  function build() {
+    chart?.destroy();
+    if (!box.clientWidth) return;
+    const series = lines.map(({ color, fill, dash }) => ({
+      stroke: color(), width: 1.5, dash, fill: fill ? `${color()}2e` : undefined, points: { show: x.length < 3 },
+    }));
+    chart = new uPlot({
+      width: box.clientWidth, height, legend: { show: false },
+      cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
+      scales: { x: { time: false }, y: { range: (_, __, high) => [0, max ?? (high > 0 ? high * 1.05 : 1)] } },
+      axes: [
+        axis(xFormat, { grid: { show: false }, size: 24, gap: 4, space: 90 }),
+        axis(format, { grid: { stroke: style("--line"), width: 1 }, size: 66, gap: 6, space: 30, ...(isBytes ? { incrs: BYTE_STEPS } : {}) }),
+      ],
+      series: [{}, ...series],
+      hooks: { setCursor: [read] },
+    }, [x, ...lines.map(({ values }) => values)], box);
+    if (onPick) chart.over.addEventListener("click", () => chart.cursor.idx !== null && onPick(chart.cursor.idx));
+    read(chart);
+  }
+
+  new ResizeObserver(() => {
+    if (chart && box.clientWidth) chart.setSize({ width: box.clientWidth, height });
+    else build();
+  }).observe(box);
+  onTheme(() => box.isConnected && build());
+  return (index) => chart?.setCursor({ left: chart.valToPos(x[index], "x"), top: 0 });
+}
+
+function described(lines, format) {
+  return lines
+    .map(({ label, values }) => {
+      const known = values.filter((value) => value !== null && value !== undefined);
+      return known.length ? `${label} up to ${format(Math.max(...known))}` : `${label} unknown`;
+    })
+    .join(", ");
+}

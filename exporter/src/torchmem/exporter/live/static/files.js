@@ -1,0 +1,214 @@
+// Files dropped on the page: memory snapshots, OOM reports, and the results of preflight and what-if.
+//
+// They are read in the browser and sent nowhere. A snapshot is read by a worker.
+
+import { color, style } from "./colors.js";
+import { el, setText } from "./dom.js";
+import { bytes, duration, plural, ratio } from "./format.js";
+import { MapPanel } from "./map_panel.js";
+import { layoutOf } from "./memory_layout.js";
+import { showDocument } from "./file_documents.js";
+import { lineChart } from "./file_charts.js";
+
+const MAX_SNAPSHOT_BYTES = 512 * 2 ** 20;
+const MAX_JSON_BYTES = 64 * 2 ** 20;
+
+/**
+ * Let files be dropped on `target`, or chosen with the button `open-file`.
+ *
+ * `show(title)` returns an empty section for the content of a file.
+ */
+export function install(target, show) {
+  const open = async (files) => {
+    for (const file of files) await openFile(file, show);
+  };
+  const input = el("input", { type: "file", multiple: true, hidden: true, "aria-hidden": "true", tabIndex: -1 });
+  input.addEventListener("change", () => open([...input.files]).then(() => (input.value = "")));
+  document.body.append(input);
+  document.getElementById("open-file")?.addEventListener("click", () => input.click());
+  target.addEventListener("dragover", (event) => {
+    if (![...event.dataTransfer.types].includes("Files")) return;
+    event.preventDefault();
+    target.dataset.drop = "true";
+  });
+  target.addEventListener("dragleave", (event) => event.relatedTarget ?? delete target.dataset.drop);
+  target.addEventListener("drop", (event) => {
+    delete target.dataset.drop;
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    open([...event.dataTransfer.files]);
+  });
+}
+
+async function openFile(file, show) {
+  const section = show(file.name);
+  const status = el("p", { class: "map-message", role: "status" }, `Reading ${bytes(file.size)} …`);
+  section.append(status);
+  try {
+    const first = new Uint8Array(await file.slice(0, 1).arrayBuffer())[0];
+    if (first === 0x80) await showSnapshot(file, section, status);
+    else await showJson(file, section);
+    status.hidden = !status.textContent.startsWith("Select");
+  } catch (error) {
+    setText(status, error.message);
+    status.hidden = false;
+  }
+}
+
+async function showJson(file, section) {
+  if (file.size > MAX_JSON_BYTES) throw new Error("The file is too large for a report or a result.");
+  let documents;
+  try {
+    documents = (await file.text()).trim().split("\n").map((line) => JSON.parse(line));
+  } catch {
+    try {
+      documents = [JSON.parse(await file.text())];
+    } catch {
+      throw new Error("The file is neither a memory snapshot nor JSON: drop a snapshot (.pickle), " +
+        "an OOM report (.oom.json), or what preflight --json or whatif --json printed.");
+    }
+  }
+  for (const found of documents) showDocument(section, found);
+}
+
+/** Calls the worker that holds one snapshot. */
+class Snapshot {
+  constructor() {
+    this.worker = new Worker(new URL("snapshot_worker.js", import.meta.url), { type: "module" });
+    this.waiting = new Map();
+    this.next = 0;
+    this.worker.onmessage = ({ data: { id, error, ...answer } }) => {
+      const { resolve, reject } = this.waiting.get(id);
+      this.waiting.delete(id);
+      if (error) reject(new Error(error));
+      else resolve(answer);
+    };
+    this.worker.onerror = () => {
+      for (const { reject } of this.waiting.values()) reject(new Error("The file needs more memory than the browser has."));
+    };
+  }
+
+  ask(act, given = {}, transfer = []) {
+    this.next += 1;
+    const id = this.next;
+    return new Promise((resolve, reject) => {
+      this.waiting.set(id, { resolve, reject });
+      this.worker.postMessage({ id, act, ...given }, transfer);
+    });
+  }
+}
+
+async function showSnapshot(file, section, status) {
+  if (file.size > MAX_SNAPSHOT_BYTES) throw new Error(`Snapshots of more than ${bytes(MAX_SNAPSHOT_BYTES)} are not read.`);
+  const snapshot = new Snapshot();
+  const buffer = await file.arrayBuffer();
+  const { devices } = await snapshot.ask("open", { buffer }, [buffer]);
+  if (!devices.length) throw new Error("The snapshot has no memory of any GPU.");
+  const body = el("div", { class: "file" });
+  const choose = async (device) => {
+    setText(status, "Following the trace …");
+    status.hidden = false;
+    body.replaceChildren();
+    await showDevice(snapshot, device, body);
+    status.hidden = true;
+  };
+  if (devices.length > 1) section.append(chooser(devices, choose));
+  section.append(body);
+  await choose(devices[0]);
+}
+
+function chooser(devices, choose) {
+  const options = devices.map((device) => el("option", { value: device }, `GPU ${device}`));
+  const select = el("select", { "aria-label": "GPU" }, ...options);
+  select.addEventListener("change", () => choose(Number(select.value)));
+  return el("p", {}, select);
+}
+
+async function showDevice(snapshot, device, body) {
+  const { events, timeline } = await snapshot.ask("device", { device });
+  const history = new TraceHistory(snapshot, timeline, events);
+  body.append(el("p", { class: "map-summary" }, traceSummary(timeline, events)));
+  const charts = el("div", { class: "file-charts" });
+  if (events) body.append(charts);
+  const panel = new MapPanel(body, history);
+  const marks = events ? drawCharts(charts, timeline, (index) => panel.goTo(index)) : [];
+  history.onShow = (index) => marks.forEach((mark) => mark(index));
+  panel.grown();
+}
+
+/** The states of a trace, as the map's history: see MapPanel. */
+class TraceHistory {
+  constructor(snapshot, timeline, events) {
+    Object.assign(this, { snapshot, timeline, events });
+    this.length = timeline.events.length;
+    this.stride = Math.max(1, Math.round(this.length / 120));
+    this.ages = new Map();
+  }
+
+  time(index) {
+    const event = this.timeline.events[index];
+    const seconds = this.timeline.times?.[index];
+    const at = seconds === undefined ? "" : `${seconds.toFixed(3)} s, `;
+    return `${at}event ${event.toLocaleString("en-US")} of ${this.events.toLocaleString("en-US")}`;
+  }
+
+  async layout(index) {
+    const { map } = await this.snapshot.ask("map", { event: this.timeline.events[index] });
+    return layoutOf(map);
+  }
+
+  /** Ask for the age of a block; it is known when the pointer comes back, or is selected again. */
+  age(block, index) {
+    if (!this.timeline.times || !block.parts.allocated) return null;
+    const key = `${index} ${block.address}`;
+    if (!this.ages.has(key)) {
+      if (this.ages.size > 1000) this.ages.clear();
+      this.ages.set(key, null);
+      this.snapshot
+        .ask("age", { event: this.timeline.events[index], address: block.address })
+        .then(({ seconds }) => {
+          this.ages.set(key, ageText(seconds));
+          this.onAge?.();
+        });
+    }
+    return this.ages.get(key);
+  }
+}
+
+function ageText(seconds) {
+  if (seconds === null) return null;
+  if (seconds < 0) return "older than the recording";
+  return seconds < 1 ? `${(seconds * 1000).toFixed(1)} ms` : duration(seconds);
+}
+
+function traceSummary(timeline, events) {
+  if (!events) return "The snapshot has no trace: it shows one moment.";
+  const last = timeline.times?.at(-1);
+  const during = last ? ` in ${duration(last)}` : "";
+  const peak = Math.max(...timeline.allocated);
+  const worst = Math.max(...timeline.stranded);
+  const headroom = timeline.headroom.at(-1) === null
+    ? " Headroom needs the GPU's free memory, which torchmem capture adds to a snapshot." : "";
+  return `${plural(events, "event")}${during}. At the peak ${bytes(peak)} are in use, at most ${bytes(worst)} are stranded.${headroom}`;
+}
+
+/** Draw the timeline, and return functions that mark a moment in it. */
+function drawCharts(element, timeline, go) {
+  const x = timeline.times ?? timeline.events;
+  const xFormat = timeline.times ? (value) => `${Number(value.toFixed(3))} s` : (value) => value.toLocaleString("en-US");
+  const memory = [
+    { label: "reserved", values: timeline.reserved, color: () => style("--soft") },
+    { label: "in use", values: timeline.allocated, color: () => color("in_use"), fill: true },
+    { label: "stranded", values: timeline.stranded, color: () => color("stranded") },
+  ];
+  if (timeline.headroom[0] !== null) {
+    memory.push({ label: "headroom", values: timeline.headroom, color: () => style("--ink"), dash: [4, 3] });
+  }
+  const common = { x, xFormat, onPick: go };
+  const first = lineChart(element, { ...common, title: "Memory", lines: memory, format: bytes, isBytes: true, height: 190 });
+  const second = lineChart(element, {
+    ...common, title: "Fragmentation index", height: 110, format: (value) => ratio(value), max: 1,
+    lines: [{ label: "FI", values: timeline.fragmentation, color: () => color("stranded") }],
+  });
+  return [first, second];
+}

@@ -1,0 +1,36 @@
+// Reads a snapshot beside the page, so that the page stays responsive, and answers for its states.
+
+import { PickleError, unpickle } from "./pickle.js";
+import { devicesOf, Recording, SnapshotError } from "./recording.js";
+
+let snapshot = null;
+let recording = null;
+
+const acts = {
+  open({ buffer }) {
+    snapshot = unpickle(buffer);
+    return { devices: devicesOf(snapshot) };
+  },
+  device({ device }) {
+    recording = new Recording(snapshot, device);
+    const timeline = recording.timeline();
+    return { events: recording.length, timeline };
+  },
+  map({ event }) {
+    recording.seek(event);
+    return { map: recording.map() };
+  },
+  age({ event, address }) {
+    recording.seek(event);
+    return { seconds: recording.age(address) };
+  },
+};
+
+onmessage = ({ data: { id, act, ...given } }) => {
+  try {
+    postMessage({ id, ...acts[act](given) });
+  } catch (error) {
+    const isKnown = error instanceof PickleError || error instanceof SnapshotError;
+    postMessage({ id, error: isKnown ? error.message : `The file cannot be read (${error.message}).` });
+  }
+};

@@ -1,0 +1,262 @@
+"""Files on the page in a real Chromium: read in the browser, and refused if they are hostile."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import reports, whatif_results
+from support.browser import Page
+from support.fuzz import make_input
+from support.recordings import varying_lengths
+from support.snapshots import load_snapshot
+
+from torchmem.allocator.oom_report import encode
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.live.page import files
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.testing import FakeNvml
+from torchmem.whatif.result import document
+
+INPUT = "input[type=file]"
+SHARED = Path("/work/shared/snapshots")
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 52), 1 << 52)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExporterServer]:
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path_factory.mktemp("run")))
+    with closing(exporter), closing(serve(exporter)) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(page: Page, server: ExporterServer) -> Page:
+    """The page, which has no rank."""
+    page.goto(server.url)
+    page.wait("document.getElementById('connection').dataset.connected === 'true'")
+    return page
+
+
+def module(name: str) -> str:
+    """Return an expression for a module of the page."""
+    return f"import('/static/{files().digest}/{name}')"
+
+
+def unpickled(page: Page, contents: list[bytes]) -> list[Any]:
+    """Return what the page's reader makes of pickles: the value as JSON, or its error."""
+    encoded = json.dumps([base64.b64encode(content).decode() for content in contents])
+    found: list[Any] = page.evaluate(
+        f"{module('pickle.js')}.then(({{ unpickle, PickleError }}) => {encoded}.map((text) => {{"
+        "const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));"
+        "try { return { value: JSON.stringify(unpickle(bytes.buffer)) }; } catch (error) {"
+        "if (!(error instanceof PickleError)) return { bug: String(error.stack) };"
+        "return { refused: error.message }; } }))"
+    )
+    return found
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(values, min_size=10, max_size=10), st.integers(2, 5))
+def test_plain_values_are_read(opened: Page, drawn: list[Any], protocol: int) -> None:
+    """What Python pickles is what the page reads, in every protocol that PyTorch's tools write."""
+    found = unpickled(opened, [pickle.dumps(value, protocol) for value in drawn])
+    for value, read in zip(drawn, found, strict=True):
+        written = json.loads(json.dumps(value), parse_int=float)
+        assert json.loads(read["value"], parse_int=float) == written
+
+
+class Evil:
+    """Runs a command when a pickle with it is loaded by Python."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("owned",)
+
+
+def test_hostile_pickles_are_refused(opened: Page) -> None:
+    """Classes, prototypes, damage and noise give one sentence, and nothing else is thrown."""
+    hostile = [make_input(3, "snapshot", number) for number in range(300)]
+    crafted = [
+        pickle.dumps(Evil()),
+        pickle.dumps({"segments": [{1, 2}]}),
+        pickle.dumps({"__proto__": {"polluted": True}}),
+        pickle.dumps({"segments": []})[:-3],
+        b"\x80\x04(((((((.",
+        b"\x80\x04]\x94h\x05.",
+        b"\x80\x09N.",
+        b"",
+        b"{}",
+    ]
+    found = unpickled(opened, [*crafted, *hostile])
+    assert [read for read in found if "bug" in read] == []
+    for read in found[: len(crafted)]:
+        assert read["refused"].endswith(".")
+    assert opened.evaluate("({}).polluted === undefined")
+
+
+def choose(page: Page, path: Path) -> None:
+    """Open a file, and wait until it is shown or refused."""
+    page.choose(INPUT, path)
+    page.wait(
+        "(() => { const s = document.querySelector('.file-section');"
+        "const m = s?.querySelector('.map-message'); return m && (m.hidden || "
+        "!/^(Reading|Following)/.test(m.textContent)); })()"
+    )
+
+
+def shown(page: Page) -> str:
+    """Return the text of the newest file."""
+    return str(page.evaluate("document.querySelector('.file-section').innerText"))
+
+
+def replayed(page: Page, snapshot: Path) -> dict[str, Any]:
+    """Return the timeline of a snapshot, and its states at some events, as the page sees them."""
+    encoded = base64.b64encode(snapshot.read_bytes()).decode()
+    found: dict[str, Any] = page.evaluate(
+        f"Promise.all([{module('pickle.js')}, {module('recording.js')}])"
+        ".then(([{ unpickle }, { Recording }]) => {"
+        f"const bytes = Uint8Array.from(atob('{encoded}'), (c) => c.charCodeAt(0));"
+        "const recording = new Recording(unpickle(bytes.buffer), 0);"
+        "recording.seek(recording.length); const end = recording.map();"
+        "const timeline = recording.timeline(); recording.seek(0); const begin = recording.map();"
+        "recording.seek(recording.length); const again = recording.map();"
+        "recording.seek(0); const first = recording.map();"
+        "return { timeline, end, again, begin, first, length: recording.length }; })"
+    )
+    return found
+
+
+def blocks_of(snapshot: dict[str, Any]) -> list[tuple[int, list[tuple[int, str]]]]:
+    """Return address and blocks of each segment of a snapshot."""
+    letters = {"active_allocated": "a", "active_pending_free": "p", "inactive": "f"}
+    found = [
+        (
+            segment["address"],
+            [(block["size"], letters[block["state"]]) for block in segment["blocks"]],
+        )
+        for segment in snapshot["segments"]
+    ]
+    return sorted(found)
+
+
+def blocks_in(device: dict[str, Any]) -> list[tuple[int, list[tuple[int, str]]]]:
+    """Return the same of a map."""
+    return [
+        (segment["address"], list(zip(segment["sizes"], segment["states"], strict=True)))
+        for segment in device["segments"]
+    ]
+
+
+def test_a_trace_is_followed_exactly(opened: Page, tmp_path: Path) -> None:
+    """From the end to the begin and back, the memory is that of the recording."""
+    job = varying_lengths(steps=6)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(job.snapshot()))
+    found = replayed(opened, path)
+
+    assert blocks_of(job.snapshot()) == blocks_in(found["end"]) == blocks_in(found["again"])
+    assert found["begin"] == found["first"]
+    timeline = found["timeline"]
+    assert found["length"] == timeline["events"][-1]
+    reserved = sum(segment["total_size"] for segment in job.snapshot()["segments"])
+    assert reserved == timeline["reserved"][-1]
+
+
+@pytest.mark.parametrize("name", ["small", "forward_bf16_128", "forward_fp32_128", "training_256"])
+def test_recordings_of_real_gpus(opened: Page, name: str) -> None:
+    """Undoing and repeating the whole trace ends in the recorded state, block by block."""
+    path = SHARED / f"{name}.pickle"
+    if not path.exists():
+        pytest.skip("the recordings are not on this machine")
+    found = replayed(opened, path)
+    assert blocks_of(load_snapshot(path)) == blocks_in(found["end"]) == blocks_in(found["again"])
+    assert found["begin"] == found["first"]
+
+
+def test_a_snapshot_has_timeline_and_map(opened: Page, tmp_path: Path) -> None:
+    """The file is shown in the place of the node, until it is closed; a click goes to a moment."""
+    path = tmp_path / "rank3.pickle"
+    path.write_bytes(pickle.dumps(varying_lengths(steps=6).snapshot()))
+    choose(opened, path)
+    assert "rank3.pickle" in shown(opened)
+    assert "events" in shown(opened)
+    assert "Fragmentation index" in shown(opened)
+    assert opened.evaluate("document.getElementById('main').hidden")
+    opened.wait("document.querySelectorAll('.file-chart canvas').length === 2")
+
+    before = opened.evaluate("document.querySelector('.map-when').textContent")
+    opened.click(".file-chart .u-over")
+    opened.wait(f"document.querySelector('.map-when').textContent !== {json.dumps(before)}")
+    opened.evaluate("document.querySelector('canvas.map-canvas').focus()")
+    opened.press("Home")
+    opened.wait("document.querySelector('.map-title')")
+    assert opened.axe() == []
+    opened.click("role=button[name=Close]")
+    assert not opened.evaluate("document.getElementById('main').hidden")
+
+
+def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
+    """It says what failed and shows the minutes before."""
+    path = tmp_path / "1-2-3-0.oom.json"
+    path.write_bytes(encode(reports.STRANDED))
+    choose(opened, path)
+    assert "ran out of memory: free memory is in pieces" in shown(opened)
+    assert "Largest free block" in shown(opened)
+    assert opened.axe() == []
+
+
+def test_what_if_side_by_side(opened: Page, tmp_path: Path) -> None:
+    """Each setting has a row and a chart, all on one scale."""
+    path = tmp_path / "whatif.json"
+    path.write_text(document(whatif_results.CHANGE))
+    choose(opened, path)
+    result = whatif_results.CHANGE
+    assert result.verdict.sentence in shown(opened)
+    for outcome in result.outcomes:
+        assert outcome.name in shown(opened)
+    drawn = sum(1 for outcome in result.outcomes if len(outcome.timeline) > 1)
+    opened.wait(f"document.querySelectorAll('.file-side-by-side canvas').length === {drawn}")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps(Evil()), "never loaded"),
+        (pickle.dumps([1, 2]), "not a memory snapshot"),
+        (pickle.dumps({"segments": [], "device_traces": []}), "no memory of any GPU"),
+        (b"hello", "neither a memory snapshot nor JSON"),
+        (b'{"a": 1}', "neither an OOM report"),
+        (b"", "neither a memory snapshot nor JSON"),
+        (b'{"oom": {"cause": "x"}, "process": {"run": 7}, "device": {}}', "ran out of memory"),
+        (b'{"verdict": {}, "outcomes": [null, 3, {}]}', "GPU"),
+    ],
+)
+def test_other_files_are_refused(opened: Page, tmp_path: Path, content: bytes, words: str) -> None:
+    """With a sentence; the page goes on."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    choose(opened, path)
+    assert words in shown(opened)
