@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torchmem.allocator.sizes import format_size
 from torchmem.sample import catalog
 
-CARD, CARDS = "h100-80gb", "2"
+CARD = "h100-80gb"
 TIMEOUT_SECONDS = 600
 HEAD = (
     "| script | arguments | exit code | output | ranks | steps | peak of each rank | ended as |",
@@ -91,7 +91,11 @@ def run(case: Case, checkouts: Path, *, monitor: bool) -> Outcome:
         shutil.copytree(checkouts / case.repository, copy)
         for make, folder in case.data:
             make(copy / folder)
-        command = [*_phantom(state), *(_monitor(state) if monitor else ()), sys.executable]
+        command = [
+            *_phantom(state, case.cards),
+            *(_monitor(state) if monitor else ()),
+            sys.executable,
+        ]
         script = copy / case.script
         done = subprocess.run(
             [*command, *case.launcher, script.name, *case.arguments],
@@ -130,8 +134,8 @@ def _each(values: object) -> str:
     return ", ".join(sorted(set(values)))  # type: ignore[call-overload]
 
 
-def _phantom(state: Path) -> list[str]:
-    flags = ["--card", CARD, "--devices", CARDS, "--state", str(state / "cards")]
+def _phantom(state: Path, cards: int) -> list[str]:
+    flags = ["--card", CARD, "--devices", str(cards), "--state", str(state / "cards")]
     return [sys.executable, "-m", "torchmem.phantom", *flags, "--"]
 
 

@@ -15,10 +15,11 @@ class Case:
     """A script of a repository, and how it is run.
 
     Attributes:
-        script: path in the checkout; it runs in the folder of the script unless `folder` is set.
+        script: path in the checkout; it runs in the script's folder.
         arguments: the script's arguments.
         launcher: Python's arguments before the script.
         data: what the script reads.
+        cards: phantom GPUs that the script sees.
     """
 
     repository: str
@@ -26,7 +27,7 @@ class Case:
     arguments: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
     data: tuple[Data, ...] = ()
-    folder: str | None = None
+    cards: int = 2
 
     @property
     def name(self) -> str:
@@ -52,7 +53,9 @@ SHORT_GPT = (
     *("--eval_interval=2", "--log_interval=1", "--batch_size=4", "--block_size=64"),
     *("--n_layer=2", "--n_head=2", "--n_embd=64", "--always_save_checkpoint=True"),
 )
-SHORT_TRAINER = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=4")
+SHORT_TRAINER = (
+    *("--trainer.max_epochs=1", "--trainer.limit_train_batches=4", "--trainer.devices=1"),
+)
 TIMM = ("images", "--model", "resnet18", "--batch-size", "4", "--workers", "1")
 
 CASES = (
@@ -132,22 +135,24 @@ CASES = (
     Case("pytorch-lightning", "examples/pytorch/bug_report/bug_report_model.py"),
     Case(
         *("pytorch-lightning", "examples/pytorch/basics/autoencoder.py"),
-        ("fit", *SHORT_TRAINER),
+        SHORT_TRAINER,
         data=DIGITS_OF_LIGHTNING,
     ),
     Case(
         *("pytorch-lightning", "examples/pytorch/basics/backbone_image_classifier.py"),
-        ("fit", *SHORT_TRAINER),
+        SHORT_TRAINER,
         data=DIGITS_OF_LIGHTNING,
     ),
     Case(
         *("pytorch-lightning", "examples/fabric/image_classifier/train_fabric.py"),
         ("--epochs", "1", "--batch-size", "64"),
         data=DIGITS_OF_LIGHTNING,
+        cards=1,
     ),
     Case(
         *("pytorch-lightning", "examples/fabric/kfold_cv/train_fabric.py"),
         ("--epochs", "1", "--folds", "2"),
         data=DIGITS_OF_LIGHTNING,
+        cards=1,
     ),
 )

@@ -133,11 +133,39 @@ def test_every_gpu_is_listed(place: Place) -> None:
 def test_a_usable_run_directory_is_in_order(place: Place) -> None:
     """With mode 1777 nothing is wrong, and this user's processes are counted."""
     assert place.run_dir is not None
-    publish(place.run_dir, own_sample())
+    publish(place.run_dir, own_sample(settings_ignored={}))
     checks = by_subject(node.checks(place))
 
     assert {} == problems(iter(checks.values()))
     assert "1 running; runs: night" == checks["processes"].found
+
+
+def test_settings_of_running_processes_are_shown(place: Place) -> None:
+    """The settings in force are listed, and one that PyTorch ignored is a problem."""
+    assert place.run_dir is not None
+    settings = {"backend": "native", "expandable_segments": "False"}
+    sample = own_sample(
+        allocator_settings=settings, settings_ignored={"expandable_segments": True, "x": False}
+    )
+    publish(place.run_dir, sample)
+    checks = by_subject(node.checks(place))
+
+    in_force = "backend=native, expandable_segments=False (1 process)"
+    assert in_force == checks["settings in force"].found
+    ignored = {"settings ignored": "expandable_segments has no effect in night"}
+    assert ignored == problems(iter(checks.values()))
+
+
+def test_a_sample_that_is_not_valid_costs_only_its_settings(place: Place) -> None:
+    """A malformed sample beside a valid one hides neither the process nor the other checks."""
+    assert place.run_dir is not None
+    path = publish(place.run_dir, own_sample(settings_ignored={}))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"devices": "none"}))
+    checks = by_subject(node.checks(place))
+
+    assert "1 running; runs: night" == checks["processes"].found
+    assert "settings in force" not in checks
 
 
 def test_a_run_directory_that_cannot_work_is_a_problem(place: Place) -> None:
@@ -162,12 +190,23 @@ def test_an_exporter_that_answers_is_in_order(exporter: Place) -> None:
     assert "ok" == checks["clock of exporter"].status
 
 
+def test_an_exporter_with_another_run_directory_is_a_problem(
+    exporter: Place, tmp_path: Path
+) -> None:
+    """An exporter of this machine that shows none of the running processes is found."""
+    publish(tmp_path / "other", own_sample())
+    elsewhere = replace(exporter, run_dir=tmp_path / "other")
+
+    assert "shows none of the processes" in problems(servers.checks(elsewhere))["its run directory"]
+
+
 def test_what_the_exporter_refuses_is_a_problem(exporter: Place) -> None:
     """Rejected samples are counted by reason."""
     assert exporter.run_dir is not None
     publish(exporter.run_dir, b"{")
 
-    assert {"rejected samples": "1 malformed"} == problems(servers.checks(exporter))
+    found = until(lambda: problems(servers.checks(exporter)))
+    assert {"rejected samples": "1 malformed"} == found
 
 
 def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:

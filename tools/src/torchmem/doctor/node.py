@@ -1,33 +1,25 @@
-"""Checks of the run directory, and of the processes that publish in it."""
+"""Checks of the run directory, and of the pid namespace."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
+from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
-from torchmem.sample.errors import UsageError
 from torchmem.sample.process_table import INITIAL_PID_NAMESPACE
 from torchmem.sample.procfs import pid_namespace
-from torchmem.sample.run_directory import (
-    RUN_DIR_MODE,
-    SAMPLE_SUFFIX,
-    find_files,
-    is_user_directory,
-)
-from torchmem.sample.untrusted import sanitize_text
+from torchmem.sample.run_directory import RUN_DIR_MODE
 
 MIN_FREE_BYTES = 1 << 20
 MIN_FREE_INODES = 64
-MAX_RUNS = 5
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yield the checks of the run directory and of this user's processes."""
+    """Yield the checks of the run directory and of the processes that publish in it."""
     directory = place.directory
     try:
         status = directory.stat()
@@ -47,7 +39,7 @@ def checks(place: Place) -> Iterator[Check]:
         return
     yield _room(directory)
     yield _own_directory(directory)
-    yield _processes(directory)
+    yield from processes.checks(directory)
     yield _pids(place)
 
 
@@ -109,30 +101,6 @@ def _own_directory(directory: Path) -> Check:
             "Ask root to remove it.",
         )
     return Check("your directory", "ok", str(own))
-
-
-def _processes(directory: Path) -> Check:
-    from torchmem.capture.processes import training_processes
-
-    try:
-        found = list(training_processes(directory))
-    except UsageError as error:
-        return Check("processes", "note", str(error), f"As root: chmod a+r {directory}")
-    if not found:
-        users = sum(is_user_directory(entry.name) for entry in os.scandir(directory))
-        files = find_files(directory, lambda name: name.endswith(SAMPLE_SUFFIX))
-        others = f"; {len(files)} of other users" if files else ""
-        return Check(
-            "processes",
-            "note",
-            f"none of yours has published here{others} ({users} user directories)",
-            "A process publishes after sdk.instrument(), once it uses CUDA.",
-        )
-    states = Counter("ended" if item.alive is False else "running" for item in found)
-    runs = sorted({sanitize_text(item.process.run) for item in found})
-    counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    more = f" and {len(runs) - MAX_RUNS} more" if len(runs) > MAX_RUNS else ""
-    return Check("processes", "ok", f"{counted}; runs: {', '.join(runs[:MAX_RUNS])}{more}")
 
 
 def _pids(place: Place) -> Check:

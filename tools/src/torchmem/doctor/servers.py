@@ -9,21 +9,26 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
 from torchmem.sample import catalog
+from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import sanitize_text
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
 MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+COLLECTION_SECONDS = 1.0
 START = "Start it: `torchmem exporter`, or the service torchmem-exporter."
 
 
@@ -37,6 +42,8 @@ class Answer:
 
 
 Fetch = Callable[[str], Answer]
+Values = Mapping[str, list[tuple[Mapping[str, str], float]]]
+"""Labels and values of each series of a page of metrics, by name."""
 
 
 def fetch(url: str) -> Answer:
@@ -62,7 +69,7 @@ def fetch(url: str) -> Answer:
 
 def checks(place: Place, get: Fetch = fetch) -> Iterator[Check]:
     """Yield the checks of the exporter and, if its address is given, of Prometheus."""
-    yield from _exporter(place.exporter.rstrip("/"), get)
+    yield from _exporter(place, get)
     if place.prometheus:
         yield from _prometheus(place.prometheus.rstrip("/"), get)
     else:
@@ -76,7 +83,8 @@ def without_credentials(url: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-def _exporter(address: str, get: Fetch) -> Iterator[Check]:
+def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
+    address = place.exporter.rstrip("/")
     answer, url = _try(f"{address}/metrics", get), without_credentials(address)
     if isinstance(answer, str):
         yield Check("exporter", "problem", f"{url} does not answer: {answer}", START)
@@ -93,10 +101,14 @@ def _exporter(address: str, get: Fetch) -> Iterator[Check]:
         return
     yield _exporter_version(url, values)
     yield from _exporter_problems(values)
+    if urllib.parse.urlsplit(address).hostname in LOOPBACK:
+        yield from _missing_processes(
+            place.directory, values, lambda: _try(f"{address}/metrics", get)
+        )
     yield _clock("exporter", answer)
 
 
-def _values(answer: Answer) -> Mapping[str, list[tuple[Mapping[str, str], float]]] | None:
+def _values(answer: Answer) -> Values | None:
     """Return the samples of a page of metrics by name; None if it is none of an exporter."""
     try:
         families = list(text_string_to_metric_families(answer.body.decode(errors="replace")))
@@ -109,9 +121,7 @@ def _values(answer: Answer) -> Mapping[str, list[tuple[Mapping[str, str], float]
     return values if catalog.BUILD_INFO.name in values else None
 
 
-def _exporter_version(
-    url: str, values: Mapping[str, list[tuple[Mapping[str, str], float]]]
-) -> Check:
+def _exporter_version(url: str, values: Values) -> Check:
     found = values[catalog.BUILD_INFO.name][0][0].get("version", "")
     ranks = len(values.get(catalog.SAMPLE_TIMESTAMP.name, ()))
     name, text = "exporter", f"{url}, version {sanitize_text(found)}, {ranks} processes"
@@ -121,9 +131,7 @@ def _exporter_version(
     return Check(name, "ok", text)
 
 
-def _exporter_problems(
-    values: Mapping[str, list[tuple[Mapping[str, str], float]]],
-) -> Iterator[Check]:
+def _exporter_problems(values: Values) -> Iterator[Check]:
     for labels, value in values.get(catalog.RUN_DIRECTORY_PROBLEM.name, ()):
         if value:
             problem = sanitize_text(labels.get("problem", ""))
@@ -137,6 +145,29 @@ def _exporter_problems(
     if rejected:
         step = "The exporter's log names file and owner: see TorchmemSamplesRejected."
         yield Check("rejected samples", "problem", ", ".join(rejected), step)
+
+
+def _missing_processes(
+    directory: Path, values: Values, ask_again: Callable[[], Answer | str]
+) -> Iterator[Check]:
+    """Yield a problem if the exporter of this machine shows none of its running processes."""
+    running = processes.running(directory)
+    if not running or _shows_one_of(running, values):
+        return
+    time.sleep(COLLECTION_SECONDS)  # it may have begun to collect before they started
+    answer = ask_again()
+    if isinstance(answer, str) or not _shows_one_of(running, _values(answer) or {}):
+        found = f"the exporter shows none of the processes that run in {directory}"
+        step = "Give both the same run directory: TORCHMEM_RUN_DIR, exporter --run-dir."
+        yield Check("its run directory", "problem", found, step)
+
+
+def _shows_one_of(running: Sequence[Process], values: Values) -> bool:
+    served = {
+        (labels.get("run"), labels.get("rank"))
+        for labels, _ in values.get(catalog.SAMPLE_TIMESTAMP.name, ())
+    }
+    return any((item.run, str(item.rank)) in served for item in running)
 
 
 def _prometheus(address: str, get: Fetch) -> Iterator[Check]:

@@ -1,0 +1,103 @@
+"""Checks of the processes that publish, and of the allocator settings in force in them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torchmem.capture.processes import TrainingProcess, training_processes
+from torchmem.doctor.check import Check
+from torchmem.sample.errors import UsageError
+from torchmem.sample.run_directory import (
+    MAX_SAMPLE_BYTES,
+    SAMPLE_SUFFIX,
+    find_files,
+    is_user_directory,
+)
+from torchmem.sample.sample import Process, Sample, decode
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
+
+MAX_NAMED = 5
+
+
+def checks(directory: Path) -> Iterator[Check]:
+    """Yield the checks of this user's processes; root checks those of all users."""
+    try:
+        found = list(training_processes(directory))
+    except UsageError as error:
+        yield Check("processes", "note", str(error), f"As root: chmod a+r {directory}")
+        return
+    yield _counts(found) if found else _none(directory)
+    samples = [sample for item in found if item.alive is not False if (sample := _read(item))]
+    yield from _in_force(samples)
+    yield from _ignored(samples)
+
+
+def running(directory: Path) -> list[Process]:
+    """Return this user's processes that run; none if the directory cannot be read."""
+    try:
+        return [item.process for item in training_processes(directory) if item.alive]
+    except UsageError:
+        return []
+
+
+def _counts(found: Sequence[TrainingProcess]) -> Check:
+    states = Counter("ended" if item.alive is False else "running" for item in found)
+    runs = {sanitize_text(item.process.run) for item in found}
+    counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    return Check("processes", "ok", f"{counted}; runs: {_listed(runs)}")
+
+
+def _none(directory: Path) -> Check:
+    users = sum(is_user_directory(entry.name) for entry in os.scandir(directory))
+    files = find_files(directory, lambda name: name.endswith(SAMPLE_SUFFIX))
+    others = f"; {len(files)} of other users" if files else ""
+    return Check(
+        "processes",
+        "note",
+        f"none of yours has published here{others} ({users} user directories)",
+        "A process publishes after sdk.instrument(), once it uses CUDA.",
+    )
+
+
+def _in_force(samples: Sequence[Sample]) -> Iterator[Check]:
+    """Yield the settings that PyTorch's allocator reports, for each variant of them."""
+    variants = Counter(tuple(sorted(sample.allocator_settings.items())) for sample in samples)
+    for settings, number in variants.most_common(MAX_NAMED):
+        text = ", ".join(sanitize_text(f"{name}={value}") for name, value in settings if value)
+        processes = "1 process" if number == 1 else f"{number} processes"
+        yield Check("settings in force", "ok", f"{text or 'unknown'} ({processes})")
+
+
+def _ignored(samples: Sequence[Sample]) -> Iterator[Check]:
+    """Yield a problem for each setting of the environment that had no effect."""
+    ignored = {
+        (sanitize_text(name), sanitize_text(sample.process.run))
+        for sample in samples
+        for name, is_ignored in sample.settings_ignored.items()
+        if is_ignored
+    }
+    for name in sorted({name for name, _ in ignored}):
+        runs = _listed({run for ignored_name, run in ignored if ignored_name == name})
+        yield Check(
+            "settings ignored",
+            "problem",
+            f"{name} has no effect in {runs}",
+            "See the runbook TorchmemAllocatorSettingIgnored.",
+        )
+
+
+def _read(process: TrainingProcess) -> Sample | None:
+    """Return the newest sample of a process; None if it has ended or is not valid."""
+    try:
+        return decode(read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)[0])
+    except (OSError, UntrustedFileError, ValueError, RecursionError):
+        return None
+
+
+def _listed(names: set[str]) -> str:
+    """Return the first names of a set."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(sorted(names)[:MAX_NAMED]) + more
