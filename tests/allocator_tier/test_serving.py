@@ -40,7 +40,10 @@ def scrape(steps, *names):
             text = urlopen(f"http://{address}/metrics").read().decode()
     segments = torch.cuda.memory_snapshot()
     private = sum(s["total_size"] for s in segments if s["segment_pool_id"] != (0, 0))
-    print(json.dumps({"text": text, "reserved": torch.cuda.memory_reserved(), "private": private}))
+    state = json.load(urlopen(f"http://{address}/api/v1/state"))
+    print(json.dumps({
+        "text": text, "reserved": torch.cuda.memory_reserved(), "private": private, "state": state
+    }))
 
 Worker = importlib.import_module("torchmem.integrations.vllm").Worker
 model_config = SimpleNamespace(served_model_name=None, model="/models/tiny")
@@ -162,3 +165,15 @@ def test_sleep_is_said(scrapes: list[dict[str, Any]]) -> None:
     assert total(awake, outside) == total(again, outside)
     held = [total(shown, "nvml_process_memory_bytes") for shown in (awake, asleep)]
     assert WEIGHTS + CACHE == (held[0] or 0) - (held[1] or 0)
+
+
+def test_the_live_page_draws_what_is_on_the_card(scrapes: list[dict[str, Any]]) -> None:
+    """Asleep, a rank has only what is left of it, and the parts of the card add up."""
+    for scrape, given_back in zip(scrapes, (0, WEIGHTS + CACHE, 0), strict=True):
+        [gpu] = [gpu for gpu in scrape["state"]["gpus"] if gpu.get("ranks")]
+        [rank] = gpu["ranks"]
+        outside = rank.get("outside_allocator_bytes")
+        own = sum(part["bytes"] for part in rank["parts"])
+        assert own == scrape["reserved"] - given_back + (outside or 0)
+        assert (outside is None) == (given_back > 0)
+        assert gpu["total_bytes"] == sum(part["bytes"] for part in gpu["parts"])

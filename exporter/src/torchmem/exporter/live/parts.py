@@ -87,11 +87,15 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
 
     Without a sound sample there are none. Statistics are read when a step ends and the snapshot at
     a random time. Of what they say is in use, the larger value counts, as in
-    rank:torchmem_in_use_bytes:max.
+    rank:torchmem_in_use_bytes:max. If `outside` is below zero, so many reserved bytes are not on
+    the device, and which those are is not known.
     """
     allocator, reserved = device.allocator, _reserved(device)
     if allocator is None or reserved is None:
         return ()
+    if outside is not None and outside < 0:
+        on_device = max(0, reserved + outside)
+        return (Part("in_use", on_device),) if on_device else ()
     cache = _cache(allocator, device.layout, reserved)
     tensors = _tensors(device, allocator, reserved - sum(part.bytes for part in cache))
     parts = _fitted([*tensors, *cache], reserved)

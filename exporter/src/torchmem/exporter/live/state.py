@@ -44,8 +44,9 @@ class Found:
     """What one collection has found, without the metric families.
 
     `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
-    by the names of these devices. `outside`: bytes outside the allocator by device and process.
-    `kill_causes`: what killed a process, where it is known.
+    by the names of these devices. `outside`: bytes outside the allocator by device and process;
+    below zero, so many reserved bytes are not on the device. `kill_causes`: what killed a process,
+    where it is known.
     """
 
     time: float
@@ -360,7 +361,7 @@ def _on_device(device: DeviceSample, outside: int | None) -> dict[str, object]:
     counters, oom = device.counters, device.last_oom
     return {
         "parts": rank_parts(device, outside),
-        "outside_allocator_bytes": outside,
+        "outside_allocator_bytes": None if outside is None or outside < 0 else outside,
         "stats_time": device.stats_timestamp,
         "alloc_retries": counters.alloc_retries,
         "ooms": None if counters.ooms is None else {k: n for k, n in counters.ooms.items() if n},

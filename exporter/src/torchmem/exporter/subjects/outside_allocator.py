@@ -140,9 +140,11 @@ class OutsideAllocator:
 
     @property
     def held(self) -> Mapping[DeviceProcess, int]:
-        """The bytes outside the allocator that the latest call of `families` found."""
-        held = self._held.items()
-        return {key: outside.size for key, outside in held if outside.size >= 0}
+        """The bytes outside the allocator that the latest call of `families` found.
+
+        Below zero: so many reserved bytes are not on the device.
+        """
+        return {key: -outside.unbacked or outside.size for key, outside in self._held.items()}
 
     def _join(
         self, key: DeviceProcess, use: Use, device: DeviceSample, now: float, *, is_later: bool
