@@ -287,6 +287,7 @@ RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
     "Reserved bytes that are not on the device, if NVML shows less memory of the process than it "
     "has reserved: an allocator outside PyTorch has given them back, as in vLLM's sleep mode. "
+    "Reserved bytes plus those outside the allocator minus these are the process memory in NVML. "
     "Absent otherwise.",
 )
 OUTSIDE_ALLOCATOR_START = _group.gauge(

@@ -8,7 +8,7 @@ the next one it is held. That of the SDK's first read of a device is kept as the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client.core import Metric
 
@@ -73,18 +73,13 @@ class _Occupants:
 class _Outside:
     """Bytes outside the allocator, and when its statistics were read (Unix seconds).
 
-    Below zero, some of the reserved bytes are not on the device. `usual` is the latest size that
-    was not below zero, or the one at the start, or 0 where neither is known.
+    unbacked: reserved bytes that are not on the device. Reserved bytes plus `size` minus `unbacked`
+        are NVML's bytes of the process; without `unbacked`, of the same moment.
     """
 
     size: int
     timestamp: float
-    usual: int
-
-    @property
-    def unbacked(self) -> int:
-        """Reserved bytes that are not on the device, if those outside are as many as usual."""
-        return self.usual - self.size if self.size < 0 else 0
+    unbacked: int = 0
 
 
 class OutsideAllocator:
@@ -127,10 +122,8 @@ class OutsideAllocator:
             start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
             view = View(item.sample, item.pid_label or item.pid, item.state, indices)
             labels = view.device_labels(device)
-            if outside and outside.unbacked:
-                unbacked.append((labels, outside.unbacked))
-            elif outside:
-                rows.append((labels, outside))
+            rows.extend([(labels, outside)] if outside and outside.timestamp else [])
+            unbacked.extend([(labels, outside.unbacked)] if outside and outside.unbacked else [])
             starts.extend([(labels, start)] if start is not None else [])
         self._forget_all_but(keys)
         yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
@@ -144,7 +137,7 @@ class OutsideAllocator:
 
         Below zero: so many reserved bytes are not on the device.
         """
-        return {key: -outside.unbacked or outside.size for key, outside in self._held.items()}
+        return {key: outside.size - outside.unbacked for key, outside in self._held.items()}
 
     def _join(
         self, key: DeviceProcess, use: Use, device: DeviceSample, now: float, *, is_later: bool
@@ -160,11 +153,10 @@ class OutsideAllocator:
             self._scrapes[key] = _Scrape(now, use, device)
         size = outside_bytes(use, device, before if is_later else None)
         if size is not None and size >= 0:
-            self._held[key] = _Outside(size, timestamp, size)
+            self._held[key] = _Outside(size, timestamp)
         elif size is not None and size < -_SAME_BYTES:
-            known = self._held.get(key)
-            usual = known.usual if known else self._starts.get(key, 0)
-            self._held[key] = _Outside(size, timestamp, usual)
+            known = self._held.get(key, _Outside(0, 0.0))
+            self._held[key] = replace(known, unbacked=known.size - size)
         return self._held.get(key)
 
     def _start(
