@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from colorspacious import cspace_convert
 
+from torchmem.exporter.live.parts import LEGEND
 from torchmem.sample import colors
 
 # Grafana's panel backgrounds.
@@ -57,6 +58,17 @@ def test_colors_of_one_table_differ(table: Mapping[str, str], vision: str, theme
     for pair in combinations(table, 2):
         least = MIN_DIFFERENCE_OF_NEIGHBORS if pair in neighbors else MIN_DIFFERENCE
         assert np.linalg.norm(views[pair[0]] - views[pair[1]]) >= least, pair
+
+
+@each_view
+def test_parts_that_are_near_on_the_live_page_differ(vision: str, theme: str) -> None:
+    """Parts of a bar with up to three others between them differ; stripes mark what is pending."""
+    entries = [entry for entry in LEGEND if entry.name != "pending"]
+    views = [seen(entry.name, entry.color, vision, theme) for entry in entries]
+    for first, second in combinations(range(len(entries)), 2):
+        if second - first < 5:
+            names = entries[first].name, entries[second].name
+            assert np.linalg.norm(views[first] - views[second]) >= MIN_DIFFERENCE, names
 
 
 def test_a_color_is_six_hex_digits() -> None:

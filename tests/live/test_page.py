@@ -12,21 +12,26 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pictures.training import Life, Trainer
 from prometheus_client.core import Metric
 from support import reports
 from support.browser import PACKAGES, Page
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.oom_report import encode
-from torchmem.demo.node import SimulatedNode, uuid
+from torchmem.demo.node import SimulatedNode, cuda_bytes, uuid
 from torchmem.exporter.collect import Exporter
+from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.page import files
 from torchmem.exporter.live.state import Found
 from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
+from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.scenarios import SCENARIOS
 
 GIB = 1 << 30
 MAX_PAGE_BYTES = 100_000
@@ -166,24 +171,15 @@ def test_the_keyboard_is_enough(page: Page, run_dir: Path) -> None:
         page.wait(f"document.querySelector('[role=tab]') && {selected} === 'Why'")
 
 
-class Crowd:
-    """A collector of 16 GPUs with 64 ranks each, more than one user may publish."""
+class Known:
+    """A collector that has found these GPUs and processes, whatever /proc says."""
 
-    def __init__(self, folder: Path) -> None:
-        exporter = Exporter(FakeNvml.of(*SimulatedNode(16).gpus(60.0)), RunDirectory(folder))
+    def __init__(self, run_dir: Path, gpus: list[FakeGpu], published: list[Published]) -> None:
+        self.run_dir = run_dir
+        exporter = Exporter(FakeNvml.of(*gpus), RunDirectory(run_dir))
         exporter.collect()
         exporter.close()
-        self._found = replace(exporter.found(), published=list(self._ranks()))
-
-    @staticmethod
-    def _ranks() -> Iterator[Published]:
-        for number in range(1024):
-            sample = own_sample(uuid(number % 16), own_process(rank=number))
-            yield Published(sample, 7000 + number, "running", True, path=str(number))
-
-    @property
-    def run_dir(self) -> Path:
-        return Path("/nowhere")
+        self._found = replace(exporter.found(), published=published)
 
     def collect(self) -> list[Metric]:
         return []
@@ -198,15 +194,74 @@ class Crowd:
         return []
 
 
+def played(name: str, number: int) -> tuple[FakeGpu, Published]:
+    """Play the last of four ranks of a scenario, on a card of its own."""
+    scenario, pid = SCENARIOS[name], 4_000_000 + number
+    total, capacity = scenario.card_bytes, cuda_bytes(scenario.card_bytes)
+    use = CardUse([0] * (1 + scenario.neighbors), 0)
+    card = SimulatedCard(capacity, use=use, uuid=uuid(number), name=name)
+    trainer = Trainer(Life(name, f"demo-{name}", 3, 4, pid, 0.0, 1e9, steps=60), card, 0)
+    trainer.play(300.0)
+    item = trainer.published(300.0)
+    assert item is not None
+    used = use.total()
+    memory = MemoryInfo(total, used, capacity - used, total - capacity)
+    gpu = FakeGpu(GpuIdentity(number, uuid(number), name), memory)
+    return gpu, replace(item, path=name)
+
+
+def test_every_scenario_of_the_demo(page: Page, run_dir: Path) -> None:
+    """Each scenario has a bar that adds up, its numbers, and words that explain it."""
+    gpus, items = zip(*map(played, SCENARIOS, range(len(SCENARIOS))), strict=True)
+    with closing(serve(Known(run_dir, list(gpus), list(items)))) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelectorAll('{RANK}').length === {len(SCENARIOS)}")
+        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False).json()
+        for name, gpu in zip(SCENARIOS, state["gpus"], strict=True):
+            assert sum(part["bytes"] for part in gpu["parts"]) == gpu["total_bytes"]
+            row = f'.row:has-text("demo-{name}")'
+            page.click(row)
+            page.click("role=tab[name=Why]")
+            page.wait("document.querySelector('.why h4')")
+            page.click("role=tab[name=Now]")
+            page.wait("document.querySelectorAll('.parts td').length > 3")
+            page.click(row)
+
+    dead = {gpu["name"] for gpu in state["gpus"] if gpu["ranks"][0]["state"] == "oom"}
+    assert {"fragmentation", "leak"} <= dead
+
+
 def test_sixteen_gpus_with_64_ranks_each(page: Page, run_dir: Path) -> None:
     """A full node is drawn with a bounded number of elements, and every rank can be reached."""
-    with closing(serve(Crowd(run_dir))) as server:
+    ranks = [
+        Published(
+            own_sample(uuid(n % 16), own_process(rank=n)), 7000 + n, "running", True, path=str(n)
+        )
+        for n in range(1024)
+    ]
+    with closing(serve(Known(run_dir, SimulatedNode(16).gpus(60.0), ranks))) as server:
         page.goto(server.url)
         page.wait("document.getElementById('summary').textContent.includes('1,024 ranks')")
         assert page.evaluate(f"document.querySelectorAll('{RANK}').length") == 16 * 8
         assert page.evaluate("document.querySelectorAll('*').length") < 6000
         page.click("text=Show all 64 ranks")
         page.wait(f"document.querySelectorAll('{RANK}').length === 15 * 8 + 64")
+
+
+def test_devices_that_do_not_exist(page: Page, run_dir: Path) -> None:
+    """A user who makes up GPUs hides none of the others and cannot fill the page."""
+    device = own_sample(uuid(0)).devices[0]
+    for number in range(20):
+        invented = tuple(replace(device, uuid=f"A{number}-{index}") for index in range(16))
+        sample = replace(own_sample(process=dead_process(number)), devices=invented)
+        publish(run_dir, sample, name=f"rank{number}.sample.json")
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait("document.getElementById('hidden').hidden === false")
+        titles = page.evaluate("[...document.querySelectorAll('h2')].map((h) => h.textContent)")
+
+    assert len(titles) == 64
+    assert [title[:5] for title in titles[:2]] == ["GPU 0", "GPU 1"]
 
 
 def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path) -> None:

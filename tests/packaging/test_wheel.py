@@ -53,6 +53,8 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
         "torchmem/sdk/py.typed",
         "torchmem/exporter/py.typed",
         "torchmem/sample/py.typed",
+        "torchmem/exporter/live/static/index.html",
+        "torchmem/exporter/live/static/uplot-license.txt",
     } <= set(names)
     assert "torchmem/__init__.py" not in names
 

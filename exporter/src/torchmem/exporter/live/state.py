@@ -233,7 +233,10 @@ def _gpus(found: Found) -> Iterator[GpuState]:
     values = _Values(found.reading)
     for gpu in sorted(whole.values(), key=lambda gpu: gpu.index):
         yield _gpu(found, values, gpu, ranks.pop(gpu.uuid, []))
-    for uuid, on_device in sorted(ranks.items()):
+    # MIG devices first: the rest may be what some user made up.
+    for uuid, on_device in sorted(
+        ranks.items(), key=lambda entry: (entry[0] not in found.gpus, entry[0])
+    ):
         yield _other_device(uuid, found.gpus.get(uuid), on_device)
 
 

@@ -11,9 +11,13 @@ export function property(name) {
   return `--${COMPONENTS.has(part) ? "component" : "part"}-${part.replaceAll("_", "-")}`;
 }
 
-/** Return what a part is filled with: free memory is paler, as on the dashboards. */
+/**
+ * Return what a part is filled with: free memory is paler, as on the dashboards, and memory that
+ * waits for a stream has stripes in the color of tensors.
+ */
 export function fill(name) {
   const full = `var(${property(name)})`;
+  if (name === "pending") return `repeating-linear-gradient(45deg, ${full} 0 3px, var(--surface) 3px 5px)`;
   return name === "free" ? `color-mix(in srgb, ${full} calc(100% * var(--free-opacity)), var(--surface))` : full;
 }
 

@@ -9,6 +9,8 @@ import { plural } from "./format.js";
 import { createGpu } from "./gpu.js";
 import { remember } from "./history.js";
 
+/** More than a node has. Devices that NVML does not know come last. */
+const MAX_GPUS = 64;
 const byId = (id) => document.getElementById(id);
 let newest = null;
 
@@ -40,8 +42,12 @@ const selection = {
 function draw() {
   if (newest === null) return;
   updateLegend(byId("legend"), newest);
-  keyed(byId("gpus"), newest.gpus, (gpu) => gpu.uuid, (gpu) => createGpu(gpu, selection));
+  const shown = newest.gpus.slice(0, MAX_GPUS);
+  keyed(byId("gpus"), shown, (gpu) => gpu.uuid, (gpu) => createGpu(gpu, selection));
   setText(byId("summary"), summary(newest));
+  const hidden = newest.gpus.length - shown.length;
+  byId("hidden").hidden = hidden === 0;
+  setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks name: see the state as JSON.`);
 }
 
 function onState(state) {
