@@ -201,6 +201,8 @@ def test_tracked_parts_are_shown_alone() -> None:
     inference.components.tracked.set("weights", list(module._parameters.values())[:1])
 
     assert {"weights": 100, "held": OTHER, "rounding": ROUNDING} == inference.read(100, 1000.0)
+    inference.components.tracked.set("weights", lambda: 1 / 0)
+    assert {} == inference.read(100, 1000.0, "step")
 
 
 @pytest.mark.parametrize(

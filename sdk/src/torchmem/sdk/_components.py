@@ -68,7 +68,7 @@ class Components:
             if known is None:
                 return {}
             counted |= known
-        elif self._modules and not parts:
+        elif self._modules and not self.tracked.parts:
             parameters = self._modules.read(now, may_count=moment != "oom")
             counted |= {} if parameters is None else {"parameters": parameters}
         if not counted:
