@@ -18,9 +18,8 @@ from torchmem.sample.capture_messages import (
     REQUEST_SUFFIX,
     CaptureRequest,
     decode_answer,
-    encode,
-    sibling_path,
 )
+from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 
 pytestmark = pytest.mark.allocator

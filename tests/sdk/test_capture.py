@@ -17,7 +17,6 @@ from support.waiting import until
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     FACTS_KEY,
-    MAX_MESSAGE_BYTES,
     OOM_SNAPSHOT_SUFFIX,
     REQUEST_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -26,13 +25,13 @@ from torchmem.sample.capture_messages import (
     CaptureAnswer,
     CaptureRequest,
     decode_answer,
-    encode,
-    sibling_path,
 )
+from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._capture import STALE_SECONDS, Capture, Job, next_action
+from torchmem.sdk._capture import Capture, Job, next_action
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._recorded_history import RecordedHistory
+from torchmem.sdk._requests import STALE_SECONDS
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend

@@ -46,7 +46,7 @@ from torchmem.recording.content import InvalidSnapshotError, check
 from torchmem.recording.worker import load
 from torchmem.report import text as report_text
 from torchmem.rules import thresholds
-from torchmem.sample import capture_messages
+from torchmem.sample import capture_messages, process_messages
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import encode as encode_map
 from torchmem.sample.procfs import start_ticks
@@ -161,7 +161,7 @@ def _is_request(content: bytes) -> bool:
     except ValueError as error:
         _check_sentence(str(error))
         return False
-    assert capture_messages.decode_request(capture_messages.encode(request)) == request
+    assert capture_messages.decode_request(process_messages.encode(request)) == request
     return True
 
 
@@ -171,7 +171,7 @@ def _is_answer(content: bytes) -> bool:
     except ValueError as error:
         _check_sentence(str(error))
         return False
-    assert capture_messages.decode_answer(capture_messages.encode(answer)) == answer
+    assert capture_messages.decode_answer(process_messages.encode(answer)) == answer
     return True
 
 

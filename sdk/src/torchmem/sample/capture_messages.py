@@ -6,13 +6,10 @@ the memory snapshot there too.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
-from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sample.untrusted import printable
+from torchmem.sample.process_messages import decode_object, decode_reason
 
 REQUEST_SUFFIX = ".capture-request.json"
 ANSWER_SUFFIX = ".capture-answer.json"
@@ -24,8 +21,6 @@ CAPTURE_SUFFIXES = (REQUEST_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX)
 FACTS_KEY = "torchmem"
 """Key in a captured snapshot of what PyTorch leaves out of it, see docs/capture.md."""
 
-MAX_MESSAGE_BYTES = 4096
-MAX_REASON_LENGTH = 300  # characters
 MAX_SECONDS = 300.0
 MAX_SNAPSHOT_BYTES = 256 << 20
 
@@ -56,19 +51,9 @@ class CaptureAnswer:
     reason: str | None = None
 
 
-def sibling_path(sample: Path, suffix: str) -> Path:
-    """Return the path of another file of the process that publishes the sample file `sample`."""
-    return sample.with_name(sample.name.removesuffix(SAMPLE_SUFFIX) + suffix)
-
-
-def encode(message: CaptureRequest | CaptureAnswer) -> bytes:
-    """Return the message as one line of JSON."""
-    return json.dumps(asdict(message)).encode() + b"\n"
-
-
 def decode_request(data: bytes) -> CaptureRequest:
     """Return the request; raise ValueError, with a sentence, if the command did not write it."""
-    seconds = _fields(data).get("seconds")
+    seconds = decode_object(data).get("seconds")
     if not isinstance(seconds, (int, float)) or not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"the request's seconds are not between 0 and {MAX_SECONDS:g}.")
     return CaptureRequest(float(seconds))
@@ -76,19 +61,8 @@ def decode_request(data: bytes) -> CaptureRequest:
 
 def decode_answer(data: bytes) -> CaptureAnswer:
     """Return the answer with printable text; raise ValueError if the SDK did not write it."""
-    fields = _fields(data)
+    fields = decode_object(data)
     request_ns, state, reason = fields.get("request_ns"), fields.get("state"), fields.get("reason")
     if not isinstance(request_ns, int) or state not in get_args(AnswerState):
         raise ValueError("the answer was not written by torchmem.")
-    text = None if reason is None else printable(str(reason)[:MAX_REASON_LENGTH])
-    return CaptureAnswer(request_ns, cast("AnswerState", state), text)
-
-
-def _fields(data: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise ValueError("the file is not a JSON object.")  # noqa: TRY004 - a bad value
-    return fields
+    return CaptureAnswer(request_ns, cast("AnswerState", state), decode_reason(reason))

@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, Literal
 
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
-    MAX_MESSAGE_BYTES,
     MAX_SNAPSHOT_BYTES,
     OOM_SNAPSHOT_SUFFIX,
     REQUEST_SUFFIX,
@@ -31,24 +30,15 @@ from torchmem.sample.capture_messages import (
     CaptureAnswer,
     CaptureRequest,
     decode_request,
-    encode,
-    sibling_path,
 )
-from torchmem.sample.run_directory import replace_file, temporary_path
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+from torchmem.sample.process_messages import sibling_path
+from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._recorded_history import RecordedHistory
+from torchmem.sdk._requests import RequestFile, RequestRefusedError
 
-# Older requests are refused: the command that wrote them was killed.
-STALE_SECONDS = 120.0
-
-_Version = tuple[int, int, int, int]
 Action = Literal["wait", "start", "finish", "give_up"]
-
-
-class CaptureRefusedError(Exception):
-    """A request that is not granted; the text is the reason, in one sentence."""
 
 
 class _BoundedFile:
@@ -78,55 +68,6 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-class RequestFile:
-    """The request file and the answer to it; checking an unchanged file costs one stat."""
-
-    def __init__(self, sample: Path) -> None:
-        self._path = sibling_path(sample, REQUEST_SUFFIX)
-        self._answer_path = sibling_path(sample, ANSWER_SUFFIX)
-        self._version: _Version | None = None
-        self._request_ns = 0
-
-    def changed(self) -> bool:
-        """Return whether the file was replaced or removed since the last call."""
-        try:
-            status = self._path.lstat()
-        except FileNotFoundError:
-            version = None
-        else:
-            version = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_uid)
-            self._request_ns = status.st_mtime_ns
-        changed, self._version = version != self._version, version
-        return changed
-
-    def read(self) -> CaptureRequest | None:
-        """Return the request, or None without one. Raises CaptureRefusedError."""
-        try:
-            data, status = read_untrusted(self._path, MAX_MESSAGE_BYTES)
-            _check_owner(status.st_uid)
-            if time.time() - status.st_mtime > STALE_SECONDS:
-                raise CaptureRefusedError("the request is older than two minutes.")
-            return decode_request(data)
-        except FileNotFoundError:
-            return None
-        except UntrustedFileError as error:
-            raise CaptureRefusedError(f"the request {error}.") from error
-        except ValueError as error:
-            raise CaptureRefusedError(str(error)) from error
-
-    def answer(self, state: AnswerState, reason: str | None = None) -> None:
-        """Write the state of the request for the command to read. Raises OSError."""
-        replace_file(self._answer_path, encode(CaptureAnswer(self._request_ns, state, reason)))
-
-
-def _check_owner(uid: int) -> None:
-    own = os.geteuid()
-    if uid not in {0, own}:
-        raise CaptureRefusedError(
-            f"the request is user {uid}'s; only the process's own user ({own}) and root may ask."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +113,7 @@ class Capture:
         self._before_start = before_start
         self._errors = errors
         self._sample = sample
-        self._requests = RequestFile(sample)
+        self._requests = RequestFile(sample, REQUEST_SUFFIX, ANSWER_SUFFIX, decode_request)
         self._clock = clock
         self._job: Job | None = None
         self._asked_to_finish = False
@@ -232,12 +173,12 @@ class Capture:
     def _accept(self) -> None:
         try:
             request = self._requests.read()
-        except CaptureRefusedError as refused:
+        except RequestRefusedError as refused:
             self._refuse(str(refused))
             return
         if request is not None:
             self._job = Job(request, self._clock())
-            self._requests.answer("waiting")
+            self._answer("waiting")
 
     def _advance(self, job: Job, *, at_step: bool) -> None:
         now = self._clock()
@@ -271,7 +212,7 @@ class Capture:
         else:
             self._history.start()
             self._job = replace(job, started=now)
-            self._requests.answer("recording")
+            self._answer("recording")
 
     def _finish(self) -> None:
         if not self._backend.history_enabled():
@@ -284,7 +225,7 @@ class Capture:
             self._history.stop()
         if snapshot is not None:
             write_snapshot(sibling_path(self._sample, SNAPSHOT_SUFFIX), snapshot)
-            self._requests.answer("done")
+            self._answer("done")
 
     def _cancel(self) -> None:
         """Forget the job; its request was withdrawn, replaced, or refused."""
@@ -298,6 +239,9 @@ class Capture:
             if not is_needed and self._backend.history_enabled():
                 self._history.stop()
 
+    def _answer(self, state: AnswerState, reason: str | None = None) -> None:
+        self._requests.answer(CaptureAnswer(self._requests.request_ns, state, reason))
+
     def _refuse(self, reason: str) -> None:
         self._cancel()
-        self._requests.answer("refused", reason)
+        self._answer("refused", reason)

@@ -8,14 +8,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
+from torchmem.capture.requests import Exchange, opened
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
-    MAX_MESSAGE_BYTES,
     MAX_SECONDS,
     MAX_SNAPSHOT_BYTES,
     REQUEST_SUFFIX,
@@ -23,19 +21,15 @@ from torchmem.sample.capture_messages import (
     START_GRACE_SECONDS,
     STOP_GRACE_SECONDS,
     AnswerState,
-    CaptureAnswer,
     CaptureRequest,
     decode_answer,
-    encode,
-    sibling_path,
 )
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import is_user_directory, replace_file, run_directory
+from torchmem.sample.process_messages import sibling_path
+from torchmem.sample.run_directory import run_directory
 from torchmem.sample.untrusted import (
     UntrustedFileError,
     open_untrusted,
-    open_untrusted_directory,
-    read_untrusted,
 )
 
 HELP = "record the memory history of a running process and save the snapshot"
@@ -48,6 +42,8 @@ POLL_SECONDS = 0.1
 # The process's background thread may take this long to notice a file, or to write the snapshot.
 NOTICE_SECONDS = 60.0
 MAX_CAPTURE_SECONDS = START_GRACE_SECONDS + MAX_SECONDS + STOP_GRACE_SECONDS + NOTICE_SECONDS
+
+EXCHANGE = Exchange("capture", REQUEST_SUFFIX, ANSWER_SUFFIX, decode_answer, MAX_CAPTURE_SECONDS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         f"rank{process.process.rank}-{time.strftime('%Y%m%d-%H%M%S')}.pickle"
     )
     _check_out(out)
-    with _opened(process) as sample:
+    request = CaptureRequest(arguments.seconds)
+    with opened(process) as sample:
         try:
-            with _request(process, sample, arguments.seconds) as request_ns:
+            with EXCHANGE.asked(process, sample, request) as request_ns:
                 _wait(process, sample, request_ns, arguments.seconds)
         except KeyboardInterrupt:
             raise UsageError(f"interrupted; {process} stops recording.") from None
@@ -83,51 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _opened(process: TrainingProcess) -> Iterator[Path]:
-    """Yield a path of the process's sample that leads through its open directory.
-
-    The directory's owner may replace it at any time by a link to another one, in which root must
-    not write.
-    """
-    folder = process.sample.parent
-    if not is_user_directory(folder.name):  # of an older torchmem, in the run directory itself
-        yield process.sample
-        return
-    try:
-        with open_untrusted_directory(folder, process.uid) as (descriptor, _):
-            yield Path(f"/proc/self/fd/{descriptor}") / process.sample.name
-    except UntrustedFileError as error:
-        raise UsageError(f"the directory {folder} of {process} {error}.") from None
-
-
 def _check_out(out: Path) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"--out: the directory {out.parent} does not exist; create it first.")
     if out.exists() and not out.is_file():
         raise UsageError(f"--out: {out} is not a regular file; give another name.")
-
-
-@contextmanager
-def _request(process: TrainingProcess, sample: Path, seconds: float) -> Iterator[int]:
-    """Write the request and yield its modification time; on exit, remove request and answer."""
-    path, shown = (sibling_path(file, REQUEST_SUFFIX) for file in (sample, process.sample))
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() - path.lstat().st_mtime < MAX_CAPTURE_SECONDS:
-            raise UsageError(
-                f"another capture of {process} is in progress; if it was aborted, remove {shown}."
-            )
-    try:
-        replace_file(path, encode(CaptureRequest(seconds)))
-        request_ns = path.lstat().st_mtime_ns
-    except OSError as error:
-        raise UsageError(f"the request {shown} cannot be written ({error.strerror}).") from None
-    try:
-        yield request_ns
-    finally:
-        for file in (path, sibling_path(sample, ANSWER_SUFFIX)):
-            with contextlib.suppress(OSError):
-                file.unlink()
 
 
 def _wait(process: TrainingProcess, sample: Path, request_ns: int, seconds: float) -> None:
@@ -144,7 +101,7 @@ def _wait(process: TrainingProcess, sample: Path, request_ns: int, seconds: floa
     while True:
         # In this order: a process may write its answer and then end.
         ended = process.has_ended()
-        answer = _answer(process, sample, request_ns)
+        answer = EXCHANGE.answer(process, sample, request_ns)
         if answer is not None and answer.state != state:
             state, since = answer.state, time.monotonic()
             if state == "done":
@@ -170,16 +127,6 @@ def _timeout_reason(state: AnswerState | None) -> str:
 
 def _show(progress: str) -> None:
     print(f"torchmem: {progress} …", file=sys.stderr, flush=True)
-
-
-def _answer(process: TrainingProcess, sample: Path, request_ns: int) -> CaptureAnswer | None:
-    """Return the process's answer to this request, or None if there is none yet."""
-    path = sibling_path(sample, ANSWER_SUFFIX)
-    try:
-        answer = decode_answer(read_untrusted(path, MAX_MESSAGE_BYTES, process.uid)[0])
-    except (FileNotFoundError, UntrustedFileError, ValueError):
-        return None
-    return answer if answer.request_ns == request_ns else None
 
 
 def _fetch(process: TrainingProcess, sample: Path, out: Path) -> int:

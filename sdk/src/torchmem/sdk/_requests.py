@@ -1,0 +1,83 @@
+"""A request that a command writes next to this process's sample, and the answer to it.
+
+Only the process's own user and root are trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_path
+from torchmem.sample.run_directory import replace_file
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R")
+
+# Older requests are refused: the command that wrote them was killed.
+STALE_SECONDS = 120.0
+
+_Version = tuple[int, int, int, int]
+
+
+class RequestRefusedError(Exception):
+    """A request that is not granted; the text is the reason, in one sentence."""
+
+
+class RequestFile(Generic[R]):
+    """The request file and the answer to it; checking an unchanged file costs one stat."""
+
+    def __init__(
+        self, sample: Path, request: str, answer: str, decode: Callable[[bytes], R]
+    ) -> None:
+        """`request` and `answer` are suffixes. `decode` raises ValueError for a bad request."""
+        self._path = sibling_path(sample, request)
+        self._answer_path = sibling_path(sample, answer)
+        self._decode = decode
+        self._version: _Version | None = None
+        self.request_ns = 0
+
+    def changed(self) -> bool:
+        """Return whether the file was replaced or removed since the last call."""
+        try:
+            status = self._path.lstat()
+        except FileNotFoundError:
+            version = None
+        else:
+            version = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_uid)
+            self.request_ns = status.st_mtime_ns
+        changed, self._version = version != self._version, version
+        return changed
+
+    def read(self) -> R | None:
+        """Return the request, or None without one. Raises RequestRefusedError."""
+        try:
+            data, status = read_untrusted(self._path, MAX_MESSAGE_BYTES)
+            _check_owner(status.st_uid)
+            if time.time() - status.st_mtime > STALE_SECONDS:
+                raise RequestRefusedError("the request is older than two minutes.")
+            return self._decode(data)
+        except FileNotFoundError:
+            return None
+        except UntrustedFileError as error:
+            raise RequestRefusedError(f"the request {error}.") from error
+        except ValueError as error:
+            raise RequestRefusedError(str(error)) from error
+
+    def answer(self, message: DataclassInstance) -> None:
+        """Write the state of the request for the command to read. Raises OSError."""
+        replace_file(self._answer_path, encode(message))
+
+
+def _check_owner(uid: int) -> None:
+    own = os.geteuid()
+    if uid not in {0, own}:
+        raise RequestRefusedError(
+            f"the request is user {uid}'s; only the process's own user ({own}) and root may ask."
+        )
