@@ -33,7 +33,12 @@ WIDTH, LAYERS, PROCESSES = 4096, 8, 2
 LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
 # Activations kept for each sample: input and output of the linear layer and of the ReLU, in fp32.
 BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
-TIERS = {"gradual": "gradual=0.5", "cache": "cache=0.5", "emergency": "emergency"}
+TIERS = {
+    "gradual": "gradual=0.5",
+    "cache": "cache=0.5",
+    "emergency": "emergency",
+    "neighbors": "neighbors",
+}
 MODES = ("off", *TIERS, "empty_cache")
 
 
@@ -52,6 +57,7 @@ class Result:
     device_frees: int = 0
     releases: int = 0
     released_gib: float = 0.0
+    waited: int = 0
     seconds: float = 0.0
 
 
@@ -87,7 +93,12 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     result, started = Result(), time.perf_counter()
     total, slots = torch.cuda.mem_get_info()[1], arguments.phases * arguments.length
+    previous = 0
     for batch in batches(index, arguments.phases, arguments.length, total):
+        if mode == "neighbors" and batch > 2 * previous:
+            result.waited += 1
+            session.wait_for_memory(int(1.25 * batch * BYTES_PER_SAMPLE))
+        previous = batch
         barrier.wait(300)
         torch.cuda.reset_peak_memory_stats()
         try:
@@ -146,6 +157,7 @@ def main() -> None:
         default=8,
         help="phases, in which the processes take turns (default 8)",
     )
+    parser.add_argument("--mode", choices=MODES, help="only this mode")
     parser.add_argument("--length", type=int, default=25, help="steps of a phase (default 25)")
     arguments = parser.parse_args()
     print(
@@ -153,7 +165,7 @@ def main() -> None:
         + "".join(f"{field.name:>14}" for field in fields(Result))
         + f"{'steps/s':>14}"
     )
-    for mode in MODES:
+    for mode in [arguments.mode] if arguments.mode else MODES:
         with tempfile.TemporaryDirectory() as directory:
             os.environ["TORCHMEM_RUN_DIR"] = directory
             totals = run(mode, arguments)

@@ -158,7 +158,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             active_peak_bytes=51 * gib,
             reserved_peak_bytes=62 * gib,
         ),
-        counters=Counters(3, 0, 120, 40, 3, {"fragmentation": 1}),
+        counters=Counters(3, 0, 120, 40, 3, {"fragmentation": 1}, 4, 2.5),
         layout=Layout(
             timestamp=1_700_000_000.0,
             segments=ByPool(1, 30),

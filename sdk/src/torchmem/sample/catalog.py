@@ -196,6 +196,14 @@ RELEASE_ENABLED = _group.gauge(
     "1 while a tier of the setting `release` is on, 0 after it was given up.",
     "tier",
 )
+NEIGHBOR_REQUESTS = _group.counter(
+    "torchmem_neighbor_requests_total",
+    "Times the process asked the other processes on the card for memory.",
+)
+MEMORY_WAIT = _group.counter(
+    "torchmem_memory_wait_seconds_total",
+    "Time that the script waited for memory in `session.wait_for_memory`.",
+)
 LAST_OOM_TIMESTAMP = _group.gauge(
     "torchmem_last_oom_timestamp_seconds", "Unix time of the latest OutOfMemoryError."
 )

@@ -229,6 +229,8 @@ def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metri
     yield value_family(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
     yield value_family(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
     yield value_family(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
+    yield value_family(catalog.NEIGHBOR_REQUESTS, rows, lambda c: c.neighbor_requests)
+    yield value_family(catalog.MEMORY_WAIT, rows, lambda c: c.wait_seconds)
     ooms = [(labels, c.ooms) for labels, c in rows if c.ooms is not None]
     yield keyed_family(
         catalog.OOMS, ooms, lambda o: {cause: o.get(cause, 0) for cause in OOM_CAUSES}

@@ -20,7 +20,7 @@ OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", 
 OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
-ReleaseTier = Literal["gradual", "hooks", "cache", "emergency"]
+ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
 
 OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
@@ -82,7 +82,9 @@ class Counters:
     """Events of one device since the process started.
 
     They never decrease, even if the user resets PyTorch's own counters. `ooms` is None where the
-    allocator does not report OOMs.
+    allocator does not report OOMs. `neighbor_requests` counts how often the process asked others
+    on the card for memory, and `wait_seconds` the time that it waited; both are None without the
+    tier `neighbors` of the setting `release`.
     """
 
     alloc_retries: int | None = None
@@ -91,11 +93,15 @@ class Counters:
     device_frees: int | None = None
     stream_syncs: int | None = None
     ooms: dict[OomCause, int] | None = None
+    neighbor_requests: int | None = None
+    wait_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """What one tier of the setting `release` did on one device since the process started.
+    """What one tier of releases did on one device since the process started.
+
+    The tier `request` is the command `torchmem release`; the others are of the setting `release`.
 
     `released_bytes` were returned to the driver. `seconds` is None for a tier whose time is not
     known. `given_up`: the tier no longer acts, because its releases did not pay.

@@ -66,6 +66,8 @@ class DeviceRecord:
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
+        self.neighbor_requests: int | None = None
+        self.wait_seconds: float | None = None
         self.releases: dict[ReleaseTier, ReleaseAccount] = {}
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
@@ -204,7 +206,12 @@ class DeviceRecord:
             if name in self._counters
         }
         ooms = None if self._ooms is None else dict(self._ooms)
-        return Counters(ooms=ooms, **totals)
+        return Counters(
+            ooms=ooms,
+            neighbor_requests=self.neighbor_requests,
+            wait_seconds=self.wait_seconds,
+            **totals,
+        )
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:

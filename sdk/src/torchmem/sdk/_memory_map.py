@@ -17,7 +17,7 @@ from torchmem.allocator.backend import Device
 from torchmem.allocator.memory_map import device_map
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.capture_messages import sibling_path
+from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,

@@ -42,6 +42,7 @@ from torchmem.sdk._identity import identify, placed
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._memory_map import MapPublisher
+from torchmem.sdk._neighbors import Neighbors
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._pressure_hooks import PressureHooks
@@ -49,6 +50,7 @@ from torchmem.sdk._publish import Publisher
 from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
+from torchmem.sdk._release_requests import ReleaseRequests
 from torchmem.sdk._settings import MAX_SECONDS, Settings
 from torchmem.sdk._tracked import Moment
 from torchmem.sdk.steps import StepClock
@@ -66,6 +68,8 @@ class Monitor:
     # `start` sets them.
     _capture: Capture | None = None
     _map: MapPublisher | None = None
+    _requests: ReleaseRequests | None = None
+    _neighbors: Neighbors | None = None
 
     def __init__(
         self,
@@ -151,6 +155,8 @@ class Monitor:
             self._map = MapPublisher(
                 publisher.file.path, self._errors, enabled=self._settings.memory_map
             )
+            self._requests = ReleaseRequests(publisher.file.path, self._release, self._errors)
+            self._neighbors = Neighbors(publisher.file.path, self.recorder)
             self.publisher = publisher
 
     def _start_sampler(self) -> None:
@@ -198,12 +204,16 @@ class Monitor:
         begins = (is_first or now >= self._next_read) and not self._ended
         is_due = (begins or self.is_step_watched) and self._backend.is_initialized()
         self.is_step_watched = False
+        is_asked = self._requests is not None and self._requests.is_busy
+        is_due = is_due or is_asked
         if is_due or (self._capture and self._capture.is_busy):
             started = time.thread_time()
             if is_due:
                 self._read_at_step(now)
             if self._capture:
                 self._capture.at_step()
+            if is_asked and self._requests:
+                self._requests.at_step()
             if is_due and begins:
                 self._watch_next_step()
             self.cost.add(time.thread_time() - started)
@@ -273,14 +283,38 @@ class Monitor:
                     self.host.read_memory()
                 if self._capture:
                     self._capture.tick()
+                self._exchange_memory()
                 self.publisher.publish(news_only=True)
                 self.publisher.tick()
                 if self.publisher.file.newest:
                     self._reports.remember(self.publisher.file.newest)
         self._errors.log_deferred()
 
+    def _exchange_memory(self) -> None:
+        """Serve a request for memory if no step does, and ask neighbors if this process is short.
+
+        That is a stat of a file, unless someone asks.
+        """
+        if self._requests:
+            self._requests.tick(is_idle=self._clock.is_late(time.perf_counter()))
+        with self._errors.suppress("release"):
+            while self._neighbors and self._release.short_devices:
+                device = self._release.short_devices.pop()
+                self._neighbors.ask(self.recorder.records()[device])
+
+    def wait_for_memory(self, wanted: int, seconds: float, device: int | None) -> bool:
+        """Wait in the calling thread until this process can get `wanted` bytes."""
+        with self._errors.suppress("release"):
+            if self._neighbors and self._requests and self.is_active and not self._ended:
+                serve = self._requests.at_step
+                return self._neighbors.wait(wanted, seconds, device, serve)
+        return False
+
+    def _is_idle(self, now: float) -> bool:
+        return self._clock.last is None or now - self._clock.last > self._settings.idle_after
+
     def _request_reads(self, now: float) -> None:
-        is_idle = self._clock.last is None or now - self._clock.last > self._settings.idle_after
+        is_idle = self._is_idle(now)
         is_due = self._idle_reads.is_due(now) or not self.recorder.records()
         stats, layout = is_idle and is_due, self._snapshots.is_due(now)
         if stats or layout:
@@ -329,7 +363,7 @@ class Monitor:
         failed = FailedAllocation(requested, limit, driver_free, origin)
         self._keep_oom(lambda: self.recorder.record_oom(device, failed))
         with self._errors.suppress("release"):
-            self._release.at_oom(requested)
+            self._release.at_oom(device, requested)
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Write the evidence of a library's OOM."""

@@ -16,6 +16,7 @@ from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFF
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MAP_SUFFIX
 from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.sample.release_messages import RELEASE_SUFFIXES
 from torchmem.sample.run_directory import (
     REPORT_SUFFIX,
     RESERVE_SUFFIX,
@@ -45,7 +46,7 @@ LOCK_SECONDS = 1.0
 LAST_SEND_SECONDS = 0.5
 MIN_RESERVED_BYTES = 16 * 1024
 
-_FILES = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX, MAP_SUFFIX)
+_FILES = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, *RELEASE_SUFFIXES, OOM_SNAPSHOT_SUFFIX, MAP_SUFFIX)
 _SUFFIXES = "|".join(map(re.escape, _FILES))
 _UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{_SUFFIXES}"
 _SWEPT_NAME = re.compile(

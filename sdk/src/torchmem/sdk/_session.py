@@ -240,6 +240,18 @@ class Session:
         What it raises is counted. A forked child does not call it.
         """
         self._closers.append(callback)
+    def wait_for_memory(
+        self, nbytes: int, timeout: float = 30.0, device: int | None = None
+    ) -> bool:
+        """Wait until this process can get `nbytes` more, and return whether it can.
+
+        For a place where the script can wait, such as before a phase that needs much memory. With
+        the tier `neighbors` of the setting `release`, other processes of this user that have it too
+        return their cache at the end of their step. What the driver has free and what this process
+        has cached counts. `timeout` is in seconds. `device` is torch's index; by default the
+        device on which this process has most memory. False before CUDA is initialized.
+        """
+        return self._monitor.wait_for_memory(nbytes, timeout, device)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.

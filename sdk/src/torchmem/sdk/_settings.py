@@ -64,13 +64,14 @@ class ReleaseSettings:
     """The tiers of the setting `release`: shares of the device, or None for a tier that is off.
 
     A tier acts when the driver has less than its share free. `emergency` acts at an
-    OutOfMemoryError.
+    OutOfMemoryError, and `neighbors` when another process of this user on the card asks.
     """
 
     gradual: float | None = None
     hooks: float | None = None
     cache: float | None = None
     emergency: bool = False
+    neighbors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +244,12 @@ def _release(value: Any) -> ReleaseSettings:
     tiers: dict[str, Any] = {}
     for item in str(value).split(","):
         name, _, share = (part.strip() for part in item.partition("="))
-        if name in tiers or name not in DEFAULT_SHARES | {"emergency": True}:
+        if name in tiers:
             _reject(value)
-        if name == "emergency":
-            tiers[name] = True if not share else _reject(value)
-        else:
+        if name in DEFAULT_SHARES:
             tiers[name] = _share(share) if share else DEFAULT_SHARES[name]
+        else:
+            tiers[name] = (name in {"emergency", "neighbors"} and not share) or _reject(value)
     return ReleaseSettings(**tiers)
 
 

@@ -8,6 +8,11 @@ from bisect import bisect_left
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
 
 
+# A process without a step for this many of its usual steps, and this many seconds, is late.
+LATE_STEPS = 5
+MIN_LATE_SECONDS = 1.0
+
+
 class Iterations:
     """Detects the start of each training iteration when several optimizers step in it.
 
@@ -61,6 +66,13 @@ class StepClock:
     def add_samples(self, samples: int) -> None:
         """Count training samples, at any time in a step."""
         self._samples = (self._samples or 0) + samples
+
+    def is_late(self, now: float) -> bool:
+        """Return whether no step came for much longer than a step takes, or none ever came."""
+        if self.last is None:
+            return True
+        usual = self._sum / (self.count - 1) if self.count > 1 else MIN_LATE_SECONDS
+        return now - self.last > max(MIN_LATE_SECONDS, LATE_STEPS * usual)
 
     def steps(self) -> Steps:
         """Return the counts so far, with the Unix times of the last step and sign of progress."""

@@ -1,0 +1,138 @@
+"""Processes of one user that share a card, and how one asks the others for memory.
+
+All of them have the tier `neighbors` of the setting `release`. Each offers itself in its sample;
+the one that asks writes a request next to it. Nothing is read or written while none asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torchmem.sample.process_messages import encode, sibling_path
+from torchmem.sample.process_table import ProcessTable
+from torchmem.sample.release_messages import REQUEST_SUFFIX, ReleaseRequest
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, replace_file
+from torchmem.sample.sample import Process
+from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
+from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._requests import STALE_SECONDS
+
+MAX_NEIGHBORS = 64
+POLL_SECONDS = 0.02
+# A neighbor that refused is asked again after this time.
+ASK_SECONDS = 1.0
+
+
+class Neighbors:
+    """The other processes of this user in the run directory, next to this process's `sample`."""
+
+    def __init__(
+        self,
+        sample: Path,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._sample = sample
+        self._recorder = recorder
+        self._clock = clock
+        self._sleep = sleep
+
+    def wait(
+        self, wanted: int, seconds: float, device: int | None, serve: Callable[[], None]
+    ) -> bool:
+        """Wait until this process can get `wanted` bytes; return whether it can.
+
+        Asks the neighbors, again while they refuse, and calls `serve` meanwhile, so that two
+        processes that wait for each other both give. `device` is torch's index; by default the
+        device on which this process has most memory. Returns at once where nothing is known.
+        """
+        self._recorder.read_stats()
+        record = self._record(device)
+        if record is None:
+            return False
+        started = now = self._clock()
+        asked = -ASK_SECONDS
+        while not (is_there := self._obtainable(record) >= wanted) and now < started + seconds:
+            if now >= asked + ASK_SECONDS:
+                asked = now
+                self.ask(record)
+            serve()
+            self._sleep(POLL_SECONDS)
+            now = self._clock()
+        record.wait_seconds = (record.wait_seconds or 0.0) + now - started
+        return is_there
+
+    def _record(self, device: int | None) -> DeviceRecord | None:
+        records = self._recorder.records()
+        if device is not None:
+            return records.get(device)
+        return max(records.values(), key=DeviceRecord.reserved_bytes, default=None)
+
+    def _obtainable(self, record: DeviceRecord) -> int:
+        """Return what the driver has free, and what this process has cached, in bytes."""
+        backend, index = self._recorder.backend, record.device.index
+        stats = backend.memory_stats(index)
+        cached = 0
+        if stats:
+            reserved, active = (stats[name]["all"] for name in ("reserved_bytes", "active_bytes"))
+            cached = reserved["current"] - active["current"]
+        return cached + (backend.free_bytes(index) or 0)
+
+    def ask(self, record: DeviceRecord) -> int:
+        """Ask those that share memory on this device; return how many.
+
+        One that is being asked already is left alone: what it returns serves all. Raises OSError if
+        the run directory cannot be read.
+        """
+        asked = 0
+        record.neighbor_requests = (record.neighbor_requests or 0) + 1
+        for path in self._offering(record.device.uuid):
+            request = sibling_path(path, REQUEST_SUFFIX)
+            with contextlib.suppress(OSError):
+                if not _is_pending(request):
+                    replace_file(request, encode(ReleaseRequest("neighbors")))
+                asked += 1
+        return asked
+
+    def _offering(self, uuid: str | None) -> Iterator[Path]:
+        processes = ProcessTable()
+        paths = [
+            path
+            for path in sorted(self._sample.parent.glob(f"*{SAMPLE_SUFFIX}"))
+            if path.name != self._sample.name
+        ]
+        for path in paths[:MAX_NEIGHBORS]:
+            with contextlib.suppress(
+                UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError
+            ):
+                content = read_untrusted(path, MAX_SAMPLE_BYTES, os.geteuid())[0]
+                sample = sanitize_json(json.loads(content))
+                if (
+                    _offers(sample, uuid)
+                    and processes.locate(convert(sample["process"], Process)).alive
+                ):
+                    yield path
+
+
+def _offers(sample: dict[str, object], uuid: str | None) -> bool:
+    """Return whether the process shares and has cached bytes on the device."""
+    devices = sample["devices"]
+    if not isinstance(devices, list):
+        return False
+    return uuid is not None and any(
+        device["uuid"] == uuid and "neighbors" in device["releases"] for device in devices
+    )
+
+
+def _is_pending(request: Path) -> bool:
+    """Return whether a request is there that is still served."""
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - request.lstat().st_mtime < STALE_SECONDS
+    return False
