@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -191,3 +193,61 @@ show(places=places, pinned=torch.cuda.host_memory_stats()["active_bytes.current"
 
     assert ["cpu", "cuda"] * 3 == shown["places"]
     assert 256 <= shown["pinned"] <= 260
+
+
+PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
+PREPARE = """
+import sys, torch
+from torchmem import sdk
+session = sdk.instrument(interval=0.01)
+parameter = torch.nn.Parameter(torch.zeros(2**18, device="cuda"))
+optimizer = torch.optim.Adam([parameter])
+def step():
+    parameter.grad = torch.zeros_like(parameter)
+    torch.empty(3000 * 2**20, dtype=torch.uint8, device="cuda")
+    optimizer.step()
+step()
+"""
+# At a prompt the main thread waits in a call to C, as in a notebook.
+IDLE = PREPARE + "print('ready', flush=True); sys.stdin.readline(); print('alive')"
+TRAINING = (
+    PREPARE
+    + """
+import threading
+print('ready', flush=True)
+stop = threading.Thread(target=sys.stdin.readline)
+stop.start()
+while stop.is_alive(): step()
+print('alive')
+"""
+)
+
+
+@contextmanager
+def running(environment: dict[str, str], body: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script that says when it is ready, and let it end when told."""
+    program = [*PHANTOM, sys.executable, "-W", "ignore", "-c", body]
+    with subprocess.Popen(
+        program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield process
+
+
+@pytest.mark.parametrize("body", [IDLE, TRAINING], ids=["idle", "training"])
+def test_the_command_gets_the_cache_of_a_running_process(
+    environment: dict[str, str], body: str
+) -> None:
+    """`torchmem release` returns the cache of a process at work and of one at its prompt."""
+    command = [sys.executable, "-m", "torchmem.cli", "release", "--rank", "0"]
+    with running(environment, body) as process:
+        shown = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        rest, _ = process.communicate("stop\n", timeout=60)
+
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert "returned 2.9" in shown.stdout, shown.stdout
+    assert ": 2.9" in shown.stdout.splitlines()[-1]
+    assert (0, "alive\n") == (process.returncode, rest)

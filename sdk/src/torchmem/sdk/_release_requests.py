@@ -75,16 +75,19 @@ class ReleaseRequests:
 
     def tick(self, *, is_idle: bool) -> None:
         """Look for a new request, and serve one that no step will serve."""
+        asks_main = False
         with hold(self._lock) as is_held, self._errors.suppress("release"):
             if is_held and self._requests.changed():
                 self._job = None
                 self._accept()
             elif is_held and self._job and is_idle:
-                self._serve_idle(self._job)
+                asks_main = self._serve_idle(self._job)
             elif is_held and self._job:
                 self._job.asked_main = None
                 if self._clock() - self._job.granted > MAX_WAIT_SECONDS:
                     self._refuse(f"no step ended within {MAX_WAIT_SECONDS:g} s.")
+        if asks_main:
+            self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
 
     def at_step(self) -> None:
         """Serve the request that waits, at the end of a step or where the script waits itself."""
@@ -102,14 +105,15 @@ class ReleaseRequests:
             self._job = _Job(request, self._clock())
             self._answer(ReleaseAnswer(self._requests.request_ns, "waiting", {}))
 
-    def _serve_idle(self, job: _Job) -> None:
-        """Ask the main thread; if it does nothing at all, serve in this thread."""
+    def _serve_idle(self, job: _Job) -> bool:
+        """Serve in this thread if the main thread does nothing; return whether to ask it first."""
         now, cpu = self._clock(), self._main_cpu()
         if job.asked_main is None or cpu != job.main_cpu:
             job.asked_main, job.main_cpu = now, cpu
-            self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
-        elif now - job.asked_main >= MAIN_THREAD_SECONDS:
+            return True
+        if now - job.asked_main >= MAIN_THREAD_SECONDS:
             self._serve(job, self._release.beside_main_thread)
+        return False
 
     def _in_main_thread(self) -> None:
         with hold(self._lock) as is_held, self._errors.suppress("release"):

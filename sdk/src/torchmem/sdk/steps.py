@@ -7,7 +7,6 @@ from bisect import bisect_left
 
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
 
-
 # A process without a step for this many of its usual steps, and this many seconds, is late.
 LATE_STEPS = 5
 MIN_LATE_SECONDS = 1.0

@@ -20,6 +20,7 @@ COMMANDS = (
     "demo",
     "oom",
     "report",
+    "release",
     "capture",
     "whatif",
     "snapshot",

@@ -1,0 +1,288 @@
+"""Requests for memory, from the command and from neighbors: who gives what, and when."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmem.sample.process_messages import encode, sibling_path
+from torchmem.sample.release_messages import (
+    ANSWER_SUFFIX,
+    MAX_WANTED_BYTES,
+    REQUEST_SUFFIX,
+    ReleaseAnswer,
+    ReleaseRequest,
+    decode_answer,
+    decode_request,
+)
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sdk._neighbors import Neighbors
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._requests import STALE_SECONDS
+from torchmem.sdk._session import Session
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import CardUse, SimulatedCard
+
+MIB = 1 << 20
+UUID = "GPU-1"
+Opener = Callable[..., Session]
+released = st.dictionaries(st.text("GPU-0123", max_size=8), st.integers(0, 1 << 40), max_size=3)
+
+
+@given(st.sampled_from(["request", "neighbors"]), st.integers(0, MAX_WANTED_BYTES))
+def test_a_request_survives_its_file(asker: Any, wanted: int) -> None:
+    """What is written is what is read."""
+    request = ReleaseRequest(asker, wanted)
+
+    assert request == decode_request(encode(request))
+
+
+@given(st.integers(), st.sampled_from(["waiting", "done"]), released, st.floats(0, 1e6))
+def test_an_answer_survives_its_file(
+    request_ns: int, state: Any, sizes: dict[str, int], seconds: float
+) -> None:
+    """What is written is what is read."""
+    answer = ReleaseAnswer(request_ns, state, sizes, seconds)
+
+    assert answer == decode_answer(encode(answer))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{}", b'{"asker": "root", "hook_bytes": 0}', b'{"asker": "request"}']
+    + [b'{"asker": "request", "hook_bytes": %s}' % n for n in (b"-1", b"1e9", b"true", b"9" * 40)],
+)
+def test_a_request_that_torchmem_did_not_write_is_refused(content: bytes) -> None:
+    """Anything else than a request is an error in one sentence."""
+    with pytest.raises(ValueError, match=r"^[a-z].*\.$"):
+        decode_request(content)
+
+
+class Rank:
+    """A process with a simulated card of 4 GiB and a session that publishes all the time."""
+
+    def __init__(self, open_session: Opener, run_dir: Path, **settings: Any) -> None:
+        self.card = SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid=UUID)
+        self.allocator = DeviceCachingAllocator(self.card)
+        self.backend = SimulatedBackend([self.allocator])
+        settings = {"interval": 0.002, **settings}
+        self.session = open_session(self.backend, **settings)
+        self.train(100)
+        self.run_dir = run_dir
+
+    def train(self, *peaks: int) -> None:
+        """Run a step for each peak in MiB."""
+        for peak in peaks:
+            self.allocator.free(self.allocator.malloc(peak * MIB))
+            time.sleep(0.003)  # longer than the interval, so that each step is read
+            self.backend.step()
+
+    @property
+    def sample(self) -> Path:
+        """Its sample file."""
+        (path,) = self.run_dir.rglob(f"*{SAMPLE_SUFFIX}")
+        return path
+
+    def ask(self, request: ReleaseRequest) -> int:
+        """Write a request as the command does; return its modification time."""
+        until(lambda: any(self.run_dir.rglob(f"*{SAMPLE_SUFFIX}")))
+        path = sibling_path(self.sample, REQUEST_SUFFIX)
+        path.write_bytes(encode(request))
+        return path.stat().st_mtime_ns
+
+    def answer(self, state: str) -> ReleaseAnswer:
+        """Wait for an answer with this state."""
+        path = sibling_path(self.sample, ANSWER_SUFFIX)
+        until(lambda: path.exists() and decode_answer(path.read_bytes()).state == state)
+        return decode_answer(path.read_bytes())
+
+    def give(self, request: ReleaseRequest, state: str = "done") -> ReleaseAnswer:
+        """Ask, take a step, and return the answer."""
+        self.ask(request)
+        self.answer("waiting")
+        self.train(10)
+        return self.answer(state)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def rank(open_session: Opener, tmp_path: Path) -> Callable[..., Rank]:
+    """Starts a rank in the run directory."""
+    return lambda **settings: Rank(open_session, tmp_path, **settings)
+
+
+def test_a_request_is_served_at_the_end_of_a_step(rank: Callable[..., Rank]) -> None:
+    """Without any setting, the owner's request empties the cache, and the answer says how much."""
+    asked = rank()
+    asked.train(3000)
+    answer = asked.give(ReleaseRequest("request"))
+
+    assert {UUID: 3100 * MIB} == answer.released
+    assert 4096 * MIB == asked.card.mem_get_info()[0]
+
+
+def test_a_request_can_ask_the_hooks_too(rank: Callable[..., Rank]) -> None:
+    """Hooks get the bytes that the request names, even if no tier of the setting calls them."""
+    asked = rank()
+    cache = [asked.allocator.malloc(1000 * MIB)]
+    wanted: list[int] = []
+
+    def give(size: int) -> None:
+        wanted.append(size)
+        asked.allocator.free(cache.pop())
+
+    asked.session.on_pressure(give)
+    answer = asked.give(ReleaseRequest("request", 500 * MIB))
+
+    assert [500 * MIB] == wanted
+    assert answer.released[UUID] >= 1000 * MIB
+
+
+def test_an_idle_process_is_served_without_a_step(rank: Callable[..., Rank]) -> None:
+    """A process whose steps have ended returns its cache all the same."""
+    asked = rank()
+    asked.train(3000)
+    asked.ask(ReleaseRequest("request"))
+
+    assert {UUID: 3100 * MIB} == asked.answer("done").released
+
+
+def test_a_neighbor_needs_the_tier(rank: Callable[..., Rank]) -> None:
+    """A process whose setting does not name neighbors gives nothing to one."""
+    asked = rank(release="cache")
+    asked.train(3000)
+
+    refused = asked.give(ReleaseRequest("neighbors"), "refused")
+    assert "its setting release does not name neighbors." == refused.reason
+    assert 996 * MIB == asked.card.mem_get_info()[0]
+
+
+def test_a_neighbor_gets_what_the_next_step_does_not_need(rank: Callable[..., Rank]) -> None:
+    """After one small step the cache of a large phase is given away, before it is not."""
+    asked = rank(release="neighbors")
+    asked.train(3000)
+    asked.ask(ReleaseRequest("neighbors"))
+    asked.answer("waiting")
+    asked.train(3000)
+    reason = asked.answer("refused").reason
+    asked.train(10)
+    answer = asked.give(ReleaseRequest("neighbors"))
+
+    assert "its next step is expected to need its cache." == reason
+    assert {UUID: 3100 * MIB} == answer.released
+
+
+@pytest.mark.parametrize("kind", ["stale", "huge", "junk", "link"])
+def test_a_bad_request_is_refused(rank: Callable[..., Rank], tmp_path: Path, kind: str) -> None:
+    """A request that is old, too large, no request or a link releases nothing."""
+    asked = rank(release="neighbors")
+    asked.train(3000)
+    until(lambda: any(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))
+    path = sibling_path(asked.sample, REQUEST_SUFFIX)
+    written = tmp_path / "written"
+    written.write_bytes(
+        {"huge": b" " * 5000, "junk": b"release!"}.get(kind, encode(ReleaseRequest("request")))
+    )
+    old = time.time() - STALE_SECONDS - 1
+    if kind == "stale":
+        os.utime(written, (old, old))
+    if kind == "link":
+        path.symlink_to(written)
+    else:
+        written.rename(path)
+    refused = asked.answer("refused")
+    asked.train(10)
+
+    assert str(refused.reason).endswith(".")
+    assert 996 * MIB == asked.card.mem_get_info()[0]
+
+
+@pytest.fixture
+def other(rank: Callable[..., Rank], tmp_path: Path) -> tuple[Rank, Neighbors]:
+    """A sharing rank, and the neighbors of another process on the same card."""
+    asked = rank(release="neighbors")
+    until(lambda: any(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))
+    until(lambda: '"neighbors"' in asked.sample.read_text())
+    allocator = DeviceCachingAllocator(asked.card)
+    recorder = Recorder(SimulatedBackend([allocator]))
+    return asked, Neighbors(asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}"), recorder)
+
+
+def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neighbors]) -> None:
+    """Waiting ends as soon as a neighbor has returned enough at its step's end."""
+    asked, neighbors = other
+    asked.train(3000, 10)
+    worker = threading.Thread(target=asked.train, args=[10] * 200)
+    assert 996 * MIB == asked.card.mem_get_info()[0]
+
+    worker.start()
+    got = neighbors.wait(3000 * MIB, 30.0, 0, lambda: None)
+    worker.join()
+
+    assert got
+    assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))
+
+
+def test_waiting_has_an_end(other: tuple[Rank, Neighbors]) -> None:
+    """If no neighbor can give, waiting ends at its timeout, and says so."""
+    asked, neighbors = other
+    held = asked.allocator.malloc(3500 * MIB)
+
+    assert not neighbors.wait(3000 * MIB, 0.1, 0, lambda: None)
+    asked.allocator.free(held)
+
+
+def test_waiting_costs_nothing_when_there_is_memory(other: tuple[Rank, Neighbors]) -> None:
+    """A process that can get what it wants asks nobody."""
+    asked, neighbors = other
+
+    assert neighbors.wait(1000 * MIB, 30.0, None, lambda: None)
+    assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))
+
+
+def test_two_processes_that_wait_for_each_other_both_serve(other: tuple[Rank, Neighbors]) -> None:
+    """A process that waits serves the requests of others meanwhile."""
+    asked, neighbors = other
+    served: list[None] = []
+    held = asked.allocator.malloc(3500 * MIB)
+    neighbors.wait(3000 * MIB, 0.1, 0, lambda: served.append(None))
+    asked.allocator.free(held)
+
+    assert served
+
+
+@pytest.mark.parametrize("missing", ["dead", "elsewhere", "unshared", "cut off"])
+def test_only_living_neighbors_on_the_card_are_asked(
+    other: tuple[Rank, Neighbors], missing: str
+) -> None:
+    """No request is left for a dead process, on another card, without the tier, or unreadable."""
+    asked, neighbors = other
+    text = asked.sample.read_text()
+    changed = {
+        "dead": text.replace('"pid":', '"pid":1').replace('"start_ticks":', '"start_ticks":1'),
+        "elsewhere": text.replace(UUID, "GPU-2"),
+        "unshared": text.replace('"neighbors"', '"cache"'),
+        "cut off": text[:-9],
+    }[missing]
+    asked.session.close()
+    asked.sample.write_text(changed)
+    assert changed != text
+
+    assert not neighbors.wait(8192 * MIB, 0.05, 0, lambda: None)
+    assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))

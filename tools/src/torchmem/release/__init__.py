@@ -1,0 +1,1 @@
+"""`torchmem release`: have running processes return memory to the driver."""

@@ -1,0 +1,208 @@
+"""`torchmem release`: have running processes return memory to the driver."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchmem.allocator.sizes import format_size
+from torchmem.capture.processes import TrainingProcess, training_processes
+from torchmem.capture.requests import Exchange, opened
+from torchmem.cli.terminal import write_out
+from torchmem.release.gpus import gpu_uuid
+from torchmem.sample.errors import UsageError
+from torchmem.sample.release_messages import (
+    ANSWER_SUFFIX,
+    MAX_WANTED_BYTES,
+    REQUEST_SUFFIX,
+    ReleaseAnswer,
+    ReleaseRequest,
+    decode_answer,
+)
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
+from torchmem.sample.sample import decode
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+
+HELP = "have running processes return memory that they do not use to the driver"
+EPILOG = """\
+Each process returns its cache at the end of its step, an idle one at once. Only
+processes of your own can be asked, and by root those of all users.
+
+Examples:
+  torchmem release --gpu 0
+  torchmem release --run nightly --hooks 8
+"""
+POLL_SECONDS = 0.1
+DEFAULT_SECONDS = 60.0
+MAX_SECONDS = 600.0
+MAX_HOOK_GIB = 1024.0
+
+EXCHANGE = Exchange("release", REQUEST_SUFFIX, ANSWER_SUFFIX, decode_answer, MAX_SECONDS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add("--gpu", metavar="N", help="processes on this GPU: NVML's index, or the start of its UUID")
+    add("--run", metavar="NAME", dest="run_name", help="all ranks of this run")
+    add("--rank", type=int, metavar="N", help="only this global rank")
+    add("--pid", type=int, metavar="N", help="only this process")
+    add(
+        "--hooks",
+        type=float,
+        default=0.0,
+        metavar="GIB",
+        help="also call the script's pressure hooks for this much memory (default 0)",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="S",
+        help=f"seconds to wait for the processes (default {DEFAULT_SECONDS:g})",
+    )
+    add("--run-dir", type=Path, metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask the processes, print what came back, and return the exit code. Raise UsageError.
+
+    The exit code is 1 if a process did not release.
+    """
+    _check(arguments)
+    processes = _selected(arguments)
+    request = ReleaseRequest("request", min(int(arguments.hooks * (1 << 30)), MAX_WANTED_BYTES))
+    outcomes = _ask(processes, request, arguments.timeout)
+    write_out(table(outcomes))
+    return 0 if all(outcome.answer is not None for outcome in outcomes) else 1
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    chosen = (arguments.gpu, arguments.run_name, arguments.rank, arguments.pid)
+    if all(value is None for value in chosen):
+        raise UsageError("name the processes to ask: --gpu, --run, --rank or --pid.")
+    if not 0 < arguments.timeout <= MAX_SECONDS:
+        raise UsageError(f"--timeout must be above 0 and at most {MAX_SECONDS:g}.")
+    if not 0 <= arguments.hooks <= MAX_HOOK_GIB:
+        raise UsageError(f"--hooks must be from 0 to {MAX_HOOK_GIB:g}, in GiB.")
+
+
+def _selected(arguments: argparse.Namespace) -> list[TrainingProcess]:
+    """Return the running processes that the flags select. Raise UsageError without any."""
+    directory = arguments.run_dir or run_directory(os.environ)
+    uuid = None if arguments.gpu is None else gpu_uuid(arguments.gpu)
+    found = [
+        process
+        for process in training_processes(directory)
+        if process.alive is not False
+        and arguments.run_name in {None, process.process.run}
+        and arguments.rank in {None, process.process.rank}
+        and arguments.pid in {None, process.pid, process.process.pid}
+        and (uuid is None or _uses(process, uuid))
+    ]
+    if not found:
+        hint = "; other users' processes are found by root" if os.geteuid() else ""
+        raise UsageError(f"no running process in {directory} matches{hint}.")
+    return sorted(found, key=lambda process: (process.process.run, process.process.rank))
+
+
+def _uses(process: TrainingProcess, uuid: str) -> bool:
+    """Return whether the process has memory on the device whose UUID starts with `uuid`."""
+    try:
+        sample = decode(read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)[0])
+    except (OSError, UntrustedFileError, ValueError, RecursionError):
+        return False
+    return any((device.uuid or "").startswith(uuid) for device in sample.devices)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one process answered to a request next to its `sample`, written at `request_ns`.
+
+    `reason` is one sentence if there is no answer.
+    """
+
+    process: TrainingProcess
+    sample: Path = Path()
+    request_ns: int = 0
+    answer: ReleaseAnswer | None = None
+    reason: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is expected from the process."""
+        return self.answer is not None or self.reason is not None
+
+
+def _ask(
+    processes: Sequence[TrainingProcess], request: ReleaseRequest, seconds: float
+) -> list[Outcome]:
+    """Ask all processes at the same time and wait for their answers."""
+    outcomes = [Outcome(process) for process in processes]
+    deadline = time.monotonic() + seconds
+    with ExitStack() as stack:
+        for outcome in outcomes:
+            _write(outcome, request, stack)
+        while not all(outcome.is_over for outcome in outcomes) and time.monotonic() < deadline:
+            for outcome in outcomes:
+                if not outcome.is_over:
+                    _poll(outcome)
+            time.sleep(POLL_SECONDS)
+    for outcome in outcomes:
+        if not outcome.is_over:
+            outcome.reason = f"no step ended within {seconds:g} s"
+    return outcomes
+
+
+def _write(outcome: Outcome, request: ReleaseRequest, stack: ExitStack) -> None:
+    """Write the request to a process; the stack removes it."""
+    try:
+        outcome.sample = stack.enter_context(opened(outcome.process))
+        asked = EXCHANGE.asked(outcome.process, outcome.sample, request)
+        outcome.request_ns = stack.enter_context(asked)
+    except UsageError as error:
+        outcome.reason = str(error)
+
+
+def _poll(outcome: Outcome) -> None:
+    # In this order: a process may write its answer and then end.
+    has_ended = outcome.process.has_ended()
+    answer = EXCHANGE.answer(outcome.process, outcome.sample, outcome.request_ns)
+    if answer is not None and answer.state == "done":
+        outcome.answer = answer
+    elif answer is not None and answer.state == "refused":
+        outcome.reason = f"refused: {answer.reason}"
+    elif has_ended:
+        outcome.reason = "ended meanwhile"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return what each process returned, and the sum for each GPU."""
+    lines = []
+    total: dict[str, int] = {}
+    for outcome in outcomes:
+        lines.append(f"{outcome.process}: {_result(outcome)}")
+        for uuid, size in (outcome.answer.released if outcome.answer else {}).items():
+            total[uuid] = total.get(uuid, 0) + size
+    return "\n".join([*lines, "", *_sums(total)]) + "\n"
+
+
+def _result(outcome: Outcome) -> str:
+    answer = outcome.answer
+    if answer is None:
+        return (outcome.reason or "").rstrip(".")
+    released = sum(answer.released.values())
+    if not released:
+        return "had nothing to return"
+    return f"returned {format_size(released)} in {answer.seconds * 1000:.0f} ms"
+
+
+def _sums(total: Mapping[str, int]) -> list[str]:
+    if not total:
+        return ["Nothing was returned to the driver."]
+    return [f"{uuid}: {format_size(size)} returned to the driver" for uuid, size in total.items()]
