@@ -74,5 +74,16 @@ PANELS: list[Panel] = [
         ),
         [Query(f"sum({rate(select(catalog.SAMPLES))})", "all ranks")],
         Unit.NUMBER,
-    ).span(24),
+    ),
+    lines(
+        Text(
+            "Memory released",
+            "How much do the tiers of the setting release, and torchmem release, return to the "
+            "driver? Bytes that come back as segments allocated were not worth it. The sum over "
+            "all ranks.",
+            "No rank releases memory",
+        ),
+        [Query(f"60 * sum by (tier) ({rate(select(catalog.RELEASED))})", "{{tier}}")],
+        Unit.BYTES,
+    ),
 ]

@@ -57,8 +57,8 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo oom report capture whatif snapshot preflight doctor rules completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpus --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --top --ttl-seconds --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_commands exporter run demo oom report release capture whatif snapshot preflight doctor rules completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpu --gpus --hooks --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -108,6 +108,15 @@ complete -c torchmem -n '_shtab_torchmem_using report' -l run -x -d 'name of its
 complete -c torchmem -n '_shtab_torchmem_using report' -l pid -x -d 'its process id'
 complete -c torchmem -n '_shtab_torchmem_using report' -l json -d 'print the sample, the threats and the advice as JSON'
 complete -c torchmem -n '_shtab_torchmem_using report' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a release -d 'have running processes return memory that they do not use to the driver'
+complete -c torchmem -n '_shtab_torchmem_using release' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using release' -l gpu -x -d 'processes on this GPU: NVML'"'"'s index, or the start of its UUID'
+complete -c torchmem -n '_shtab_torchmem_using release' -l run -x -d 'all ranks of this run'
+complete -c torchmem -n '_shtab_torchmem_using release' -l rank -x -d 'only this global rank'
+complete -c torchmem -n '_shtab_torchmem_using release' -l pid -x -d 'only this process'
+complete -c torchmem -n '_shtab_torchmem_using release' -l hooks -x -d 'also call the script'"'"'s pressure hooks for this much memory (default 0)'
+complete -c torchmem -n '_shtab_torchmem_using release' -l timeout -x -d 'seconds to wait for the processes (default 60)'
+complete -c torchmem -n '_shtab_torchmem_using release' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a capture -d 'record the memory history of a running process and save the snapshot'
 complete -c torchmem -n '_shtab_torchmem_using capture' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l rank -x -d 'global rank of the process'

@@ -13,6 +13,7 @@ _shtab_torchmem_commands() {
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
     oom:'explain the OutOfMemoryError of an instrumented process'
     preflight:'run a training script on a phantom GPU and report whether it fits on a card'
+    release:'have running processes return memory that they do not use to the driver'
     report:'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
     rules:'write Prometheus'"'"' recording and alerting rules from your thresholds'
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
@@ -133,6 +134,20 @@ _shtab_torchmem_preflight_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_preflight_defaults_added=0
 
+_shtab_torchmem_release_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--gpu[processes on this GPU\: NVML\'s index, or the start of its UUID]:N:"
+  "--run[all ranks of this run]:NAME:"
+  "--rank[only this global rank]:N:"
+  "--pid[only this process]:N:"
+  "--hooks[also call the script\'s pressure hooks for this much memory (default 0)]:GIB:"
+  "--timeout[seconds to wait for the processes (default 60)]:S:"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_release_defaults_added=0
+
 _shtab_torchmem_report_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--rank[global rank of the process]:N:"
@@ -220,6 +235,7 @@ _shtab_torchmem() {
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
         preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
+        release) _arguments -C -s $_shtab_torchmem_release_options ;;
         report) _arguments -C -s $_shtab_torchmem_report_options ;;
         rules) _arguments -C -s $_shtab_torchmem_rules_options ;;
         run) _arguments -C -s $_shtab_torchmem_run_options ;;

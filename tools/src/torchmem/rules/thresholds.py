@@ -221,6 +221,7 @@ _KINDS: Mapping[str, Kind] = {
     "_per_minute": Kind(_positive),
     "_steps": Kind(_positive),
     "_inodes": Kind(_positive),
+    "_requests": Kind(_positive),
     "_factor": Kind(_factor),
     "_for": Kind(_duration, overridable=False),
     "_xids": Kind(_codes, overridable=False),
