@@ -16,6 +16,7 @@ import pytest
 from support.publishing import own_sample, publish
 from support.users import as_user, needs_root
 
+from torchmem.cli.main import main
 from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.release_messages import (
     ANSWER_SUFFIX,
@@ -119,16 +120,11 @@ def test_wrong_use_is_one_sentence(tmp_path: Path, arguments: list[str], error: 
 
 
 @needs_root
-def test_other_users_processes_are_not_asked(tmp_path: Path) -> None:
+def test_other_users_processes_are_not_asked(shared_dir: Path) -> None:
     """A user who is not root finds no process of another one, and leaves no file."""
-    path = publish(tmp_path, own_sample())
-    tmp_path.chmod(0o755)
+    path = publish(shared_dir, own_sample())
     before = sorted(path.parent.iterdir())
-    shown = as_user(
-        1234,
-        [sys.executable, "-m", "torchmem.cli", "release", "--rank", "0", "--run-dir", tmp_path],
-    )
+    command = ["release", "--rank", "0", "--run-dir", str(shared_dir)]
 
-    assert 2 == shown.returncode
-    assert "no running process" in shown.stderr
+    assert 2 == as_user(61001, lambda: main(command))
     assert before == sorted(path.parent.iterdir())
