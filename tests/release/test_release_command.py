@@ -16,7 +16,8 @@ import pytest
 from support.publishing import own_sample, publish
 from support.users import as_user, needs_root
 
-from torchmem.cli.main import main
+from torchmem.cli.main import command_line
+from torchmem.sample.errors import UsageError
 from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.release_messages import (
     ANSWER_SUFFIX,
@@ -124,7 +125,12 @@ def test_other_users_processes_are_not_asked(shared_dir: Path) -> None:
     """A user who is not root finds no process of another one, and leaves no file."""
     path = publish(shared_dir, own_sample())
     before = sorted(path.parent.iterdir())
-    command = ["release", "--rank", "0", "--run-dir", str(shared_dir)]
+    parsed = command_line().parse_args(["release", "--rank", "0", "--run-dir", str(shared_dir)])
 
-    assert 2 == as_user(61001, lambda: main(command))
+    def ask() -> str:
+        with pytest.raises(UsageError) as caught:
+            parsed.run(parsed)
+        return str(caught.value)
+
+    assert "no running process" in as_user(61001, ask)
     assert before == sorted(path.parent.iterdir())
