@@ -17,7 +17,6 @@ from torchmem.allocator.backend import Device
 from torchmem.allocator.memory_map import device_map
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,
@@ -28,6 +27,7 @@ from torchmem.sample.memory_map import (
     granted_users,
     request_directory,
 )
+from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
 from torchmem.sample.sample import Layout
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directory

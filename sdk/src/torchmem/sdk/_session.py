@@ -240,6 +240,7 @@ class Session:
         What it raises is counted. A forked child does not call it.
         """
         self._closers.append(callback)
+
     def wait_for_memory(
         self, nbytes: int, timeout: float = 30.0, device: int | None = None
     ) -> bool:
