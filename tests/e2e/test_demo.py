@@ -144,7 +144,7 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 WITHOUT_DATA = (
     r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
-    r"|Pinned memory A"
+    r"|Pinned memory A|Memory released A"
     r"|Growth of the peak per hour A"
     r"|Allocator settings B|Out of memory in A|Ranks in danger E"
     r"|Headroom exhausted in A|Deviation from the usual [ABC]|Samples per second A"
