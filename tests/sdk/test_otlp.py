@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from support.otlp import receiver, variables
 from support.stack import free_port
+from support.waiting import until
 
 TRAINING = """
 sdk.instrument(backend=backend)
@@ -15,15 +18,23 @@ allocator.malloc(30 << 20); backend.step()
 
 
 def test_a_process_sends_for_itself(
-    run_script: Callable[..., subprocess.CompletedProcess[str]],
+    run_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """Without an exporter, a rank sends while it runs and once more at its end."""
-    with receiver() as received:
-        settings = variables(received.url, 60) | {"TORCHMEM_OTLP": "1", "POD_NAME": "gpt-0"}
-        done = run_script(f"os.environ |= {settings}" + TRAINING + "time.sleep(2)")
+    received_some = tmp_path / "received"
+
+    def watch() -> None:
+        until(lambda: len(received.requests) > 1)
+        received_some.touch()
+
+    with receiver() as received, ThreadPoolExecutor() as pool:
+        watching = pool.submit(watch)
+        settings = variables(received.url) | {"TORCHMEM_OTLP": "1", "POD_NAME": "gpt-0"}
+        waiting = f"while not os.path.exists({str(received_some)!r}): time.sleep(0.01)"
+        done = run_script(f"os.environ |= {settings}" + TRAINING + waiting)
+        watching.result()
 
     assert ("", 0) == (done.stderr, done.returncode)
-    assert 2 == len(received.requests)
     assert 1.0 == received.values("torchmem_process_state", "state")["exited"]
     assert "gpt-0" == received.resource["k8s.pod.name"]
     (steps,) = received.points("torchmem_steps_total")

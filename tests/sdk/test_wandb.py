@@ -24,11 +24,15 @@ from torchmem.simulator.backend import SimulatedBackend
 
 BLOCK = 32 * 1024  # of the log format of LevelDB, which the file of a run has
 RUN = """
-import time, wandb
+import glob, time, wandb
 run = wandb.init(mode="offline", settings=wandb.Settings(x_stats_sampling_interval=0.5))
-for step in range(6):
-    run.log({"loss": step})
-    time.sleep(0.5)
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    run.log({"loss": 1})
+    time.sleep(0.1)
+    (file,) = glob.glob("wandb/offline-run-*/*.wandb")
+    if b"openmetrics" in open(file, "rb").read():
+        break
 run.finish()
 """
 
