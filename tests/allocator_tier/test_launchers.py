@@ -107,7 +107,8 @@ def test_two_nodes_and_a_second_start(job: Job) -> None:
     until(lambda: 0 == job.prometheus.value(f"run:torchmem_reserved_bytes:sum - on () {own}"))
     assert ["failed", "killed", "killed"] == sorted(labels["state"] for labels in ended)
     assert pids(first) == pids(ended) == pids(job.labels("rank:torchmem_process_state:replaced"))
-    assert [] == job.labels('ALERTS{alertname=~"TorchmemRank(Killed|Failed)"}')
+    # One may be pending from the moment in which the other node had not stopped its rank yet.
+    until(lambda: [] == job.labels('ALERTS{alertname=~"TorchmemRank(Killed|Failed)"}'))
     # Not the same number on both nodes: the second agent did not fail.
     restarts = job.labels("torchmem_process_info and on (pid) rank:torchmem_process_state:live")
     assert ["0", "1", "1"] == sorted(labels["torchelastic_restart_count"] for labels in restarts)
