@@ -28,6 +28,8 @@ page.on("request", (request) => {
   if (!own && protocol.startsWith("http")) problems.push(`request to ${origin}`);
 });
 
+let meter = null;
+
 const commands = {
   goto: ({ url }) => page.goto(url).then(() => null),
   reload: () => page.reload().then(() => null),
@@ -62,6 +64,12 @@ const commands = {
   media: ({ colors, motion }) => page.emulateMedia({ colorScheme: colors, reducedMotion: motion }),
   authenticate: ({ user, password }) => context.setHTTPCredentials({ username: user, password }),
   screenshot: ({ path, full }) => page.screenshot({ path, fullPage: full, animations: "disabled" }).then(() => null),
+  async cpu() {
+    meter ??= await context.newCDPSession(page);
+    await meter.send("Performance.enable");
+    const { metrics } = await meter.send("Performance.getMetrics");
+    return metrics.find(({ name }) => name === "TaskDuration").value;
+  },
   problems: () => problems.splice(0),
   async axe() {
     await page.evaluate(await readFile(AXE, "utf8"));

@@ -86,6 +86,10 @@ class Page:
         """Write a PNG of the window, or of the full page."""
         self._do("screenshot", path=str(path), full=full)
 
+    def cpu_seconds(self) -> float:
+        """Return the time that the page's main thread has worked since it was first asked."""
+        return float(self._do("cpu"))
+
     def axe(self) -> list[str]:
         """Return the violations of axe-core's rules, one line each."""
         violations: list[str] = self._do("axe")

@@ -148,7 +148,7 @@ class TraceHistory {
   time(index) {
     const event = this.timeline.events[index];
     const seconds = this.timeline.times?.[index];
-    const at = seconds === undefined ? "" : `${seconds.toFixed(3)} s, `;
+    const at = seconds === undefined ? "" : `${timeText(seconds)}, `;
     return `${at}event ${event.toLocaleString("en-US")} of ${this.events.toLocaleString("en-US")}`;
   }
 
@@ -178,13 +178,15 @@ class TraceHistory {
 function ageText(seconds) {
   if (seconds === null) return null;
   if (seconds < 0) return "older than the recording";
-  return seconds < 1 ? `${(seconds * 1000).toFixed(1)} ms` : duration(seconds);
+  return timeText(seconds);
 }
+
+const timeText = (seconds) => (seconds < 1 ? `${Number((seconds * 1000).toFixed(2))} ms` : duration(seconds));
 
 function traceSummary(timeline, events) {
   if (!events) return "The snapshot has no trace: it shows one moment.";
   const last = timeline.times?.at(-1);
-  const during = last ? ` in ${duration(last)}` : "";
+  const during = last ? ` in ${timeText(last)}` : "";
   const peak = Math.max(...timeline.allocated);
   const worst = Math.max(...timeline.stranded);
   const headroom = timeline.headroom.at(-1) === null
@@ -192,10 +194,17 @@ function traceSummary(timeline, events) {
   return `${plural(events, "event")}${during}. At the peak ${bytes(peak)} are in use, at most ${bytes(worst)} are stranded.${headroom}`;
 }
 
+/** Return what writes seconds of a timeline of this length. */
+function axisTime(length) {
+  return length < 1
+    ? (seconds) => `${Number((seconds * 1000).toFixed(2))} ms`
+    : (seconds) => `${Number(seconds.toFixed(length < 20 ? 2 : 1))} s`;
+}
+
 /** Draw the timeline, and return functions that mark a moment in it. */
 function drawCharts(element, timeline, go) {
   const x = timeline.times ?? timeline.events;
-  const xFormat = timeline.times ? (value) => `${Number(value.toFixed(3))} s` : (value) => value.toLocaleString("en-US");
+  const xFormat = timeline.times ? axisTime(x.at(-1)) : (value) => value.toLocaleString("en-US");
   const memory = [
     { label: "reserved", values: timeline.reserved, color: () => style("--soft") },
     { label: "in use", values: timeline.allocated, color: () => color("in_use"), fill: true },
