@@ -49,6 +49,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.dashboards"),
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
+    lambda: rendered_by("docs.prediction"),
     lambda: rendered_by("deploy.kubernetes.build"),
     lambda: rendered_by("deploy.completion"),
 )

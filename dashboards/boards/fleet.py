@@ -178,10 +178,10 @@ def _least_headroom() -> Panel:
     text = Text(
         "Ranks with the least headroom",
         f"Which rank will run out of memory first? The table lists the {MAX_RANKS} ranks with the "
-        "least headroom, and all ranks whose headroom is falling, with the time until it reaches "
-        "zero at the trend of the last 15 minutes. Headroom is the largest tensor that would fit "
-        "after the allocator has released its cache, as a share of the GPU; the lowest value of "
-        "the last 5 minutes is used.",
+        "least headroom, and all ranks for which an OOM is predicted, with the time in which "
+        "hardly anything will be left at the peak of their steps. Headroom is the largest tensor "
+        "that would fit after the allocator has released its cache, as a share of the GPU; the "
+        "lowest value of the last 5 minutes is used.",
         "No snapshot of any rank yet",
     )
     share, exhaustion = row(DEVICE_ROW, HEADROOM_SHARE), row(DEVICE_ROW, EXHAUSTION)

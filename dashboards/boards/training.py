@@ -56,6 +56,7 @@ from dashboards.queries import (
 
 from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.allocator.settings import LAST_PARSED
+from torchmem.rules import prediction
 from torchmem.sample import catalog
 from torchmem.sample.colors import CAUSES, STATES, TRENDS
 
@@ -77,9 +78,10 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "Out of memory in",
-            "When will the first rank run out of memory, if headroom keeps falling as in the last "
-            "15 minutes? Orange below one hour. Without a value, no rank's headroom is falling.",
-            "Not falling",
+            "Will a rank run out of memory within minutes? The time in which hardly anything will "
+            "be left at the peak of its steps, at the present pace. Shown only under the "
+            f"conditions of the alert TorchmemOutOfMemoryPredicted. {prediction.worth()}",
+            "None predicted",
         ),
         Query(f"bottomk(1, {EXHAUSTION})", RANK),
         Unit.DURATION,
@@ -185,9 +187,9 @@ DANGER = joined_table(
     Text(
         "Ranks in danger",
         f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
-        "least headroom, those whose headroom falls fastest, those with an alert, and those that "
-        "have failed. Headroom is the largest tensor that would still fit. The reason comes from "
-        "the alerts, also while they are pending; an alert links to its runbook.",
+        "least headroom, those that will run out of memory within minutes, those with an alert, "
+        "and those that have failed. Headroom is the largest tensor that would still fit. The "
+        "reason comes from the alerts, also while they are pending; an alert links to its runbook.",
         "No rank of this run publishes samples",
     ),
     [

@@ -19,7 +19,6 @@ from dashboards.panels import (
     with_limit,
 )
 from dashboards.queries import (
-    EXHAUSTION,
     HEADROOM,
     append_matcher,
     live,
@@ -28,12 +27,12 @@ from dashboards.queries import (
     sum_without_pool,
 )
 
+from torchmem.rules import prediction
 from torchmem.sample import catalog
 from torchmem.sample.colors import PARTS
 
 NO_FREE_BYTES = "No cached bytes"
 NO_SNAPSHOT = "No snapshot yet"
-DAY_SECONDS = 24 * 60 * 60
 
 # The largest request that failed within the time range, as a line over all of it.
 _REQUESTED = f"max(max_over_time({select(catalog.LAST_OOM_REQUESTED, over='$__range')} @ end()))"
@@ -203,14 +202,15 @@ FRAGMENTATION: list[Panel] = [
 GROWTH: list[Panel] = [
     rank_lines(
         Text(
-            "Headroom exhausted in",
-            "When will each rank run out of memory, at the trend of its last 15 minutes? Take a "
-            "line that falls steadily seriously; a line that jumps is noise. A rank without a "
-            "line has no falling headroom, or enough for a day.",
-            "Headroom is not falling",
+            "Left at the peak",
+            "How much of its GPU does each rank leave at the peak of its steps? Free memory and "
+            "cache that is not stranded, less what the highest peak takes. It falls if the peak "
+            "grows, if memory is stranded, or if other processes take some. A fast fall that goes "
+            f"on raises TorchmemOutOfMemoryPredicted. {prediction.worth()}",
+            NO_SNAPSHOT,
         ),
-        of_ranks(f"{EXHAUSTION} < {DAY_SECONDS}", "min"),
-        Unit.SECONDS,
+        of_ranks(select(recorded.PEAK_MARGIN), "min"),
+        Unit.RATIO,
         lowest=True,
     ),
     rank_lines(

@@ -147,7 +147,7 @@ WITHOUT_DATA = (
     r"|Pinned memory A|Memory released A"
     r"|Growth of the peak per hour A"
     r"|Allocator settings B|Out of memory in A|Ranks in danger E"
-    r"|Headroom exhausted in A|Deviation from the usual [ABC]|Samples per second A"
+    r"|Deviation from the usual [ABC]|Samples per second A"
     r"|Ranks with the least headroom B|Firing alerts [AB]|Cost of the waste A"
     r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Files rejected per minute A"
     r"|Collectors that failed A|SDK errors by stage A"

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
-from torchmem.rules import counters
+from torchmem.rules import counters, prediction
 from torchmem.rules.thresholds import Thresholds, scope
 from torchmem.sample import catalog
 from torchmem.sample.errors import UsageError
@@ -117,6 +117,7 @@ TEXTS: Mapping[str, str] = {
     "grown component": _grown_component(),
     "kill cause": _kill_explanation(),
     "oom cause": _cause_explanation(),
+    "prediction worth": prediction.worth(),
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
     **{

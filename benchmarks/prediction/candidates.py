@@ -1,0 +1,165 @@
+"""The rules that the yardstick compares: the shipped one, and what was shipped or tried before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import yaml
+from benchmarks.prediction.yardstick import Rule
+from support.promql import selectors
+
+RULES = Path(__file__).resolve().parents[2] / "prometheus" / "rules"
+ALERT = "TorchmemOutOfMemoryPredicted"
+FILES = ("recording-memory.yml", "recording-trends.yml", "alerts-memory.yml")
+LIVE = "and on (job, instance, rank, pid, run) rank:torchmem_process_state:live"
+_UNITS: Mapping[str, float] = {"s": 1, "m": 60, "h": 3600}
+
+
+def shipped() -> Rule:
+    """Return the rule in prometheus/rules, with the recording rules that it needs."""
+    rules = [
+        rule
+        for name in FILES
+        for group in yaml.safe_load((RULES / name).read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    (alert,) = (rule for rule in rules if rule.get("alert") == ALERT)
+    records = _needed(alert["expr"], [rule for rule in rules if "record" in rule])
+    kept = _seconds(alert.get("keep_firing_for", "0s"))
+    return Rule("shipped", alert["expr"], _seconds(alert["for"]), tuple(records), kept)
+
+
+def _needed(expression: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the recording rules that an expression reads, in the order of the files."""
+    wanted = {name for name, _ in selectors(expression)}
+    while True:
+        found = [rule for rule in records if rule["record"] in wanted]
+        more = {name for rule in found for name, _ in selectors(rule["expr"])}
+        if more <= wanted:
+            return found
+        wanted |= more
+
+
+def _seconds(duration: str) -> float:
+    return sum(float(value) * _UNITS[unit] for value, unit in re.findall(r"(\d+)([smh])", duration))
+
+
+def normalized(rule: Rule) -> list[str]:
+    """Return the expressions of a rule in one form; equal rules have equal forms."""
+    expressions = [*(record["expr"] for record in rule.records), rule.alert]
+    forms = [promql_parser.parse(expression).prettify() for expression in expressions]
+    return [*forms, f"for {rule.for_seconds:g} s, kept for {rule.keep_seconds:g} s"]
+
+
+def _records(pairs: Iterable[tuple[str, str, str]]) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"record": name, "expr": expression, "labels": {"pace": pace} if pace else {}}
+        for name, expression, pace in pairs
+    )
+
+
+BASE = (
+    (
+        "rank:torchmem_process_state:live",
+        'max without (state) (torchmem_process_state{state=~"running|stalled"} == 1)',
+        "",
+    ),
+    (
+        "rank:torchmem_reserved_bytes:sum",
+        f"sum without (pool) (torchmem_reserved_bytes) {LIVE}",
+        "",
+    ),
+)
+HEADROOM = "rank:torchmem_headroom_bytes:min5m"
+EXHAUSTION = "rank:torchmem_headroom_exhaustion:seconds"
+_FLUSHED = 'min_over_time(torchmem_headroom_bytes{flush="true"}[5m])'
+HEADROOM_RECORDS = _records(
+    (
+        *BASE,
+        (HEADROOM, f"min without (flush) ({_FLUSHED}) {LIVE}", ""),
+        (EXHAUSTION, f"{HEADROOM} / -(deriv({HEADROOM}[15m]) < 0)", ""),
+    )
+)
+"""A line through 15 minutes of the lowest headroom."""
+
+
+def _falls(series: str, minutes: int, share: float) -> str:
+    """Return that a series fell by a share of the device in each of the last three intervals."""
+    offsets = ["", *(f" offset {minutes * count}m" for count in (1, 2, 3))]
+    return " and ".join(
+        f"({series}{before} - {series}{after}) / torchmem_device_total_bytes > {share}"
+        for after, before in pairwise(offsets)
+    )
+
+
+LINE = Rule("that line alone, as panels showed it", f"{EXHAUSTION} < 3600", 0, HEADROOM_RECORDS)
+BEFORE = Rule(
+    "before: a line through headroom, falling in each of three 5 min",
+    f"{EXHAUSTION} < 3600 and {_falls(HEADROOM, 5, 0.005)} "
+    "and on (job, instance, rank, pid, run) torchmem_steps_total offset 15m > 0",
+    60,
+    HEADROOM_RECORDS,
+)
+"""What was shipped before."""
+
+MARGIN = "rank:torchmem_peak_margin_bytes:live"
+PACES = "rank:torchmem_peak_margin_exhaustion:paces"
+
+
+def _two_paces(name: str, free: str) -> Rule:
+    """Return a rule on the margin at the peak at two paces, neither of which slows down."""
+    stranded = 'min_over_time(torchmem_free_bytes{state="stranded"}[10m])'
+    margin = f"rank:torchmem_reserved_bytes:sum + {free} - torchmem_active_peak_bytes"
+
+    def pace(reserve: float, minutes: int) -> str:
+        rate = f"({MARGIN} offset {minutes}m - {MARGIN}) / {60 * minutes}"
+        left = f"clamp_min({MARGIN} - {reserve} * torchmem_device_total_bytes, 0)"
+        return f"{left} / ({rate} > 0)"
+
+    def alert(pace: str, seconds: int, below: float, third: int) -> str:
+        at = ["", *(f" offset {third * count}s" for count in (1, 2, 3))]
+        share = f"{MARGIN} / torchmem_device_total_bytes < {below}"
+        falls = [f"({MARGIN}{before} - {MARGIN}{after})" for after, before in pairwise(at)]
+        shares = [f"{fall} / torchmem_device_total_bytes > 0.0002" for fall in falls]
+        soon = f'max without (pace) ({PACES}{{pace="{pace}"}}) < {seconds}'
+        return " and ".join([soon, share, *shares, f"{falls[0]} > 0.5 * {falls[2]}"])
+
+    records = _records(
+        (
+            *BASE,
+            (MARGIN, f"{margin} - ignoring (state) {stranded}", ""),
+            (PACES, pace(0.06, 5), "5m"),
+            (PACES, pace(0.02, 15), "15m"),
+        )
+    )
+    expression = f"{alert('5m', 900, 0.21, 100)} or {alert('15m', 3600, 0.12, 300)}"
+    return Rule(name, expression, 60, records)
+
+
+NVML = "on (job, instance, uuid) group_left () nvml_memory_free_bytes"
+CANDIDATES = (
+    BEFORE,
+    LINE,
+    _two_paces("peak margin at two paces, free memory by NVML", NVML),
+    _two_paces("the same, free memory by the SDK", "torchmem_driver_free_bytes"),
+)
+
+
+def without_history(rule: Rule) -> Rule:
+    """Return the shipped rule without its comparison with the last hour."""
+    changed = tuple(
+        {**record, "expr": re.sub(r"and rank:\S+\s*<\s*min_over_time\(.*?\)", "", record["expr"])}
+        for record in rule.records
+    )
+    return replace(rule, name="shipped, also above the lowest of the hour", records=changed)
+
+
+def without_keeping(rule: Rule) -> Rule:
+    """Return the shipped rule without `keep_firing_for`."""
+    return replace(rule, name="shipped, without keep_firing_for", keep_seconds=0.0)

@@ -1,0 +1,461 @@
+"""Simulated jobs whose ends are known: training loops that grow, stay flat, level off, or fail.
+
+A job is one rank on one card. Its kind says what uses the memory, and its course says when: a share
+of what is left of the card beside the job at its start, over virtual time. Kind and seed determine
+a job. Nothing here knows what is published of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Literal
+
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.simulator.blocks import Block
+from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+
+Group = Literal["growing", "sudden", "flat", "stops"]
+"""How memory develops.
+
+`growing` until it is exhausted; `sudden`: exhausted without notice; `flat`: as much all the time;
+`stops`: growth that levels off in time, or recedes.
+"""
+Course = Callable[[float], float]
+"""Which share of the room is used after how many seconds."""
+
+EVENTS_PER_STEP = 5
+HOUR = 3600.0
+LONGEST_SECONDS = 6 * HOUR
+"""A growing job that still lives after this time is no job of the yardstick."""
+SHORTEST_GROWTH, LONGEST_GROWTH = 600.0, 3.5 * HOUR
+"""Seconds in which the room is used up."""
+STATISTICS_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: its scenario, how long a step takes and how long it is watched, in seconds."""
+
+    kind: str
+    group: Group
+    seed: int
+    scenario: Scenario
+    step_seconds: float
+    seconds: float
+    expandable_segments: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a model needs: shares of the card, the number of its layers, and its shortest batch.
+
+    `base` is weights, gradients and optimizer state, `activations` those of the longest batch.
+    """
+
+    base: float
+    activations: float
+    layers: int
+    shortest: float
+
+    @property
+    def room(self) -> float:
+        """The share of the card that is left at the peak."""
+        return 1 - self.base - self.activations
+
+
+class Trainer:
+    """A model on the card, and its training steps."""
+
+    def __init__(self, worker: Worker, shape: Shape, rng: Random) -> None:
+        self.worker, self.allocator, self.shape, self.rng = worker, worker.allocator, shape, rng
+        self.room_bytes = int(worker.capacity * shape.room)
+        self._activation_bytes = worker.capacity * shape.activations
+
+    def load(self, events: int) -> Iterator[ScenarioEvent]:
+        """Load the weights, in as many parts as events, and make room for the optimizer's state."""
+        size = int(self.worker.capacity * self.shape.base / (4 * self.shape.layers))
+        for part in range(4 * self.shape.layers):
+            self.allocator.malloc(size)
+            if part % max(1, 4 * self.shape.layers // events) == 0:
+                yield "compute"
+
+    def step(
+        self, sequence: float = 1.0, middle: Callable[[], object] = lambda: None
+    ) -> Iterator[ScenarioEvent]:
+        """Run one step on a batch of random length, the longest of which is `sequence`.
+
+        `middle` is called after each layer of the forward pass.
+        """
+        length = sequence * self.rng.uniform(self.shape.shortest, 1)
+        yield from self.forward_backward(length, middle)
+        yield "step"
+
+    def forward_backward(
+        self, length: float, middle: Callable[[], object] = lambda: None
+    ) -> Iterator[ScenarioEvent]:
+        """Run a forward and a backward pass; an OutOfMemoryError frees what they hold."""
+        live: list[Block] = []
+        layer = self._activation_bytes * length * 0.9 / self.shape.layers
+        try:
+            for number in range(self.shape.layers):
+                live += [self.allocator.malloc(int(layer * part)) for part in (0.1, 0.2, 0.3, 0.4)]
+                middle()
+                if number == self.shape.layers // 2:
+                    yield "compute"
+            live.append(self.allocator.malloc(int(self._activation_bytes * length * 0.1)))
+            yield "compute"
+            self.allocator.free(live.pop())
+            for number in range(self.shape.layers):
+                gradient = self.allocator.malloc(int(layer * 0.2))
+                for _ in range(4):
+                    self.allocator.free(live.pop())
+                self.allocator.free(gradient)
+                if number in (self.shape.layers // 3, 2 * self.shape.layers // 3):
+                    yield "compute"
+        finally:
+            self.worker.free_many(reversed(live))
+
+
+# --- Courses
+
+
+def _log_uniform(rng: Random, low: float, high: float) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def course(rng: Random, *, stops: bool) -> Course:
+    """Return a course that reaches 1, or with `stops` one of the same shapes that levels off."""
+    duration = _log_uniform(rng, SHORTEST_GROWTH, LONGEST_GROWTH)
+    start = rng.uniform(0, 0.3 * HOUR)
+    most = rng.uniform(0.3, 0.96) if stops else math.inf
+    shape = rng.choice((_line, _line, _accelerating, _slowing, _stairs, _pauses))
+    grown = shape(rng, duration, most)
+    return lambda seconds: min(most, grown(max(0.0, seconds - start)))
+
+
+def _line(_: Random, duration: float, __: float) -> Course:
+    return lambda seconds: seconds / duration
+
+
+def _accelerating(_: Random, duration: float, __: float) -> Course:
+    return lambda seconds: (seconds / duration) ** 1.7
+
+
+def _slowing(rng: Random, duration: float, most: float) -> Course:
+    """Approach a limit: below 1 if the course stops, otherwise above it."""
+    limit = most if most < 1 else rng.uniform(1.1, 1.6)
+    return lambda seconds: limit * (1 - math.exp(-1.5 * seconds / duration))
+
+
+def _stairs(rng: Random, duration: float, _: float) -> Course:
+    pause = duration / rng.randint(5, 25)
+    return lambda seconds: pause * (seconds // pause) / duration
+
+
+def _pauses(rng: Random, duration: float, _: float) -> Course:
+    """Grow in the first part of each period."""
+    period, share = rng.uniform(0.1, 0.3) * duration, rng.uniform(0.4, 0.8)
+
+    def grown(seconds: float) -> float:
+        whole, part = divmod(seconds, period)
+        return (whole + min(1.0, part / period / share)) * period / duration
+
+    return grown
+
+
+def _waves(rng: Random) -> Course:
+    """Rise and fall between nothing and a part of the room, as the load of a day does."""
+    period, most = _log_uniform(rng, 0.3 * HOUR, 4 * HOUR), rng.uniform(0.3, 0.95)
+    phase = rng.uniform(0, 2 * math.pi)
+    return lambda seconds: most * (1 + math.sin(2 * math.pi * seconds / period + phase)) / 2
+
+
+# --- What uses the memory
+
+Train = Callable[[Trainer, Course, Callable[[], float]], Iterator[ScenarioEvent]]
+"""A training loop: the model, the course, and the virtual seconds since training began."""
+
+
+def leak(trainer: Trainer, grown: Course, clock: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Keep some tensors of each step."""
+    size = int(_log_uniform(trainer.rng, 1 * MIB, 64 * MIB))
+    kept = 0
+    while True:
+        yield from trainer.step()
+        while (kept + 1) * size <= grown(clock()) * trainer.room_bytes:
+            trainer.allocator.malloc(size)
+            kept += 1
+
+
+def cache(trainer: Trainer, grown: Course, clock: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Append to one tensor per layer, as a cache of keys and values does: copy, then free."""
+    layers: list[Block | None] = [None] * trainer.shape.layers
+    while True:
+        size = int(grown(clock()) * trainer.room_bytes / len(layers))
+        for index, old in enumerate(layers):
+            if size > MIB and (old is None or size > 1.02 * old.requested_size):
+                layers[index] = trainer.allocator.malloc(size)
+                if old is not None:
+                    trainer.allocator.free(old)
+        yield from trainer.step()
+
+
+def curriculum(
+    trainer: Trainer, grown: Course, clock: Callable[[], float]
+) -> Iterator[ScenarioEvent]:
+    """Train on longer and longer sequences."""
+    longest = trainer.shape.room / trainer.shape.activations
+    while True:
+        yield from trainer.step(1 + longest * grown(clock()))
+
+
+def fragmentation(
+    trainer: Trainer, grown: Course, clock: Callable[[], float]
+) -> Iterator[ScenarioEvent]:
+    """Keep small tensors between activations of growing size; each pins its segment."""
+    kept: list[Block] = []
+    most = int(trainer.room_bytes / (40 * MIB))
+
+    def keep() -> None:
+        tensor = trainer.allocator.malloc(STATISTICS_BYTES)
+        if len(kept) < grown(clock()) * most:
+            kept.append(tensor)
+        elif kept and trainer.rng.random() < 0.02:
+            place = trainer.rng.randrange(len(kept))
+            trainer.allocator.free(kept[place])
+            kept[place] = tensor
+        else:
+            trainer.allocator.free(tensor)
+
+    while True:
+        yield from trainer.step(1 + 0.5 * grown(clock()), keep)
+
+
+def neighbor(
+    trainer: Trainer, grown: Course, clock: Callable[[], float]
+) -> Iterator[ScenarioEvent]:
+    """Share the card with a process that grows; the cache is emptied at each evaluation."""
+    card = trainer.allocator.card
+    other = card.use.others()[0]
+    pause = trainer.rng.uniform(120, 900)
+    evaluation = 0
+    while True:
+        if clock() // pause > evaluation:
+            evaluation = int(clock() // pause)
+            trainer.allocator.empty_cache()
+        wanted = int(grown(clock()) * trainer.room_bytes) - other.own()
+        if wanted > 0:
+            other.claim(min(wanted, card.mem_get_info()[0]), card.total_bytes)
+        elif wanted < 0:
+            other.release(-wanted)
+        yield from trainer.step()
+
+
+def phases(trainer: Trainer, grown: Course, clock: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Generate with a cache of keys and values, then train, in turns; responses get longer."""
+    emptied, length = trainer.rng.random() < 0.5, trainer.rng.randint(3, 12)
+    start = trainer.rng.uniform(0.3, 0.9) * trainer.shape.activations
+    while True:
+        share = start + (trainer.shape.room + trainer.shape.activations - start) * grown(clock())
+        size = int(share * trainer.worker.capacity / trainer.shape.layers)
+        held: list[Block] = []
+        for number in range(trainer.shape.layers):
+            held.append(trainer.allocator.malloc(size))
+            if number % 3 == 0:
+                yield "compute"
+        trainer.worker.free_many(held)
+        if emptied:
+            trainer.allocator.empty_cache()
+        for _ in range(length):
+            yield from trainer.step()
+
+
+def stable(trainer: Trainer, _: Course, __: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Train on batches of one length, or of lengths up to a fixed one."""
+    while True:
+        yield from trainer.step()
+
+
+def evaluation(
+    trainer: Trainer, _: Course, clock: Callable[[], float], most: float = 0.9
+) -> Iterator[ScenarioEvent]:
+    """Evaluate now and then on batches that use up to `most` of the room more; empty the cache."""
+    pause, emptied = trainer.rng.uniform(300, 2400), trainer.rng.random() < 0.5
+    more = trainer.rng.uniform(-0.5, most) if most < 1 else most
+    length = 1 + more * trainer.shape.room / trainer.shape.activations
+    number = 0
+    while True:
+        yield from trainer.step()
+        if clock() // pause > number:
+            number = int(clock() // pause)
+            for _batch in range(trainer.rng.randint(3, 20)):
+                yield from trainer.forward_backward(length * trainer.rng.uniform(0.7, 1))
+            if emptied:
+                trainer.allocator.empty_cache()
+
+
+def search(trainer: Trainer, _: Course, __: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Double the batch until it does not fit, and train with the last that did."""
+    length = 0.25
+    while True:
+        try:
+            for _batch in range(trainer.rng.randint(2, 5)):
+                yield from trainer.forward_backward(length)
+                yield "step"
+        except OutOfMemoryError:
+            break
+        length *= 1.5
+    trainer.allocator.empty_cache()
+    while True:
+        yield from trainer.step(length / 1.5)
+
+
+def spike(trainer: Trainer, _: Course, clock: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Get one batch that is far longer than all others."""
+    at = trainer.rng.uniform(600, 2 * HOUR)
+    while True:
+        longest = 1.5 * (1 + trainer.shape.room / trainer.shape.activations)
+        yield from trainer.step(longest if clock() > at else 1)
+
+
+def tail(trainer: Trainer, _: Course, __: Callable[[], float]) -> Iterator[ScenarioEvent]:
+    """Draw lengths from a distribution without an upper limit."""
+    limit = math.log(1 + trainer.shape.room / trainer.shape.activations)
+    while True:
+        yield from trainer.step(math.exp(trainer.rng.gauss(0, limit / 3.2)))
+
+
+def first_evaluation(
+    trainer: Trainer, grown: Course, clock: Callable[[], float]
+) -> Iterator[ScenarioEvent]:
+    """Evaluate on batches that do not fit."""
+    return evaluation(trainer, grown, clock, most=1.8)
+
+
+def sudden_neighbor(
+    trainer: Trainer, _: Course, clock: Callable[[], float]
+) -> Iterator[ScenarioEvent]:
+    """Lose the rest of the card to another process within half a minute, and the cache after it."""
+    at = trainer.rng.uniform(600, 2 * HOUR)
+    return neighbor(trainer, lambda seconds: min(1.0, max(0.0, (seconds - at) / 30)), clock)
+
+
+# --- Kinds
+
+GROWTH: dict[str, Train] = {
+    "leak": leak,
+    "cache": cache,
+    "curriculum": curriculum,
+    "fragmentation": fragmentation,
+    "neighbor": neighbor,
+    "phases": phases,
+}
+"""What grows, in jobs that run out of memory and in others whose growth levels off in time."""
+SUDDEN: dict[str, Train] = {
+    "spike": spike,
+    "tail": tail,
+    "first evaluation": first_evaluation,
+    "sudden neighbor": sudden_neighbor,
+}
+FLAT: dict[str, Train] = {
+    "stable": stable,
+    "variable lengths": stable,
+    "tight": stable,
+    "evaluation": evaluation,
+    "search": search,
+    "steady phases": phases,
+    "steady cache": cache,
+    "steady neighbor": neighbor,
+}
+WAVES: dict[str, Train] = {"waves": curriculum, "waves of a neighbor": neighbor}
+KINDS: dict[str, tuple[Group, Train]] = {
+    **{f"{name} grows": ("growing", train) for name, train in GROWTH.items()},
+    **{name: ("sudden", train) for name, train in SUDDEN.items()},
+    **{name: ("flat", train) for name, train in FLAT.items()},
+    **{f"{name} stops": ("stops", train) for name, train in GROWTH.items()},
+    **{name: ("stops", train) for name, train in WAVES.items()},
+}
+
+
+def _shape(kind: str, rng: Random) -> Shape:
+    base, activations = rng.uniform(0.15, 0.5), rng.uniform(0.1, 0.35)
+    if kind == "tight":
+        activations = rng.uniform(0.94, 0.985) - base
+    shortest = 0.2 if kind == "variable lengths" else rng.choice((1.0, 0.9, 0.6, 0.3))
+    return Shape(base, activations, rng.randint(8, 16), shortest)
+
+
+def _course(kind: str, group: Group, rng: Random) -> Course:
+    if kind.startswith("waves"):
+        return _waves(rng)
+    if group in ("growing", "stops"):
+        return course(rng, stops=group == "stops")
+    return lambda _: 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What makes a training loop; `loading` is for how many events the weights are loaded."""
+
+    train: Train
+    shape: Shape
+    grown: Course
+    step_seconds: float
+    loading: int
+
+
+def job(kind: str, seed: int) -> Job:
+    """Return a job; equal kinds and seeds give equal jobs."""
+    group, train = KINDS[kind]
+    rng = Random(f"{kind}:{seed}")  # noqa: S311 -- a workload, not a secret
+    shape, grown = _shape(kind, rng), _course(kind, group, rng)
+    step_seconds = rng.choice((5.0, 10.0, 20.0, 40.0))
+    loading = rng.randint(5, 40)
+    uses_neighbor = train in (neighbor, sudden_neighbor)
+    scenario = Scenario(
+        name=f"{kind} {seed}".replace(" ", "-"),
+        summary=train.__doc__ or "",
+        reproduces="",
+        source="",
+        simulated="",
+        effects="",
+        train=partial(_train, Loop(train, shape, grown, step_seconds, loading)),
+        card_bytes=rng.choice((24, 40, 80, 80, 80, 140)) * GIB,
+        neighbors=1 if uses_neighbor else 0,
+    )
+    # Expandable segments hardly fragment.
+    expandable = rng.random() < 0.2 and kind != "fragmentation grows"
+    return Job(kind, group, seed, scenario, step_seconds, _seconds(group, grown, rng), expandable)
+
+
+def _seconds(group: Group, grown: Course, rng: Random) -> float:
+    """Return how long a job is watched: if it grows, until it dies; otherwise after it stopped."""
+    if group in ("growing", "sudden"):
+        return LONGEST_SECONDS
+    seconds = 0.0
+    while group == "stops" and seconds < LONGEST_SECONDS and _grows(grown, seconds):
+        seconds += 60
+    return min(LONGEST_SECONDS, seconds + rng.uniform(0.5, 4) * HOUR)
+
+
+def _grows(grown: Course, seconds: float) -> bool:
+    return grown(seconds + HOUR / 2) - grown(seconds) > 0.01
+
+
+def _train(loop: Loop, worker: Worker) -> Iterator[ScenarioEvent]:
+    """Load the model, then train; each event takes the same time."""
+    trainer = Trainer(worker, loop.shape, worker.rng())
+    yield from trainer.load(loop.loading)
+    events = 0
+
+    def clock() -> float:
+        return events * loop.step_seconds / EVENTS_PER_STEP
+
+    for event in loop.train(trainer, loop.grown, clock):
+        yield event
+        events += 1

@@ -1,0 +1,181 @@
+"""What a prediction is worth: which ends it tells in time, and how often it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from benchmarks.prediction.jobs import Group
+from benchmarks.prediction.promql import Evaluation
+from benchmarks.prediction.recordings import SCRAPE_SECONDS, Recording
+
+EARLIEST_SECONDS = 3600.0
+"""A warning that ends longer before the OutOfMemoryError does not tell of it."""
+AHEAD_SECONDS = (120.0, 600.0)
+"""How long before the OutOfMemoryError a warning is in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An alert and the recording rules that it needs, in the order of their evaluation."""
+
+    name: str
+    alert: str
+    for_seconds: float
+    records: tuple[dict[str, Any], ...] = ()
+    keep_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rule did in one job.
+
+    `told` is whether it fired in the last hour until each of AHEAD_SECONDS before the end; `starts`
+    is how often it began to fire, and `true_starts` how many of those an end followed within an
+    hour.
+    """
+
+    kind: str
+    group: Group
+    hours: float
+    died: bool
+    told: tuple[bool, ...]
+    starts: int
+    true_starts: int
+    firing_hours: float
+
+
+def firing(rule: Rule, evaluation: Evaluation) -> npt.NDArray[np.bool_]:
+    """Return at which scrapes the alert of a rule fires."""
+    for record in rule.records:
+        evaluation.record(record["record"], record["expr"], record.get("labels", {}))
+    active = np.zeros(evaluation.scrapes, dtype=bool)
+    for values in evaluation.vector(rule.alert).values():
+        active |= ~np.isnan(values)
+    held = _held(active, round(rule.for_seconds / SCRAPE_SECONDS))
+    return _kept(held, active, round(rule.keep_seconds / SCRAPE_SECONDS))
+
+
+def _held(active: npt.NDArray[np.bool_], scrapes: int) -> npt.NDArray[np.bool_]:
+    """Return where a condition has held for this many scrapes more."""
+    held: npt.NDArray[np.bool_] = active.copy()
+    held[:scrapes] = False
+    for shift in range(1, min(scrapes, len(active) - 1) + 1):
+        held[shift:] &= active[:-shift]
+    return held
+
+
+def _kept(
+    held: npt.NDArray[np.bool_], active: npt.NDArray[np.bool_], scrapes: int
+) -> npt.NDArray[np.bool_]:
+    """Return where an alert fires that goes on for so many scrapes after its condition last held.
+
+    This is `keep_firing_for`: once the alert fires, its condition alone extends it.
+    """
+    fires: npt.NDArray[np.bool_] = held.copy()
+    last = -1
+    for number in range(len(held)):
+        if held[number] or (active[number] and number and fires[number - 1]):
+            fires[number], last = True, number
+        elif last >= 0 and number and fires[number - 1]:
+            fires[number] = number - last <= scrapes
+    return fires
+
+
+def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np.bool_]) -> Outcome:
+    """Compare when an alert fired with how the job ended."""
+    begins = np.flatnonzero(fires & ~np.concatenate([[False], fires[:-1]]))
+    died, true_starts = recording.died, 0
+    told = tuple(False for _ in AHEAD_SECONDS)
+    if died is not None:
+        earliest = max(0, died - round(EARLIEST_SECONDS / SCRAPE_SECONDS))
+        latest = [died - round(ahead / SCRAPE_SECONDS) for ahead in AHEAD_SECONDS]
+        told = tuple(bool(fires[earliest : max(0, last + 1)].any()) for last in latest)
+        true_starts = int((begins >= earliest).sum())
+    return Outcome(
+        kind=kind,
+        group=group,
+        hours=recording.hours,
+        died=died is not None,
+        told=told,
+        starts=len(begins),
+        true_starts=true_starts,
+        firing_hours=float(fires.sum()) * SCRAPE_SECONDS / 3600,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The figures of one rule; shares are between 0 and 1, false alarms per 100 healthy hours."""
+
+    rule: str
+    growing: int
+    told: tuple[float, ...]
+    told_of_all: float
+    false_alarms: float
+    false_alarms_flat: float
+    false_alarms_stops: float
+    healthy_hours: float
+    time_in_alarm: float
+    came_true: float
+    by_kind: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def effective_group(kind_group: Group, *, died: bool) -> Group | None:
+    """Return the group of a job by its end, or None if it says nothing.
+
+    Growth that was to stop but met the limit before is growth like any other; growth that has not
+    met it when the recording ends may still be told rightly.
+    """
+    if kind_group == "growing":
+        return "growing" if died else None
+    if kind_group == "sudden":
+        return "sudden" if died else "flat"
+    if kind_group == "stops":
+        return "growing" if died else "stops"
+    return "sudden" if died else "flat"
+
+
+def score(rule: str, outcomes: Sequence[Outcome]) -> Score:
+    """Sum up the outcomes of one rule."""
+    growing = [job for job in outcomes if job.group == "growing"]
+    dead = [job for job in outcomes if job.died]
+    healthy = [job for job in outcomes if not job.died]
+    starts = sum(job.starts for job in outcomes)
+    return Score(
+        rule=rule,
+        growing=len(growing),
+        told=tuple(_share(told) for told in zip(*(job.told for job in growing), strict=True)),
+        told_of_all=_share(job.told[0] for job in dead),
+        false_alarms=_rate(healthy),
+        false_alarms_flat=_rate([job for job in healthy if job.group == "flat"]),
+        false_alarms_stops=_rate([job for job in healthy if job.group == "stops"]),
+        healthy_hours=sum(job.hours for job in healthy),
+        time_in_alarm=sum(job.firing_hours for job in healthy)
+        / max(1e-9, sum(job.hours for job in healthy)),
+        came_true=sum(job.true_starts for job in outcomes) / starts if starts else 0.0,
+        by_kind=_by_kind(outcomes),
+    )
+
+
+def _share(values: Iterable[bool]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+def _rate(jobs: Sequence[Outcome]) -> float:
+    hours = sum(job.hours for job in jobs)
+    return 100 * sum(job.starts for job in jobs) / hours if hours else 0.0
+
+
+def _by_kind(outcomes: Sequence[Outcome]) -> dict[str, tuple[int, int]]:
+    """Return for each kind of job that died how many were told, and how many there were."""
+    kinds: dict[str, tuple[int, int]] = {}
+    for job in outcomes:
+        if job.died:
+            told, number = kinds.get(job.kind, (0, 0))
+            kinds[job.kind] = (told + job.told[0], number + 1)
+    return kinds

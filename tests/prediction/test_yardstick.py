@@ -1,0 +1,134 @@
+"""The yardstick of predictions: its PromQL, its arithmetic, and that its results are current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.prediction.candidates import BEFORE, normalized, shipped
+from benchmarks.prediction.jobs import job
+from benchmarks.prediction.prometheus import disagreement
+from benchmarks.prediction.promql import Evaluation
+from benchmarks.prediction.recordings import Recording, recording
+from benchmarks.prediction.yardstick import Rule, firing, outcome, score
+
+from torchmem.rules.prediction import measured, worth
+
+LABELS = frozenset({("rank", "0")})
+
+
+@pytest.fixture(scope="module")
+def dying(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A short job that runs out of memory."""
+    return recording(job("neighbor grows", 101), tmp_path_factory.mktemp("prediction"))
+
+
+def of(*values: float) -> Recording:
+    """Return a job with one series, `margin`, that died at its last scrape."""
+    series = {"margin": {LABELS: np.array(values, dtype=float)}}
+    return Recording(series, len(values), len(values) - 1)
+
+
+def fires(rule: Rule, job: Recording) -> list[int]:
+    """Return the scrapes at which a rule fires."""
+    evaluation = Evaluation(job.series, job.scrapes)
+    return [int(number) for number in np.flatnonzero(firing(rule, evaluation))]
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("rule", [shipped(), BEFORE], ids=lambda rule: rule.name.split(":")[0])
+def test_prometheus_fires_at_the_same_scrapes(rule: Rule, dying: Recording) -> None:
+    """Prometheus' own rule engine agrees with the evaluation at every scrape of a job."""
+    expected = firing(rule, Evaluation(dying.series, dying.scrapes))
+
+    assert disagreement(rule, dying, expected) == ""
+    assert expected.any()
+    assert disagreement(rule, dying, ~expected) != ""
+
+
+@pytest.mark.parametrize(
+    ("expression", "values"),
+    [
+        ("margin offset 10s", [np.nan, 5, 4, np.nan]),
+        ("min_over_time(margin[20s])", [5, 4, 4, 3]),
+        ("deriv(margin[10s])", [np.nan, -0.1, np.nan, np.nan]),
+        ("clamp_min(margin - 4, 0) / 2", [0.5, 0, np.nan, 0]),
+        ("margin > 3 or margin * 10", [5, 4, np.nan, 30]),
+        ("margin > 3 unless margin > 4", [np.nan, 4, np.nan, np.nan]),
+        ("max without (rank) (margin < bool 5)", [0, 1, np.nan, 1]),
+        ("margin and on (rank) margin < 5", [np.nan, 4, np.nan, 3]),
+    ],
+)
+def test_expressions_have_the_values_of_prometheus(expression: str, values: list[float]) -> None:
+    """Offsets, ranges, comparisons and sets follow PromQL, also where a value is absent."""
+    evaluation = Evaluation(of(5, 4, np.nan, 3).series, 4)
+    (result,) = evaluation.vector(expression).values()
+    np.testing.assert_allclose(result, values)
+
+
+def test_what_is_not_implemented_is_an_error() -> None:
+    """A function or a duration that cannot be evaluated raises, and is not ignored."""
+    evaluation = Evaluation(of(1, 2).series, 2)
+    for expression in ("stddev(margin)", "rate(margin[1m])", "margin offset 15s"):
+        with pytest.raises(NotImplementedError):
+            evaluation.vector(expression)
+
+
+def test_an_alert_waits_and_goes_on() -> None:
+    """An alert fires once its condition has held, and for a while after it has ended."""
+    low = of(9, 1, 1, 9, 1, 1, 1, 9, 9, 9, 1)
+
+    assert [2, 5, 6] == fires(Rule("", "margin < 5", 10), low)
+    assert [6] == fires(Rule("", "margin < 5", 20), low)
+    assert [6, 7, 8] == fires(Rule("", "margin < 5", 20, keep_seconds=20), low)
+
+
+def test_a_warning_counts_if_it_comes_in_time() -> None:
+    """A job is told by a warning in the hour before its end, and until 2 or 10 minutes before."""
+    died = 720
+    for fired, told in ((300, (False, False)), (640, (True, True)), (700, (True, False))):
+        when = np.zeros(died + 1, dtype=bool)
+        when[fired] = True
+        result = outcome("leak", "growing", of(*[1.0] * (died + 1)), when)
+        assert (told, 1, int(fired > 360)) == (result.told, result.starts, result.true_starts)
+
+
+def test_false_alarms_are_counted_in_healthy_hours() -> None:
+    """Each start of an alert in a job that did not die is a false alarm."""
+    healthy = Recording(of(*[1.0] * 360).series, 360, None)
+    when = np.zeros(360, dtype=bool)
+    when[[10, 11, 50]] = True
+    stopped = outcome("leak stops", "stops", healthy, when)
+    quiet = outcome("stable", "flat", healthy, np.zeros(360, dtype=bool))
+
+    result = score("rule", [stopped, quiet])
+
+    assert (100.0, 0.0, 200.0) == (
+        result.false_alarms,
+        result.false_alarms_flat,
+        result.false_alarms_stops,
+    )
+    assert (2.0, 0.0) == (result.healthy_hours, result.came_true)
+
+
+def test_a_job_is_the_same_each_time(tmp_path: Path, dying: Recording) -> None:
+    """Kind and seed determine every value that a rule reads, and the end."""
+    again = recording(job("neighbor grows", 101), tmp_path)
+
+    assert dying.died == again.died is not None
+    for name in ("torchmem_active_peak_bytes", "torchmem_driver_free_bytes", "torchmem_free_bytes"):
+        for labels, values in dying.series[name].items():
+            np.testing.assert_array_equal(values, again.series[name][labels])
+
+
+def test_the_results_are_those_of_the_shipped_rule() -> None:
+    """After a change of the rule, the yardstick must be run again: `--write`."""
+    results = measured()
+
+    assert normalized(shipped()) == results["expressions"]
+    assert results["seeds"][0] >= 200
+    assert (
+        f"Of 100 such warnings in simulated jobs, {results['rules'][0]['came_true']:.0%}"[:-1]
+        in worth()
+    )

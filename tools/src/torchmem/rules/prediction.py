@@ -1,0 +1,29 @@
+"""What TorchmemOutOfMemoryPredicted is worth, as `python -m benchmarks.prediction` measured it."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+MEASURED = files("torchmem.rules").joinpath("prediction.json")
+
+
+def measured() -> dict[str, Any]:
+    """Return the results of the yardstick; `rules` has the shipped rule first."""
+    results: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return results
+
+
+def worth() -> str:
+    """Return in one sentence how often the alert is right, and how often it is in time."""
+    shipped = measured()["rules"][0]
+    came_true, told = _percent(shipped["came_true"]), _percent(shipped["told"][0])
+    return (
+        f"Of 100 such warnings in simulated jobs, {came_true} came true within an hour, and of 100 "
+        f"OOMs that growth led to, {told} were told at least 2 minutes ahead."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
