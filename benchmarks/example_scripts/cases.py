@@ -43,7 +43,11 @@ def _examples(
 
 DIGITS = ((data.mnist, "data"),)
 WORDS = ((data.wikitext, "word_language_model/data/wikitext-2"),)
-DIGITS_OF_LIGHTNING = ((data.mnist, "Datasets"), (data.mnist, "examples/Datasets"))
+DIGITS_OF_LIGHTNING = (
+    (data.mnist, "Datasets"),
+    (data.whole_mnist, "examples/Datasets"),
+    (data.mnist, "examples/pytorch/basics/data"),
+)
 TEXT = (
     (data.characters, "data/shakespeare_char"),
     (data.characters, "data/openwebtext"),
@@ -55,6 +59,8 @@ SHORT_GPT = (
 )
 SHORT_TRAINER = (
     *("--trainer.max_epochs=1", "--trainer.limit_train_batches=4", "--trainer.devices=1"),
+    *("--trainer.limit_val_batches=2", "--trainer.limit_test_batches=2"),
+    "--trainer.limit_predict_batches=2",
 )
 TIMM = ("images", "--model", "resnet18", "--batch-size", "4", "--workers", "1")
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 IMAGES, IMAGE_PIXELS, DIGITS, DIGIT_PIXELS = 16, 320, 256, 28
 WORDS, CHARACTERS = 8192, 40_000
-SEED = 0
+SEED, MNIST_DIGITS = 0, 60_000
 
 
 def nothing(folder: Path) -> None:
@@ -20,15 +20,20 @@ def nothing(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def mnist(folder: Path) -> None:
+def mnist(folder: Path, digits: int = DIGITS) -> None:
     """Write MNIST's four files with random pixels."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     rng = np.random.default_rng(SEED)
     for part in ("train", "t10k"):
-        images = rng.integers(0, 256, (DIGITS, DIGIT_PIXELS, DIGIT_PIXELS), dtype=np.uint8)
+        images = rng.integers(0, 256, (digits, DIGIT_PIXELS, DIGIT_PIXELS), dtype=np.uint8)
         _idx(raw / f"{part}-images-idx3-ubyte", images)
-        _idx(raw / f"{part}-labels-idx1-ubyte", np.arange(DIGITS, dtype=np.uint8) % 10)
+        _idx(raw / f"{part}-labels-idx1-ubyte", np.arange(digits) % 10)
+
+
+def whole_mnist(folder: Path) -> None:
+    """Write MNIST with as many digits as the real one has for training."""
+    mnist(folder, MNIST_DIGITS)
 
 
 def images(folder: Path) -> None:
@@ -109,4 +114,4 @@ Data = tuple[Callable[[Path], None], str]
 def _idx(path: Path, array: np.ndarray) -> None:
     """Write an array of bytes in MNIST's format."""
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    path.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+    path.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes())

@@ -20,10 +20,10 @@ from torchmem.sample.run_directory import REPORT_SUFFIX
 
 COLUMNS = 80
 _EXAMPLE = re.compile(r"^  (torchmem .+)$", re.MULTILINE)
-# They serve until Ctrl-C, or need another process, CUDA or a server.
+# They serve until Ctrl-C, or need another process, CUDA, NVML or a server.
 NOT_RUN = re.compile(
     r"torchmem (demo( --scenario .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
-    r"|preflight .*|doctor --prometheus .*)"
+    r"|preflight .*|release .*|doctor --prometheus .*)"
 )
 
 
