@@ -17,9 +17,12 @@ from support import reports, whatif_results
 from support.browser import Page
 from support.fuzz import make_input
 from support.recordings import varying_lengths
-from support.snapshots import load_snapshot
+from support.snapshots import load_snapshot, segments
 
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.oom_report import encode
+from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
 from torchmem.exporter.run_directory import RunDirectory
@@ -183,6 +186,36 @@ def test_a_trace_is_followed_exactly(opened: Page, tmp_path: Path) -> None:
     assert found["length"] == timeline["events"][-1]
     reserved = sum(segment["total_size"] for segment in job.snapshot()["segments"])
     assert reserved == timeline["reserved"][-1]
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(segments(), min_size=12, max_size=12), st.integers(0, 40 << 20))
+def test_sums_over_a_trace_are_those_of_the_sample(
+    opened: Page, drawn: list[list[SegmentInfo]], driver_free: int
+) -> None:
+    """Stranded and releasable bytes, the largest block, and where it is shown, the headroom."""
+    given_segments = json.dumps(drawn)
+    found = opened.evaluate(
+        f"{module('recording.js')}.then(({{ Recording }}) => {given_segments}.map((segments) => {{"
+        "const { memory, largePage } = new Recording({ segments }, 0);"
+        "const sums = memory.measure(largePage);"
+        f"return {{ ...sums, headroom: memory.headroom(sums, {driver_free}) }}; }}))"
+    )
+    for snapshot, sums in zip(drawn, found, strict=True):
+        layout = measure(snapshot, 0, 0.0, AvailableMemory(driver_free))
+        assert layout.stranded_bytes == sums["stranded"]
+        assert layout.releasable_bytes == sums["releasable"]
+        assert layout.largest_free_block_bytes == sums["largest"]
+        is_plain = all(
+            not segment["is_expandable"]
+            and segment["stream"] == 0
+            and all(block["state"] != "active_pending_free" for block in segment["blocks"])
+            for segment in snapshot
+        )
+        if is_plain:
+            assert layout.headroom_flush_bytes == sums["headroom"]
 
 
 @pytest.mark.parametrize("name", ["small", "forward_bf16_128", "forward_fp32_128", "training_256"])

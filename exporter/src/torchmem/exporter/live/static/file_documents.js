@@ -45,8 +45,8 @@ function oomReport(section, { process, device, oom, layout, layout_before: befor
       ["Allocated", size(total(allocator.allocated_bytes))],
       ["Reserved", size(total(allocator.reserved_bytes))],
       ["Free at the driver", size(free)],
-      ["Stranded", size(stranded)],
-      ["Stranded before the cache was emptied", size(before?.stranded_bytes)],
+      ["Stranded, after the flush", size(stranded)],
+      ["Stranded, before the flush", size(before?.stranded_bytes)],
       ["Largest free block", size(layout?.largest_free_block_bytes)],
     ]),
   );

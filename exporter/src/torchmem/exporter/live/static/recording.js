@@ -312,18 +312,21 @@ export class Memory {
     }
   }
 
-  /** Return the sums that a layout has: see memory_layout.js. Private pools are not free memory. */
+  /**
+   * Return the sums that a layout has: see memory_layout.js. Private pools are not free memory.
+   * `small` and `large` are the largest free blocks of these pools.
+   */
   measure(largePage) {
-    const sums = { allocated: this.allocated, reserved: 0, stranded: 0, releasable: 0, largest: 0, largestLarge: 0 };
+    const sums = { allocated: this.allocated, reserved: 0, stranded: 0, releasable: 0, small: 0, large: 0 };
     for (const segment of this.segments) {
       sums.reserved += segment.size;
       if (segment.isPrivate) continue;
       segment.refresh(largePage);
       sums.stranded += segment.stranded;
       sums.releasable += segment.releasable;
-      sums.largest = Math.max(sums.largest, segment.largest);
-      if (segment.pool === "large") sums.largestLarge = Math.max(sums.largestLarge, segment.largest);
+      sums[segment.pool] = Math.max(sums[segment.pool], segment.largest);
     }
+    sums.largest = Math.max(sums.small, sums.large);
     sums.free = sums.stranded + sums.releasable;
     return sums;
   }
@@ -337,7 +340,7 @@ export class Memory {
     const request = Math.floor(obtainable / SMALL_SEGMENT) * SMALL_SEGMENT;
     let fresh = obtainable >= SMALL_SEGMENT ? SMALL_SIZE : 0;
     if (obtainable >= LARGE_PAGE || request >= LARGE_PAGE / 2) fresh = request;
-    return Math.max(fresh, sums.largestLarge > SMALL_SIZE ? sums.largestLarge : 0, Math.min(sums.largest, SMALL_SIZE));
+    return Math.max(fresh, sums.large > SMALL_SIZE ? sums.large : 0, Math.min(sums.small, SMALL_SIZE));
   }
 }
 
