@@ -12,6 +12,7 @@ const MIN_EDGE = 4; // device pixels of a part that gets an edge
 const MIN_SEGMENT_GAP = 8;
 const MIN_LABEL = 58; // CSS pixels
 const MAX_LABELS = 400;
+const MIN_OUTLINE = 10; // CSS pixels; what is narrower gets a mark below it when it is selected
 
 /** Draws a layout into a canvas, and keeps what part of it is in view. */
 export class MapView {
@@ -278,6 +279,10 @@ export class MapView {
       const end = Math.min(1, (to - begin) / this.span) * this.width;
       const width = Math.max(3 * scale, end - x);
       context.strokeRect(x, row * this.rowStep, width, this.rowHeight);
+      if (thickness > 1 && width < MIN_OUTLINE * scale && row === first) {
+        context.fillStyle = css(color);
+        context.fillRect(x - 3 * scale, row * this.rowStep + this.rowHeight, width + 6 * scale, 3 * scale);
+      }
     }
   }
 }
