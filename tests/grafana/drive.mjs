@@ -66,7 +66,7 @@ const commands = {
   screenshot: ({ path, full }) => page.screenshot({ path, fullPage: full, animations: "disabled" }).then(() => null),
   async cpu() {
     meter ??= await context.newCDPSession(page);
-    await meter.send("Performance.enable");
+    await meter.send("Performance.enable", { timeDomain: "threadTicks" });
     const { metrics } = await meter.send("Performance.getMetrics");
     return metrics.find(({ name }) => name === "TaskDuration").value;
   },

@@ -87,7 +87,7 @@ class Page:
         self._do("screenshot", path=str(path), full=full)
 
     def cpu_seconds(self) -> float:
-        """Return the time that the page's main thread has worked since it was first asked."""
+        """Return the CPU time of the page's main thread since it was first asked."""
         return float(self._do("cpu"))
 
     def axe(self) -> list[str]:

@@ -1,6 +1,6 @@
 // Bars of memory: parts to scale, with a tooltip, and the legend that explains them.
 
-import { el, keyed, setText } from "./dom.js";
+import { el, keyed, onChange, setText } from "./dom.js";
 import { fill } from "./colors.js";
 import { bytes, percent } from "./format.js";
 
@@ -22,17 +22,15 @@ export function createBar(className) {
   const element = el("span", { class: `bar ${className}`, role: "img" });
   element.addEventListener("pointermove", (event) => showTooltip(event, element));
   element.addEventListener("pointerleave", hideTooltip);
-  return {
-    element,
-    update(parts, total) {
-      element.torchmemTotal = total;
-      const rest = total - parts.reduce((sum, part) => sum + part.bytes, 0);
-      const shown = rest > 0 ? [...parts, { name: "", bytes: rest }] : parts;
-      keyed(element, shown, (part) => `${part.name} ${part.label ?? ""}`, createSegment);
-      const texts = parts.map((part) => `${labelOf(part)} ${bytes(part.bytes)}`);
-      element.setAttribute("aria-label", texts.join(", ") || "unknown");
-    },
-  };
+  const draw = onChange(([parts, total]) => {
+    element.torchmemTotal = total;
+    const rest = total - parts.reduce((sum, part) => sum + part.bytes, 0);
+    const shown = rest > 0 ? [...parts, { name: "", bytes: rest }] : parts;
+    keyed(element, shown, (part) => `${part.name} ${part.label ?? ""}`, createSegment);
+    const texts = parts.map((part) => `${labelOf(part)} ${bytes(part.bytes)}`);
+    element.setAttribute("aria-label", texts.join(", ") || "unknown");
+  });
+  return { element, update: (parts, total) => draw([parts, total]) };
 }
 
 function createSegment(part) {

@@ -23,6 +23,7 @@ export function createChart(element, { series, stacked = false, max, format, isB
   const readout = el("p", { class: "readout number", "aria-hidden": "true" });
   let columns = null;
   let chart = null;
+  let isVisible = true;
 
   function build() {
     chart?.destroy();
@@ -87,24 +88,25 @@ export function createChart(element, { series, stacked = false, max, format, isB
     else build();
   });
   resizing.observe(element);
+  const scrolling = new IntersectionObserver((entries) => {
+    isVisible = entries.at(-1).isIntersecting;
+    if (isVisible && chart) chart.setData(shown());
+  }, { rootMargin: "200px" });
+  scrolling.observe(element);
   const endTheme = onTheme(build);
   return {
     update(next) {
       columns = next;
       if (!chart) build();
-      else if (isVisible(element)) chart.setData(shown());
+      else if (isVisible) chart.setData(shown());
     },
     remove() {
       resizing.disconnect();
+      scrolling.disconnect();
       endTheme();
       chart?.destroy();
     },
   };
-}
-
-function isVisible(element) {
-  const { top, bottom } = element.getBoundingClientRect();
-  return bottom > -200 && top < innerHeight + 200 && !document.hidden;
 }
 
 /** Return the length of the scale: as long as the known past, within bounds. */

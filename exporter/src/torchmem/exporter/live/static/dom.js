@@ -25,6 +25,16 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Return a function that calls `draw` with a value, unless the value is equal to the one before. */
+export function onChange(draw) {
+  let before;
+  return (value) => {
+    const text = JSON.stringify(value);
+    if (text !== before) draw(value);
+    before = text;
+  };
+}
+
 /**
  * Make the children of `parent` those of `items`, in their order. A child is kept while its key is:
  * `create(item)` returns {element, update(item)}.

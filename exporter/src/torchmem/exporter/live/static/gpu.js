@@ -2,7 +2,7 @@
 
 import { createBar } from "./bar.js";
 import { createChart } from "./charts.js";
-import { el, keyed, setText } from "./dom.js";
+import { el, keyed, onChange, setText } from "./dom.js";
 import { bytes, count, percent, plural, ratio } from "./format.js";
 import { GROUPS, isLive, ofGpu } from "./history.js";
 import { createDetails } from "./rank.js";
@@ -37,6 +37,12 @@ export function createGpu(first, selection) {
     label: `Memory of ${nameOf(first)} over the last ten minutes`,
   });
 
+  const drawHeader = onChange((gpu) => {
+    title.replaceChildren(`${nameOf(gpu)} `, model);
+    setText(model, gpu.name ?? "");
+    facts.replaceChildren(...factsOf(gpu));
+  });
+
   function toggleAll() {
     showsAll = !showsAll;
     update(current);
@@ -44,9 +50,7 @@ export function createGpu(first, selection) {
 
   function update(gpu) {
     current = gpu;
-    title.replaceChildren(`${nameOf(gpu)} `, model);
-    setText(model, gpu.name ?? "");
-    facts.replaceChildren(...factsOf(gpu));
+    drawHeader({ ...gpu, parts: null, ranks: null, time: null });
     element.classList.toggle("down", !gpu.up);
     bar.update(gpu.parts, gpu.total_bytes ?? 1);
     bar.element.hidden = !gpu.parts.length;
@@ -125,14 +129,14 @@ function createRow(first, selection) {
 
   return {
     element,
-    update(rank) {
+    update: onChange((rank) => {
       setText(state, rank.state === "oom" ? "out of memory" : rank.state);
       state.dataset.state = rank.state;
       who.replaceChildren(el("strong", {}, `rank ${rank.rank}`), ` ${rank.run}`);
       values.replaceChildren(...valuesOf(rank));
       setText(why, lineOf(rank));
       element.classList.toggle("dead", !isLive(rank));
-    },
+    }),
     /** Draw what depends on the GPU and on the selection. */
     place(gpu, chosen) {
       onGpu = gpu;
