@@ -29,6 +29,7 @@ def may_mount() -> bool:
 
 def as_user(uid: int, call: Callable[[], T]) -> T:
     """Call a function in a forked process of another user, and return its result."""
+    "localhost".encode("idna")  # for sockets; the user may not be able to read this codec's module
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
