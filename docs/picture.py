@@ -97,7 +97,7 @@ def write_movie(names: Sequence[Path]) -> None:
 
 def draw_pictures(page: Page) -> None:
     """Write the pictures of docs/live-page.md."""
-    page.resize(1440, 980)
+    page.resize(1440, 815)  # above the call stack, whose paths are those of this machine
     page.evaluate("document.querySelector('.gpu:has(.details)').scrollIntoView()")
     save(page, "live-page")
     page.click("role=tab[name=Now]")
