@@ -22,7 +22,7 @@ COLUMNS = 80
 _EXAMPLE = re.compile(r"^  (torchmem .+)$", re.MULTILINE)
 # They serve until Ctrl-C, or need another process, CUDA, NVML or a server.
 NOT_RUN = re.compile(
-    r"torchmem (demo( --scenario .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
+    r"torchmem (demo( --scenario .*)?|top( .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
     r"|preflight .*|release .*|doctor --prometheus .*)"
 )
 

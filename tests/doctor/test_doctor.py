@@ -14,10 +14,10 @@ from support.publishing import own_sample, publish
 from support.stack import free_port, prometheus
 from support.waiting import until
 
+from torchmem.cli.http import Answer, fetch
 from torchmem.cli.main import main
 from torchmem.doctor import gpus, node, servers, software
 from torchmem.doctor.check import Check, Place
-from torchmem.doctor.servers import Answer
 from torchmem.doctor.text import WIDTH, page
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions
@@ -255,7 +255,7 @@ def test_a_prometheus_without_the_exporter_is_a_problem(
     body = json.dumps({"data": {"activeTargets": targets}}).encode()
 
     def get(url: str) -> Answer:
-        return Answer(200, 0.0, body) if "/api/" in url else servers.fetch(url)
+        return Answer(200, 0.0, body) if "/api/" in url else fetch(url)
 
     asked = replace(exporter, prometheus="http://prometheus:9090")
     found = problems(servers.checks(asked, get))

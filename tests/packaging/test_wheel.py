@@ -109,7 +109,9 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["exporter", "--once"], ["demo", "--duration", "1"]], ids=lambda c: c[0]
+    "command",
+    [["exporter", "--once"], ["demo", "--duration", "1"], ["top", "--once"]],
+    ids=lambda c: c[0],
 )
 def test_a_command_that_needs_an_extra_names_it(bare: Path, command: list[str]) -> None:
     """A command without its extra prints in one sentence what to install; the exit code is 2."""

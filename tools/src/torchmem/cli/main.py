@@ -18,6 +18,7 @@ COMMANDS = (
     "exporter",
     "run",
     "demo",
+    "top",
     "oom",
     "report",
     "release",

@@ -1,11 +1,12 @@
 # Completion of torchmem for bash; installed as `torchmem completion --help` says.
 # Rendered by deploy/completion.py with shtab: do not edit.
 
-_shtab_torchmem_subparsers=(exporter run demo oom report release capture whatif snapshot preflight doctor rules completion)
+_shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion)
 
 _shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
+_shtab_torchmem_top_option_strings=(-h --help --once --interval)
 _shtab_torchmem_oom_option_strings=(-h --help --run-dir --list --json)
 _shtab_torchmem_report_option_strings=(-h --help --rank --run --pid --json --run-dir)
 _shtab_torchmem_release_option_strings=(-h --help --gpu --run --rank --pid --hooks --timeout --run-dir)
@@ -46,7 +47,7 @@ _shtab_torchmem_whatif___card_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g
 _shtab_torchmem_snapshot___at_choices=(end peak oom)
 _shtab_torchmem_preflight___card_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
 _shtab_torchmem_completion_pos_0_choices=(bash zsh fish)
-_shtab_torchmem_pos_0_choices=(exporter run demo oom report release capture whatif snapshot preflight doctor rules completion)
+_shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion)
 
 _shtab_torchmem_exporter__h_nargs=0
 _shtab_torchmem_exporter___help_nargs=0
@@ -67,6 +68,9 @@ _shtab_torchmem_demo___help_nargs=0
 _shtab_torchmem_demo___list_nargs=0
 _shtab_torchmem_demo___loop_nargs=0
 _shtab_torchmem_demo___real_nargs=0
+_shtab_torchmem_top__h_nargs=0
+_shtab_torchmem_top___help_nargs=0
+_shtab_torchmem_top___once_nargs=0
 _shtab_torchmem_oom__h_nargs=0
 _shtab_torchmem_oom___help_nargs=0
 _shtab_torchmem_oom___list_nargs=0

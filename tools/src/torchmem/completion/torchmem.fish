@@ -57,8 +57,8 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo oom report release capture whatif snapshot preflight doctor rules completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpu --gpus --hooks --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpu --gpus --hooks --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -95,6 +95,10 @@ complete -c torchmem -n '_shtab_torchmem_using demo' -l loop -d 'repeat the scen
 complete -c torchmem -n '_shtab_torchmem_using demo' -l seed -x -d 'seed of the allocations (default 0)'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l listen -x -d 'address of the exporter; port 0 selects a free port'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l real -d 'allocate tensors on this machine'"'"'s GPUs with PyTorch'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a top -d 'show the GPUs and ranks of a node in the terminal, live'
+complete -c torchmem -n '_shtab_torchmem_using top' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using top' -l once -d 'print one screen and exit'
+complete -c torchmem -n '_shtab_torchmem_using top' -l interval -x -d 'time between updates (default 1)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a oom -d 'explain the OutOfMemoryError of an instrumented process'
 complete -c torchmem -n '_shtab_torchmem_using oom' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using oom' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'

@@ -18,6 +18,7 @@ _shtab_torchmem_commands() {
     rules:'write Prometheus'"'"' recording and alerting rules from your thresholds'
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
     snapshot:'show what holds the memory in a snapshot: by line, module, size, age, and pool'
+    top:'show the GPUs and ranks of a node in the terminal, live'
     whatif:'replay a memory snapshot'"'"'s allocations under other allocator settings'
   )
   _describe 'torchmem commands' _commands
@@ -196,6 +197,16 @@ _shtab_torchmem_snapshot_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_snapshot_defaults_added=0
 
+_shtab_torchmem_top_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--once[print one screen and exit]"
+  "--interval[time between updates (default 1)]:SECONDS:"
+  ":address of the exporter, also with USER\:PASSWORD\@ before the host (http\:\/\/127.0.0.1\:9847):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_top_defaults_added=0
+
 _shtab_torchmem_whatif_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--device[only this GPU (default\: all that have a trace)]:N:"
@@ -240,6 +251,7 @@ _shtab_torchmem() {
         rules) _arguments -C -s $_shtab_torchmem_rules_options ;;
         run) _arguments -C -s $_shtab_torchmem_run_options ;;
         snapshot) _arguments -C -s $_shtab_torchmem_snapshot_options ;;
+        top) _arguments -C -s $_shtab_torchmem_top_options ;;
         whatif) _arguments -C -s $_shtab_torchmem_whatif_options ;;
       esac
   esac

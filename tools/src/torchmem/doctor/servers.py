@@ -2,69 +2,33 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from torchmem.cli.http import Answer, fetch, without_credentials
 from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
 from torchmem.sample import catalog
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import sanitize_text
 
-TIMEOUT_SECONDS = 10.0
-MAX_ANSWER_BYTES = 32 << 20
 MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 COLLECTION_SECONDS = 1.0
 START = "Start it: `torchmem exporter`, or the service torchmem-exporter."
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An HTTP answer: its status code, its Date header in Unix seconds if valid, and its body."""
-
-    status: int
-    date: float | None
-    body: bytes
-
-
 Fetch = Callable[[str], Answer]
 Values = Mapping[str, list[tuple[Mapping[str, str], float]]]
 """Labels and values of each series of a page of metrics, by name."""
-
-
-def fetch(url: str) -> Answer:
-    """GET a URL, which may contain a user and a password; redirects are followed.
-
-    Raises OSError or ValueError without an answer.
-    """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in {"http", "https"}:
-        raise ValueError("it does not start with http:// or https://")
-    credentials, _, host = parts.netloc.rpartition("@")
-    request = urllib.request.Request(parts._replace(netloc=host).geturl())  # noqa: S310 - checked
-    if credentials:
-        encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
-        request.add_unredirected_header("Authorization", f"Basic {encoded}")
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-            return _answer(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return _answer(error)
 
 
 def checks(place: Place, get: Fetch = fetch) -> Iterator[Check]:
@@ -75,12 +39,6 @@ def checks(place: Place, get: Fetch = fetch) -> Iterator[Check]:
     else:
         step = "Pass its address: --prometheus http://HOST:9090"
         yield Check("Prometheus", "note", "not asked", step)
-
-
-def without_credentials(url: str) -> str:
-    """Return a URL that can be printed."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
@@ -248,12 +206,3 @@ def _data(answer: Answer) -> Mapping[str, Any] | None:
         return None
     data = content.get("data") if isinstance(content, dict) else None
     return data if isinstance(data, dict) else None
-
-
-def _answer(answer: Any) -> Answer:
-    date = answer.headers.get("Date")
-    try:
-        seconds = parsedate_to_datetime(date).timestamp() if date else None
-    except ValueError:
-        seconds = None
-    return Answer(answer.status, seconds, answer.read(MAX_ANSWER_BYTES))

@@ -1,0 +1,62 @@
+"""HTTP requests of the commands, to an exporter or to Prometheus."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+TIMEOUT_SECONDS = 10.0
+MAX_ANSWER_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer: its status code, its Date header in Unix seconds if valid, and its body."""
+
+    status: int
+    date: float | None
+    body: bytes
+
+
+def fetch(url: str) -> Answer:
+    """GET a URL, which may contain a user and a password; redirects are followed.
+
+    Raises OSError or ValueError without an answer.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError("it does not start with http:// or https://")
+    credentials, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())  # noqa: S310 - checked
+    if credentials:
+        encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+            return _answer(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return _answer(error)
+    except http.client.HTTPException as error:
+        raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL that can be printed."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def _answer(answer: Any) -> Answer:
+    date = answer.headers.get("Date")
+    try:
+        seconds = parsedate_to_datetime(date).timestamp() if date else None
+    except ValueError:
+        seconds = None
+    return Answer(answer.status, seconds, answer.read(MAX_ANSWER_BYTES))

@@ -1,0 +1,135 @@
+"""What the user has chosen to see: the selected rank, the order and the filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchmem.sample.sample import LIVE_STATES
+from torchmem.top.node import Gpu, Node, Rank
+
+Order = Literal["rank", "headroom", "reserved"]
+ORDERS: tuple[Order, ...] = ("rank", "headroom", "reserved")
+MAX_FILTER = 60
+PAGE_RANKS = 10
+WAITING = Gpu(uuid="waiting")
+"""Stands for the GPU of ranks that have not used one yet."""
+
+RankKey = tuple[str, str]
+"""A GPU's UUID and a rank's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A GPU and those of its ranks that are shown, in order."""
+
+    gpu: Gpu
+    ranks: Sequence[Rank]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The choices. `is_typing`: the keys go into the filter; `selected` None: the first rank."""
+
+    selected: RankKey | None = None
+    order: Order = "rank"
+    filter: str = ""
+    is_typing: bool = False
+
+    def groups(self, node: Node) -> list[Group]:
+        """Return the GPUs and ranks to show, in order."""
+        waiting = [(WAITING, node.waiting)] if node.waiting else []
+        found = [
+            Group(gpu, sorted(filter(self._matches, ranks), key=_RANK_KEYS[self.order]))
+            for gpu, ranks in [*((gpu, gpu.ranks) for gpu in node.gpus), *waiting]
+        ]
+        shown = [group for group in found if group.ranks or not self.filter]
+        if self.order == "rank":
+            return shown
+        key = _RANK_KEYS[self.order]
+        first = [(not g.ranks, *(key(g.ranks[0]) if g.ranks else (0, 0))) for g in shown]
+        return [shown[at] for at in sorted(range(len(shown)), key=lambda at: first[at])]
+
+    def position(self, groups: Sequence[Group]) -> int:
+        """Return the position of the selected rank among all shown; 0 if it is gone."""
+        known = keys(groups)
+        return known.index(self.selected) if self.selected in known else 0
+
+    def _matches(self, rank: Rank) -> bool:
+        return self.filter.casefold() in rank.run.casefold()
+
+
+def is_live(rank: Rank) -> bool:
+    """Return whether the process still runs."""
+    return rank.state in LIVE_STATES
+
+
+def keys(groups: Iterable[Group]) -> list[RankKey]:
+    """Return the keys of all ranks of the groups."""
+    return [(group.gpu.uuid, rank.id) for group in groups for rank in group.ranks]
+
+
+def press(view: View, key: str, groups: Sequence[Group]) -> View | None:
+    """Return the view after a key, None to end. `groups` are those on the screen."""
+    if view.is_typing:
+        return _type(view, key)
+    if key == "q":
+        return None
+    if key in _CHANGES:
+        return _CHANGES[key](view)
+    known = keys(groups)
+    if key not in _MOVES or not known:
+        return view
+    wanted = _MOVES[key](view.position(groups), len(known))
+    return replace(view, selected=known[max(0, min(len(known) - 1, wanted))])
+
+
+def _type(view: View, key: str) -> View:
+    if key == "enter":
+        return replace(view, is_typing=False)
+    if key == "escape":
+        return replace(view, is_typing=False, filter="")
+    if key == "backspace":
+        return replace(view, filter=view.filter[:-1])
+    if len(key) == 1 and key.isprintable():
+        return replace(view, filter=(view.filter + key)[:MAX_FILTER])
+    return view
+
+
+_CHANGES: dict[str, Callable[[View], View]] = {
+    "s": lambda view: replace(view, order=ORDERS[(ORDERS.index(view.order) + 1) % len(ORDERS)]),
+    "/": lambda view: replace(view, is_typing=True),
+    "escape": lambda view: replace(view, filter=""),
+}
+_MOVES: dict[str, Callable[[int, int], int]] = {
+    "up": lambda at, _: at - 1,
+    "k": lambda at, _: at - 1,
+    "down": lambda at, _: at + 1,
+    "j": lambda at, _: at + 1,
+    "page up": lambda at, _: at - PAGE_RANKS,
+    "page down": lambda at, _: at + PAGE_RANKS,
+    "home": lambda _, __: 0,
+    "end": lambda _, count: count,
+}
+
+
+def _by_rank(rank: Rank) -> tuple[float, float]:
+    return (not is_live(rank), rank.rank or 0)
+
+
+def _by_headroom(rank: Rank) -> tuple[float, float]:
+    headroom = rank.headroom_flush_bytes
+    return (headroom is None, headroom or 0)
+
+
+def _by_reserved(rank: Rank) -> tuple[float, float]:
+    reserved = rank.reserved_bytes
+    return (reserved is None, -(reserved or 0))
+
+
+_RANK_KEYS: dict[Order, Callable[[Rank], tuple[float, float]]] = {
+    "rank": _by_rank,
+    "headroom": _by_headroom,
+    "reserved": _by_reserved,
+}
