@@ -84,6 +84,25 @@ def test_nothing_that_matters_is_cut_at_80x24(node: Node) -> None:
         view = press(view, "down", view.groups(node))
 
 
+@pytest.mark.parametrize("width", range(80, 100))
+def test_a_full_screen_cuts_nothing(width: int) -> None:
+    """With a long run's name, three reasons and twelve parts, all about the rank is readable."""
+    document = json.loads(RECORDED)
+    rank = document["gpus"][0]["ranks"][0]
+    labels = {entry["name"]: entry["label"] for entry in document["legend"]}
+    names = [name for name in labels if name not in {"driver", "free"}][:12]
+    rank["run"] = "sweep/2026-11-22/" + 4 * "long-name-"
+    rank["why"] = [{"text": f"Reason {number} {10 * 'is long '}."} for number in range(3)]
+    rank["parts"] = [{"name": name, "bytes": 3 << 30} for name in names]
+    text = draw(Screen(read(json.dumps(document).encode()), URL), width)
+    detail = " ".join(text[text.index("──") :].split())
+
+    assert "…" not in detail
+    assert rank["run"] in detail
+    assert all(why["text"] in detail for why in rank["why"])
+    assert all(f"{labels[name]} 3.0" in detail for name in names)
+
+
 def test_the_selected_rank_is_in_sight() -> None:
     """On a node with more ranks than lines, the list scrolls with the selection."""
     document = json.loads(RECORDED)

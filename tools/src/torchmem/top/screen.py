@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -57,14 +58,15 @@ def drawn(screen: Screen, console: Console) -> Text:
     painter = _Painter(screen, console)
     top = [*painter.header(), *painter.problems()]
     rows, selected = painter.rows()
+    count = len(rows)
     room = height - len(top) - 1
     bottom = painter.detail()
-    bottom = bottom[: max(0, room - min(len(rows), MIN_BODY_LINES))]
+    bottom = bottom[: max(0, room - min(count, MIN_BODY_LINES))]
     room -= len(bottom)
-    start = _start(selected, len(rows), room)
-    body = rows[start : start + room]
+    start = _start(selected, count, room)
+    body = [draw() for draw in rows[start : start + room]]
     body += [Text()] * (room - len(body))
-    lines = [*top, *body, *bottom, painter.footer(start, len(rows), room)][:height]
+    lines = [*top, *body, *bottom, painter.footer(start, count, room)][:height]
     return Text("\n").join(_fitted(line, width) for line in lines)
 
 
@@ -72,7 +74,8 @@ def page(screen: Screen, console: Console) -> Text:
     """Return all GPUs and ranks, and what there is to know about each rank, for `--once`."""
     painter = _Painter(screen, console, has_cursor=False)
     rows, _ = painter.rows()
-    lines = [*painter.header(), *painter.problems(), *rows, *painter.all_parts(), *painter.whys()]
+    body = (draw() for draw in rows)
+    lines = [*painter.header(), *painter.problems(), *body, *painter.all_parts(), *painter.whys()]
     return Text("\n").join([*(_fitted(line, console.width) for line in lines), Text()])
 
 
@@ -117,25 +120,26 @@ class _Painter:
             reason = self._node.nvml.reason or "the reason is unknown"
             yield from self._wrapped(Text(f"NVML does not respond: {reason}", colors.ATTENTION))
 
-    def rows(self) -> tuple[list[Text], int]:
-        """Return a line for each GPU and rank, and which one is selected."""
-        rows: list[Text] = []
+    def rows(self) -> tuple[list[Callable[[], Text]], int]:
+        """Return what draws the line of each GPU and rank, and which one is selected."""
+        rows: list[Callable[[], Text]] = []
         selected = count = 0
         for group in self._groups:
-            rows.append(self._gpu(group.gpu))
+            rows.append(partial(self._gpu, group.gpu))
             for rank in group.ranks:
-                if count == self._position:
-                    selected = len(rows)
-                rows.append(self._rank(group.gpu, rank, is_selected=count == self._position))
+                is_selected = count == self._position
+                selected = len(rows) if is_selected else selected
+                rows.append(partial(self._rank, group.gpu, rank, is_selected=is_selected))
                 count += 1
         if self._screen.node and not count:
-            rows.append(Text(self._nothing(), style="dim"))
+            rows.append(self._nothing)
         return rows, selected
 
-    def _nothing(self) -> str:
-        if self._screen.view.filter:
-            return f"  No run has {self._screen.view.filter!r} in its name: Esc shows all."
-        return "  No ranks: start one with `torchmem run -- python train.py`."
+    def _nothing(self) -> Text:
+        wanted = self._screen.view.filter
+        if wanted:
+            return Text(f"  No run has {wanted!r} in its name: Esc shows all.", style="dim")
+        return Text("  No ranks: start one with `torchmem run -- python train.py`.", style="dim")
 
     def _gpu(self, gpu: Gpu) -> Text:
         if gpu is WAITING:
@@ -309,6 +313,7 @@ def _cut(text: str, columns: int) -> str:
 
 
 def _fitted(line: Text, width: int) -> Text:
+    line.rstrip()
     line.truncate(width, overflow="ellipsis")
     return line
 
