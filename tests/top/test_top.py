@@ -48,7 +48,7 @@ def exporter(run_dir: Path, port: int = 0) -> Iterator[ExporterServer]:
 class Terminal:
     """A pseudo-terminal of 80×24 with `torchmem top` on it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, errors: int | None = None) -> None:
         self.ours, self.theirs = pty.openpty()
         ioctl(self.theirs, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
         self.modes = termios.tcgetattr(self.theirs)
@@ -57,7 +57,7 @@ class Terminal:
             ["setsid", "--ctty", *COMMAND, "--interval", "0.2", url],
             stdin=self.theirs,
             stdout=self.theirs,
-            stderr=self.theirs,
+            stderr=self.theirs if errors is None else errors,
             env=os.environ | {"TERM": "xterm-256color"},
         )
 
@@ -98,6 +98,18 @@ def test_the_end_puts_the_terminal_back(tmp_path: Path, end: str | signal.Signal
         assert during != terminal.modes
         assert termios.tcgetattr(terminal.theirs) == terminal.modes
         assert "Traceback" not in terminal.seen
+
+
+def test_it_ends_with_its_terminal(tmp_path: Path) -> None:
+    """When the ssh connection is cut, it ends without a traceback."""
+    with (tmp_path / "errors").open("wb") as errors:
+        terminal = Terminal("127.0.0.1:1", errors.fileno())
+    terminal.read_until("does not answer")
+    os.close(terminal.theirs)
+    os.close(terminal.ours)
+    terminal.process.wait(TIMEOUT_SECONDS)
+
+    assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
 def test_it_waits_for_the_exporter(tmp_path: Path) -> None:

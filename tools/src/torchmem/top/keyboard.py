@@ -9,7 +9,7 @@ import select
 import termios
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 ESCAPE_SECONDS = 0.05
 """How long the rest of an escape sequence may take; a lone Escape is the key."""
@@ -79,4 +79,5 @@ def keyboard(descriptor: int) -> Iterator[Keyboard]:
         termios.tcsetattr(descriptor, termios.TCSANOW, modes)
         yield Keyboard(descriptor)
     finally:
-        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)

@@ -105,8 +105,8 @@ def _follow(console: Console, url: str, interval: float) -> None:
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
             _until_ended(asking, keys, live, without_credentials(url))
-    except (KeyboardInterrupt, EOFError):
-        pass
+    except (KeyboardInterrupt, EOFError, OSError):
+        pass  # EOFError and OSError: the terminal is gone
 
 
 def _until_ended(asking: Asking, keys: Keyboard, live: Live, url: str) -> None:
