@@ -232,11 +232,13 @@ def test_on_a_terminal_the_page_stays() -> None:
     ours, theirs = pty.openpty()
     arguments = [*DEMO, "--ranks", "1", "--duration", "2", "--listen", address]
     with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
-        assert f"Open http://{address} in" in screen.readline().decode()
-        until(lambda: b"until Ctrl-C" in screen.readline())
-        until(lambda: b'"state":"exited"' in get(f"http://{address}/api/v1/state"))
-        process.send_signal(signal.SIGINT)
-        os.close(theirs)
+        try:
+            assert f"Open http://{address} in" in screen.readline().decode()
+            until(lambda: b"until Ctrl-C" in screen.readline())
+            until(lambda: b'"state":"exited"' in get(f"http://{address}/api/v1/state"))
+        finally:
+            process.send_signal(signal.SIGINT)
+            os.close(theirs)
 
     assert 0 == process.returncode
 
