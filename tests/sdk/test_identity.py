@@ -190,8 +190,10 @@ def test_settings_beat_the_launcher() -> None:
 
 def test_launch_ids_become_labels() -> None:
     """The ids of a launch are labels with Prometheus names."""
-    requeued = {**SLURM_STEP, "SLURM_RESTART_COUNT": "1"}
+    advised = {"TORCHMEM_ADVICE": "expandable_segments:True"}
+    requeued = {**SLURM_STEP, **advised, "SLURM_RESTART_COUNT": "1"}
     assert {
+        "advice": "expandable_segments:True",
         "slurm_job_id": "4711",
         "slurm_job_name": "wrap",
         "slurm_restart_count": "1",

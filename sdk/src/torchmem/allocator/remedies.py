@@ -90,11 +90,12 @@ MOSTLY_ACTIVATIONS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to do: a sentence, lines to type, and the allocator setting that they change."""
+    """One thing to do: a sentence, lines to type, and the allocator setting with its new value."""
 
     text: str
     lines: tuple[str, ...] = ()
     setting: str | None = None
+    value: str | None = None
 
 
 def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, ...]:
@@ -146,7 +147,7 @@ def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
     # PyTorch prefers the old name of the variable if both are set.
     unset = (export_line({}, OLD_VARIABLE),) if present and variable == "PYTORCH_ALLOC_CONF" else ()
     lines = (*unset, export_line(present | {key: value}, variable))
-    return Remedy(SETTING_REMEDIES[key] + note, lines, key)
+    return Remedy(SETTING_REMEDIES[key] + note, lines, key, value)
 
 
 def _fragmentation(report: OomReport) -> Iterator[Remedy]:

@@ -25,6 +25,10 @@ from torchmem.allocator.sizes import (
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 LAST_PARSED = "pytorch_cuda_alloc_conf"
 """Key of the effective settings that holds the last string that the allocator parsed."""
+ADVICE_VARIABLE = "TORCHMEM_ADVICE"
+"""The setting that `torchmem run --apply-advice` has added, as `key:value`."""
+ADVICE_LABEL = "advice"
+"""The label of torchmem_process_info with the same value."""
 
 _SWITCHES = {
     "expandable_segments",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
 from torchmem.sample.procfs import own_start_ticks, pid_namespace, start_time
 from torchmem.sample.sample import Process
 from torchmem.sdk._interruptions import ignore
@@ -89,6 +90,7 @@ LAUNCH_LABELS = {
     "JOB_COMPLETION_INDEX": "job_completion_index",
     "RAY_CLUSTER_NAME": "ray_cluster",
     "GROUP_RANK": "group_rank",
+    ADVICE_VARIABLE: ADVICE_LABEL,
 }
 
 # `sys.argv[0]` of a process that runs tasks and actors of Ray.

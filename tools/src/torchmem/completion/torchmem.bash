@@ -4,7 +4,7 @@
 _shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion)
 
 _shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --print-config --once)
-_shtab_torchmem_run_option_strings=(-h --help --name --run-dir)
+_shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
 _shtab_torchmem_top_option_strings=(-h --help --once --interval)
 _shtab_torchmem_oom_option_strings=(-h --help --run-dir --list --json)
@@ -63,6 +63,7 @@ _shtab_torchmem_exporter___once_nargs=0
 _shtab_torchmem_run_pos_0_nargs=...
 _shtab_torchmem_run__h_nargs=0
 _shtab_torchmem_run___help_nargs=0
+_shtab_torchmem_run___apply_advice_nargs=0
 _shtab_torchmem_demo__h_nargs=0
 _shtab_torchmem_demo___help_nargs=0
 _shtab_torchmem_demo___list_nargs=0

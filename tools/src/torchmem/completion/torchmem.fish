@@ -84,6 +84,7 @@ complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -
 complete -c torchmem -n '_shtab_torchmem_using run' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using run' -l name -x -d 'name of the run (default: the scheduler'"'"'s or the script'"'"'s)'
 complete -c torchmem -n '_shtab_torchmem_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using run' -l apply-advice -d 'if an earlier attempt ran out of memory by fragmentation, add the allocator setting that its report names'
 complete -c torchmem -n '_shtab_torchmem_using run; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command, after --'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a demo -d 'run a simulated training and show the memory of its ranks; needs no GPU'
 complete -c torchmem -n '_shtab_torchmem_using demo' -s h -l help -d 'show this help message and exit'

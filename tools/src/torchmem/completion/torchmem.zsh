@@ -176,6 +176,7 @@ _shtab_torchmem_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--name[name of the run (default\: the scheduler\'s or the script\'s)]:NAME:"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "--apply-advice[if an earlier attempt ran out of memory by fragmentation, add the allocator setting that its report names]"
   "(-)*::the command, after --:_torchmem_command"
 )
 

@@ -76,10 +76,13 @@ def load(path: Path) -> OomReport:
         raise UsageError(f"{name} {error}") from None
 
 
-def load_all(directory: Path) -> list[tuple[Path, OomReport]]:
-    """Return every valid report of this user, newest first. Raise UsageError without any."""
+def load_all(directory: Path, *, own_only: bool = False) -> list[tuple[Path, OomReport]]:
+    """Return every valid report of this user, newest first. Raise UsageError without any.
+
+    Root gets those of all users, unless `own_only`.
+    """
     reports = []
-    for path in _report_paths(directory):
+    for path in _report_paths(directory, os.geteuid() if own_only else os.geteuid() or None):
         with suppress(UsageError):
             reports.append((path, load(path)))
     if not reports:
@@ -89,16 +92,16 @@ def load_all(directory: Path) -> list[tuple[Path, OomReport]]:
 
 def newest(directory: Path) -> Path:
     """Return the newest report of this user. Raise UsageError without any."""
-    paths = _report_paths(directory)
+    paths = _report_paths(directory, os.geteuid() or None)
     if not paths:
         raise _no_report(directory)
     return paths[0]
 
 
-def _report_paths(directory: Path) -> list[Path]:
-    """Return the paths of this user's reports, newest first; root sees those of all users."""
+def _report_paths(directory: Path, user: int | None) -> list[Path]:
+    """Return the paths of a user's reports, newest first; None for those of all users."""
     try:
-        files = find_files(directory, REPORT_NAME.fullmatch, os.geteuid() or None)
+        files = find_files(directory, REPORT_NAME.fullmatch, user)
     except OSError as error:
         raise UsageError(
             f"the run directory {sanitize_text(str(directory))} cannot be read "

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ EPILOG = """\
 Examples:
   torchmem run -- python train.py
   torchmem run --name nightly -- torchrun --nproc-per-node 8 train.py
+  torchmem run --name nightly --apply-advice -- python train.py
 
 The command replaces this process, so its output, its signals and its exit code
 are its own.
@@ -42,10 +44,16 @@ class CommandError(TorchmemError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.usage = "torchmem run [--name NAME] [--run-dir DIR] -- COMMAND ..."
+    parser.usage = "torchmem run [options] -- COMMAND ..."
     add = parser.add_argument
     add("--name", metavar="NAME", help="name of the run (default: the scheduler's or the script's)")
     add("--run-dir", metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+    add(
+        "--apply-advice",
+        action="store_true",
+        help="if an earlier attempt ran out of memory by fragmentation, add the allocator setting "
+        "that its report names",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command, after --")
 
 
@@ -53,14 +61,40 @@ def run(arguments: argparse.Namespace) -> int:
     """Replace this process by the command.
 
     Raises:
-        UsageError: there is no command.
+        UsageError: there is no command, or no name to find earlier attempts by.
         CommandError: the command cannot be started.
     """
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UsageError("no command: write it after --, as in torchmem run -- python train.py.")
     settings = {"TORCHMEM_RUN": arguments.name, "TORCHMEM_RUN_DIR": arguments.run_dir}
-    execute(command, child_environment(os.environ, settings))
+    environment = child_environment(os.environ, settings)
+    if arguments.apply_advice:
+        environment = advised(environment)
+    execute(command, environment)
+
+
+def advised(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment with the setting that earlier attempts advise; print that setting.
+
+    Raises UsageError if the run has no name.
+    """
+    name = environment.get("TORCHMEM_RUN")
+    if not name:
+        raise UsageError(
+            "--apply-advice finds earlier attempts by the name of the run: add --name NAME."
+        )
+    try:
+        from torchmem.run.advice import find_advice
+
+        advice = find_advice(name, environment)
+        if advice.sentence:
+            print(f"torchmem: {advice.sentence}", file=sys.stderr, flush=True)
+    except Exception as error:  # noqa: BLE001 - the command must start
+        with suppress(OSError):
+            print(f"torchmem: no advice is applied: {error}", file=sys.stderr)
+        return environment
+    return {**environment, **advice.environment}
 
 
 def child_environment(

@@ -1,0 +1,233 @@
+"""`torchmem run --apply-advice`: what the OOM reports of earlier attempts change, and what not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import reports
+
+from torchmem.allocator.oom_report import OomReport, encode
+from torchmem.sample.run_directory import report_name, sample_name
+from torchmem.sample.sample import Sample, Steps
+from torchmem.sample.sample import encode as encode_sample
+
+ADVICE = "expandable_segments:True"
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHMEM_ADVICE")
+SHOW = 'for name in "$@"; do printenv "$name" || echo; done'
+UNCHANGED = ("", "", "")
+
+
+def launch(
+    folder: Path, *, name: str = "night", **environment: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """Run a command with advice; return its values of VARIABLES, and the lines on stderr."""
+    flags = ["--apply-advice", "--name", name, "--run-dir", str(folder)]
+    clean = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torchmem.cli",
+            "run",
+            *flags,
+            "--",
+            "sh",
+            "-c",
+            SHOW,
+            "sh",
+            *VARIABLES,
+        ],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    return tuple(done.stdout.splitlines()), done.stderr.splitlines()
+
+
+def attempt(
+    folder: Path, number: int, steps: int, *, advice: str = "", report: OomReport = reports.STRANDED
+) -> Path:
+    """Write the report of an attempt that ended by an OOM; return its path."""
+    process = replace(
+        report.process,
+        pid=number,
+        start_ticks=number,
+        labels={"advice": advice} if advice else {},
+    )
+    own = replace(report, timestamp=reports.NOW + number, process=process, steps=Steps(steps))
+    path = folder / str(os.geteuid()) / report_name(sample_name(number, 1, number), 1)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_bytes(encode(own))
+    return path
+
+
+def test_an_oom_by_fragmentation_sets_what_its_report_names(tmp_path: Path) -> None:
+    """The setting and its label are in the environment of the command, and one line says so."""
+    attempt(tmp_path, 1, 390)
+    values, lines = launch(tmp_path)
+
+    assert (ADVICE, "", ADVICE) == values
+    (line,) = lines
+    assert line == (
+        "torchmem: expandable_segments:True is added to PYTORCH_ALLOC_CONF: "
+        "the run ended after 390 steps, out of memory by fragmentation."
+    )
+
+
+def test_pytorch_before_2_10_gets_the_variable_that_it_reads(tmp_path: Path) -> None:
+    """PyTorch 2.9 ignores PYTORCH_ALLOC_CONF without a warning."""
+    process = replace(reports.STRANDED.process, versions={"torch": "2.9.1"})
+    attempt(tmp_path, 1, 390, report=replace(reports.STRANDED, process=process))
+
+    assert ("", ADVICE, ADVICE) == launch(tmp_path)[0]
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_other_settings_of_the_user_stay(tmp_path: Path, variable: str) -> None:
+    """The setting is added to the variable that the user set, whichever PyTorch reads first."""
+    attempt(tmp_path, 1, 390)
+    values, _ = launch(tmp_path, **{variable: "max_split_size_mb:128"})
+
+    assert {variable: f"max_split_size_mb:128,{ADVICE}"} == {
+        name: value for name, value in zip(VARIABLES[:2], values, strict=False) if value
+    }
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_value_of_the_user_is_never_replaced(tmp_path: Path, variable: str) -> None:
+    """The same key in either variable stays as it is, and one line says so."""
+    attempt(tmp_path, 1, 390)
+    values, lines = launch(tmp_path, **{variable: "expandable_segments:False"})
+
+    assert {"", "expandable_segments:False"} == set(values)
+    assert ["torchmem: expandable_segments stays as you set it."] == lines
+
+
+@pytest.mark.parametrize("name", sorted(reports.BY_NAME))
+def test_only_fragmentation_with_a_setting_first_changes_anything(
+    tmp_path: Path, name: str
+) -> None:
+    """Other causes leave the environment alone, as do remedies that are no allocator setting."""
+    report = reports.BY_NAME[name]
+    attempt(tmp_path, 1, 390, report=report)
+    expected = {
+        "stranded": ADVICE,
+        "stranded_limit": ADVICE,
+        "expandable": "roundup_power2_divisions:8",
+    }
+
+    assert expected.get(name, "") == launch(tmp_path)[0][2]
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(100, False), (390, False), (391, True)])
+def test_advice_that_does_no_better_is_withdrawn(tmp_path: Path, steps: int, kept: bool) -> None:
+    """It stays only if the attempt that had it ran for more steps."""
+    attempt(tmp_path, 1, 390)
+    attempt(tmp_path, 2, steps, advice=ADVICE)
+    values, lines = launch(tmp_path)
+
+    assert ((ADVICE, "", ADVICE) if kept else UNCHANGED) == values
+    if not kept:
+        (line,) = lines
+        assert line == (
+            f"torchmem: {ADVICE} is not set again: the run ended after {steps} steps with it, "
+            "390 steps without it."
+        )
+
+
+def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
+    """Later attempts without it, which fail as the first did, do not bring it back."""
+    attempt(tmp_path, 1, 390)
+    attempt(tmp_path, 2, 100, advice=ADVICE)
+    attempt(tmp_path, 3, 500)
+
+    assert UNCHANGED == launch(tmp_path)[0]
+
+
+def test_ranks_that_read_the_same_reports_agree(tmp_path: Path) -> None:
+    """A second launcher beside the first one chooses the same and says the same."""
+    attempt(tmp_path, 1, 390)
+    attempt(tmp_path, 2, 391)
+
+    assert launch(tmp_path) == launch(tmp_path)
+
+
+def test_an_oom_that_the_script_survived_is_none(tmp_path: Path) -> None:
+    """A process that caught the error and went on is no attempt that failed."""
+    path = attempt(tmp_path, 1, 390)
+    sample = Sample(
+        timestamp=reports.NOW,
+        process=reports.STRANDED.process,
+        devices=(reports.STRANDED.device,),
+        ended="exited",
+    )
+    path.with_name(sample_name(1, 1, 1)).write_bytes(encode_sample(sample))
+
+    assert (UNCHANGED, []) == launch(tmp_path)
+
+
+def test_another_run_has_its_own_advice(tmp_path: Path) -> None:
+    """Reports of a run with another name change nothing."""
+    attempt(tmp_path, 1, 390)
+
+    assert (UNCHANGED, []) == launch(tmp_path, name="day")
+
+
+def test_reports_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
+    """Cut-off, hostile and foreign files, and a missing directory, leave the command as it is."""
+    whole = attempt(tmp_path, 1, 390)
+    content = whole.read_bytes()
+    whole.write_bytes(content[: len(content) // 2])
+    folder = whole.parent
+    os.mkfifo(folder / "1-2-2-1.oom.json")
+    (folder / "1-3-3-1.oom.json").write_bytes(b"[" * 60_000)
+    (folder / "1-4-4-1.oom.json").symlink_to("/dev/zero")
+    foreign = tmp_path / "shared" / "report"
+    foreign.parent.mkdir()
+    foreign.write_bytes(content)
+    (folder / "1-5-5-1.oom.json").symlink_to(foreign)
+
+    assert (UNCHANGED, []) == launch(tmp_path)
+    assert (UNCHANGED, []) == launch(tmp_path / "missing")
+    assert (UNCHANGED, []) == launch(foreign)
+
+
+def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    """A report that another user could have put there is not read."""
+    attempt(tmp_path, 1, 390).parent.chmod(0o777)
+
+    assert (UNCHANGED, []) == launch(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_reports_of_other_users_are_nothing_to_root(tmp_path: Path) -> None:
+    """Root, who can read the reports of all users, takes advice only from its own."""
+    path = attempt(tmp_path, 1, 390)
+    foreign = path.parent.rename(tmp_path / "4711")
+    os.chown(foreign / path.name, 4711, 4711)
+    os.chown(foreign, 4711, 4711)
+
+    assert (UNCHANGED, []) == launch(tmp_path)
+
+
+def test_a_run_without_a_name_is_a_usage_error() -> None:
+    """Without a name there is nothing to find earlier attempts by."""
+    clean = {key: value for key, value in os.environ.items() if key != "TORCHMEM_RUN"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torchmem.cli", "run", "--apply-advice", "--", "true"],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (2, 1) == (done.returncode, done.stderr.count("\n"))
+    assert "--name" in done.stderr
