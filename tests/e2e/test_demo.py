@@ -230,7 +230,8 @@ def test_on_a_terminal_the_page_stays() -> None:
     """After the training has ended, the page shows its last state until Ctrl-C."""
     address = f"127.0.0.1:{free_port()}"
     ours, theirs = pty.openpty()
-    arguments = [*DEMO, "--ranks", "1", "--duration", "2", "--listen", address]
+    # Long enough for a rank to start on a busy machine.
+    arguments = [*DEMO, "--ranks", "1", "--duration", "6", "--listen", address]
     with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
         try:
             assert f"Open http://{address} in" in screen.readline().decode()
