@@ -16,12 +16,12 @@ import pytest
 from support.stubborn_rank import stubborn_rank
 from support.waiting import until
 
+from torchmem.allocator.sizes import GIB
 from torchmem.cli.main import main
-from torchmem.demo.play import show
 from torchmem.demo.ranks import DemoPlan, Ranks
-from torchmem.demo.screen import SEVERE_FRAGMENTATION
-from torchmem.rules.thresholds import defaults
+from torchmem.demo.screen import plain, show
 from torchmem.simulator.scenarios import SCENARIOS
+from torchmem.top.node import Gpu, Node, Part, Rank
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
@@ -66,7 +66,7 @@ def test_repeated_interrupts(tmp_path: Path) -> None:
 def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     """When the exporter does not answer, the screen is not updated and the demo goes on."""
     ranks = cast("Ranks", SimpleNamespace(alive=lambda: True, pids=[]))
-    show(DemoPlan("fragmentation", 1, 0.1, 0), ranks, "demo", "http://127.0.0.1:1")
+    show(DemoPlan("fragmentation", 1, 0.1, 0), ranks, "http://127.0.0.1:1")
 
     assert ("", "") == capsys.readouterr()
 
@@ -119,6 +119,27 @@ def test_bad_flags_are_one_sentence(
     assert sentence in line
 
 
-def test_the_screen_marks_what_the_alerts_call_severe() -> None:
-    """The screen and the alerts use the same threshold for fragmentation."""
-    assert float(defaults().values["fragmentation_ratio"]) == SEVERE_FRAGMENTATION
+def test_without_a_terminal_each_rank_has_a_line() -> None:
+    """A line has the state and sizes of a rank; unknown values are dashes."""
+    parts = (Part("parameters", 20 * GIB), Part("stranded", 3 * GIB))
+    known = Rank(
+        rank=1,
+        pid=12,
+        state="running",
+        parts=parts,
+        allocated_bytes=20 * GIB,
+        reserved_bytes=24 * GIB,
+        headroom_flush_bytes=GIB,
+        fragmentation_ratio=0.999,
+        alloc_retries=2,
+        ooms={"capacity": 1},
+    )
+    unknown = Rank(rank=0, pid=11, state="exited")
+    node = Node(gpus=(Gpu(ranks=(known, unknown, Rank(rank=7, pid=99))),))
+
+    assert (
+        "    5 s  rank 0 exited   allocated     – GiB  reserved     – GiB  stranded     – GiB  "
+        "headroom     – GiB  FI –  retries –  OOMs –\n"
+        "    5 s  rank 1 running  allocated  20.0 GiB  reserved  24.0 GiB  stranded   3.0 GiB  "
+        "headroom   1.0 GiB  FI 0.99  retries 2  OOMs 1"
+    ) == plain(5.0, node, [11, 12])

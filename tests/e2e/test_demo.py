@@ -226,6 +226,10 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
+# The rank runs out of memory, unless the machine is so slow that the demo ends first.
+ENDED = re.compile(rb'"state":"(oom|exited)"')
+
+
 def test_on_a_terminal_the_page_stays() -> None:
     """After the training has ended, the page shows its last state until Ctrl-C."""
     address = f"127.0.0.1:{free_port()}"
@@ -235,8 +239,9 @@ def test_on_a_terminal_the_page_stays() -> None:
     with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
         try:
             assert f"Open http://{address} in" in screen.readline().decode()
-            until(lambda: b"until Ctrl-C" in screen.readline())
-            until(lambda: b'"state":"exited"' in get(f"http://{address}/api/v1/state"))
+            while b"until Ctrl-C" not in screen.readline():  # the screens before it
+                pass
+            until(lambda: ENDED.search(get(f"http://{address}/api/v1/state")))
         finally:
             process.send_signal(signal.SIGINT)
             os.close(theirs)

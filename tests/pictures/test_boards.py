@@ -33,6 +33,8 @@ ACCEPTED: Mapping[tuple[str, str], str] = {
     ("self", "SDK errors by stage"): "there are none",
     ("training-memory", "CUDA graphs and MemPools"): "the simulated allocator has no private pools",
     ("training-memory", "Growth of the peak per hour"): "the newest processes are too young",
+    ("training-memory", "Memory released"): "the ranks have no tier of the setting release",
+    ("training-memory", "Out of memory in"): "the headroom of no rank falls at the end",
 }
 
 

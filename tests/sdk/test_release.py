@@ -327,7 +327,7 @@ def test_a_hook_that_no_tier_calls_is_said(
     """Registering a hook without the tiers hooks and emergency logs a warning."""
     open_session(counting, release="cache").on_pressure(lambda wanted: None)
 
-    assert "the setting release has neither hooks nor emergency" in caplog.text
+    assert "release has neither hooks nor emergency" in caplog.text
 
 
 def test_after_an_oom_hooks_and_cache_are_released(

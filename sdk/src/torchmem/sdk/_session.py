@@ -223,8 +223,8 @@ class Session:
         if tiers is None or (tiers.hooks is None and not tiers.emergency):
             log(
                 logging.WARNING,
-                "a callback of on_pressure() is never called: the setting release has neither "
-                "hooks nor emergency",
+                "only `torchmem release --hooks` calls a callback of on_pressure(): the setting "
+                "release has neither hooks nor emergency",
             )
         return self._hooks.add(callback, priority)
 

@@ -6,19 +6,17 @@ import argparse
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from torchmem.demo import real
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks, simulated_rank
-from torchmem.demo.screen import Exposition, Heading, plain, screen
+from torchmem.demo.screen import show
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.driver import PyNvml
@@ -27,8 +25,6 @@ from torchmem.exporter.server import serve
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 
-REFRESH_SECONDS = 1.0
-PLAIN_SECONDS = 10.0
 MAX_RANKS = 64
 CAPTION = "Others published these numbers; the demo reproduces them with a simulated allocator."
 
@@ -46,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         stack.enter_context(_interrupted_by_sigterm())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmem-demo-")))
         ranks = Ranks(plan, folder, real.real_rank if plan.real else simulated_rank)
-        # From here on, only `_pause` accepts these signals: a KeyboardInterrupt while something
+        # From here on, only `show` accepts these signals: a KeyboardInterrupt while something
         # starts or ends would leave processes and files behind. It must not be earlier, because
         # the process that multiprocessing starts for `Ranks` unblocks them again.
         signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
@@ -114,7 +110,7 @@ def _play(plan: DemoPlan, ranks: Ranks, url: str) -> None:
     print(f"Open {url} in a browser; Prometheus reads {url}/metrics\n{title}", flush=True)
     while True:
         ranks.start()
-        show(plan, ranks, title, url)
+        show(plan, ranks, url)
         for rank, line in ranks.last_lines().items():
             print(f"rank {rank}: {line}", flush=True)
         if not plan.loop:
@@ -124,36 +120,3 @@ def _play(plan: DemoPlan, ranks: Ranks, url: str) -> None:
         ranks.close()
         print(f"The training has ended. {url} shows its last state until Ctrl-C.", flush=True)
         signal.sigwait(END_SIGNALS)
-
-
-def show(plan: DemoPlan, ranks: Ranks, title: str, url: str) -> None:
-    """Draw the ranks until the plan's duration is over or all ranks have ended.
-
-    `url` is the exporter's. On a terminal the screen is redrawn; elsewhere lines are printed.
-    """
-    console = Console()
-    started = time.monotonic()
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-    pause = REFRESH_SECONDS if live else min(PLAIN_SECONDS, plan.duration / 3)
-    shown = started
-    with live or ExitStack():
-        # Often, because the memory of a rank that has ended is freed when that is noticed.
-        while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
-            _pause(min(REFRESH_SECONDS, plan.duration - elapsed))
-            if time.monotonic() - shown < pause:
-                continue
-            shown = time.monotonic()
-            heading = Heading(title, url, time.monotonic() - started, plan.duration)
-            try:
-                readings = Exposition.scrape(url).ranks(ranks.pids)
-            except OSError:  # the exporter is busy; the next scrape may succeed
-                continue
-            if live:
-                live.update(screen(heading, readings), refresh=True)
-            else:
-                print(plain(heading, readings), flush=True)
-
-
-def _pause(seconds: float) -> None:
-    if signal.sigtimedwait(END_SIGNALS, seconds) is not None:
-        raise KeyboardInterrupt

@@ -1,241 +1,130 @@
-"""The demo's screen: one row per rank, read from the exporter's /metrics as Prometheus reads it."""
+"""What the demo shows while it runs: `torchmem top` on a terminal, elsewhere a line per rank."""
 
 from __future__ import annotations
 
-import math
-import urllib.request
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
 
-from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.live import Live
 
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
+from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks
+from torchmem.top.bars import gib
+from torchmem.top.keyboard import Keyboard, keyboard
+from torchmem.top.node import AwayError, Node, Rank, ask
+from torchmem.top.screen import Screen, drawn, page, ratio
+from torchmem.top.view import View, press
 
-SCRAPE_TIMEOUT_SECONDS = 5
-GIB, MIB = 1 << 30, 1 << 20
-BAR_WIDTH = 20
-STATE_STYLES = {
-    "running": "green",
-    "stalled": "yellow",
-    "exited": "dim",
-    "failed": "red",
-    "oom": "bold red",
-    "killed": "red",
-}
-OOM_CAUSES = {
-    "capacity": "the whole card is in use.",
-    "external": "other processes hold the memory.",
-    "limit": "the process has reached its memory fraction.",
-    "pending": "a block that fits still waited for another stream.",
-    "library": "a library got no memory from the driver.",
-}
-# As `fragmentation_ratio` in the thresholds of the alerts.
-SEVERE_FRAGMENTATION = 0.7
+REFRESH_SECONDS = 1.0
+PLAIN_SECONDS = 10.0
+KEY_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class RankReading:
-    """The values of one rank, in bytes where they are sizes. None: not exported."""
+def show(plan: DemoPlan, ranks: Ranks, url: str) -> None:
+    """Show the ranks until the plan's duration is over or all of them have ended.
 
-    rank: int
-    state: str
-    total: float | None
-    allocated: float | None
-    reserved: float | None
-    stranded: float | None
-    headroom: float | None
-    fragmentation: float | None
-    retries: float | None
-    ooms: float
-    last_oom_requested: float | None
-    oom_causes: tuple[str, ...] = ()
+    `url` is the exporter's. Raises KeyboardInterrupt when the user ends the demo.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    show_on = _follow if console.is_terminal and not console.is_dumb_terminal else _print
+    show_on(console, plan, ranks, url)
 
 
-class Exposition:
-    """The samples of one scrape, by metric name."""
-
-    def __init__(self, text: str) -> None:
-        self._samples: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                self._samples[sample.name].append((sample.labels, sample.value))
-
-    @classmethod
-    def scrape(cls, url: str) -> Exposition:
-        """Read /metrics of the exporter at `url`. Raise OSError."""
-        address = f"{url}/metrics"
-        with urllib.request.urlopen(address, timeout=SCRAPE_TIMEOUT_SECONDS) as response:  # noqa: S310
-            return cls(response.read().decode())
-
-    def sum(self, spec: MetricSpec, pid: str, **labels: str) -> float | None:
-        """Return the sum of a process's series with these labels, or None if there is none."""
-        selector = {"pid": pid, **labels}.items()
-        values = [value for series, value in self._samples[spec.name] if selector <= series.items()]
-        return sum(values) if values else None
-
-    def pids(self) -> set[int]:
-        """Return the ids of all processes in the scrape."""
-        return {int(labels["pid"]) for labels, _ in self._samples[catalog.PROCESS_STATE.name]}
-
-    def ranks(self, pids: Iterable[int]) -> list[RankReading]:
-        """Return the readings of those of these processes that the scrape has, by rank."""
-        selected = {str(pid) for pid in pids}
-        states = [labels for labels, value in self._samples[catalog.PROCESS_STATE.name] if value]
-        states.sort(key=lambda labels: int(labels["rank"]))
-        return [self._rank(labels) for labels in states if labels["pid"] in selected]
-
-    def _rank(self, labels: dict[str, str]) -> RankReading:
-        pid = labels["pid"]
-        return RankReading(
-            rank=int(labels["rank"]),
-            state=labels["state"],
-            total=self.sum(catalog.DEVICE_TOTAL, pid),
-            allocated=self.sum(catalog.ALLOCATED, pid),
-            reserved=self.sum(catalog.RESERVED, pid),
-            stranded=self.sum(catalog.FREE, pid, state="stranded"),
-            headroom=self.sum(catalog.HEADROOM, pid, flush="true"),
-            fragmentation=self.sum(catalog.FRAGMENTATION, pid),
-            retries=self.sum(catalog.ALLOC_RETRIES, pid),
-            ooms=self.sum(catalog.OOMS, pid) or 0,
-            last_oom_requested=self.sum(catalog.LAST_OOM_REQUESTED, pid),
-            oom_causes=tuple(
-                series["cause"]
-                for series, value in self._samples[catalog.OOMS.name]
-                if series["pid"] == pid and value
-            ),
-        )
+def _print(console: Console, plan: DemoPlan, ranks: Ranks, url: str) -> None:  # noqa: ARG001
+    started = time.monotonic()
+    pause = min(PLAIN_SECONDS, plan.duration / 3)
+    due = started + pause
+    # Often, because the memory of a rank that has ended is freed when that is noticed.
+    while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
+        _pause(min(REFRESH_SECONDS, plan.duration - elapsed))
+        if time.monotonic() >= due:
+            due = time.monotonic() + pause
+            node = _asked(url)
+            if node:
+                print(plain(time.monotonic() - started, node, ranks.pids), flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """The text around the table. `url` is the exporter's; times are in seconds."""
-
-    title: str
-    url: str
-    elapsed: float
-    duration: float
-
-
-def screen(heading: Heading, ranks: Sequence[RankReading]) -> RenderableType:
-    """Return the whole screen."""
-    footer = Text.assemble(
-        (f"{heading.elapsed:4.0f} s of {heading.duration:.0f}   ", "dim"),
-        (heading.url, "bold cyan"),
-        ("   Ctrl-C stops the demo", "dim"),
-    )
-    messages = [message for rank in ranks if (message := _oom_message(rank))]
-    return Panel(
-        Group(_table(ranks), _legend(), Text(), *messages, Text(), footer),
-        title=heading.title,
-        border_style="blue",
-        padding=(1, 2),
-    )
+def _follow(console: Console, plan: DemoPlan, ranks: Ranks, url: str) -> None:
+    started = time.monotonic()
+    node: Node | None = None
+    view, due = View(), started
+    shown: object = None
+    with ExitStack() as stack:
+        keys = stack.enter_context(keyboard(sys.stdin.fileno())) if sys.stdin.isatty() else None
+        live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+        while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
+            if time.monotonic() >= due:
+                due = time.monotonic() + REFRESH_SECONDS
+                node = _asked(url) or node
+            view = _after_keys(keys, view, node)
+            state = Screen(node, url, view, status=f"{elapsed:.0f} s of {plan.duration:.0f}")
+            if (state, console.size) != shown:
+                live.update(drawn(state, console), refresh=True)
+                shown = (state, console.size)
+    if node:
+        console.print(page(Screen(node, url), console), end="")
 
 
-def plain(heading: Heading, ranks: Sequence[RankReading]) -> str:
-    """Return one line per rank, for output that is not a terminal."""
-    return "\n".join(f"{heading.elapsed:5.0f} s  rank {rank.rank} {_line(rank)}" for rank in ranks)
+def _after_keys(keys: Keyboard | None, view: View, node: Node | None) -> View:
+    """Wait a moment for keys and signals, and return the view after them.
+
+    Until a rank is selected, it is the one that is out of memory, if there is one.
+    """
+    _pause(0.0 if keys else KEY_SECONDS)
+    for key in keys.keys(KEY_SECONDS) if keys else ():
+        changed = press(view, key, view.groups(node) if node else [])
+        if changed is None:
+            raise KeyboardInterrupt
+        view = changed
+    if view.selected is None and node:
+        view = replace(view, selected=_out_of_memory(node))
+    return view
 
 
-def _line(rank: RankReading) -> str:
-    return (
-        f"{rank.state:8} allocated {_gib(rank.allocated):>9}  reserved {_gib(rank.reserved):>9}"
-        f"  stranded {_gib(rank.stranded):>9}  headroom {_gib(rank.headroom):>9}"
-        f"  FI {_ratio(rank.fragmentation)}  retries {_count(rank.retries)}  OOMs {rank.ooms:.0f}"
-    )
+def _out_of_memory(node: Node) -> tuple[str, str] | None:
+    failed = ((gpu.uuid, rank.id) for gpu in node.gpus for rank in gpu.ranks if rank.state == "oom")
+    return next(failed, None)
 
 
-def _table(ranks: Sequence[RankReading]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("rank", justify="right")
-    table.add_column("memory of the card", width=BAR_WIDTH)
-    for name in ("allocated", "reserved", "stranded", "headroom", "FI", "retries"):
-        table.add_column(name, justify="right", min_width=9)
-    table.add_column("state")
-    for rank in ranks:
-        table.add_row(
-            str(rank.rank),
-            _bar(rank),
-            _gib(rank.allocated),
-            _gib(rank.reserved),
-            _gib(rank.stranded),
-            _gib(rank.headroom),
-            _fragmentation(rank.fragmentation),
-            _count(rank.retries),
-            Text(rank.state, style=STATE_STYLES.get(rank.state, "")),
-        )
-    return table
-
-
-def _bar(rank: RankReading) -> Text:
-    """Return a bar of the card's allocated, stranded, releasable and remaining memory, to scale."""
-    if not rank.total or rank.allocated is None or rank.reserved is None:
-        return Text("–", style="dim")
-    cached = rank.reserved - rank.allocated
-    stranded = min(rank.stranded or 0, cached)
-    bar = Text()
-    for size, style in (
-        (rank.allocated, "blue"),
-        (stranded, "red"),
-        (cached - stranded, "yellow"),
-    ):
-        bar.append("█" * round(BAR_WIDTH * size / rank.total), style=style)
-    return bar.append("░" * max(0, BAR_WIDTH - len(bar)), style="dim")
-
-
-def _legend() -> Text:
-    return Text.assemble(
-        "      ",
-        ("█ ", "blue"),
-        ("allocated  ", "dim"),
-        ("█ ", "red"),
-        ("stranded  ", "dim"),
-        ("█ ", "yellow"),
-        ("releasable  ", "dim"),
-        ("░ ", "dim"),
-        ("not reserved by PyTorch", "dim"),
-    )
-
-
-def _oom_message(rank: RankReading) -> Text | None:
-    if rank.state != "oom" or not rank.oom_causes:
+def _asked(url: str) -> Node | None:
+    """Return the state, or None while the exporter is busy."""
+    try:
+        return ask(url)
+    except AwayError:
         return None
-    return Text.assemble(
-        (f"rank {rank.rank} is out of memory: ", "bold red"),
-        _requested(rank.last_oom_requested),
-        (" ".join(_cause(rank, cause) for cause in rank.oom_causes), "bold"),
+
+
+def plain(elapsed: float, node: Node, pids: Iterable[int]) -> str:
+    """Return one line for each rank with one of these process ids, after `elapsed` seconds."""
+    known = set(pids)
+    ranks = sorted(
+        (rank for gpu in node.gpus for rank in gpu.ranks if rank.pid in known),
+        key=lambda rank: rank.rank or 0,
     )
+    return "\n".join(f"{elapsed:5.0f} s  rank {rank.rank} {_line(rank)}" for rank in ranks)
 
 
-def _requested(size: float | None) -> str:
-    return "" if size is None else f"{size / MIB:.0f} MiB requested, "
+def _line(rank: Rank) -> str:
+    sizes = {
+        "allocated": rank.allocated_bytes,
+        "reserved": rank.reserved_bytes,
+        "stranded": next((part.bytes for part in rank.parts if part.name == "stranded"), None),
+        "headroom": rank.headroom_flush_bytes,
+    }
+    shown = "  ".join(f"{name} {gib(size):>5} GiB" for name, size in sizes.items())
+    ooms = None if rank.ooms is None else sum(rank.ooms.values())
+    counts = f"retries {_number(rank.alloc_retries)}  OOMs {_number(ooms)}"
+    return f"{rank.state:8} {shown}  FI {ratio(rank.fragmentation_ratio)}  {counts}"
 
 
-def _cause(rank: RankReading, cause: str) -> str:
-    if cause == "fragmentation":
-        return f"{_gib(rank.stranded)} free, but in smaller pieces between live blocks."
-    return OOM_CAUSES[cause]
+def _number(value: int | None) -> str:
+    return "–" if value is None else str(value)
 
 
-def _fragmentation(value: float | None) -> Text:
-    severe = value is not None and value > SEVERE_FRAGMENTATION
-    return Text(_ratio(value), style="bold red" if severe else "")
-
-
-def _gib(value: float | None) -> str:
-    return "–" if value is None else f"{value / GIB:.1f} GiB"
-
-
-def _ratio(value: float | None) -> str:
-    """Return the ratio, rounded down because the fragmentation index is always below 1."""
-    return "–" if value is None else f"{math.floor(value * 100) / 100:.2f}"
-
-
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"
+def _pause(seconds: float) -> None:
+    if signal.sigtimedwait(END_SIGNALS, seconds) is not None:
+        raise KeyboardInterrupt

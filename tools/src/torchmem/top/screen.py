@@ -43,13 +43,17 @@ FIXED_COLUMNS = 1 + sum(abs(width) + 1 for _, width in COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What to draw. `away`: why the exporter has not answered for `away_seconds`."""
+    """What to draw. `away`: why the exporter has not answered for `away_seconds`.
+
+    `status` is shown before the keys.
+    """
 
     node: Node | None
     url: str
     view: View = field(default_factory=View)
     away: str | None = None
     away_seconds: int = 0
+    status: str | None = None
 
 
 def drawn(screen: Screen, console: Console) -> Text:
@@ -170,7 +174,7 @@ class _Painter:
             (gib(rank.allocated_bytes), ""),
             (gib(rank.reserved_bytes), ""),
             (gib(headroom), ""),
-            (_ratio(fragmentation), f"bold {colors.FAILED}" if is_severe else ""),
+            (ratio(fragmentation), f"bold {colors.FAILED}" if is_severe else ""),
             (_count(rank.alloc_retries), colors.ATTENTION if rank.alloc_retries else ""),
             (_count(ooms), f"bold {colors.FAILED}" if ooms else ""),
         ]
@@ -256,7 +260,8 @@ class _Painter:
             return Text.assemble(("filter by run: ", "bold"), view.filter, ("▏", "blink"))
         filter_ = f"/ filter: {view.filter} (Esc: all)" if view.filter else "/ filter"
         text = f"↑↓ select   s order: {view.order}   {filter_}   q quit"
-        line = Text.assemble((text, "dim"))
+        status = f"{self._screen.status}   " if self._screen.status else ""
+        line = Text.assemble((status, "bold"), (text, "dim"))
         if count > room:
             hidden = f"   lines {start + 1}–{min(count, start + room)} of {count}"
             line.append(hidden, style="bold")
@@ -326,6 +331,6 @@ def _count(value: int | None) -> str:
     return "–" if value is None else str(value)
 
 
-def _ratio(value: float | None) -> str:
+def ratio(value: float | None) -> str:
     """Return the ratio, rounded down because the fragmentation index is always below 1."""
     return "–" if value is None else f"{math.floor(value * 100) / 100:.2f}"
