@@ -71,7 +71,7 @@ def _held(active: npt.NDArray[np.bool_], scrapes: int) -> npt.NDArray[np.bool_]:
 def _kept(
     held: npt.NDArray[np.bool_], active: npt.NDArray[np.bool_], scrapes: int
 ) -> npt.NDArray[np.bool_]:
-    """Return where an alert fires that goes on for so many scrapes after its condition last held.
+    """Return where an alert fires that goes on for `scrapes` after its condition last held.
 
     This is `keep_firing_for`: once the alert fires, its condition alone extends it.
     """

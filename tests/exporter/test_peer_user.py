@@ -74,7 +74,7 @@ def _send_and_close(address: tuple[str, int], *, reset: bool) -> None:
 @needs_root
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_closed_connection_has_no_user(reset: bool) -> None:
-    """The kernel shows the sockets that a process has closed as root's; they are nobody's here."""
+    """The kernel shows the sockets that a process has closed as root's; here they have no user."""
     with listening(socket.AF_INET, "127.0.0.1") as listener:
         address = listener.getsockname()
         as_user(1000, lambda: _send_and_close(address, reset=reset))

@@ -105,7 +105,7 @@ def _rank_is_asked(run_dir: Path) -> bool:
     ],
 )
 def test_who_may_ask(tmp_path: Path, owner: int, asker: int, named: int, granted: bool) -> None:
-    """The own user, root, and the run directory's owner may; nobody can pose as one of them."""
+    """Only the own user, root, and the run directory's owner may, and no one can pose as them."""
     for folder in [*tmp_path.parents][:-2]:
         folder.chmod(0o755)
     os.chown(tmp_path, owner, owner)

@@ -249,7 +249,7 @@ def test_waiting_has_an_end(other: tuple[Rank, Neighbors]) -> None:
 
 
 def test_waiting_costs_nothing_when_there_is_memory(other: tuple[Rank, Neighbors]) -> None:
-    """A process that can get what it wants asks nobody."""
+    """A process that can get what it wants asks no neighbor."""
     asked, neighbors = other
 
     assert neighbors.wait(1000 * MIB, 30.0, None, lambda: None)

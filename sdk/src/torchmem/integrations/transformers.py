@@ -98,7 +98,7 @@ class TorchmemCallback(TrainerCallback):
 
 
 def _samples(args: Any, state: Any, loader: Any, batches: int) -> int:
-    """Return the samples of this process in so many batches, of which the last ends the step."""
+    """Return the samples of this process in this many batches, of which the last ends the step."""
     size = int(state.train_batch_size or args.train_batch_size)
     total = batches * size
     is_epoch_end = state.epoch is not None and float(state.epoch).is_integer()

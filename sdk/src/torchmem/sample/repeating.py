@@ -49,7 +49,7 @@ class Repeating:
             return
         pause = min(FIRST_SECONDS, self._interval)
         while not self._ending.wait(pause):
-            self._works = bool(self._works)  # nobody waits for the first attempt
+            self._works = bool(self._works)  # no caller waits for the first attempt
             self._works = self._attempt(self._act)
             pause = self._interval
         if self._works is not False:

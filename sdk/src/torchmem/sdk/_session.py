@@ -143,7 +143,7 @@ class Session:
     def request(self, requests: int = 1) -> Iteration:
         """Mark a server's work on requests: `with session.request():`.
 
-        It counts as a step and as so many samples, is measured as the phase generate, and
+        It counts as a step and as that many samples, is measured as the phase generate, and
         afterwards the process waits for the next request.
         """
         return self.iteration("generate", requests, made_step=lambda: True, waits=True)

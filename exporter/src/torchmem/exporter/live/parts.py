@@ -87,7 +87,7 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
 
     Without a sound sample there are none. Statistics are read when a step ends and the snapshot at
     a random time. Of what they say is in use, the larger value counts, as in
-    rank:torchmem_in_use_bytes:max. If `outside` is below zero, so many reserved bytes are not on
+    rank:torchmem_in_use_bytes:max. If `outside` is below zero, that many reserved bytes are not on
     the device, and which those are is not known.
     """
     allocator, reserved = device.allocator, _reserved(device)

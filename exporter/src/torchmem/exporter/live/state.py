@@ -45,8 +45,8 @@ class Found:
 
     `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
     by the names of these devices. `outside`: bytes outside the allocator by device and process;
-    below zero, so many reserved bytes are not on the device. `kill_causes`: what killed a process,
-    where it is known.
+    below zero, that many reserved bytes are not on the device. `kill_causes`: what killed a
+    process, where it is known.
     """
 
     time: float

@@ -135,7 +135,7 @@ class OutsideAllocator:
     def held(self) -> Mapping[DeviceProcess, int]:
         """The bytes outside the allocator that the latest call of `families` found.
 
-        Below zero: so many reserved bytes are not on the device.
+        Below zero: that many reserved bytes are not on the device.
         """
         return {key: outside.size - outside.unbacked for key, outside in self._held.items()}
 

@@ -8,7 +8,7 @@ const HIDDEN_MILLISECONDS = 10 * 60 * 1000;
 
 /**
  * Call `onState(state)` with each new state, and `onConnection(isConnected)` when the exporter stops
- * answering and when it is back. A page that nobody has seen for ten minutes stops asking.
+ * answering and when it is back. A page that was out of sight for ten minutes stops asking.
  */
 export function follow(onState, onConnection) {
   let heardAt = performance.now();

@@ -45,7 +45,7 @@ class Worker:
         self.model_runner.model = model
 
     def initialize_from_config(self, kv_cache_config: int) -> None:
-        """Allocate two tensors of so many bytes each."""
+        """Allocate two tensors of this size in bytes."""
         with torch.cuda.use_mem_pool(self.pool):
             new = [torch.zeros(kv_cache_config, dtype=torch.uint8, device=self.device)]
             new += [torch.zeros(kv_cache_config, dtype=torch.uint8, device=self.device)]
