@@ -171,7 +171,7 @@ show(places=places, saved=saved, **done("hooks"))
 
 
 def test_an_offloaded_module_comes_back_for_its_forward_pass(run: Run) -> None:
-    """An idle module leaves the device under pressure, and its second trip needs no copy."""
+    """An idle module leaves the device under pressure, each time into the same pinned memory."""
     shown = run_json(
         run,
         "hooks=0.99",

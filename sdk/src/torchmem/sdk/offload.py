@@ -4,10 +4,9 @@
     session.on_pressure(OptimizerOffload(optimizer), priority=1)
     session.on_pressure(ModuleOffload(reference_model))
 
-Tensors keep their identity: only their data moves. What a round trip costs is one copy to the host
-and one back over PCIe; the module's is one way after the first time, as long as its values stay.
-Left on the device are tensors that are not plain (DTensor, quantized), and tensors that share
-their storage with others.
+Tensors keep their identity: only their data moves. A round trip costs one copy to the host and one
+back over PCIe. Left on the device are tensors that are not plain (DTensor, quantized), and tensors
+that share their storage with others.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from typing import Any
 class _Moved:
     """A tensor that is, or was, on the host.
 
-    `copy` is its data in pinned memory. `version` is PyTorch's counter of changes at which the copy
-    was made. `device` is where the tensor belongs; None while it is there.
+    `copy` is its data in pinned memory. `device` is where the tensor belongs; None while it is
+    there.
     """
 
     tensor: Any
     copy: Any
-    version: int
     device: Any = None
 
 
@@ -41,7 +39,10 @@ class _Offload:
     def __call__(self, wanted: int) -> int:
         """Move tensors to the host until `wanted` bytes are free; return the bytes moved."""
         freed = 0
-        tensors = [tensor for tensor in self._find() if _is_movable(tensor)]
+        found = list(self._find())
+        # What the script has replaced, as `load_state_dict` does, must not be kept alive.
+        self._moved = {id(t): self._moved[id(t)] for t in found if id(t) in self._moved}
+        tensors = [tensor for tensor in found if _is_movable(tensor)]
         for tensor in sorted(tensors, key=_size, reverse=True):
             if freed >= wanted:
                 break
@@ -51,11 +52,10 @@ class _Offload:
     def _to_host(self, tensor: Any) -> int:
         moved = self._moved.get(id(tensor))
         if moved is None or moved.tensor is not tensor or moved.copy.shape != tensor.shape:
-            moved = _Moved(tensor, _pinned_like(tensor), -1)
+            moved = _Moved(tensor, _pinned_like(tensor))
             self._moved[id(tensor)] = moved
-        if moved.version != tensor._version:  # noqa: SLF001 - PyTorch's public name for it
-            moved.copy.copy_(tensor.detach())
-        moved.version = tensor._version  # noqa: SLF001
+        # Each time: PyTorch's version counter misses changes through `tensor.data`.
+        moved.copy.copy_(tensor.detach())
         moved.device = tensor.device
         tensor.data = moved.copy
         return _size(tensor)
@@ -64,8 +64,7 @@ class _Offload:
         """Move everything back to its device. Raises OutOfMemoryError if it does not fit."""
         for moved in self._moved.values():
             if moved.device is not None:
-                moved.tensor.data = moved.copy.to(moved.device, non_blocking=True)
-                moved.version = moved.tensor._version  # noqa: SLF001
+                moved.tensor.data = moved.copy.to(moved.device)
                 moved.device = None
 
 
