@@ -8,20 +8,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from torchmem.allocator.backend import Backend, Device, OomObserver, T, TraceEntry
-from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sample.sample import Ending, PinnedMemory, Sample
+from torchmem.allocator.backend import Backend, T
+from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk._cost import MAX_STEP_SECONDS
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
 from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._identity import identify, is_multiprocessing_child
+from torchmem.sdk._idle_backend import IdleBackend
 from torchmem.sdk._interruptions import is_interruption, shield
 from torchmem.sdk._iteration import Iteration, batch_size
 from torchmem.sdk._monitor import Monitor
@@ -469,129 +469,3 @@ def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:
             error,
         )
         return IdleBackend()
-
-
-class IdleBackend:
-    """A backend on which CUDA never starts: without PyTorch, or with monitoring turned off.
-
-    A session on it starts no thread and writes no file.
-    """
-
-    def is_initialized(self) -> bool:
-        """Return False."""
-        return False
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Ignore the call."""
-
-    def devices(self) -> Sequence[Device]:
-        """Return no devices."""
-        return ()
-
-    def memory_stats(self, device: int) -> NestedStats | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    def memory_snapshot(self) -> list[SegmentInfo] | None:
-        """Return None."""
-        return None
-
-    def free_bytes(self, device: int) -> int | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    def pinned_memory(self) -> PinnedMemory | None:
-        """Return None."""
-        return None
-
-    def limit_bytes(self, device: int) -> int | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    def world(self) -> tuple[int, int] | None:
-        """Return None."""
-        return None
-
-    def history_enabled(self) -> bool | None:
-        """Return None."""
-        return None
-
-    def start_history(self, max_entries: int) -> None:
-        """Do nothing."""
-
-    def stop_history(self) -> None:
-        """Do nothing."""
-
-    def start_stacks(self) -> None:
-        """Do nothing."""
-
-    def stop_stacks(self) -> None:
-        """Do nothing."""
-
-    def start_trace(self, max_entries: int) -> bool:  # noqa: ARG002
-        """Return False."""
-        return False
-
-    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    def empty_cache(self) -> None:
-        """Do nothing."""
-
-    def is_capturing(self) -> bool:
-        """Return False."""
-        return False
-
-    def collect_above(self, shares: Mapping[int, float]) -> bool:  # noqa: ARG002
-        """Return False."""
-        return False
-
-    def call_after_oom(self, call: Callable[[], None]) -> None:
-        """Ignore the call."""
-
-    def reset_peaks(self, device: int) -> None:
-        """Do nothing."""
-
-    def backward_node(self) -> str | None:
-        """Return None."""
-        return None
-
-    def current_stream(self, device: int) -> int | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    def allocator_settings(self) -> Mapping[str, str]:
-        """Return no settings."""
-        return {}
-
-    def versions(self) -> Mapping[str, str]:
-        """Return no versions."""
-        return {}
-
-    def on_init(self, callback: Callable[[], None]) -> None:
-        """Never run `callback`."""
-
-    def modules(self) -> None:
-        """Return None."""
-
-    def tensor_counter(self) -> None:
-        """Return None."""
-
-    def on_step_begin(
-        self,
-        callback: Callable[[object, bool], None],  # noqa: ARG002
-    ) -> Callable[[], None]:
-        """Never run `callback`."""
-        return lambda: None
-
-    def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Never run `callback`."""
-        return lambda: None
-
-    def on_oom(self, observer: OomObserver) -> None:
-        """Never run `observer`."""
