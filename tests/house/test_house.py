@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -76,3 +77,19 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_every_package_is_typed(package: Path) -> None:
     """Type checkers use the annotations of each package, because it has a py.typed."""
     assert (package / "py.typed").exists()
+
+
+def test_tests_are_collected_without_pytorch(root: Path) -> None:
+    """`make test` works without torch, because no file with tests imports it at its top level."""
+    needs_torch = re.compile(r"^(import|from) (torch\b|torchmem\.sdk\.torch_backend)", re.MULTILINE)
+
+    assert [] == [
+        str(path)
+        for path in (root / "tests").glob("*/test_*.py")
+        if needs_torch.search(code(path.read_text()))
+    ]
+
+
+def code(text: str) -> str:
+    """Return Python without the scripts in it, which are strings."""
+    return re.sub(r'"""(?:.|\n)*?"""', "", text)

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from torchmem.sample.untrusted import MAX_TEXT
 from torchmem.sdk._call_stack import (
     MAX_INNER_FRAMES,
     MAX_OUTER_FRAMES,
+    backward_node,
     calling_origin,
     calling_stack,
     raising_origin,
@@ -248,3 +249,27 @@ def test_a_frame_of_any_file(file: str) -> None:
     assert isinstance(stack, CallStack)
     assert len(stack.frames[0].file.encode()) <= MAX_TEXT
     assert file.endswith(stack.frames[0].file.removeprefix("…"))
+
+
+@pytest.mark.parametrize(
+    ("functions", "name"),
+    [
+        ({}, None),
+        ({"_current_graph_task_id": lambda: -1}, None),
+        ({"_current_graph_task_id": lambda: 3}, ""),
+        (
+            {"_current_graph_task_id": lambda: 3, "_current_autograd_node": lambda: None},
+            "",
+        ),
+        (
+            {
+                "_current_graph_task_id": lambda: 3,
+                "_current_autograd_node": lambda: SimpleNamespace(name=lambda: "MmBackward0"),
+            },
+            "MmBackward0",
+        ),
+    ],
+)
+def test_the_backward_node(functions: dict[str, object], name: str | None) -> None:
+    """Outside a backward pass there is none; where a version cannot name it, it has no name."""
+    assert name == backward_node(SimpleNamespace(_C=SimpleNamespace(**functions)))

@@ -1,4 +1,4 @@
-"""Fakes of the `torch` module by version: the parts that `sdk/torch_backend.py` looks up.
+"""Fakes of the `torch` module by version: the parts that the SDK looks up.
 
 Source of the versions: torch/cuda/memory.py and torch/csrc/cuda/Module.cpp of the releases.
 `allocator_settings` in the snapshot since 2.3, `uuid` of a device 2.5,

@@ -23,6 +23,8 @@ from torchmem.allocator.sizes import (
 
 # In the order in which PyTorch reads them; the second in ROCm builds, the third since 2.9.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+"""Variables that turn the caching off, whatever their value."""
 LAST_PARSED = "pytorch_cuda_alloc_conf"
 """Key of the effective settings that holds the last string that the allocator parsed."""
 ADVICE_VARIABLE = "TORCHMEM_ADVICE"

@@ -1,4 +1,4 @@
-"""Reads Python stacks at an OutOfMemoryError.
+"""Reads Python stacks, thread and autograd node at an OutOfMemoryError.
 
 Only strings and numbers are kept. A reference to a frame or a traceback would keep the tensors in
 its local variables alive.
@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 from torchmem.allocator.call_stack import CallStack, Frame, Origin, package_of
 from torchmem.sample.untrusted import MAX_TEXT
@@ -52,6 +53,19 @@ def thread_name() -> str | None:
     known = (thread for thread in threading.enumerate() if thread.ident == ident)
     thread = next(known, threading.main_thread())
     return None if thread is threading.main_thread() else thread.name[:MAX_TEXT]
+
+
+def backward_node(torch: Any) -> str | None:
+    """Return the name of `torch._C._current_autograd_node()` (2.13); "" where it is not known.
+
+    None unless `_current_graph_task_id()` shows a backward pass in this thread.
+    """
+    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001
+    if task is None or task() == -1:
+        return None
+    current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001
+    node = current() if current else None
+    return "" if node is None else str(node.name())
 
 
 def calling_origin(backward: str | None, phase: str | None) -> Origin:

@@ -23,7 +23,7 @@ class WatchedBackend(TorchBackend):
 
     def memory_stats(self, device: int) -> NestedStats | None:
         """Return the nested statistics as the script itself would read them."""
-        return self._reader.kept_stats(torch.cuda.memory_stats_as_nested_dict(device))
+        return self.script_stats(device)
 
 
 def on_forward(first: Callable[[], None], ended: Callable[[], bool]) -> None:

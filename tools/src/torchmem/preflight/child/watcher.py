@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass, field
 
 from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.settings import NO_CACHING
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.preflight.child.exit import (
     leave,
@@ -29,7 +30,6 @@ from torchmem.preflight.child.torch_hooks import (
 from torchmem.preflight.plan import PROGRESS_FILE, ChildConfig
 from torchmem.preflight.result import DeviceMemory, Phase, ProcessReport, StepMemory
 from torchmem.sdk import Session
-from torchmem.sdk.torch_backend import NO_CACHING
 
 MAX_TRACE_EVENTS = 2_000_000
 """Per card. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""

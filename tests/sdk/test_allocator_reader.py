@@ -1,22 +1,15 @@
-"""What is read from PyTorch, by version and allocator backend, on fake torch modules."""
+"""What is read from PyTorch's allocator, by version and backend, on fake torch modules."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.snapshots import segment
-from support.torch_versions import UUIDS, Version, fake_torch
+from support.torch_versions import Version, fake_torch
 
-from torchmem.allocator.backend import Device
 from torchmem.allocator.sizes import MIB
-from torchmem.sdk.torch_backend import (
-    AllocatorReader,
-    backward_node,
-    describe_device,
-    device_uuid,
-)
+from torchmem.sdk._allocator_reader import AllocatorReader
 
 SEGMENTS = [dict(segment(1 << 40, "large", [(20 * MIB, "inactive")]))]
 VERSIONS: list[Version] = [(2, 1), (2, 3), (2, 5), (2, 6), (2, 8), (2, 11), (2, 13)]
@@ -70,30 +63,6 @@ def test_stacks_of_the_sdks_own_do_not_pause_snapshots(version: Version) -> None
     torch.traces[0].append({"action": "alloc"})
     assert SEGMENTS == reader.segments()
     assert (reader.segments() is not None) == (version >= (2, 11))
-
-
-@pytest.mark.parametrize(
-    ("functions", "name"),
-    [
-        ({}, None),
-        ({"_current_graph_task_id": lambda: -1}, None),
-        ({"_current_graph_task_id": lambda: 3}, ""),
-        (
-            {"_current_graph_task_id": lambda: 3, "_current_autograd_node": lambda: None},
-            "",
-        ),
-        (
-            {
-                "_current_graph_task_id": lambda: 3,
-                "_current_autograd_node": lambda: SimpleNamespace(name=lambda: "MmBackward0"),
-            },
-            "MmBackward0",
-        ),
-    ],
-)
-def test_the_backward_node(functions: dict[str, object], name: str | None) -> None:
-    """Outside a backward pass there is none; where a version cannot name it, it has no name."""
-    assert name == backward_node(SimpleNamespace(_C=SimpleNamespace(**functions)))
 
 
 def test_settings_cost_no_snapshot_of_their_own() -> None:
@@ -182,116 +151,3 @@ def test_zeros_of_a_cache_that_is_off_are_unknown(
         reader.segments() is not None,
     )
     assert (not known) == (reader.settings().get("caching") == "False")
-
-
-PLAIN = UUIDS[2].removeprefix("GPU-")
-MIG = "MIG-4d2f1c7a-0000-4000-8000-00000000000a"
-OLD_MIG = f"MIG-{UUIDS[1]}/3/0"
-BARE = SimpleNamespace(name="NVIDIA A100", total_memory=40)
-
-
-def uuid(
-    properties: SimpleNamespace, visible: str | None = None, index: int = 0, order: str = ""
-) -> str | None:
-    """The UUID under a CUDA_VISIBLE_DEVICES; NVML has four cards, shifted by one from torch's."""
-    environment = {"CUDA_DEVICE_ORDER": order} | (
-        {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    )
-    return device_uuid(
-        fake_torch(nvml_index=lambda given: given + 1), index, properties, environment
-    )
-
-
-@pytest.mark.parametrize(
-    "visible", [None, "", "2", "2,0", "1gpu2", UUIDS[2], "GPU-0000000", "2,2", "-1"]
-)
-def test_the_devices_own_property_is_used(visible: str | None) -> None:
-    """From torch 2.5 on, it does not matter how the visible cards were chosen and ordered."""
-    properties = SimpleNamespace(name="NVIDIA H100", uuid=PLAIN)
-
-    assert UUIDS[2] == uuid(properties, visible) == uuid(properties, visible, order="PCI_BUS_ID")
-
-
-@pytest.mark.parametrize(
-    ("visible", "index", "expected"),
-    [
-        (MIG, 0, MIG),
-        (f"{MIG}, {OLD_MIG}", 1, OLD_MIG),
-        (f"{UUIDS[0]},{MIG}", 1, MIG),
-        ("MIG-4d2f", 0, None),  # not the whole name
-        (None, 0, None),  # the first slice was chosen by default: its name is unknown
-    ],
-)
-def test_a_mig_slice_is_identified_by_the_environment(
-    visible: str | None, index: int, expected: str | None
-) -> None:
-    """The property is not used, because the driver decides if it is the slice's or the card's."""
-    properties = SimpleNamespace(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", uuid=PLAIN)
-
-    assert expected == uuid(properties, visible, index)
-
-
-@pytest.mark.parametrize(
-    ("visible", "order", "expected"),
-    [
-        (None, "PCI_BUS_ID", UUIDS[1]),
-        ("0,1", "PCI_BUS_ID", UUIDS[1]),
-        ("0,1", "", None),  # CUDA lists the fastest first, NVML by bus: unknown
-        (UUIDS[3], "", UUIDS[3]),
-        ("GPU-00000003", "", UUIDS[3]),
-        ("GPU-0000000", "", None),  # a prefix of four cards
-    ],
-)
-def test_without_the_property_only_certain_uuids_are_used(
-    visible: str | None, order: str, expected: str | None
-) -> None:
-    """Up to torch 2.4: a UUID in the environment, or NVML's order where CUDA follows it."""
-    assert expected == uuid(BARE, visible, order=order)
-
-
-def test_a_single_card_needs_no_order() -> None:
-    """On a machine with one card NVML's only UUID is used."""
-    assert UUIDS[0] == device_uuid(
-        fake_torch(cards=UUIDS[:1]), 0, BARE, {"CUDA_VISIBLE_DEVICES": "0"}
-    )
-
-
-def test_without_nvml_nothing_is_guessed() -> None:
-    """If the library cannot be loaded, the UUID is unknown and nothing is raised."""
-    torch = fake_torch(nvml=False)
-
-    assert device_uuid(torch, 0, BARE, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [
-        (
-            "33663530-3530-3631-3732-666331613633",
-            "GPU-3f50506172fc1a63",
-        ),  # sixteen digits as characters
-        ("00000000-0000-0000-0000-000000000000", None),
-        (None, None),
-    ],
-)
-def test_rocm_uuids_are_rocminfos(own: str | None, expected: str | None) -> None:
-    """ROCm's property holds characters; otherwise, or without it, the UUID is unknown."""
-    properties = (
-        SimpleNamespace(name="AMD Instinct MI300X")
-        if own is None
-        else SimpleNamespace(name="AMD", uuid=own)
-    )
-
-    assert expected == device_uuid(
-        fake_torch(hip="6.2"), 0, properties, {"HIP_VISIBLE_DEVICES": "1"}
-    )
-
-
-def test_a_device_is_described_by_its_properties() -> None:
-    """Name, UUID, and bytes are those of torch's index."""
-    torch = fake_torch()
-    torch.cuda.get_device_properties = lambda index: SimpleNamespace(
-        name="H100", uuid=PLAIN, total_memory=80
-    )
-
-    assert Device(1, UUIDS[2], "H100", 80) == describe_device(torch, 1, {})

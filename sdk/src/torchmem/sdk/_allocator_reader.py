@@ -1,0 +1,171 @@
+"""What PyTorch's CUDA allocator says of itself: statistics, snapshots, settings, history.
+
+Takes the torch module as an argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torchmem.allocator.backend import TraceEntry
+from torchmem.allocator.settings import LAST_PARSED, NO_CACHING, parse_alloc_conf
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+
+# CudaMallocAsyncAllocator::getDeviceStats fills in these (c10/cuda/CUDAMallocAsyncAllocator.cpp,
+# 2.13).
+ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+
+NO_POOL = 1 << 60
+
+
+class AllocatorReader:
+    """Reads the allocator, and omits what its backend does not keep and PyTorch fills with zeros.
+
+    Supports torch from 2.1 on. Every call needs CUDA to be up.
+    """
+
+    def __init__(self, torch: Any, environment: Mapping[str, str]) -> None:
+        self._torch = torch
+        self._environment = environment
+        self._settings: dict[str, str] | None = None
+        self.records_stacks = False
+        parameters = inspect.signature(torch.cuda.memory.memory_snapshot).parameters
+        # Since 2.11; before, a snapshot always copies the user's whole recorded history.
+        self.can_skip_traces = "include_traces" in parameters
+        pool = (None,) if "mempool_id" in parameters else ()  # since 2.8
+        self._arguments: tuple[object, ...] = ((0, 0, False),) if self.can_skip_traces else pool
+
+    def backend(self) -> str:
+        """Return `torch.cuda.get_allocator_backend()`: native, cudaMallocAsync, or pluggable."""
+        return str(self._torch.cuda.get_allocator_backend())
+
+    def kept_stats(self, stats: NestedStats) -> NestedStats | None:
+        """Return the nested statistics that this backend counts, or None if it counts none."""
+        if self.backend() == "cudaMallocAsync":
+            kept = ((name, stats[name]["all"]) for name in ASYNC_STATS)
+            return {
+                name: {"all": {part: value[part] for part in ("current", "peak")}}
+                for name, value in kept
+            }
+        if stats and stats["reserved_bytes"]["all"]["peak"] == 0 and self._is_caching_off():
+            return None
+        return stats or None
+
+    def segments(self) -> list[SegmentInfo] | None:
+        """Return all segments of a snapshot without traces, or None where there are none."""
+        raw = self.snapshot()
+        if raw is None:
+            return None
+        self._settings = settings_text(raw.get("allocator_settings", {}))
+        segments = cast("list[SegmentInfo]", raw["segments"])
+        if not segments and self._is_caching_off():
+            self._settings["caching"] = "False"
+            return None
+        return segments
+
+    def snapshot(self) -> Mapping[str, Any] | None:
+        """Return the whole snapshot without traces.
+
+        None if the allocator is not native, or while history is recorded that cannot be left out.
+        """
+        if self.backend() != "native" or (not self.can_skip_traces and self._has_long_history()):
+            return None
+        if self.can_skip_traces:
+            add_references((0, 0, False))
+        snapshot = self._torch._C._cuda_memorySnapshot(*self._arguments)  # noqa: SLF001
+        if not self.can_skip_traces and _has_history(snapshot):
+            self.records_stacks = False  # the script has started its own recording
+        return cast("Mapping[str, Any]", snapshot)
+
+    def _has_long_history(self) -> bool:
+        return self.history_enabled() and not self.records_stacks
+
+    def has_own_recording(self) -> bool:
+        """Return whether history is recorded as `TorchBackend.start_stacks` has started it.
+
+        Such a recording has at most one entry.
+        """
+        if not self.records_stacks or not self.history_enabled():
+            return False
+        return not _has_history(self._torch.cuda.memory._snapshot())  # noqa: SLF001
+
+    def traces(self) -> list[list[TraceEntry]]:
+        """Return the recorded history of each device, without any segment (since 2.11).
+
+        Asks for the segments of a pool that does not exist.
+        """
+        arguments = (NO_POOL, NO_POOL, True)
+        add_references(arguments)
+        snapshot = self._torch._C._cuda_memorySnapshot(arguments)  # noqa: SLF001
+        return cast("list[list[TraceEntry]]", snapshot["device_traces"])
+
+    def history_enabled(self) -> bool:
+        """Return `torch._C._cuda_isHistoryEnabled()` (since 2.1).
+
+        Before CUDA is up that call would crash the process.
+        """
+        enabled = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001
+        return bool(enabled()) if enabled else False
+
+    def settings(self) -> dict[str, str]:
+        """Return the backend's name and the settings in the newest snapshot (since 2.3).
+
+        Takes a snapshot if there was none.
+        """
+        if self._settings is None:
+            self.segments()
+        return {**(self._settings or {}), "backend": self.backend()}
+
+    def fraction(self, device: int) -> float | None:
+        """Return `get_per_process_memory_fraction`, or None before 2.6, which lacks it."""
+        read = getattr(self._torch.cuda.memory, "get_per_process_memory_fraction", None)
+        return None if read is None else float(read(device))
+
+    def _is_caching_off(self) -> bool:
+        """Return whether allocations may bypass the cache, so that zero statistics mean nothing."""
+        enabled = getattr(self._torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)  # noqa: SLF001
+        return any(name in self._environment for name in NO_CACHING) or (
+            enabled is not None and not enabled()
+        )
+
+
+def _has_history(snapshot: Mapping[str, Any]) -> bool:
+    """Return whether a snapshot has more entries than a recording of stacks alone keeps."""
+    return any(len(trace) > 1 for trace in snapshot.get("device_traces", ()))
+
+
+def add_references(members: tuple[object, ...]) -> None:
+    """Add a reference to each member of the tuple that `_cuda_memorySnapshot` is called with.
+
+    PyTorch takes one reference from each at every call and never returns it (pytorch/pytorch, pull
+    request 196366). Before Python 3.12, which made such objects immortal, `False` would have no
+    reference left after about 20,000 snapshots, or two days, and Python would abort the training.
+    Where PyTorch is correct, one reference too many does no harm.
+    """
+    if sys.version_info < (3, 12):
+        for member in members:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(member))
+
+
+def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return a snapshot's settings as text by lower-case name.
+
+    Includes settings that were parsed but are missing in the snapshot. PyTorch's −1, which means
+    "unlimited", is left out, and so is what was not set.
+    """
+    flat = {
+        name.lower(): str(value)
+        for name, value in settings.items()
+        if not isinstance(value, dict) and value != -1
+    }
+    divisions = settings.get("roundup_power2_divisions", {})
+    flat["roundup_power2_divisions"] = ",".join(
+        f"{size}:{count}" for size, count in divisions.items() if count
+    )
+    parsed = parse_alloc_conf(flat.get(LAST_PARSED, ""))
+    parsed.pop("max_split_size_mb", None)
+    return {name: text for name, text in (parsed | flat).items() if text}
