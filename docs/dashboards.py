@@ -15,22 +15,22 @@ HEAD = """\
 
 # Dashboards
 
-The question that each panel answers. Grafana shows the same text behind the ⓘ of a panel.
-`docker compose up -d` and `make stack` provision all dashboards. To use your own Grafana (11, 12 or
-13), import the files of `dashboards/json` and select the Prometheus data source. All dashboards
-have the same variables for run, node, GPU and rank. They link to each other and keep the selection
-and the time range.
+This page lists the question that each panel answers. Grafana shows the same text behind the ⓘ of
+the panel. `docker compose up -d` and `make stack` provision all dashboards. To use your own Grafana
+(11, 12 or 13), import the files in `dashboards/json` and select the Prometheus data source. All
+dashboards have the same variables for run, node, GPU and rank. They link to each other and keep the
+selection and the time range.
 
-The pictures are drawn by `make pictures ARGS=--docs` with Grafana's published panel libraries, from
-recordings of simulated jobs and GPUs; state timelines and heatmaps are only close to Grafana's.
+`make pictures ARGS=--docs` draws the pictures with Grafana's published panel libraries, from
+recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.
 """
 TAIL = """\
-## In a Grafana of your own
+## Test with your own Grafana
 
-Three tests bring the dashboards into a real Grafana, run the queries of every panel through its
-data source, and take screenshots (`build/pictures/grafana`). They run where `grafana` or
-`grafana-server` is installed, or where `GRAFANA_URL` names a Grafana that can reach this machine,
-for example:
+Three tests import the dashboards into a real Grafana, run the queries of every panel through its
+data source, and take screenshots (`build/pictures/grafana`). They run if `grafana` or
+`grafana-server` is installed, or if `GRAFANA_URL` names a Grafana that can reach this machine, for
+example:
 
 ```sh
 docker run --detach --name grafana --network host grafana/grafana:12.4.0  # or 11.6.0, 13.0.0

@@ -69,6 +69,17 @@ def nvidia_gpu_exporter(card: str) -> dict[str, str]:
     }
 
 
+def nvitop_exporter(card: str) -> dict[str, str]:
+    """Return a series of nvitop-exporter 1.7 for a GPU."""
+    labels = f'job="nvitop",instance="n:8000",hostname="10.0.0.9",index="0",uuid="GPU-{card}"'
+    return {f"gpu_utilization_Percentage{{{labels}}}": "0"}
+
+
+def peers(card: str, tensor: float, engine: float) -> dict[str, str]:
+    """Return the series of all other exporters for a GPU."""
+    return dcgm(card, tensor, engine) | nvidia_gpu_exporter(card) | nvitop_exporter(card)
+
+
 def answers(folder: Path, series: dict[str, str]) -> list[int]:
     """Return the number of series that each query of the page returns after two minutes.
 
@@ -108,23 +119,19 @@ def answers(folder: Path, series: dict[str, str]) -> list[int]:
 @pytest.mark.stack
 @pytest.mark.parametrize(
     ("tensor", "engine", "empty"),
-    [(0.7, 0.9, [2]), (0.0, 0.01, [1, 8])],
+    [(0.7, 0.9, [2]), (0.0, 0.01, [1, 9])],
     ids=["busy", "idle"],
 )
 def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, empty: list[int]) -> None:
-    """Each query joins the GPU of both exporters, unless the query's own threshold excludes it."""
-    counts = answers(
-        tmp_path, torchmem_series() | dcgm(CARD, tensor, engine) | nvidia_gpu_exporter(CARD)
-    )
+    """Each query joins the GPU of two exporters, unless the query's own threshold excludes it."""
+    counts = answers(tmp_path, torchmem_series() | peers(CARD, tensor, engine))
     assert [int(number not in empty) for number in range(len(PAGE_QUERIES))] == counts
 
 
 @pytest.mark.stack
 def test_no_query_joins_different_cards(tmp_path: Path) -> None:
     """Queries join by UUID only: each is empty if the other exporters have another GPU."""
-    counts = answers(
-        tmp_path, torchmem_series() | dcgm(OTHER, 0.7, 0.01) | nvidia_gpu_exporter(OTHER)
-    )
+    counts = answers(tmp_path, torchmem_series() | peers(OTHER, 0.7, 0.01))
     assert [0] * len(PAGE_QUERIES) == counts
 
 
