@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from support.phantom import run_on_phantom
 from support.stack import answers, free_port, prometheus, running
 from support.training import Training
 from support.waiting import until
+
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.testing import FakeNvml
+from torchmem.phantom.torch_build import find_torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -30,15 +36,10 @@ PHANTOM = [sys.executable, "-m", "torchmem.phantom"]
 
 
 def _missing() -> str | None:
-    if importlib.util.find_spec("torch") is None:
+    torch = find_torch(sys.executable, os.environ)
+    if torch is None:
         return "PyTorch is not installed; run make test-allocator"
-    import torch
-
-    return (
-        None
-        if torch.version.cuda
-        else "this is not the CUDA build of PyTorch; run make test-allocator"
-    )
+    return None if torch.cuda else "this is not the CUDA build of PyTorch; run make test-allocator"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -103,14 +104,8 @@ def run(environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProc
     """Runs a script on two phantom cards of 4 GiB."""
 
     def run_one(body: str) -> subprocess.CompletedProcess[str]:
-        phantom = [*PHANTOM, "--memory", "4GiB", "--devices", "2", "--"]
-        return subprocess.run(
-            [*phantom, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
+        return run_on_phantom(
+            "-c", PRELUDE + body, memory="4GiB", devices=2, environment=environment
         )
 
     return run_one
@@ -121,10 +116,9 @@ def series(environment: dict[str, str]) -> Callable[[str], list[tuple[dict[str, 
     """Returns labels and values of one metric, from the exporter after the script has ended."""
 
     def read(name: str) -> list[tuple[dict[str, str], float]]:
-        exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
-        shown = subprocess.run(
-            exporter, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+        directory = RunDirectory(Path(environment["TORCHMEM_RUN_DIR"]))
+        with closing(Exporter(FakeNvml.of(), directory)) as exporter:
+            shown = generate_latest(exporter).decode()
         samples = [
             sample for family in text_string_to_metric_families(shown) for sample in family.samples
         ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.phantom import run_on_phantom
 from support.snapshots import load_snapshot
 from support.waiting import until
 
@@ -163,9 +164,7 @@ def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
     assert "0 False None\n" == stop(process, tmp_path)
 
 
-def test_a_snapshot_at_an_oom(
-    phantom: list[str], environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_snapshot_at_an_oom(environment: dict[str, str], tmp_path: Path) -> None:
     """With `capture_on_oom` the state at the OOM is a memory_viz file; the error is unchanged."""
     script = f"""{PRELUDE}
 session = sdk.instrument(capture_on_oom=True)
@@ -175,14 +174,7 @@ try:
 except torch.OutOfMemoryError:
     print("caught", sum(session.errors.counts.values()))
 """
-    done = subprocess.run(
-        [*phantom, sys.executable, "-W", "ignore", "-c", script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_on_phantom("-c", script, memory="4GiB", environment=environment)
 
     assert (0, "caught 0\n") == (done.returncode, done.stdout), done.stderr
     (path,) = (tmp_path / "run").rglob("*.oom.snapshot.pickle")
@@ -214,24 +206,17 @@ print(emptied, torch.cuda.memory_reserved() >> 20, torch.cuda.max_memory_allocat
     ("release", "printed"), [("0.5", "[True] 12 3200"), ("None", "[] 3202 3200")], ids=["on", "off"]
 )
 def test_the_cache_is_released_only_if_enabled(
-    phantom: list[str], environment: dict[str, str], release: str, printed: str
+    environment: dict[str, str], release: str, printed: str
 ) -> None:
     """After a large phase the cache is released once, in the step hook; by default never."""
-    done = subprocess.run(
-        [*phantom, sys.executable, "-W", "ignore", "-c", RELEASE.format(release=release)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    done = run_on_phantom(
+        "-c", RELEASE.format(release=release), memory="4GiB", environment=environment
     )
 
     assert (0, printed + "\n") == (done.returncode, done.stdout), done.stderr
 
 
-def test_a_release_never_breaks_a_graph_capture(
-    phantom: list[str], environment: dict[str, str]
-) -> None:
+def test_a_release_never_breaks_a_graph_capture(environment: dict[str, str]) -> None:
     """During the capture of a CUDA graph nothing is released; afterwards it is."""
     script = f"""{PRELUDE}
 session = sdk.instrument(interval=1e-6, release=0.5, release_interval=1e-6)
@@ -248,13 +233,6 @@ with torch.cuda.graph(torch.cuda.CUDAGraph()):
 optimizer.step()
 print(torch.cuda.memory_reserved() >> 30, sum(session.errors.counts.values()))
 """
-    done = subprocess.run(
-        [*phantom, sys.executable, "-W", "ignore", "-c", script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_on_phantom("-c", script, memory="4GiB", environment=environment)
 
     assert (0, "3\n0 0\n") == (done.returncode, done.stdout), done.stderr

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 from torchmem.allocator.lines import Lines
 from torchmem.allocator.oom_report import decode
@@ -16,7 +14,6 @@ from torchmem.sample.run_directory import REPORT_SUFFIX
 
 pytestmark = pytest.mark.allocator
 
-PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 PRELUDE = """
 import sys, time, torch
 from torchmem import sdk
@@ -91,14 +88,7 @@ def run(tmp_path: Path) -> Run:
             "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
             "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
         }
-        done = subprocess.run(
-            [*PHANTOM, sys.executable, "-W", "ignore", str(script)],
-            env=os.environ | own,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = run_on_phantom(script, memory="4GiB", environment=own)
         assert 0 == done.returncode, done.stderr
         return script, done.stdout.splitlines()
 

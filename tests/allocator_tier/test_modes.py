@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
@@ -52,25 +51,6 @@ def read_without_layout():
     session.step(); time.sleep(0.3); session.step()
     assert layouts() == [None]
 """
-
-
-@pytest.fixture
-def series(environment: dict[str, str]) -> Series:
-    """Returns labels and values of one metric, from one run of the exporter after the script."""
-    rows: dict[str, Rows] = {}
-
-    def read(name: str) -> Rows:
-        if not rows:
-            exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
-            shown = subprocess.run(
-                exporter, env=environment, capture_output=True, text=True, check=True
-            ).stdout
-            for family in text_string_to_metric_families(shown):
-                for sample in family.samples:
-                    rows.setdefault(sample.name, []).append((sample.labels, sample.value))
-        return rows.get(name, [])
-
-    return read
 
 
 def values(series: Series, name: str, *labels: str, **only: str) -> dict[str, float]:
@@ -156,15 +136,8 @@ def test_headroom_is_never_too_much(
 ) -> None:
     """In random states under each setting headroom can be allocated, without and with a flush."""
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": conf, "FRACTION": fraction}
-    trying = [sys.executable, "-W", "ignore", str(HERE / "headroom_by_trying.py"), "25", "1", claim]
-    done = subprocess.run(
-        [sys.executable, "-m", "torchmem.phantom", "--memory", "1200MB", "--", *trying],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    trying = HERE / "headroom_by_trying.py"
+    done = run_on_phantom(trying, "25", "1", claim, memory="1200MB", environment=environment)
 
     assert "25 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -193,15 +194,25 @@ torch.cuda.empty_cache(); make(50)
     assert [4.0] == [value for _, value in series("torchmem_device_allocs_total")]
 
 
-def test_the_process_ends_cleanly(run: Run) -> None:
-    """An exit while the sampler works has no abort, no message, and the script's exit code."""
-    for _ in range(5):
-        done = run("""
+ENDING = """
+import sys, time, torch
+from torchmem import sdk
 sdk.instrument(interval=0.001, snapshot_interval=0.001, snapshot_budget=1.0)
 held = [torch.zeros(1 << 20, device="cuda") for _ in range(200)]
 time.sleep(0.05)
 sys.exit(7)
-""")
+"""
+
+
+def test_the_process_ends_cleanly(environment: dict[str, str]) -> None:
+    """An exit while the sampler works has no abort, no message, and the script's exit code."""
+    # Not a fork of the server, which skips PyTorch's destructors.
+    script = [sys.executable, "-W", "ignore", "-c", ENDING]
+    command = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--", *script]
+    for _ in range(5):
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
         assert (7, "", "") == (done.returncode, done.stdout, done.stderr)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 from torchmem.allocator.oom_report import OomReport, decode
 from torchmem.allocator.sizes import format_size
@@ -18,7 +16,6 @@ from torchmem.sample.run_directory import REPORT_SUFFIX
 pytestmark = pytest.mark.allocator
 
 ROOT = Path(__file__).resolve().parents[2]
-PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 PRELUDE = """
 import ctypes, subprocess, sys, torch
 from torchmem import sdk
@@ -106,14 +103,8 @@ def failing(tmp_path: Path) -> Failing:
             "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
             "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
         }
-        done = subprocess.run(
-            [*PHANTOM, sys.executable, "-W", "ignore", "-c", PRELUDE + body],
-            env=os.environ | own | {"PYTORCH_CUDA_ALLOC_CONF": conf},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        environment = own | {"PYTORCH_CUDA_ALLOC_CONF": conf}
+        done = run_on_phantom("-c", PRELUDE + body, memory="4GiB", environment=environment)
         assert 0 == done.returncode, done.stderr
         (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
         return done.stdout, decode(path.read_bytes())

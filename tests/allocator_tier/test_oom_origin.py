@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 from torchmem.allocator.oom_report import OomReport, decode
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 pytestmark = pytest.mark.allocator
 
-PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 PRELUDE = """
 import gc, sys, threading, torch, weakref
 from torchmem import sdk
@@ -146,14 +144,7 @@ def failing(tmp_path: Path) -> Failing:
             "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
             "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
         }
-        done = subprocess.run(
-            [*PHANTOM, sys.executable, "-W", "ignore", str(script)],
-            env=os.environ | own,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = run_on_phantom(script, memory="4GiB", environment=own)
         paths = list((tmp_path / "run").rglob(f"*{REPORT_SUFFIX}"))
         assert paths, done.stderr
         return script, done, decode(paths[0].read_bytes())

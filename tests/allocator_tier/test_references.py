@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
@@ -27,14 +25,6 @@ print([after - before for before, after in zip(counts, now)])
 
 def test_many_snapshots_do_not_use_up_false(tmp_path: Path) -> None:
     """After 30,000 snapshots, 3.5 days at the default cadence, reference counts are unchanged."""
-    phantom = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
-    done = subprocess.run(
-        [*phantom, sys.executable, "-W", "ignore", "-c", SCRIPT],
-        env=os.environ | {"PHANTOM_STATE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_on_phantom("-c", SCRIPT, memory="4GiB", state=tmp_path, environment={})
 
     assert (0, "[0, 0]\n") == (done.returncode, done.stdout), done.stderr

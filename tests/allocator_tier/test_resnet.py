@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "resnet50.py"
-PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "h100-80gb", "--"]
 BATCH, GIB = 64, 2**30
 
 
 def peak(environment: dict[str, str], *flags: str) -> float:
     """Return the peak of allocated GiB that the example prints."""
-    command = [
-        *PHANTOM,
-        sys.executable,
-        str(EXAMPLE),
-        "--steps",
-        "2",
-        "--batch",
-        str(BATCH),
+    done = run_on_phantom(
+        EXAMPLE,
+        *("--steps", "2", "--batch", str(BATCH)),
         *flags,
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=600, check=True
+        memory="h100-80gb",
+        environment=environment,
     )
+    assert 0 == done.returncode, done.stderr
     match = re.search(r"step +2 .*peak +([\d.]+)", done.stdout)
     assert match, done.stdout
     return float(match[1])

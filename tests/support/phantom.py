@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torchmem.phantom.cards import parse_card
+from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.torch_build import find_torch
+
 SCRIPT_MEMORY = "16GiB"
+SERVER = Path(__file__).with_name("torch_server.py")
 
 
 def run_on_phantom(
-    *script: str | Path, memory: int | str, state: Path, environment: dict[str, str]
+    *script: str | Path,
+    memory: int | str,
+    environment: dict[str, str],
+    state: Path | None = None,
+    devices: int = 1,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script with its arguments on a card with `memory` bytes."""
-    phantom = ["-m", "torchmem.phantom", "--memory", str(memory), "--state", str(state), "--"]
-    return subprocess.run(
-        [sys.executable, *phantom, sys.executable, "-W", "ignore", *map(str, script)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    """Run a Python script with its arguments, or `-c` and code, on cards with `memory` bytes.
+
+    `environment` is added to this process's. `state` is by default its PHANTOM_STATE_DIR.
+    """
+    cards = phantom_variables(str(memory), devices)
+    place = {} if state is None else {"PHANTOM_STATE_DIR": str(state)}
+    variables = os.environ | environment | place | cards
+    conf = variables.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    server = torch_server(conf if "backend:" in conf else "")
+    return server.run([*map(str, script)], variables)
 
 
 def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
@@ -40,3 +54,74 @@ def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
     )
     assert 0 == done.returncode, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def phantom_variables(memory: str, devices: int) -> dict[str, str]:
+    """Return the variables of `python -m torchmem.phantom`, without the folder of the cards."""
+    torch = find_torch(sys.executable, os.environ)
+    set_here = phantom_environment(parse_card(memory), devices, Path(), {}, torch)
+    del set_here["PHANTOM_STATE_DIR"]
+    return set_here
+
+
+class TorchServer:
+    """A process that has imported torch, and whose forks run scripts: see torch_server.py.
+
+    To import torch takes seconds of CPU time. PyTorch reads its settings later, except for the
+    allocator's backend.
+    """
+
+    def __init__(self, alloc_conf: str) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", SERVER, str(theirs.fileno())],
+                env=os.environ
+                | phantom_variables(SCRIPT_MEMORY, 1)
+                | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def run(
+        self, arguments: list[str], environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -W ignore` with these arguments, for at most ten minutes."""
+        script = {"arguments": arguments, "environment": environment, "folder": str(Path.cwd())}
+        answers, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, answers:
+            files = [output, errors]
+            with theirs:
+                descriptors = [*(file.fileno() for file in files), theirs.fileno()]
+                socket.send_fds(self._requests, [json.dumps(script).encode()], descriptors)
+            exit_code = _exit_code(answers)
+            for file in files:
+                file.seek(0)
+            texts = [file.read().decode() for file in files]
+        return subprocess.CompletedProcess(arguments, exit_code, *texts)
+
+    def close(self) -> None:
+        """End the process."""
+        self._requests.close()
+        self._process.wait()
+
+
+@cache
+def torch_server(alloc_conf: str) -> TorchServer:
+    """Return the server of this process, which ends with it."""
+    server = TorchServer(alloc_conf)
+    atexit.register(server.close)
+    return server
+
+
+def _exit_code(answers: socket.socket) -> int:
+    """Return the exit code of a fork; after ten minutes without one end it, and raise."""
+    answers.settimeout(600)
+    with answers.makefile() as lines:
+        pid = int(lines.readline())
+        try:
+            return int(lines.readline())
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise
