@@ -58,6 +58,8 @@ class Result:
     releases: int = 0
     released_gib: float = 0.0
     waited: int = 0
+    wait_seconds: float = 0.0
+    release_seconds: float = 0.0
     seconds: float = 0.0
 
 
@@ -99,7 +101,8 @@ def train(
             result.waited += 1
             session.wait_for_memory(int(1.25 * batch * BYTES_PER_SAMPLE))
         previous = batch
-        barrier.wait(300)
+        with session.idle():
+            barrier.wait(300)
         torch.cuda.reset_peak_memory_stats()
         try:
             step(model, optimizer, batch)
@@ -122,7 +125,10 @@ def count(result: Result) -> None:
     result.retries = stats["num_alloc_retries"]
     result.device_allocs, result.device_frees = stats["num_device_alloc"], stats["num_device_free"]
     (sample,) = Path(os.environ["TORCHMEM_RUN_DIR"]).rglob(f"*-{os.getpid()}-*.sample.json")
-    tiers = json.loads(sample.read_bytes())["devices"][0]["releases"].values()
+    device = json.loads(sample.read_bytes())["devices"][0]
+    tiers = device["releases"].values()
+    result.wait_seconds = device["counters"]["wait_seconds"] or 0.0
+    result.release_seconds = sum(tier["seconds"] or 0.0 for tier in tiers)
     result.releases = sum(tier["times"] for tier in tiers)
     result.released_gib = sum(tier["released_bytes"] for tier in tiers) / 2**30
 

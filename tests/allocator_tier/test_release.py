@@ -195,6 +195,57 @@ show(places=places, pinned=torch.cuda.host_memory_stats()["active_bytes.current"
     assert 256 <= shown["pinned"] <= 260
 
 
+def test_memory_that_a_script_waits_for_is_in_its_cache(run: Run) -> None:
+    """Later requests split what was taken, and PyTorch's and torchmem's counters do not show it."""
+    shown = run_json(
+        run,
+        "neighbors",
+        """
+step(100)
+peak, allocs = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()["num_device_alloc"]
+got = session.wait_for_memory(3000 << 20)
+taken, peak_after = reserved(), torch.cuda.max_memory_allocated()
+for _ in range(3): step(500, 500, 500, 500, 500, 300)
+stats = torch.cuda.memory_stats()
+session.close()
+show(got=got, taken=taken, allocs=stats["num_device_alloc"] - allocs, same=peak == peak_after,
+    retries=stats["num_alloc_retries"])
+""",
+    )
+
+    assert {"got": True, "same": True, "retries": 0} == {
+        name: shown[name] for name in ("got", "same", "retries")
+    }
+    assert 3000 <= shown["taken"] < 3200
+    assert shown["allocs"] <= 4
+
+
+def test_a_block_that_cannot_be_held_is_no_oom_of_the_script(run: Run) -> None:
+    """No observer is called, and what was held before goes back to the cache."""
+    result = run(
+        f"""
+from torchmem.allocator.backend import HeldBlock
+from torchmem.sdk.torch_backend import TorchBackend
+backend = TorchBackend()
+session = sdk.instrument(interval=1e-6, backend=backend)
+{PROGRAM}
+step(100)
+with backend.hold([HeldBlock(0, 1000 << 20), HeldBlock(0, 64 << 30)]) as held:
+    inside = allocated()
+try: take(8000)
+except torch.OutOfMemoryError: pass
+step(100)
+session.close()
+show(held=held >> 20, inside=inside, ooms=published()[0]["devices"][0]["counters"]["ooms"])
+"""
+    )
+
+    assert not result.returncode, result.stderr
+    shown = json.loads(result.stdout)
+    assert (1000, {"capacity": 1}) == (shown["held"], shown["ooms"])
+    assert shown["inside"] >= 1000
+
+
 PHANTOM = [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 PREPARE = """
 import sys, torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import ref
@@ -64,6 +65,15 @@ class Device:
     uuid: str | None
     name: str | None
     total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlock:
+    """A block of `size` bytes on torch's device `device`, for the current stream by default."""
+
+    device: int
+    size: int
+    stream: int | None = None
 
 
 class Backend(Protocol):
@@ -147,6 +157,14 @@ class Backend(Protocol):
         """Release cached segments to the driver, except during a graph capture.
 
         Called only with the setting `release`.
+        """
+
+    def hold(self, blocks: Sequence[HeldBlock]) -> AbstractContextManager[int]:
+        """Allocate blocks and free them at the end of the context, whose value are their bytes.
+
+        Stops at the first block that cannot be allocated, without calling OOM observers. Does
+        nothing during a graph capture. PyTorch's peaks do not show the blocks: they are reset at
+        both ends, so reset them before. Called only with the setting `release`.
         """
 
     def is_capturing(self) -> bool:

@@ -58,6 +58,9 @@ MAX_STEP_SECONDS = 0.00002
 # Shortest pause of the background thread, whatever `interval` is.
 MIN_PAUSE_SECONDS = 0.001
 
+# Longest pause while another process waits for this one's memory, or is served without a step.
+AWAITED_PAUSE_SECONDS = 0.05
+
 # Before the first tick, while the CUDA context is being created.
 FIRST_PAUSE_SECONDS = 0.05
 

@@ -43,6 +43,10 @@ class MonotonicCounter:
         self.total += value - self._last if value >= self._last else value
         self._last = value
 
+    def skip(self, value: int) -> None:
+        """Do not count the increase of the source up to this value."""
+        self._last = max(self._last, value)
+
 
 class DeviceRecord:
     """What is known of one device, updated at every read."""
@@ -87,6 +91,11 @@ class DeviceRecord:
         if self._ooms is None and "num_ooms" in stats:
             self._ooms = {}
         self.allocator = self._allocator(stats)
+
+    def skip_retries(self, retries: int) -> None:
+        """Do not count retries since the last read, up to this value: they were torchmem's own."""
+        if "num_alloc_retries" in self._counters:
+            self._counters["num_alloc_retries"].skip(retries)
 
     def update_driver(self, free: int | None) -> None:
         """Take the driver's free bytes, which were read right after the statistics."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torchmem.allocator.backend import Device, OomObserver, T, TraceEntry
+from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 
@@ -81,6 +82,10 @@ class IdleBackend:
 
     def empty_cache(self) -> None:
         """Do nothing."""
+
+    def hold(self, blocks: Sequence[HeldBlock]) -> AbstractContextManager[int]:  # noqa: ARG002
+        """Hold nothing."""
+        return nullcontext(0)
 
     def is_capturing(self) -> bool:
         """Return False."""

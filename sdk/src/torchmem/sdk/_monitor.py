@@ -23,6 +23,7 @@ from torchmem.sample.sample import Ending, Process, Sample, SelfCost
 from torchmem.sdk._call_stack import calling_origin
 from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import (
+    AWAITED_PAUSE_SECONDS,
     FIRST_PAUSE_SECONDS,
     FIRST_STEPS,
     IDLE_READ_BUDGET,
@@ -98,7 +99,7 @@ class Monitor:
         )
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
-        self._sampler = Sampler(self._tick, settings.interval, self.cost)
+        self._sampler = Sampler(self._tick, settings.interval, self.cost, self._is_awaited)
         self._release = Release(self.recorder, errors, settings, self.phases.reset, hooks)
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._reports: ReportWriter | None = None
@@ -296,18 +297,28 @@ class Monitor:
         That is a stat of a file, unless someone asks.
         """
         if self._requests:
-            self._requests.tick(is_idle=self._clock.is_late(time.perf_counter()))
+            is_late = self._clock.is_late(time.perf_counter())
+            self._requests.tick(is_idle=is_late, waits=self._clock.waits)
         with self._errors.suppress("release"):
             while self._neighbors and self._release.short_devices:
                 device = self._release.short_devices.pop()
                 self._neighbors.ask(self.recorder.records()[device])
 
-    def wait_for_memory(self, wanted: int, seconds: float, device: int | None) -> bool:
-        """Wait in the calling thread until this process can get `wanted` bytes."""
+    def _is_awaited(self) -> bool:
+        """Return whether a process waits for this one's memory, or may get it at any time."""
+        shares = self._settings.release is not None and self._settings.release.neighbors
+        is_asked = self._requests is not None and self._requests.is_busy
+        return is_asked or (shares and self._clock.waits)
+
+    def wait_for_memory(
+        self, wanted: int, seconds: float, device: int | None, *, take: bool
+    ) -> bool:
+        """Wait in the calling thread until this process can get `wanted` bytes, or has them."""
         with self._errors.suppress("release"):
             if self._neighbors and self._requests and self.is_active and not self._ended:
                 serve = self._requests.at_step
-                return self._neighbors.wait(wanted, seconds, device, serve)
+                taking = self._release.take if take else None
+                return self._neighbors.wait(wanted, seconds, device, serve, taking)
         return False
 
     def _is_idle(self, now: float) -> bool:
@@ -464,11 +475,18 @@ class Sampler:
     """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time.
 
     The first call comes earlier: what the process holds on its devices is read before NCCL and
-    other libraries take more.
+    other libraries take more. The pause is short as long as `is_awaited` returns True.
     """
 
-    def __init__(self, tick: Callable[[], None], interval: float, meter: CpuMeter) -> None:
+    def __init__(
+        self,
+        tick: Callable[[], None],
+        interval: float,
+        meter: CpuMeter,
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._tick = tick
+        self._is_awaited = is_awaited
         self._interval = interval
         self._meter = meter
         # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
@@ -505,6 +523,8 @@ class Sampler:
             spent, counted = total - counted, total
             self._meter.add(spent)
             pause = routine_pause(self._interval, spent, TICK_BUDGET)
+            if self._is_awaited():
+                pause = min(pause, AWAITED_PAUSE_SECONDS)
 
 
 def _bounded(pause: float) -> float:

@@ -28,6 +28,9 @@ POLL_SECONDS = 0.02
 # A neighbor that refused is asked again after this time.
 ASK_SECONDS = 1.0
 
+Take = Callable[[int, int], bool]
+"""Takes bytes on a device; returns False if another process was faster."""
+
 
 class Neighbors:
     """The other processes of this user in the run directory, next to this process's `sample`."""
@@ -45,13 +48,20 @@ class Neighbors:
         self._sleep = sleep
 
     def wait(
-        self, wanted: int, seconds: float, device: int | None, serve: Callable[[], None]
+        self,
+        wanted: int,
+        seconds: float,
+        device: int | None,
+        serve: Callable[[], None],
+        take: Take | None = None,
     ) -> bool:
         """Wait until this process can get `wanted` bytes; return whether it can.
 
         Asks the neighbors, again while they refuse, and calls `serve` meanwhile, so that two
         processes that wait for each other both give. `device` is torch's index; by default the
-        device on which this process has most memory. Returns at once where nothing is known.
+        device on which this process has most memory. `take` gets the device and the bytes once
+        they are there; waiting goes on while it returns False. Returns at once where nothing is
+        known.
         """
         self._recorder.read_stats()
         record = self._record(device)
@@ -59,7 +69,7 @@ class Neighbors:
             return False
         started = now = self._clock()
         asked = -ASK_SECONDS
-        while not (is_there := self._obtainable(record) >= wanted) and now < started + seconds:
+        while not (is_there := self._is_there(record, wanted, take)) and now < started + seconds:
             if now >= asked + ASK_SECONDS:
                 asked = now
                 self.ask(record)
@@ -69,6 +79,11 @@ class Neighbors:
         record.wait_seconds = (record.wait_seconds or 0.0) + now - started
         return is_there
 
+    def _is_there(self, record: DeviceRecord, wanted: int, take: Take | None) -> bool:
+        if self._obtainable(record) < wanted:
+            return False
+        return take is None or take(record.device.index, wanted)
+
     def _record(self, device: int | None) -> DeviceRecord | None:
         records = self._recorder.records()
         if device is not None:
@@ -76,14 +91,14 @@ class Neighbors:
         return max(records.values(), key=DeviceRecord.reserved_bytes, default=None)
 
     def _obtainable(self, record: DeviceRecord) -> int:
-        """Return what the driver has free, and what this process has cached, in bytes."""
-        backend, index = self._recorder.backend, record.device.index
-        stats = backend.memory_stats(index)
+        """Return what the driver can give, and what this process has cached, in bytes."""
+        index = record.device.index
+        stats = self._recorder.backend.memory_stats(index)
         cached = 0
         if stats:
             reserved, active = (stats[name]["all"] for name in ("reserved_bytes", "active_bytes"))
             cached = reserved["current"] - active["current"]
-        return cached + (backend.free_bytes(index) or 0)
+        return int(cached) + self._recorder.obtainable_from_driver(index)
 
     def ask(self, record: DeviceRecord) -> int:
         """Ask those that share memory on this device; return how many.

@@ -74,6 +74,10 @@ class UserPeaks:
             before[key] = max(before.get(key, 0), values["peak"])
         self._reset(device)
 
+    def discard(self, device: int) -> None:
+        """Reset PyTorch's peaks and forget them, for what was not the user's."""
+        self._reset(device)
+
     def _stats_for_user(self, device: Any = None) -> dict[str, Any]:
         stats = self._stats(device)
         before = self._before.get(self._device_index(device), {}) if self._before else {}

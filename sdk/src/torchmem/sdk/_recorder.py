@@ -213,6 +213,14 @@ class Recorder:
         )
         return AvailableMemory(free, reserved, limit)
 
+    def obtainable_from_driver(self, device: int) -> int:
+        """Return the bytes that this process can still take, within its memory fraction."""
+        free = self.backend.free_bytes(device) or 0
+        limit, stats = self.backend.limit_bytes(device), self.backend.memory_stats(device)
+        if limit is None or not stats:
+            return free
+        return max(0, min(free, limit - int(stats["reserved_bytes"]["all"]["current"])))
+
     def measure_snapshot(self) -> RawSnapshot | None:
         """Measure every device by the newest snapshot and return it; None if that was done."""
         snapshot, self._snapshot = self._snapshot, None

@@ -9,17 +9,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torchmem.allocator.backend import HeldBlock
 from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
+from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.release_messages import ReleaseRequest
 from torchmem.sample.sample import ReleaseTier
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._ending import in_excepthook
 from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._gradual_release import AGING_SHARE, MIN_CHANGE, Collected, shares_to_keep
+from torchmem.sdk._held_blocks import (
+    MIN_SEGMENT_BYTES,
+    blocks_to_keep,
+    free_blocks,
+    segment_sizes,
+)
 from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release_account import ReleaseAccount
@@ -29,6 +39,8 @@ from torchmem.sdk._settings import ReleaseSettings, Settings
 MIN_RELEASABLE_BYTES = 256 * MIB
 # The next window is expected to need the highest peak of this many windows.
 RECENT_WINDOWS = 3
+# How long an idle process keeps from its neighbors what it has waited for.
+PROMISE_SECONDS = 30.0
 
 NO_TIERS = ReleaseSettings()
 
@@ -99,6 +111,15 @@ def _short(
     }
 
 
+@dataclass(slots=True)
+class _Promise:
+    """Memory that the script has waited for: the active bytes that it expects to reach."""
+
+    peak: int
+    until: float
+    windows: int = RECENT_WINDOWS
+
+
 class ReleaseRefusedError(Exception):
     """A request for memory that is not granted; the text is the reason, in one sentence."""
 
@@ -131,6 +152,7 @@ class Release:
         self._shares: dict[int, float] = {}
         self._can_collect = self._tiers.gradual is not None
         self._due = 0.0
+        self._promised: dict[int, _Promise] = {}
         self._retries: dict[int, int] = {}
         self.short_devices: set[int] = set()
 
@@ -156,10 +178,20 @@ class Release:
             for account in record.releases.values():
                 account.end_window(taken)
             windows = self._windows.setdefault(index, deque(maxlen=RECENT_WINDOWS))
-            windows.append(record.end_window())
+            windows.append(self._expected_peak(index, record.end_window()))
             collected = self._collected.setdefault(index, Collected()).end_window(record)
             if self._shares.get(index, AGING_SHARE) < AGING_SHARE:
                 record.releases["gradual"].add(collected, taken=taken)
+
+    def _expected_peak(self, index: int, peak: int) -> int:
+        """Return a window's peak, or what the script has waited for and not used yet."""
+        promise = self._promised.get(index)
+        if promise is None:
+            return peak
+        promise.windows -= 1
+        if 2 * peak >= promise.peak or promise.windows <= 0:
+            del self._promised[index]
+        return max(peak, promise.peak)
 
     def _notice_retries(self, index: int, record: DeviceRecord) -> None:
         retries = record.alloc_retries or 0
@@ -218,18 +250,30 @@ class Release:
         return self._hooks.exist and bool(self._give_back("hooks", wanted)[0])
 
     def _release_cache(self, short: Mapping[int, DeviceRecord], share: float) -> bool:
-        pays = any(should_release(memory, share) for memory in self._memory(short))
-        return pays and bool(self._give_back("cache", 0)[0])
+        # The sampler's newest snapshot shows the middle of some step.
+        segments = self.backend.memory_snapshot() or []
+        devices = self._memory(short, segments, RECENT_WINDOWS)
+        if not any(should_release(memory, share) for memory in devices.values()):
+            return False
+        return bool(self._give_back("cache", kept=self._needed_blocks(segments, devices))[0])
+
+    def _needed_blocks(
+        self, segments: Sequence[SegmentInfo], devices: Mapping[int, DeviceMemory]
+    ) -> list[HeldBlock]:
+        """Return the part of the cache that the next step is expected to need."""
+        if self._rounds_up:
+            return []
+        return [
+            block
+            for index, memory in devices.items()
+            for block in blocks_to_keep(segments, index, expected_regrowth(memory))
+        ]
 
     def _memory(
-        self, records: Mapping[int, DeviceRecord], windows: int = RECENT_WINDOWS
-    ) -> list[DeviceMemory]:
-        """Return the memory of each device by a new snapshot, where the windows are known.
-
-        The sampler's newest snapshot shows the middle of some step.
-        """
-        segments = self.backend.memory_snapshot() or []
-        devices = []
+        self, records: Mapping[int, DeviceRecord], segments: Sequence[SegmentInfo], windows: int
+    ) -> dict[int, DeviceMemory]:
+        """Return the memory of each device by a snapshot, where the windows are known."""
+        devices = {}
         for index, record in records.items():
             free, total = record.driver_free, record.device.total_bytes
             recent = list(self._windows.get(index, ()))
@@ -238,7 +282,7 @@ class Release:
                 continue
             releasable = measure(segments, index, time.time()).releasable_bytes
             active = allocator.active_bytes.total
-            devices.append(DeviceMemory(total, free, active, releasable, peak))
+            devices[index] = DeviceMemory(total, free, active, releasable, peak)
         return devices
 
     def on_request(self, request: ReleaseRequest) -> tuple[dict[str, int], float]:
@@ -250,12 +294,13 @@ class Release:
         if self.backend.is_capturing():
             raise ReleaseRefusedError("a CUDA graph is being captured.")
         self._check(request)
-        records = self._recorder.records()
-        if request.asker == "neighbors" and not any(
-            _can_spare(memory) for memory in self._memory(records, windows=1)
-        ):
+        if request.asker != "neighbors":
+            return self._give_back(request.asker, request.hook_bytes)
+        segments = self.backend.memory_snapshot() or []
+        devices = self._memory(self._recorder.records(), segments, windows=1)
+        if not any(map(_can_spare, devices.values())):
             raise ReleaseRefusedError("its next step is expected to need its cache.")
-        return self._give_back(request.asker, request.hook_bytes)
+        return self._give_back("neighbors", kept=self._needed_blocks(segments, devices))
 
     def while_idle(self, request: ReleaseRequest) -> tuple[dict[str, int], float]:
         """Empty the cache of a process without steps; return the bytes by device, and seconds.
@@ -263,7 +308,8 @@ class Release:
         For the main thread. Calls no hooks. Raises ReleaseRefusedError.
         """
         self._check(request)
-        return self._give_back(request.asker, 0)
+        self._check_promises(request)
+        return self._give_back(request.asker)
 
     def beside_main_thread(self, request: ReleaseRequest) -> tuple[dict[str, int], float]:
         """Do what `while_idle` does in another thread, while the main thread does nothing.
@@ -272,13 +318,19 @@ class Release:
         with it, are read only after that.
         """
         self._check(request)
+        self._check_promises(request)
         records = self._recorder.records()
         before = {index: record.reserved_bytes() for index, record in records.items()}
-        return self._give_back(request.asker, 0, before)
+        return self._give_back(request.asker, before=before)
 
     def _check(self, request: ReleaseRequest) -> None:
         if request.asker == "neighbors" and not self._tiers.neighbors:
             raise ReleaseRefusedError("its setting release does not name neighbors.")
+
+    def _check_promises(self, request: ReleaseRequest) -> None:
+        now = time.monotonic()
+        if request.asker == "neighbors" and any(now < p.until for p in self._promised.values()):
+            raise ReleaseRefusedError("it has waited for this memory and is about to need it.")
 
     def at_oom(self, device: int, requested: int) -> None:
         """Release all that can be spared once the script has caught the OutOfMemoryError.
@@ -305,9 +357,13 @@ class Release:
                 self._give_back("emergency", requested)
 
     def _give_back(
-        self, tier: ReleaseTier, wanted: int, before: dict[int, int] | None = None
+        self,
+        tier: ReleaseTier,
+        wanted: int = 0,
+        before: dict[int, int] | None = None,
+        kept: Sequence[HeldBlock] = (),
     ) -> tuple[dict[str, int], float]:
-        """Call hooks for the wanted bytes, if any, and empty the cache.
+        """Call hooks for the wanted bytes, if any, and empty the cache but for the blocks `kept`.
 
         Return what was returned to the driver, in bytes by the device's UUID or index, and the
         seconds it took. In the tier `hooks` the cache stays as it is if the hooks free too little.
@@ -317,7 +373,7 @@ class Release:
         before = self._reserved(records) if before is None else before
         freed = self._hooks.call(wanted, self._allocated) if wanted else 0
         if tier != "hooks" or freed >= MIN_RELEASABLE_BYTES:
-            self.backend.empty_cache()
+            self._empty_cache(kept)
         after, seconds = self._reserved(records), time.perf_counter() - started
         for index, record in records.items():
             account = record.releases.setdefault(tier, ReleaseAccount())
@@ -325,6 +381,81 @@ class Release:
         names = {index: record.device.uuid or str(index) for index, record in records.items()}
         released = {name: before[index] - after[index] for index, name in names.items()}
         return {name: size for name, size in released.items() if size > 0}, seconds
+
+    def _empty_cache(self, kept: Sequence[HeldBlock] = ()) -> None:
+        if kept:
+            with self._hold(kept):
+                self.backend.empty_cache()
+        else:
+            self.backend.empty_cache()
+
+    @contextmanager
+    def _hold(self, blocks: Sequence[HeldBlock]) -> Iterator[int]:
+        """Hold blocks without a trace in the peaks, the recorded step, and the retries.
+
+        Call it after a read of the statistics.
+        """
+        self._recorder.stop_recording()
+        self._reset_peaks()
+        with self.backend.hold(blocks) as held:
+            for index in {block.device for block in blocks}:
+                stats = self.backend.memory_stats(index) or {}
+                record = self._recorder.records()[index]
+                record.skip_retries(int(stats.get("num_alloc_retries", 0)))
+            yield held
+
+    def take(self, index: int, wanted: int) -> bool:
+        """Take what this process lacks of `wanted` bytes from the driver into its cache.
+
+        Return False if another process was faster. The next step counts as one that needs them.
+        """
+        if not self._tiers.neighbors or self.backend.is_capturing():
+            return True
+        segments = self.backend.memory_snapshot()
+        if segments is None:
+            return True
+        blocks = free_blocks(segments, index, self.backend.current_stream(index))
+        usable = [block for block in blocks if block.size >= min(MIN_SEGMENT_BYTES, wanted)]
+        missing = wanted - sum(block.size for block in usable)
+        if self._rounds_up or (missing > 0 and not self._take(index, missing, blocks, usable)):
+            return self._rounds_up
+        record = self._recorder.records()[index]
+        if record.allocator:
+            active, until = record.allocator.active_bytes.total, time.monotonic() + PROMISE_SECONDS
+            self._promised[index] = _Promise(active + wanted, until)
+        return True
+
+    def _take(
+        self,
+        index: int,
+        missing: int,
+        blocks: Sequence[HeldBlock],
+        usable: Sequence[HeldBlock],
+    ) -> bool:
+        """Take segments for `missing` bytes; if the driver has less, return what is not usable."""
+        self._recorder.read_stats()
+        if missing > self._recorder.obtainable_from_driver(index):
+            self._empty_cache(usable)
+            blocks = usable
+        config = AllocatorConfig.of(self._recorder.settings)
+        sizes = segment_sizes(
+            min(missing, self._recorder.obtainable_from_driver(index)),
+            expandable=config.expandable_segments,
+        )
+        # Cached blocks must not serve what the driver is asked for.
+        occupied = [block for block in blocks if block.size >= min(sizes, default=0)]
+        taken = [HeldBlock(index, size) for size in sizes]
+        with self._hold([*occupied, *taken]) as held:
+            has_all = held >= sum(block.size for block in occupied) + sum(sizes)
+        self._recorder.read_stats()
+        # Nothing of this was collected by the allocator itself.
+        self._collected.setdefault(index, Collected()).end_window(self._recorder.records()[index])
+        return has_all
+
+    @property
+    def _rounds_up(self) -> bool:
+        """Whether a request for a whole block would be rounded up, and not served by it."""
+        return bool(self._recorder.settings.get("roundup_power2_divisions"))
 
     def _allocated(self) -> int:
         return sum(current for current, _ in self._recorder.allocated().values())

@@ -27,7 +27,7 @@ from torchmem.sdk._release import Release, ReleaseRefusedError
 from torchmem.sdk._requests import RequestFile, RequestRefusedError
 
 # How long an idle main thread gets to run a release itself.
-MAIN_THREAD_SECONDS = 0.5
+MAIN_THREAD_SECONDS = 0.2
 # How long a request waits for the end of a step.
 MAX_WAIT_SECONDS = 120.0
 
@@ -73,13 +73,18 @@ class ReleaseRequests:
         """Whether a request waits to be served."""
         return self._job is not None
 
-    def tick(self, *, is_idle: bool) -> None:
-        """Look for a new request, and serve one that no step will serve."""
+    def tick(self, *, is_idle: bool, waits: bool = False) -> None:
+        """Look for a new request, and serve one that no step will serve.
+
+        One that comes while the script says that it waits is served at once.
+        """
         asks_main = False
         with hold(self._lock) as is_held, self._errors.suppress("release"):
             if is_held and self._requests.changed():
                 self._job = None
                 self._accept()
+            if is_held and self._job and waits:
+                self._serve(self._job, self._release.beside_main_thread)
             elif is_held and self._job and is_idle:
                 asks_main = self._serve_idle(self._job)
             elif is_held and self._job:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from types import TracebackType
@@ -148,6 +149,19 @@ class Session:
         """
         return self.iteration("generate", requests, made_step=lambda: True, waits=True)
 
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Mark a time in which this process waits for others: `with session.idle(): queue.get()`.
+
+        It does not count as stalled, and with the tier `neighbors` of the setting `release` other
+        processes get its cache without delay.
+        """
+        self._monitor.progress(waits=True)
+        try:
+            yield
+        finally:
+            self._monitor.progress(waits=False)
+
     def batches(self, batches: Iterable[T], phase: str = "train") -> Iterator[T]:
         """Yield the batches, each in an iteration of its own with the samples of this process.
 
@@ -242,17 +256,19 @@ class Session:
         self._closers.append(callback)
 
     def wait_for_memory(
-        self, nbytes: int, timeout: float = 30.0, device: int | None = None
+        self, nbytes: int, timeout: float = 30.0, device: int | None = None, *, take: bool = True
     ) -> bool:
         """Wait until this process can get `nbytes` more, and return whether it can.
 
         For a place where the script can wait, such as before a phase that needs much memory. With
         the tier `neighbors` of the setting `release`, other processes of this user that have it too
-        return their cache at the end of their step. What the driver has free and what this process
-        has cached counts. `timeout` is in seconds. `device` is torch's index; by default the
-        device on which this process has most memory. False before CUDA is initialized.
+        return their cache at the end of their step, and with `take` this process takes the memory
+        into its own cache at once, in a few large segments, for the current stream. What the driver
+        has free and what this process has cached counts. `timeout` is in seconds. `device` is
+        torch's index; by default the device on which this process has most memory. False before
+        CUDA is initialized.
         """
-        return self._monitor.wait_for_memory(nbytes, timeout, device)
+        return self._monitor.wait_for_memory(nbytes, timeout, device, take=take)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import CodeType
 from typing import Any, cast
@@ -27,7 +28,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchmem.allocator.backend import Device, OomObserver, T, TraceEntry
+from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk._allocator_reader import AllocatorReader
@@ -92,6 +93,7 @@ class TorchBackend:
         self._collection = GarbageCollection(torch, self._reader)
         self._observer_code: CodeType | None = None
         self._pending = PendingCalls(partial(untraced, torch))
+        self._holding_thread: int | None = None
 
     def is_initialized(self) -> bool:
         """Return `torch.cuda.is_initialized()`, a Python flag that is False in forked children."""
@@ -256,6 +258,30 @@ class TorchBackend:
         if not torch.cuda.is_current_stream_capturing():
             torch.cuda.empty_cache()
 
+    @contextmanager
+    def hold(self, blocks: Sequence[HeldBlock]) -> Iterator[int]:
+        """Hold blocks of `torch.cuda.caching_allocator_alloc`, as tensors hold theirs."""
+        held: list[tuple[HeldBlock, int]] = []
+        try:
+            self._allocate([] if self.is_capturing() else blocks, held)
+            yield sum(block.size for block, _ in held)
+        finally:
+            for _, address in held:
+                torch.cuda.caching_allocator_delete(address)
+            for device in {block.device for block, _ in held}:
+                self._own_peaks().discard(device)
+
+    def _allocate(self, blocks: Sequence[HeldBlock], held: list[tuple[HeldBlock, int]]) -> None:
+        self._holding_thread = threading.get_ident()
+        try:
+            for block in blocks:
+                address = torch.cuda.caching_allocator_alloc(block.size, block.device, block.stream)
+                held.append((block, address))
+        except torch.cuda.OutOfMemoryError:
+            pass
+        finally:
+            self._holding_thread = None
+
     def is_capturing(self) -> bool:
         """Return `torch.cuda.is_current_stream_capturing()`."""
         return bool(torch.cuda.is_current_stream_capturing())
@@ -275,12 +301,15 @@ class TorchBackend:
 
     def reset_peaks(self, device: int) -> None:
         """Call `reset_peak_memory_stats`, hidden from the user's `max_memory_*` by `UserPeaks`."""
+        self._own_peaks().reset(device)
+
+    def _own_peaks(self) -> UserPeaks:
         if self._user_peaks is None:
             modules = cast("tuple[MemoryModule, ...]", (torch.cuda.memory, torch.cuda))
             self._user_peaks = UserPeaks(
                 modules, lambda given: int(_get_device_index(given, optional=True))
             )
-        self._user_peaks.reset(device)
+        return self._user_peaks
 
     def backward_node(self) -> str | None:
         """Return the name of the autograd node that runs in this thread, such as MmBackward0."""
@@ -349,6 +378,8 @@ class TorchBackend:
         """
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
+            if self._holding_thread == threading.get_ident():
+                return
             try:
                 limit = self._users_limit(device, limit)
                 observer(device, requested, limit, driver_free)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from torchmem.allocator.backend import Device, OomObserver, Storages, T, TensorCounter, TraceEntry
+from torchmem.allocator.backend import (
+    Device,
+    HeldBlock,
+    OomObserver,
+    Storages,
+    T,
+    TensorCounter,
+    TraceEntry,
+)
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -160,6 +168,27 @@ class SimulatedBackend:
         """Empty the cache of every device."""
         for allocator in self._allocators.values():
             allocator.empty_cache()
+
+    @contextmanager
+    def hold(self, blocks: Sequence[HeldBlock]) -> Iterator[int]:
+        """Allocate blocks for a moment. Stop where the card has no memory for the next one."""
+        held: list[tuple[DeviceCachingAllocator, Block]] = []
+        for block in blocks:
+            allocator = self._allocators[block.device]
+            stream = allocator.current_stream if block.stream is None else block.stream
+            if not allocator.would_reuse(block.size, stream) and (
+                block.size > allocator.card.mem_get_info()[0]
+            ):
+                break
+            held.append((allocator, allocator.malloc(block.size, stream)))
+        for allocator in {allocator for allocator, _ in held}:
+            allocator.reset_peak_memory_stats()
+        try:
+            yield sum(block.size for _, block in held)
+        finally:
+            for allocator, own in held:
+                allocator.free(own)
+                allocator.reset_peak_memory_stats()
 
     def is_capturing(self) -> bool:
         """Return False: no graph is captured in a simulation."""

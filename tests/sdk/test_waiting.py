@@ -1,0 +1,249 @@
+"""`Session.wait_for_memory` takes what it waited for, and `Session.idle` gives without delay."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmem.allocator.backend import HeldBlock, OomObserver
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.sample.process_messages import encode, sibling_path
+from torchmem.sample.release_messages import (
+    ANSWER_SUFFIX,
+    REQUEST_SUFFIX,
+    ReleaseRequest,
+    decode_answer,
+)
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._held_blocks import UNIT_BYTES, segment_sizes
+from torchmem.sdk._pressure_hooks import PressureHooks
+from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._release import Release
+from torchmem.sdk._release_requests import ReleaseRequests
+from torchmem.sdk._session import Session
+from torchmem.sdk._settings import resolve
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.errors import OutOfMemoryError
+
+MIB = 1 << 20
+Opener = Callable[..., Session]
+Published = Callable[[], list[dict[str, Any]]]
+
+
+@given(st.integers(0, 1 << 40), st.booleans())
+def test_segments_add_up_to_what_is_missing(missing: int, expandable: bool) -> None:
+    """They lack less than one unit of cudaMalloc, and are few."""
+    sizes = segment_sizes(missing, expandable=expandable)
+
+    assert 0 <= missing - sum(sizes) < UNIT_BYTES
+    assert all(size > 0 and size % UNIT_BYTES == 0 for size in sizes)
+    assert len(sizes) <= (1 if expandable else 12)
+
+
+class Rank:
+    """A process on a card of 4 GiB, whose steps read the statistics."""
+
+    def __init__(
+        self,
+        open_session: Opener,
+        backend: type[SimulatedBackend] = SimulatedBackend,
+        config: AllocatorConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        self.card = SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid="GPU-1")
+        self.allocator = DeviceCachingAllocator(self.card, config=config or AllocatorConfig())
+        self.backend = backend([self.allocator])
+        self.session = open_session(self.backend, interval=1e-6, release_interval=1e-6, **settings)
+        self.train(100)
+
+    def train(self, *peaks: int) -> None:
+        """Run a step for each peak in MiB."""
+        for peak in peaks:
+            self.allocator.free(self.allocator.malloc(peak * MIB))
+            self.backend.step()
+
+    @property
+    def segments(self) -> list[int]:
+        """The sizes of the segments that it holds, in MiB."""
+        return sorted(each["total_size"] // MIB for each in self.allocator.memory_snapshot())
+
+
+def test_what_a_process_waits_for_it_takes(open_session: Opener, published: Published) -> None:
+    """Afterwards the memory is in its cache, in halves, and no peak shows it."""
+    rank = Rank(open_session, release="neighbors")
+
+    assert rank.session.wait_for_memory(3000 * MIB)
+    assert [100, 1500, 1500] == rank.segments
+    assert rank.session.wait_for_memory(3000 * MIB), "it is there already"
+    assert [100, 1500, 1500] == rank.segments
+    rank.session.close()
+    assert 100 * MIB == published()[0]["devices"][0]["allocator"]["active_peak_bytes"]
+
+
+def test_segments_in_the_way_go_back_first(open_session: Opener) -> None:
+    """If the driver has too little beside the process's own small segments, they are returned."""
+    rank = Rank(open_session, release="neighbors")
+    rank.train(*range(100, 900, 100))
+
+    assert rank.session.wait_for_memory(4000 * MIB)
+    assert [2000, 2000] == rank.segments
+    assert 0 == rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
+
+
+def test_what_is_cached_in_large_segments_is_not_taken_again(open_session: Opener) -> None:
+    """Only the missing part comes from the driver, and the large segments stay."""
+    rank = Rank(open_session, release="neighbors")
+    rank.train(2000)
+
+    assert rank.session.wait_for_memory(3900 * MIB)
+    assert [100, 1900, 2000] == rank.segments
+    assert rank.session.wait_for_memory(4000 * MIB)
+    assert [100, 1900, 2000] == rank.segments, "the driver has no more"
+
+
+def test_expandable_segments_are_taken_in_one_piece(open_session: Opener) -> None:
+    """They return single pages, so that one large range pins nothing."""
+    config = AllocatorConfig(expandable_segments=True)
+    rank = Rank(open_session, config=config, release="neighbors")
+
+    assert rank.session.wait_for_memory(3000 * MIB)
+    assert 3000 <= sum(rank.segments) < 3150
+
+
+@pytest.mark.parametrize(
+    ("release", "keywords"), [("neighbors", {"take": False}), ("cache", {}), (None, {})]
+)
+def test_nothing_is_taken_unasked(
+    open_session: Opener, release: str | None, keywords: dict[str, Any]
+) -> None:
+    """Without the tier, or with take=False, waiting allocates nothing."""
+    rank = Rank(open_session, release=release)
+
+    assert rank.session.wait_for_memory(2000 * MIB, **keywords)
+    assert [100] == rank.segments
+
+
+def test_a_memory_fraction_limits_what_is_taken(open_session: Opener) -> None:
+    """What the process's own limit forbids is not waited for in vain."""
+    rank = Rank(open_session, release="neighbors")
+    rank.allocator.set_memory_fraction(0.5)
+
+    assert rank.session.wait_for_memory(1900 * MIB)
+    assert not rank.session.wait_for_memory(3000 * MIB, timeout=0.05)
+    assert sum(rank.segments) <= 2048
+
+
+class Raced(SimulatedBackend):
+    """At the first attempt another process is faster, and PyTorch retries in vain."""
+
+    attempts = 0
+
+    def on_oom(self, observer: OomObserver) -> None:
+        """Call none: a block that is held calls none."""
+
+    @contextmanager
+    def hold(self, blocks: Sequence[HeldBlock]) -> Iterator[int]:
+        self.attempts += 1
+        if self.attempts > 1:
+            with super().hold(blocks) as held:
+                yield held
+            return
+        (allocator,) = self._allocators.values()
+        with pytest.raises(OutOfMemoryError):
+            allocator.malloc(8192 * MIB)
+        yield 0
+
+
+def test_a_faster_process_costs_nothing_but_time(
+    open_session: Opener, published: Published
+) -> None:
+    """Waiting goes on, and the failed attempt counts neither as a retry nor as an OOM."""
+    rank = Rank(open_session, Raced, release="neighbors")
+
+    assert rank.session.wait_for_memory(3000 * MIB)
+    rank.session.close()
+
+    counters = published()[0]["devices"][0]["counters"]
+    assert 0 == counters["alloc_retries"]
+    assert 1 == rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
+
+
+class Requests:
+    """The requests to a process with the tier neighbors, ticked by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.allocator = DeviceCachingAllocator(
+            SimulatedCard(4096 * MIB, context_bytes=0, uuid="GPU-1")
+        )
+        errors, hooks = Errors(), PressureHooks()
+        recorder = Recorder(SimulatedBackend([self.allocator]), errors)
+        settings = resolve({"release": "neighbors"}, {})
+        self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
+        self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
+        self.requests = ReleaseRequests(
+            self.sample, self.release, errors, lambda: 0.0, main_cpu=lambda: 0.0
+        )
+        self.allocator.free(self.allocator.malloc(3000 * MIB))
+        recorder.read_stats()
+
+    def ask(self) -> None:
+        """Write a neighbor's request."""
+        request = sibling_path(self.sample, REQUEST_SUFFIX)
+        request.write_bytes(encode(ReleaseRequest("neighbors")))
+
+    @property
+    def state(self) -> str:
+        """The state of the latest answer."""
+        return decode_answer(sibling_path(self.sample, ANSWER_SUFFIX).read_bytes()).state
+
+
+def test_a_process_that_says_it_is_idle_gives_at_once(tmp_path: Path) -> None:
+    """Its cache goes back in the tick that finds the request, though a step has just ended."""
+    asked = Requests(tmp_path)
+    asked.ask()
+    asked.requests.tick(is_idle=False)
+    assert ("waiting", True) == (asked.state, asked.requests.is_busy)
+
+    asked.requests.tick(is_idle=False, waits=True)
+    assert ("done", False) == (asked.state, asked.requests.is_busy)
+    assert 0 == asked.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
+
+
+def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
+    """Between the wait and the phase that needs the memory, no neighbor gets it."""
+    asked = Requests(tmp_path)
+    assert asked.release.take(0, 3000 * MIB)
+    asked.ask()
+    asked.requests.tick(is_idle=False, waits=True)
+
+    assert "refused" == asked.state
+
+
+def test_an_idle_session_is_not_stalled(open_session: Opener, published: Published) -> None:
+    """In `with session.idle()` no step is expected, and afterwards it is."""
+    rank = Rank(open_session, stall_after=60.0)
+
+    def stall_after(*, idle: bool) -> float | None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            values: list[float | None] = [each["stall_after_seconds"] for each in published()]
+            if values and (values[0] is None) == idle:
+                return values[0]
+            time.sleep(0.002)
+        raise AssertionError(json.dumps(published()))
+
+    with rank.session.idle():
+        assert stall_after(idle=True) is None
+    rank.train(100)
+    assert 60.0 == stall_after(idle=False)
