@@ -238,13 +238,15 @@ def test_the_largest_batch_is_found(place: Place) -> None:
 def test_an_error_of_the_script_is_passed_through(place: Place) -> None:
     """Its traceback is unchanged, and the exit code is that without a verdict."""
     done = place.preflight(arguments=("--fail-at", "2"))
-    *_, before, sentence = done.stderr.rpartition("torchmem: ")[0::2]
+    lines = done.stderr.splitlines(keepends=True)
+    scripts = "".join(line for line in lines if not line.startswith("torchmem: "))
 
     assert 2 == done.returncode
-    assert f'Traceback (most recent call last):\n  File "{place.script}", line ' in before
-    assert before.endswith("KeyError: 'of the script'\n")
-    assert sentence.startswith(
-        "the script ended with exit code 1 after 2 optimizer steps, so there is no verdict"
+    assert f'Traceback (most recent call last):\n  File "{place.script}", line ' in scripts
+    assert scripts.endswith("KeyError: 'of the script'\n")
+    assert lines[-1].startswith(
+        "torchmem: the script ended with exit code 1 after 2 optimizer steps, "
+        "so there is no verdict"
     )
     assert "Preflight" not in done.stdout
 

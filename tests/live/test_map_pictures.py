@@ -16,13 +16,12 @@ import pytest
 from support.browser import Page
 from support.recordings import varying_lengths
 
+from torchmem import sdk
 from torchmem.demo.node import SimulatedNode, uuid
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.testing import FakeNvml
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
@@ -82,10 +81,15 @@ def fragmented() -> DeviceCachingAllocator:
 def test_a_fragmented_rank(page: Page, server: ExporterServer, tmp_path: Path) -> None:
     """The map of a rank whose steps had many sizes, from the real SDK."""
     backend = SimulatedBackend([fragmented()])
-    options = {"run_dir": tmp_path / "run", "interval": 0.1, "snapshot_interval": 0.5}
-    settings = resolve({**options, "run": "llm-7b", "idle_after": 0.2}, {})
     page.resize(1280, 1120)
-    with closing(Session(settings, backend, {})) as session:
+    with sdk.instrument(
+        backend=backend,
+        run="llm-7b",
+        run_dir=tmp_path / "run",
+        interval=0.1,
+        snapshot_interval=0.5,
+        idle_after=0.2,
+    ) as session:
         session.step()
         page.goto(server.url)
         page.wait("document.querySelector('.rank .row')")

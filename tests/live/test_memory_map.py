@@ -23,6 +23,7 @@ from support.snapshots import segments
 from support.users import as_user, needs_root
 from support.waiting import until
 
+from torchmem import sdk
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.memory_map import Requests, decode
@@ -40,8 +41,6 @@ from torchmem.sample.memory_map import (
     request_directory,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
@@ -215,8 +214,12 @@ def test_from_the_sdk_to_the_browser(run_dir: Path, client: httpx.Client) -> Non
     blocks = [allocator.malloc(3 * MIB) for _ in range(10)]
     for block in blocks[::2]:
         allocator.free(block)
-    options = resolve({"run_dir": run_dir, "interval": 0.02, "snapshot_interval": 0.02}, {})
-    with closing(Session(options, SimulatedBackend([allocator]), {})) as session:
+    with sdk.instrument(
+        backend=SimulatedBackend([allocator]),
+        run_dir=run_dir,
+        interval=0.02,
+        snapshot_interval=0.02,
+    ) as session:
         session.step()
         until(lambda: ids(run_dir))
         until(lambda: ask(run_dir, client).status_code == 200)

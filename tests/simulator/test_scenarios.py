@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from torchmem import sdk
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Layout
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CARD_BYTES, CONTEXT_BYTES, CardUse, SimulatedCard
@@ -157,7 +156,7 @@ def test_the_named_ranks_run_out_of_memory(
     """Only the named ranks run out of memory, and the SDK reports the cause."""
     allocator = new_allocator(name, share)
     backend = SimulatedBackend([allocator])
-    with Session(resolve({"run_dir": tmp_path, "interval": 3600.0}, {}), backend, {}):
+    with sdk.instrument(backend=backend, run_dir=tmp_path, interval=3600.0):
         play(name, rank, 40, seed=seed, allocator=allocator, on_step=backend.step)
     (file,) = tmp_path.rglob(f"*{SAMPLE_SUFFIX}")
     (device,) = json.loads(file.read_bytes())["devices"]
