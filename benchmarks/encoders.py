@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.scrape import cached_encoder
-from benchmarks.scrape.node import Node, processes
+from benchmarks.scrape.node import Node
 from benchmarks.scrape.server import HEADERS, Server, started
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from support.idle_processes import idle_processes
 
 from torchmem.exporter.scrapes import OPENMETRICS, TEXT, Format
 
@@ -85,7 +86,7 @@ def encoding(encode: Callable[[CollectorRegistry], bytes], page: Page, count: in
 
 def compare(gpus: int, ranks: int, scrapes: int) -> None:
     """Print one row for each format."""
-    with tempfile.TemporaryDirectory() as folder, processes(ranks) as pids:
+    with tempfile.TemporaryDirectory() as folder, idle_processes(ranks) as pids:
         node = Node(Path(folder), gpus, pids)
         with exporters(node) as servers:
             servers[0].scrape()

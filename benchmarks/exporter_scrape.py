@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from benchmarks.scrape.node import Node, processes
+from benchmarks.scrape.node import Node
 from benchmarks.scrape.server import Server, started
+from support.idle_processes import idle_processes
 
 SCRAPE_INTERVAL = 15.0
 HEADER = (
@@ -105,7 +106,7 @@ def exporters(node: Node, peer: str | None) -> Iterator[dict[str, Server]]:
 
 def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> dict[str, Cost]:
     """Measure every exporter on one node."""
-    with tempfile.TemporaryDirectory() as folder, processes(ranks) as pids:
+    with tempfile.TemporaryDirectory() as folder, idle_processes(ranks) as pids:
         node = Node(Path(folder), gpus, pids)
         with exporters(node, arguments.peer) as servers:
             costs = {
@@ -128,7 +129,7 @@ def leak(scrapes: int) -> list[int]:
 
     The node has 8 GPUs and 64 ranks.
     """
-    with tempfile.TemporaryDirectory() as folder, processes(64) as pids:
+    with tempfile.TemporaryDirectory() as folder, idle_processes(64) as pids:
         node = Node(Path(folder), 8, pids)
         with exporters(node, None) as servers:
             resident = []

@@ -8,14 +8,12 @@ this on top of a collection, which docs/exporter-cost.md measures.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 
-from prometheus_client.core import Metric
 from support.browser import Page, open_page
+from support.collectors import EmptyCollector
 from support.publishing import own_process, own_sample
 
 from torchmem.demo.node import SimulatedNode, uuid
@@ -32,10 +30,8 @@ REPETITIONS = 10
 BROWSER_SECONDS = 20.0
 
 
-class Node:
+class Node(EmptyCollector):
     """A collector whose ranks are all different at each call of `found`, as in training."""
-
-    run_dir = Path("/nonexistent")
 
     def __init__(self, ranks: int) -> None:
         nvml = FakeNvml.of(*SimulatedNode(GPUS).gpus(60.0))
@@ -44,18 +40,6 @@ class Node:
         exporter.close()
         turns = [[published(rank, turn) for rank in range(ranks)] for turn in range(3)]
         self._turns = cycle(replace(exporter.found(), published=turn) for turn in turns)
-
-    def collect(self) -> Sequence[Metric]:
-        """Return no families."""
-        return []
-
-    def known(self) -> Sequence[Metric]:
-        """Return no families."""
-        return []
-
-    def published(self) -> Sequence[Published]:
-        """Return no process, which only service discovery asks for."""
-        return []
 
     def found(self) -> Found:
         """Return the ranks, found now."""

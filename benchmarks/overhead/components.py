@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import gc
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from benchmarks.overhead.report import microseconds, table
+from benchmarks.overhead.report import microseconds, rows_of, table
 
 from torchmem.allocator.backend import Backend
 from torchmem.sdk._cost import INTERVAL_SECONDS
@@ -139,14 +138,8 @@ def main(*arguments: str) -> None:
         "after a pause",
         "recorded step",
     )
-    rows = []
-    for number in arguments or map(str, PARAMETERS):
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.overhead.components"]
-        done = subprocess.run(
-            [*command, "row", number], stdout=subprocess.PIPE, text=True, check=True
-        )
-        rows.append(done.stdout.splitlines()[-1].split("\t"))
-    print(table(head, rows))
+    numbers = arguments or map(str, PARAMETERS)
+    print(table(head, rows_of("benchmarks.overhead.components", numbers)))
 
 
 if __name__ == "__main__":

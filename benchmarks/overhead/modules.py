@@ -9,7 +9,6 @@ what the SDK's hook adds to it. Needs PyTorch with a GPU or the phantom.
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import time
 from typing import Any, cast
@@ -21,7 +20,7 @@ from benchmarks.overhead.components import (
     cpu_seconds,
     has_components,
 )
-from benchmarks.overhead.report import microseconds, table
+from benchmarks.overhead.report import microseconds, rows_of, table
 
 from torchmem.allocator.backend import Backend
 from torchmem.sdk._cost import INTERVAL_SECONDS, MODULES_AFTER_SECONDS
@@ -84,14 +83,8 @@ def main(*arguments: str) -> None:
         print("\t".join(row(int(arguments[1]))))
         return
     head = ("modules", "registration", "count", "in reads", "longest", "read", "after a pause")
-    rows = []
-    for number in arguments or map(str, MODULES):
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.overhead.modules"]
-        done = subprocess.run(
-            [*command, "row", number], stdout=subprocess.PIPE, text=True, check=True
-        )
-        rows.append(done.stdout.splitlines()[-1].split("\t"))
-    print(table(head, rows))
+    numbers = arguments or map(str, MODULES)
+    print(table(head, rows_of("benchmarks.overhead.modules", numbers)))
 
 
 if __name__ == "__main__":

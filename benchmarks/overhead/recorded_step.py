@@ -8,13 +8,12 @@ until the peak is found. Needs PyTorch with a GPU or the phantom, and Linux.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead.report import microseconds, table
+from benchmarks.overhead.report import microseconds, rows_of, table
 
 from torchmem.sdk._cost import MAX_TRACE_ENTRIES, MIN_TRACE_ENTRIES
 from torchmem.sdk._step_trace import step_peak
@@ -65,13 +64,7 @@ def main(*arguments: str) -> None:
     if arguments[:1] == ("row",):
         print("\t".join(row(int(arguments[1]))))
         return
-    rows = []
-    for events in arguments or map(str, EVENTS):
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.overhead.recorded_step"]
-        done = subprocess.run(
-            [*command, "row", events], stdout=subprocess.PIPE, text=True, check=True
-        )
-        rows.append(done.stdout.splitlines()[-1].split("\t"))
+    rows = rows_of("benchmarks.overhead.recorded_step", arguments or map(str, EVENTS))
     print(table(("events", "ring", "entries", "at the end"), rows))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +12,16 @@ from benchmarks.overhead import tools
 from torchmem.sdk._settings import Settings
 
 Figures = dict[str, Any]
+
+
+def rows_of(module: str, numbers: Iterable[str]) -> list[list[str]]:
+    """Run `python -m module row NUMBER` for each number; the last line is a row, with tabs."""
+    command = [sys.executable, "-W", "ignore", "-m", module, "row"]
+    done = (
+        subprocess.run([*command, number], stdout=subprocess.PIPE, text=True, check=True)
+        for number in numbers
+    )
+    return [process.stdout.splitlines()[-1].split("\t") for process in done]
 
 
 def show_reads(rows: list[Figures]) -> str:

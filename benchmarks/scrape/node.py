@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +17,6 @@ from torchmem.sample.sample import Sample, encode
 
 MAX_LISTED = 90  # processes of one GPU that fit on one line of the fake's file
 GIB = 1 << 30
-
-
-@contextmanager
-def processes(count: int) -> Iterator[list[int]]:
-    """Start idle processes and yield their pids."""
-    running = [subprocess.Popen(["sleep", "3600"]) for _ in range(count)]
-    try:
-        yield [process.pid for process in running]
-    finally:
-        for process in running:
-            process.kill()
-        for process in running:
-            process.wait()
 
 
 class Node:

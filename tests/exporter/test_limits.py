@@ -6,18 +6,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from support.collectors import EmptyCollector
 from support.raw_http import ask, connect, everything, status
 from support.waiting import until
 
-from torchmem.exporter.live.state import Found
-from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.exporter.web.connections import Limits
 
 LONG = 600.0
@@ -28,7 +24,7 @@ CLOSE = b"\r\nConnection: close\r\n\r\n"
 Open = Callable[..., ExporterServer]
 
 
-class Families:
+class Families(EmptyCollector):
     """A collector of one family with a number of series, which it returns when the gate is open."""
 
     def __init__(self, series: int = 1, gate: threading.Event | None = None) -> None:
@@ -47,18 +43,6 @@ class Families:
     def known(self) -> list[Metric]:
         """Return the same family."""
         return self.collect()
-
-    @property
-    def run_dir(self) -> Path:
-        return Path("/nowhere")
-
-    def found(self) -> Found:
-        """Return that nothing is known."""
-        return Found(0.0, Reading(FakeNvml.of()))
-
-    def published(self) -> list[Published]:
-        """Return no process."""
-        return []
 
 
 @pytest.fixture

@@ -20,15 +20,13 @@ import httpx
 import pytest
 import uvicorn
 from prometheus_client.core import Metric
+from support.collectors import EmptyCollector
 from support.exposition import Exposition
 from support.publishing import own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.live.state import Found
-from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import (
     MAX_CONCURRENT_SCRAPES_PER_CLIENT,
     OPENMETRICS,
@@ -49,7 +47,7 @@ OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
 Open = Callable[..., httpx.Client]
 
 
-class Gate:
+class Gate(EmptyCollector):
     """A collector that counts its runs, each of which waits until the gate is open."""
 
     def __init__(self) -> None:
@@ -65,18 +63,6 @@ class Gate:
     def known(self) -> list[Metric]:
         """Return one family, which shows that the scrape did not wait."""
         return [Metric("known_so_far", "", "gauge")]
-
-    @property
-    def run_dir(self) -> Path:
-        return Path("/nowhere")
-
-    def found(self) -> Found:
-        """Return that nothing is known."""
-        return Found(0.0, Reading(FakeNvml.of()))
-
-    def published(self) -> list[Published]:
-        """Return no process."""
-        return []
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 from pictures.training import Life, Trainer
-from prometheus_client.core import Metric
 from support import reports
 from support.browser import PACKAGES, Page
+from support.collectors import EmptyCollector
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.oom_report import encode
@@ -171,7 +171,7 @@ def test_the_keyboard_is_enough(page: Page, run_dir: Path) -> None:
         page.wait(f"document.querySelector('[role=tab]') && {selected} === 'Why'")
 
 
-class Known:
+class Known(EmptyCollector):
     """A collector that has found these GPUs and processes, whatever /proc says."""
 
     def __init__(self, run_dir: Path, gpus: list[FakeGpu], published: list[Published]) -> None:
@@ -181,17 +181,8 @@ class Known:
         exporter.close()
         self._found = replace(exporter.found(), published=published)
 
-    def collect(self) -> list[Metric]:
-        return []
-
-    def known(self) -> list[Metric]:
-        return []
-
     def found(self) -> Found:
         return replace(self._found, time=time.time())
-
-    def published(self) -> list[Published]:
-        return []
 
 
 def played(name: str, number: int) -> tuple[FakeGpu, Published]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import requires
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.local_http import Answer, Request, answering
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "exporter" / "Dockerfile").read_text()
@@ -70,34 +67,17 @@ def test_the_label_names_this_version() -> None:
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """Serve /-/healthy with `status` on a free port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/-/healthy" else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+def port_of(address: str) -> str:
+    """Return the port of HOST:PORT."""
+    return address.rpartition(":")[2]
 
 
-def check(port: int) -> int:
+def check(port: str) -> int:
     """Return the exit code of the image's health check for a port."""
     (words,) = re.findall(r"^HEALTHCHECK .*CMD (\[(?:.|\\\n)*?\])$", DOCKERFILE, re.MULTILINE)
     command: list[str] = yaml.safe_load(words.replace("\\\n", ""))
     assert str(PORT) in command[-1]
-    command[-1] = command[-1].replace(str(PORT), str(port))
+    command[-1] = command[-1].replace(str(PORT), port)
     return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode
 
 
@@ -105,16 +85,20 @@ def check(port: int) -> int:
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
 def test_the_health_check_follows_the_status(status: int, healthy: bool) -> None:
     """The health check passes only if /-/healthy returns 200; it needs nothing but bash."""
-    with answering(status) as port:
-        assert (check(port) == 0) is healthy
+
+    def health(request: Request) -> Answer:
+        return Answer(status if request.path == "/-/healthy" else 404)
+
+    with answering(health) as address:
+        assert (check(port_of(address)) == 0) is healthy
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, as the image has it")
 def test_the_health_check_fails_on_a_closed_port() -> None:
     """The health check fails if no server listens."""
-    with answering(200) as port:
+    with answering(lambda _: Answer()) as address:
         pass
-    assert check(port) != 0
+    assert check(port_of(address)) != 0
 
 
 def test_the_image_runs_the_exporter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,9 @@ def test_newer_builds_are_accepted(tmp_path: Path, version: str) -> None:
 
 def test_no_pytorch_is_none(tmp_path: Path) -> None:
     """An interpreter without PyTorch is not an error."""
-    bare = Path(sys.executable).resolve()
+    venv.create(tmp_path / "bare")
 
-    assert find_torch(str(bare), {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}) is None
+    assert find_torch(str(tmp_path / "bare/bin/python"), {}) is None
 
 
 @pytest.mark.parametrize(

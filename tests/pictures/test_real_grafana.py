@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import ClassVar
 
 import pytest
 from pictures.drawing import missing
 from pictures.real_grafana import DATASOURCE, Grafana, Json, absent, grafana
 from pictures.recorder import BUILD, recorded, served
 from support.dashboards import BOARDS, PANELS
+from support.local_http import Answer, Request, answering
 
 UIDS = [board["uid"] for board in BOARDS.values()]
 
@@ -55,36 +53,20 @@ def test_grafana_draws_every_board(real: Grafana) -> None:
     assert all(picture.stat().st_size for picture in real.shoot(UIDS, folder))
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Answers /api/ds/query as Grafana does: an error for A, nothing for C."""
-
-    asked: ClassVar[list[Json]] = []
-
-    def do_POST(self) -> None:
-        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        results = {"A": {"error": "parse error", "status": 400}, "B": {"status": 200, "frames": []}}
-        body = json.dumps({"results": results}).encode()
-        self.send_response(207)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
-
 def test_a_query_that_fails_in_grafana_is_found() -> None:
     """A query with an error and a query without an answer are reported, each by its letter."""
     targets = [{"refId": letter, "expr": 'up{job=~"$job"}'} for letter in "ABC"]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        errors = Grafana(f"http://127.0.0.1:{server.server_port}").errors({"targets": targets})
-    finally:
-        server.shutdown()
-        server.server_close()
+    asked: list[Json] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append(json.loads(request.body))
+        results = {"A": {"error": "parse error", "status": 400}, "B": {"status": 200, "frames": []}}
+        return Answer(207, json.dumps({"results": results}).encode())
+
+    with answering(answer) as address:
+        errors = Grafana(f"http://{address}").errors({"targets": targets})
 
     assert ["A: parse error", "C: no answer"] == errors
-    queries = Answers.asked[-1]["queries"]
+    queries = asked[-1]["queries"]
     assert {'up{job=~".*"}'} == {query["expr"] for query in queries}
     assert {DATASOURCE} == {query["datasource"]["uid"] for query in queries}

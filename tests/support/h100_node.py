@@ -6,7 +6,6 @@ know, so the node has the maximum number of series at default settings.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from prometheus_client import generate_latest
+from support.idle_processes import idle_processes
 from support.publishing import publish
 from support.samples import full_sample
 
+from torchmem.demo.h100 import LINK_ERRORS, LINKS, REASONS, THRESHOLDS
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity, Versions
 from torchmem.exporter.run_directory import RunDirectory
@@ -39,7 +40,6 @@ from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.sample import ByPool, FirstRead, Sample
 
 GIB = 1 << 30
-LINKS = 18
 FIRST_DEAD_PID = 4_194_200  # with a start time that no running process has
 EVENTS = (
     "xid",
@@ -50,21 +50,8 @@ EVENTS = (
     "gpu_unavailable_error",
     "gpu_recovery_action",
 )
-THRESHOLDS = {"shutdown": 92, "slowdown": 89, "memory_max": 95, "gpu_max": 87}
 CLOCKS = ("graphics", "sm", "memory", "video")
-REASONS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clock_setting",
-)
-NVLINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
-NO_NVLINK_ERRORS = dict.fromkeys(product(range(LINKS), NVLINK_ERRORS), 0)
+NO_NVLINK_ERRORS = dict.fromkeys(product(range(LINKS), LINK_ERRORS), 0)
 NO_ECC_ERRORS = dict.fromkeys(product(("corrected", "uncorrected"), ("volatile", "aggregate")), 0)
 
 
@@ -218,18 +205,6 @@ def _without_troubles(sample: Sample) -> Sample:
 
 
 @contextmanager
-def _processes(count: int) -> Iterator[list[int]]:
-    """Start processes that do nothing, and yield their pids."""
-    running = [subprocess.Popen(["sleep", "3600"]) for _ in range(count)]
-    try:
-        yield [process.pid for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-@contextmanager
 def h100_node(
     uuids: Sequence[str],
     ranks: int,
@@ -239,7 +214,7 @@ def h100_node(
     healthy: bool = False,
 ) -> Iterator[H100Node]:
     """A node with these cards and a running rank on each of the first `ranks`."""
-    with TemporaryDirectory() as folder, _processes(ranks) as pids:
+    with TemporaryDirectory() as folder, idle_processes(ranks) as pids:
         node = H100Node(Path(folder), uuids, pids, run, old_run, healthy=healthy)
         try:
             yield node

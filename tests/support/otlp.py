@@ -6,15 +6,14 @@ import gzip
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
-from threading import Thread
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from prometheus_client.samples import Sample
+from support.local_http import Answer, Request, answering
 
 Labels = frozenset[tuple[str, str]]
 
@@ -92,30 +91,18 @@ def _normal(labels: dict[str, str]) -> Iterator[tuple[str, str]]:
 @contextmanager
 def receiver() -> Iterator[Received]:
     """Run a receiver of OTLP over HTTP."""
+    received = Received()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            received.requests.append(ExportMetricsServiceRequest.FromString(body))
-            self.send_response(403 if received.refuses else 200)
-            self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def receive(request: Request) -> Answer:
+        body = request.body
+        if request.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        received.requests.append(ExportMetricsServiceRequest.FromString(body))
+        return Answer(403 if received.refuses else 200, content_type="application/x-protobuf")
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received = Received(f"http://127.0.0.1:{server.server_port}")
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with answering(receive) as address:
+        received.url = f"http://{address}"
         yield received
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def variables(url: str, interval: float = 0.2) -> dict[str, str]:

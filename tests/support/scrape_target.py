@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
+from support.local_http import Answer, answering
 from support.simulated_time import Series
 
+TEXT = "text/plain; version=0.0.4"
 _TARGET = re.compile(r'job="[^"]*",instance="[^"]*",?')
 
 
@@ -29,23 +29,5 @@ def pages(scrapes: Series) -> list[str]:
 @contextmanager
 def serving(text: Callable[[], str]) -> Iterator[str]:
     """Serve the text that `text` returns for each request; yield the host and port on loopback."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(lambda _: Answer(body=text().encode(), content_type=TEXT)) as address:
+        yield address

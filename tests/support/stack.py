@@ -11,11 +11,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+from support.local_http import Answer, Request, answering
 from support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,34 +155,23 @@ def _targets(configuration: Path, kind: str, addresses: str | list[str] | None) 
 class Receiver:
     """A webhook receiver and the alerts that it has received."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self) -> None:
+        self.url = ""
         self.alerts: list[dict[str, Any]] = []
 
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
     """Run a webhook receiver on loopback."""
+    received = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            received.alerts.extend(body["alerts"])
-            self.send_response(200)
-            self.end_headers()
+    def receive(request: Request) -> Answer:
+        received.alerts.extend(json.loads(request.body)["alerts"])
+        return Answer()
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received = Receiver(f"http://127.0.0.1:{server.server_port}/")
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with answering(receive) as address:
+        received.url = f"http://{address}/"
         yield received
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @contextmanager

@@ -38,7 +38,7 @@ NVLINK_BYTES_PER_SECOND = 65e9
 LOADED_BYTES_PER_SECOND = 1.6e9
 """Batches over PCIe of a busy GPU; the bus carries at most 64 GB/s."""
 
-_REASONS = (
+REASONS = (
     "gpu_idle",
     "applications_clocks_setting",
     "sw_power_cap",
@@ -49,7 +49,7 @@ _REASONS = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-_LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
+LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
 _CORRECTED_SECONDS = 900.0  # of work between two corrected errors
 _REPLAY_SECONDS = 20.0  # of work between two replays of a faulty link
 _DEFECTS: Mapping[int, Mapping[str, Any]] = {
@@ -175,7 +175,7 @@ class Moment:
             "sw_power_cap": self._cap < 1,
             "sw_thermal_slowdown": bool(self.busy) and self._slowdown < 1,
         }
-        return dict.fromkeys(_REASONS, False) | active
+        return dict.fromkeys(REASONS, False) | active
 
     def _ecc(self) -> Ecc:
         corrected = int(self._worked / _CORRECTED_SECONDS) if self._traits.corrects_errors else 0
@@ -191,7 +191,7 @@ class Moment:
         return Repairs(rows, remapped, False, recovery_action=action)
 
     def _nvlink(self) -> NvLink:
-        errors = dict.fromkeys(product(range(LINKS), _LINK_ERRORS), 0)
+        errors = dict.fromkeys(product(range(LINKS), LINK_ERRORS), 0)
         if self._traits.faulty_link:
             errors[7, "replay"] = int(self._worked / _REPLAY_SECONDS)
         moved = self._exchanged(self._worked)

@@ -4,6 +4,8 @@
 #include "cuda_abi.h"
 #include "phantom.h"
 
+#include <stdlib.h>
+
 /* Stores an error for cudaGetLastError and returns it. */
 cudaError_t record_error(cudaError_t error);
 /* Opens the device's context. Returns the error that CUDA returns if that fails. */
@@ -29,3 +31,16 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
 #define SUCCEED(name) \
     int name(void);   \
     int name(void) { return cudaSuccess; }
+
+/* A library's object of which the phantom keeps nothing but its address. */
+#define HANDLE(create, destroy) \
+    int create(void **handle)   \
+    {                           \
+        *handle = calloc(1, 1); \
+        return 0;               \
+    }                           \
+    int destroy(void *handle)   \
+    {                           \
+        free(handle);           \
+        return 0;               \
+    }

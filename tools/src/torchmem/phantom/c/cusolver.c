@@ -7,8 +7,6 @@
  * does not have, a copy of the matrix and its vectors. */
 #include "cudart.h"
 
-#include <stdlib.h>
-
 enum { BLOCK = 32 };
 
 static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -38,18 +36,6 @@ static int bytes(size_t *device, size_t *host, int64_t length, int type)
     *host = 0;
     return 0;
 }
-
-#define HANDLE(create, destroy) \
-    int create(void **handle)   \
-    {                           \
-        *handle = calloc(1, 1); \
-        return 0;               \
-    }                           \
-    int destroy(void *handle)   \
-    {                           \
-        free(handle);           \
-        return 0;               \
-    }
 
 HANDLE(cusolverDnCreate, cusolverDnDestroy)
 HANDLE(cusolverDnCreateParams, cusolverDnDestroyParams)

@@ -158,18 +158,6 @@ int cusparseXcsrgeam2Nnz(void *handle, int m, int n, void *a, int a_entries, voi
 
 const char *cusparseGetErrorString(int status) { return status ? "not supported by the phantom GPU" : "success"; }
 
-#define HANDLE(create, destroy) \
-    int create(void **handle)   \
-    {                           \
-        *handle = calloc(1, 1); \
-        return 0;               \
-    }                           \
-    int destroy(void *handle)   \
-    {                           \
-        free(handle);           \
-        return 0;               \
-    }
-
 HANDLE(cusparseCreate, cusparseDestroy)
 HANDLE(cusparseCreateDnMat, cusparseDestroyDnMat)
 HANDLE(cusparseCreateDnVec, cusparseDestroyDnVec)

@@ -1,0 +1,35 @@
+"""A collector without GPUs and ranks; tests override what they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prometheus_client.core import Metric
+
+from torchmem.exporter.live.state import Found
+from torchmem.exporter.reading import Reading
+from torchmem.exporter.run_directory import Published
+from torchmem.exporter.testing import FakeNvml
+
+
+class EmptyCollector:
+    """A `Collector` that finds nothing."""
+
+    run_dir = Path("/nonexistent")
+
+    def collect(self) -> Sequence[Metric]:
+        """Return no families."""
+        return []
+
+    def known(self) -> Sequence[Metric]:
+        """Return no families."""
+        return []
+
+    def found(self) -> Found:
+        """Return that nothing is known."""
+        return Found(0.0, Reading(FakeNvml.of()))
+
+    def published(self) -> Sequence[Published]:
+        """Return no process."""
+        return []

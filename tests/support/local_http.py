@@ -1,0 +1,55 @@
+"""An HTTP server on loopback, whose answers the test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A GET or POST."""
+
+    path: str
+    headers: Message
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server returns."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "text/plain"
+
+
+@contextmanager
+def answering(answer: Callable[[Request], Answer]) -> Iterator[str]:
+    """Return what `answer` returns for each request; yield HOST:PORT."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            given = answer(Request(self.path, self.headers, body))
+            self.send_response(given.status)
+            self.send_header("Content-Type", given.content_type)
+            self.send_header("Content-Length", str(len(given.body)))
+            self.end_headers()
+            self.wfile.write(given.body)
+
+        do_GET = do_POST = _answer  # noqa: N815 - the names that BaseHTTPRequestHandler calls
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
