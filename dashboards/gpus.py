@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.colors import Levels
-from dashboards.panels import Query, Text, lines_in_band
+from dashboards.panels import Query, Text, lines_in_band, lowest_first
 from dashboards.queries import GPU_ROW, append_matcher, named, row, select, worst
 from grafana_foundation_sdk.builders import timeseries
 
@@ -83,14 +83,15 @@ def gpu_lines(
     text: Text,
     expression: str,
     unit: str,
-    *more: Query,
+    *,
     lowest: bool = False,
     mark: Levels | None = None,
 ) -> timeseries.Panel:
     """Return one line per GPU, or with many GPUs those of the worst ones and a band of all.
 
-    The highest values are the worst ones, or with `lowest` the lowest. `more` are other lines.
+    The highest values are the worst ones, or with `lowest` the lowest.
     """
     per_gpu = row(GPU_ROW, expression)
     line = Query(named(worst(per_gpu, GPU_ROW, lowest=lowest)), NAME)
-    return lines_in_band(text, line, per_gpu, unit, mark, *more)
+    panel = lines_in_band(text, line, per_gpu, unit, mark)
+    return lowest_first(panel) if lowest else panel

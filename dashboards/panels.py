@@ -43,7 +43,6 @@ class Unit:
     TEXT = units.String
     PER_MINUTE = "suffix:per min"
     AGO = units.DateTimeFromNow
-    NODES = "suffix: node(s)"
     DOLLARS = "currencyUSD"
     KILOWATT_HOURS = units.KiloWattHour
     WATTS = units.Watt
@@ -201,8 +200,8 @@ def rank_lines(
     `lowest` the lowest.
     """
     ranks = Query(worst(expression, lowest=lowest), RANK)
-    panel = lines_in_band(text, ranks, expression, unit, mark)
-    return panel.height(10).legend(_table_legend(descending=not lowest))
+    panel = lines_in_band(text, ranks, expression, unit, mark).height(10)
+    return lowest_first(panel) if lowest else panel
 
 
 def lines_in_band(
@@ -211,14 +210,15 @@ def lines_in_band(
     expression: str,
     unit: str,
     mark: Levels | None = None,
-    *more: Query,
 ) -> timeseries.Panel:
-    """Return the worst lines of `expression` and, if there are others, a band of all of them.
-
-    `more` are lines of another kind.
-    """
+    """Return the worst lines of `expression` and, if there are others, a band of all of them."""
     everyone = [Query(query, f"all, {name}", NEUTRAL) for name, query in band(expression).items()]
-    return _shaded(lines(text, [worst_lines, *everyone, *more], unit, mark=mark)).height(9)
+    return _shaded(lines(text, [worst_lines, *everyone], unit, mark=mark)).height(9)
+
+
+def lowest_first(panel: timeseries.Panel) -> timeseries.Panel:
+    """Sort the legend by the last value, the lowest first."""
+    return panel.legend(_table_legend(descending=False))
 
 
 def with_limit(panel: timeseries.Panel, limit: Query) -> timeseries.Panel:

@@ -233,12 +233,12 @@ EXPORTERS: list[Panel] = [
     ).span(12),
     stat_panel(
         Text(
-            "Versions",
+            "Nodes by version",
             "Which versions of torchmem are running, on how many nodes?",
             NO_EXPORTER,
         ),
         Query(f"count by (version) ({select(catalog.BUILD_INFO)})", "{{version}}"),
-        Unit.NODES,
+        Unit.COUNT,
     )
     .span(12)
     .height(9),

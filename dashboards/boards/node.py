@@ -48,7 +48,7 @@ from dashboards.queries import (
 
 from torchmem.sample import catalog
 from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.colors import ATTENTION, GOOD
+from torchmem.sample.colors import ATTENTION, FAILED, GOOD
 
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
@@ -93,7 +93,7 @@ NUMBERS: list[Panel] = [
     ),
     stat_panel(
         Text(
-            "Driver",
+            "Nodes by driver",
             "Which versions of the driver and CUDA are installed, on how many nodes, and where "
             "does the driver not respond? Several versions may be an incomplete upgrade. All "
             "values of GPUs are missing while NVML is down.",
@@ -103,7 +103,7 @@ NUMBERS: list[Panel] = [
             Query(_DRIVERS, "driver {{driver_version}}, CUDA {{cuda_version}}", GOOD),
             Query(_NVML_DOWN, "NVML is down: {{reason}}", ATTENTION),
         ],
-        Unit.NODES,
+        Unit.COUNT,
     ).span(8),
 ]
 
@@ -256,7 +256,8 @@ XID_MARK = Mark(
     "XID",
     f"1000 * {value('xid_last_timestamp_seconds')}",
     "XID {{xid}} on {{instance}} GPU {{gpu}}",
-    "red",
+    FAILED,
+    at_value=True,
 )
 
 BOARD = Board(

@@ -16,7 +16,6 @@ from dashboards.gpus import (
     value,
 )
 from dashboards.panels import (
-    NEUTRAL,
     PARTS_EXPLAINED,
     Column,
     Panel,
@@ -27,6 +26,7 @@ from dashboards.panels import (
     lines,
     memory_stack,
     state_timeline,
+    with_limit,
 )
 from dashboards.queries import GPU_NAMES, GPU_ROW, append_matcher, named, rate, row, select
 
@@ -69,7 +69,7 @@ OVER_TIME: list[Panel] = [
     gpu_lines(
         Text(
             "GPU utilization",
-            "Is each GPU busy? The share of time in which at least one kernel ran. 100 % does "
+            "Is each GPU busy? The share of time in which at least one kernel ran. 100% does "
             "not mean that the kernel used the whole GPU.",
             NO_GPU,
         ),
@@ -96,16 +96,18 @@ OVER_TIME: list[Panel] = [
         Unit.CELSIUS,
         mark=GPU_TEMPERATURE,
     ),
-    gpu_lines(
-        Text(
-            "Power by GPU",
-            "How much power does each GPU draw, and what is the highest limit in force? At its "
-            "limit, a GPU lowers its clocks.",
-            NO_GPU,
+    with_limit(
+        gpu_lines(
+            Text(
+                "Power by GPU",
+                "How much power does each GPU draw, and what is the highest limit in force, the "
+                "dashed line? At its limit, a GPU lowers its clocks.",
+                NO_GPU,
+            ),
+            value("power_watts"),
+            Unit.WATTS,
         ),
-        value("power_watts"),
-        Unit.WATTS,
-        Query(f"max({value('power_limit_watts')})", "highest limit", NEUTRAL),
+        Query(f"max({value('power_limit_watts')})", "highest limit"),
     ),
 ]
 

@@ -60,6 +60,8 @@ def _shown(expression: str) -> str:
     return f"sum({live(expression)})".replace('"$rank"', '"$shown"')
 
 
+_UNBACKED = select(catalog.RESERVED_UNBACKED)
+_ON_GPU = f"(clamp_min({_ALLOCATED} - {_UNBACKED}, 0) or {_ALLOCATED})"
 _OUTSIDE, _START = select(catalog.OUTSIDE_ALLOCATOR), select(catalog.OUTSIDE_ALLOCATOR_START)
 _RANK = stack(
     Text(
@@ -67,11 +69,12 @@ _RANK = stack(
         "How far apart are the memory of tensors (allocated), the memory that waits for another "
         "stream too (active), what PyTorch holds (reserved), and the GPU? Outside PyTorch are the "
         "CUDA context, which was there at the start, and libraries such as NCCL, since then. What "
-        "is left below the dashed line is free or belongs to other processes. The ranks with the "
-        "least headroom are shown.",
+        "is left below the dashed line is free or belongs to other processes. What an allocator "
+        "that sleeps has given back does not count as allocated. The ranks with the least "
+        "headroom are shown.",
     ),
     [
-        Query(_shown(_ALLOCATED), "allocated", PARTS["in_use"]),
+        Query(_shown(_ON_GPU), "allocated", PARTS["in_use"]),
         Query(f"{_shown(_ACTIVE)} - {_shown(_ALLOCATED)} > 0", "active", PARTS["private_pools"]),
         Query(f"{_shown(_RESERVED)} - {_shown(_ACTIVE)}", "reserved", PARTS["releasable"]),
         Query(
@@ -181,7 +184,7 @@ FRAGMENTATION: list[Panel] = [
         Text(
             "Slack at the peak",
             "What share of the reserved memory was never in use? 1 - peak active / peak reserved. "
-            "5 to 20 % is usual; more is memory that a larger batch could have used.",
+            "5 to 20% is usual; more is memory that a larger batch could have used.",
         ),
         of_ranks(select(recorded.PEAK_SLACK)),
         Unit.RATIO,
@@ -237,7 +240,7 @@ GROWTH: list[Panel] = [
         Text(
             "Imbalance between ranks",
             "Does one rank need more than the others? The active peak divided by the mean of the "
-            "run's other ranks: 1 is even, 1.2 is 20 % more. The rank with the highest value "
+            "run's other ranks: 1 is even, 1.2 is 20% more. The rank with the highest value "
             "limits the batch size. The dashed line is the threshold of the alert.",
             "A run with one rank has no imbalance",
         ),
@@ -286,7 +289,18 @@ SPECIAL: list[Panel] = [
         ),
         of_ranks(f"{select(catalog.PRIVATE_POOL, state='free')} > 0"),
         Unit.BYTES,
-    ),
+    ).span(8),
+    rank_lines(
+        Text(
+            "Given back while asleep",
+            "How much of what PyTorch counts as reserved is not on the GPU, because an allocator "
+            "outside PyTorch has given it back, as in vLLM's sleep mode? It is free for other "
+            "processes; the rank needs it again when it wakes up.",
+            "All reserved memory is on the GPU",
+        ),
+        of_ranks(_UNBACKED),
+        Unit.BYTES,
+    ).span(8),
     lines(
         Text(
             "Peak by phase",
@@ -297,7 +311,9 @@ SPECIAL: list[Panel] = [
         ),
         [Query(f"max by (phase) ({live(select(catalog.PHASE_PEAK))})", "{{phase}}")],
         Unit.BYTES,
-    ).height(10),
+    )
+    .span(8)
+    .height(10),
 ]
 
 _LEFT = f"{select(catalog.HOST_AVAILABLE)} / {select(catalog.HOST_LIMIT)}"
@@ -314,7 +330,7 @@ HOST: list[Panel] = [
         Unit.RATIO,
         lowest=True,
         mark=levels.HOST_AVAILABLE,
-    ),
+    ).span(8),
     rank_lines(
         Text(
             "Resident memory",
@@ -323,7 +339,7 @@ HOST: list[Panel] = [
         ),
         of_ranks(select(catalog.HOST_RSS)),
         Unit.BYTES,
-    ),
+    ).span(8),
     rank_lines(
         Text(
             "Pinned memory",
@@ -333,5 +349,5 @@ HOST: list[Panel] = [
         ),
         of_ranks(f"sum without (state) ({select(catalog.HOST_PINNED)})"),
         Unit.BYTES,
-    ),
+    ).span(8),
 ]

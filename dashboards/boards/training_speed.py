@@ -58,11 +58,11 @@ PANELS: list[Panel] = [
     lines(
         Text(
             "Slowest steps",
-            "How long do the slowest 5 % of all steps take, over all ranks? Far above the mean, a "
+            "How long do the slowest 5% of all steps take, over all ranks? Far above the mean, a "
             "step waits for something now and then, such as a flush of the cache.",
             "No optimizer step yet",
         ),
-        [Query(_SLOWEST, "slowest 5 %")],
+        [Query(_SLOWEST, "slowest 5%")],
         Unit.SECONDS,
     ),
     lines(

@@ -18,7 +18,7 @@ from support.waiting import until
 NODES = ("h100_busy", "mig", "rtx_4090", "v100_old_driver")
 # NVML responds on all nodes, no row failed, and counters of recorded scrapes do not rise.
 NOT_REPORTED = {
-    "Driver B",
+    "Nodes by driver B",
     "Remapped rows and retired pages C",
     "NVLink errors per minute A",
     "PCIe replays per minute A",

@@ -49,6 +49,13 @@ def test_a_dashboard_describes_itself(board: Json) -> None:
 
 
 @each_board
+def test_a_mark_of_a_time_is_at_that_time(board: Json) -> None:
+    """A mark whose query returns a time stands at it once, not at every step since."""
+    for mark in board["annotations"]["list"]:
+        assert ("_timestamp_seconds" in mark["expr"]) == mark["useValueForTime"], mark["name"]
+
+
+@each_board
 def test_a_dashboard_links_to_all_others(board: Json) -> None:
     """Links above the panels open every other dashboard with the same selection and time."""
     others = {

@@ -149,7 +149,8 @@ WITHOUT_DATA = (
     r"|Allocator settings B|Out of memory in A|Ranks in danger E"
     r"|Deviation from the usual [ABC]|Samples per second A"
     r"|Ranks with the least headroom B|Firing alerts [AB]|Cost of the waste A"
-    r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Files rejected per minute A"
+    r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Given back while asleep A"
+    r"|Files rejected per minute A"
     r"|Collectors that failed A|SDK errors by stage A"
     r"|Start .mark.|Killed or failed .mark.|Alert .mark."
 )

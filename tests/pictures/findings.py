@@ -12,6 +12,7 @@ MAX_OPEN_PANELS = 12
 SCREEN_HEIGHT = 1080
 MIN_NAME_HEIGHT = 14
 NO_DATA = "no data"
+WITHOUT_PARTS = "total without parts"
 UNMATCHED = "override without a field"
 DISAGREEMENT = "two answers to one question"
 # Panels of different titles that answer one question.
@@ -52,6 +53,13 @@ def _without_data(panel: Json) -> Iterator[str]:
         yield panel.get("message") or "no data"
 
 
+def _without_parts(panel: Json) -> Iterator[str]:
+    """Several queries without data, and then a line with which they are to be compared."""
+    *parts, last = [query["series"] for query in panel["queries"]] or [0]
+    if last and len(parts) > 1 and not any(parts):
+        yield "only " + ", ".join(panel["legend"]["labels"])
+
+
 def _clipped(panel: Json) -> Iterator[str]:
     yield from sorted(set(panel["clipped"]))
 
@@ -84,6 +92,7 @@ def _overlapping_names(panel: Json) -> Iterator[str]:
 PANEL_FAULTS: Mapping[str, Callable[[Json], Iterable[str]]] = {
     "query error": _query_errors,
     NO_DATA: _without_data,
+    WITHOUT_PARTS: _without_parts,
     "clipped text": _clipped,
     "hidden legend entries": _hidden_legend,
     "repeated legend entries": _repeated_legend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +41,18 @@ def shipped() -> list[Rule]:
         for group in yaml.safe_load(path.read_text())["groups"]
         for entry in group["rules"]
     ]
-    by_name = {rule.name: rule for rule in rules if not rule.is_alert}
+    by_name = defaultdict[str, list[Rule]](list)
+    for rule in rules:
+        if not rule.is_alert:
+            by_name[rule.name].append(rule)
     ordered: dict[int, Rule] = {}
 
     def visit(rule: Rule) -> None:
         if id(rule) in ordered:
             return
-        for name in sorted(rule.reads):
-            if name in by_name and name != rule.name:
-                visit(by_name[name])
+        for name in sorted(rule.reads & by_name.keys() - {rule.name}):
+            for read in by_name[name]:
+                visit(read)
         ordered[id(rule)] = rule
 
     for rule in rules:

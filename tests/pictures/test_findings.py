@@ -62,6 +62,14 @@ def wide(width: int) -> Json:
 BROKEN: Mapping[str, Json] = {
     "query error": graph("sum(", "x"),
     "no data": graph("no_such_metric", "x"),
+    "total without parts": {
+        "type": "timeseries",
+        "targets": [
+            target("no_such_metric", "a", "A"),
+            target("no_such_metric", "b", "B"),
+            target(f"sum({STATE})", "total", "C"),
+        ],
+    },
     "clipped text": table(f"sum by (run, state) ({STATE})") | {"fieldConfig": wide(24)},
     "hidden legend entries": graph(BUCKETS, "{{name}}"),
     "repeated legend entries": graph(STATE, "{{run}}"),

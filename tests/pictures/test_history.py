@@ -49,11 +49,10 @@ def test_rules_and_alerts_are_evaluated_over_the_past(tmp_path: Path) -> None:
 
 def test_each_rule_comes_after_those_that_it_reads() -> None:
     """No rule reads the result of a later one."""
-    seen: set[str] = set()
-    names = {rule.name for rule in shipped() if not rule.is_alert}
-    for rule in shipped():
-        seen.add(rule.name)
-        assert {name for name in rule.reads if name in names} <= seen
+    rules = shipped()
+    for number, rule in enumerate(rules):
+        later = {other.name for other in rules[number + 1 :]} - {rule.name}
+        assert set() == rule.reads & later
 
 
 def test_an_alert_starts_again_after_a_gap() -> None:

@@ -83,7 +83,7 @@ class Trainer:
         self.local_rank = local_rank
         self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
         self._steps, self._last_step = 0, life.start
-        self._snapshot_at = self.played = life.start
+        self._snapshot_taken = self._snapshot_at = self.played = life.start
         self.state: State = "running"
         self.ended: float | None = None
         self._oom_at = life.start
@@ -111,7 +111,7 @@ class Trainer:
             return None
         if self.ended is not None and now - self.ended > DEFAULT_TTL_SECONDS:
             return None
-        return Published(self._sample(), self.life.pid, self.state, attributed=self.is_live)
+        return Published(self._sample(now), self.life.pid, self.state, attributed=self.is_live)
 
     def _train(self) -> Iterator[ScenarioEvent]:
         life = self.life
@@ -129,6 +129,7 @@ class Trainer:
             return
         if self.played >= self._snapshot_at:
             self._recorder.take_snapshot()
+            self._snapshot_taken = self.played
             self._snapshot_at = (
                 self.played + self._chance.uniform(0.75, 1.25) * life.snapshot_seconds
             )
@@ -156,7 +157,7 @@ class Trainer:
         self._recorder.record_oom(device, failed)
         self.used_bytes = self.card.use.own()
 
-    def _sample(self) -> Sample:
+    def _sample(self, now: float) -> Sample:
         life = self.life
         process = Process(
             life.pid,
@@ -174,9 +175,9 @@ class Trainer:
         )
         seconds = self._last_step - life.start
         return Sample(
-            timestamp=self.played,
+            timestamp=min(self.played, now),
             process=process,
-            devices=tuple(self._dated(device) for device in self._recorder.samples()),
+            devices=tuple(self._dated(device, now) for device in self._recorder.samples()),
             steps=self._steps_so_far(seconds),
             cost=SelfCost(STATS_SECONDS, SNAPSHOT_COST_SECONDS, seconds * CPU_SHARE),
             allocator_settings=self._recorder.settings,
@@ -192,12 +193,15 @@ class Trainer:
         """Return a resident set that grows slowly, as that of a leaking data loader."""
         return int((12 + 2 * (self.played - self.life.start) / 3600) * GIB)
 
-    def _dated(self, device: DeviceSample) -> DeviceSample:
-        """Replace the recorder's timestamps, which are of the real clock."""
-        now = self.played
-        layout = device.layout and replace(device.layout, timestamp=now)
-        oom = device.last_oom and replace(device.last_oom, timestamp=self._oom_at)
-        dated = replace(device, layout=layout, last_oom=oom, stats_timestamp=now)
+    def _dated(self, device: DeviceSample, now: float) -> DeviceSample:
+        """Replace the recorder's timestamps, which are of the real clock.
+
+        The newest event may have ended a moment after `now`.
+        """
+        taken, moment = (min(time, now) for time in (self._snapshot_taken, self.played))
+        layout = device.layout and replace(device.layout, timestamp=taken)
+        oom = device.last_oom and replace(device.last_oom, timestamp=min(self._oom_at, now))
+        dated = replace(device, layout=layout, last_oom=oom, stats_timestamp=moment)
         peak = device.allocator.allocated_peak_bytes if device.allocator else 0
         phases = {"forward": peak * 15 // 16, "backward": peak}
         return replace(dated, components=self._components(device), phase_peaks=phases)

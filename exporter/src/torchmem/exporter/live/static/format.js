@@ -15,11 +15,11 @@ export function bytes(size) {
   return `${value.toFixed(digits)} ${UNITS[unit]}`;
 }
 
-/** Format a ratio: "93 %", "0.4 %". */
+/** Format a ratio: "93%", "0.4%". */
 export function percent(ratio) {
   if (ratio === undefined) return "–";
   const value = ratio * 100;
-  return `${value.toFixed(value > 0 && value < 1 ? 1 : 0)} %`;
+  return `${value.toFixed(value > 0 && value < 1 ? 1 : 0)}%`;
 }
 
 /** Format a ratio from 0 to 1 with two digits. It is rounded down: 1 means 1. */

@@ -5,7 +5,7 @@ import { isDark, onTheme, toggleTheme } from "./colors.js";
 import { el, keyed, setText } from "./dom.js";
 import { follow } from "./feed.js";
 import { install } from "./files.js";
-import { plural } from "./format.js";
+import { count, plural } from "./format.js";
 import { createGpu } from "./gpu.js";
 import { remember } from "./history.js";
 
@@ -76,7 +76,7 @@ function summary(state) {
   const ranks = new Map(state.gpus.flatMap((gpu) => gpu.ranks).map((rank) => [rank.id, rank]));
   const states = {};
   for (const rank of ranks.values()) states[rank.state] = (states[rank.state] ?? 0) + 1;
-  const words = Object.entries(states).map(([name, number]) => `${number} ${name === "oom" ? "out of memory" : name}`);
+  const words = Object.entries(states).map(([name, number]) => `${count(number)} ${name === "oom" ? "out of memory" : name}`);
   const waiting = state.waiting.length ? [`${plural(state.waiting.length, "rank")} without a GPU yet`] : [];
   const nvml = state.nvml.up ? [] : [`NVML does not respond (${state.nvml.reason})`];
   return [plural(state.gpus.length, "GPU"), plural(ranks.size, "rank"), ...words, ...waiting, ...nvml].join(" · ");
