@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import reports
+from support.recordings import in_small_pieces, write
 
 from torchmem.allocator.oom_report import OomReport, encode
+from torchmem.run.advice import MAX_REPORTS, Advice, find_advice
+from torchmem.run.replay import Replayed
+from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX
 from torchmem.sample.run_directory import report_name, sample_name
 from torchmem.sample.sample import Sample, Steps
 from torchmem.sample.sample import encode as encode_sample
@@ -20,6 +26,37 @@ ADVICE = "expandable_segments:True"
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHMEM_ADVICE")
 SHOW = 'for name in "$@"; do printenv "$name" || echo; done'
 UNCHANGED = ("", "", "")
+SEGMENTS = "large_segment_size_mb:16"
+DAY = 24 * 3600
+
+
+class Replays:
+    """Answers a replay, and keeps what was asked."""
+
+    def __init__(self, answer: Replayed) -> None:
+        self.settings: list[list[str]] = []
+        self.present: list[Mapping[str, str]] = []
+        self._answer = answer
+
+    def __call__(
+        self, _path: Path, _device: int, present: Mapping[str, str], settings: Sequence[str]
+    ) -> Replayed:
+        """Return the answer."""
+        self.present.append(present)
+        self.settings.append(list(settings))
+        return self._answer
+
+
+def found(folder: Path, replay: Replays | None = None, **environment: str) -> Advice:
+    """Return the advice for a run in this process."""
+    replay = replay or Replays(Replayed(problem="none"))
+    return find_advice("night", environment | {"TORCHMEM_RUN_DIR": str(folder)}, replay=replay)
+
+
+def record(report: Path) -> Path:
+    """Write a recording beside a report, of a job that smaller segments would have saved."""
+    path = report.with_name(report.name.rpartition("-")[0] + OOM_RECORDING_SUFFIX)
+    return write(in_small_pieces().snapshot(), path)
 
 
 def launch(
@@ -53,16 +90,23 @@ def launch(
 
 
 def attempt(
-    folder: Path, number: int, steps: int, *, advice: str = "", report: OomReport = reports.STRANDED
+    folder: Path,
+    number: int,
+    steps: int,
+    *,
+    advice: str = "",
+    report: OomReport = reports.STRANDED,
+    age: float = 1000,
 ) -> Path:
-    """Write the report of an attempt that ended by an OOM; return its path."""
+    """Write the report of an attempt that ended by an OOM `age` seconds ago; return its path."""
     process = replace(
         report.process,
         pid=number,
         start_ticks=number,
         labels={"advice": advice} if advice else {},
     )
-    own = replace(report, timestamp=reports.NOW + number, process=process, steps=Steps(steps))
+    timestamp = time.time() - age + number
+    own = replace(report, timestamp=timestamp, process=process, steps=Steps(steps))
     path = folder / str(os.geteuid()) / report_name(sample_name(number, 1, number), 1)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(encode(own))
@@ -77,7 +121,7 @@ def test_an_oom_by_fragmentation_sets_what_its_report_names(tmp_path: Path) -> N
     assert (ADVICE, "", ADVICE) == values
     (line,) = lines
     assert line == (
-        "torchmem: expandable_segments:True is added to PYTORCH_ALLOC_CONF: "
+        "torchmem: expandable_segments:True is added to PYTORCH_ALLOC_CONF by the report's rule: "
         "the run ended after 390 steps, out of memory by fragmentation."
     )
 
@@ -152,6 +196,115 @@ def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
     assert UNCHANGED == launch(tmp_path)[0]
 
 
+def test_the_empty_variable_that_pytorch_reads_first(tmp_path: Path) -> None:
+    """PYTORCH_CUDA_ALLOC_CONF that is set to nothing hides the others, so it gets the setting."""
+    attempt(tmp_path, 1, 390)
+
+    assert ("", ADVICE, ADVICE) == launch(tmp_path, PYTORCH_CUDA_ALLOC_CONF="")[0]
+    # Observed with PyTorch 2.13 of CUDA: it reads the variable of ROCm builds before the new one.
+    changed = found(tmp_path, PYTORCH_HIP_ALLOC_CONF="max_split_size_mb:128").environment
+    assert f"max_split_size_mb:128,{ADVICE}" == changed["PYTORCH_HIP_ALLOC_CONF"]
+
+
+@pytest.mark.parametrize(("age", "counts"), [(29 * DAY, True), (31 * DAY, False), (-DAY, True)])
+def test_reports_count_for_thirty_days(tmp_path: Path, age: float, counts: bool) -> None:
+    """Older ones end; a clock that was some time ahead does no harm."""
+    attempt(tmp_path, 1, 390, age=age)
+
+    assert counts == bool(found(tmp_path).environment)
+
+
+def test_a_clock_that_was_far_ahead_decides_nothing(tmp_path: Path) -> None:
+    """A report of next year is not the newest one for a year."""
+    attempt(tmp_path, 1, 390)
+    attempt(tmp_path, 2, 100, age=-365 * DAY, report=reports.BY_NAME["capacity"])
+
+    assert ADVICE in found(tmp_path).sentence
+
+
+def test_more_reports_than_the_sdk_keeps_are_not_read(tmp_path: Path) -> None:
+    """Of any number of files in the directory, only the newest count."""
+    oldest = attempt(tmp_path, 1, 390)
+    os.utime(oldest, (1, 1))
+    for number in range(2, 2 + MAX_REPORTS):
+        attempt(tmp_path, number, 390, report=reports.BY_NAME["capacity"])
+
+    assert not found(tmp_path).sentence
+
+
+def test_a_recording_decides_instead_of_the_rule(tmp_path: Path) -> None:
+    """Its replay finds the setting that suffices, and the line says that it was replayed."""
+    record(attempt(tmp_path, 1, 390))
+    values, lines = launch(tmp_path)
+
+    assert (SEGMENTS, "", SEGMENTS) == values
+    (line,) = lines
+    assert line == (
+        f"torchmem: {SEGMENTS} is added to PYTORCH_ALLOC_CONF by replay: the run ended after 390 "
+        f"steps, out of memory by fragmentation; replayed with {SEGMENTS}, memory suffices."
+    )
+
+
+def test_nothing_is_set_if_no_replay_suffices(tmp_path: Path) -> None:
+    """The report's rule is not applied if its replay runs out of memory too."""
+    record(attempt(tmp_path, 1, 1))
+    advice = found(tmp_path, replay=Replays(Replayed(failed=(ADVICE, SEGMENTS))))
+
+    assert not advice.environment
+    assert advice.sentence == (
+        "no setting is added: the run ended after 1 step, out of memory by fragmentation; replayed "
+        "with each of 2 settings, it does so too."
+    )
+
+
+def test_the_rule_decides_if_the_replay_shows_nothing(tmp_path: Path) -> None:
+    """The line says why, for example that the replay took too long."""
+    record(attempt(tmp_path, 1, 390))
+    advice = found(tmp_path, replay=Replays(Replayed(problem="it is damaged.")))
+
+    assert ADVICE == advice.environment["TORCHMEM_ADVICE"]
+    assert "by the report's rule" in advice.sentence
+    assert advice.sentence.endswith("The recording does not tell more: it is damaged.")
+
+
+def test_what_is_replayed(tmp_path: Path) -> None:
+    """The rule comes first; what the user has set, was in vain, or is unknown here is left out."""
+    process = replace(reports.STRANDED.process, versions={"torch": "2.10.0"})
+    older = replace(reports.STRANDED, process=process)
+    asked = Replays(Replayed(problem="it is damaged."))
+    record(attempt(tmp_path, 1, 390, report=older))
+    found(tmp_path, replay=asked)
+    found(tmp_path, replay=asked, PYTORCH_ALLOC_CONF="max_split_size_mb:128")
+    attempt(tmp_path, 2, 390, advice=ADVICE, report=older)
+    record(attempt(tmp_path, 3, 390))
+    found(tmp_path, replay=asked)
+    every, without_split, later = asked.settings
+
+    assert ADVICE == every[0]
+    assert not [text for text in every if "large_segment" in text]
+    assert [text for text in every if "max_split" not in text] == without_split
+    assert {"max_split_size_mb": "128"} == asked.present[1]
+    assert later[0] == SEGMENTS
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_only_an_own_file_is_replayed(tmp_path: Path, kind: str) -> None:
+    """A link, a pipe or a directory in place of a recording is none."""
+    path = attempt(tmp_path, 1, 390)
+    recording = record(path)
+    aside = recording.rename(tmp_path / "elsewhere")
+    if kind == "link":
+        recording.symlink_to(aside)
+    elif kind == "pipe":
+        os.mkfifo(recording)
+    else:
+        recording.mkdir()
+    asked = Replays(Replayed(SEGMENTS))
+
+    assert ADVICE == found(tmp_path, replay=asked).environment["TORCHMEM_ADVICE"]
+    assert not asked.settings
+
+
 def test_ranks_that_read_the_same_reports_agree(tmp_path: Path) -> None:
     """A second launcher beside the first one chooses the same and says the same."""
     attempt(tmp_path, 1, 390)
@@ -162,6 +315,7 @@ def test_ranks_that_read_the_same_reports_agree(tmp_path: Path) -> None:
 
 def test_an_oom_that_the_script_survived_is_none(tmp_path: Path) -> None:
     """A process that caught the error and went on is no attempt that failed."""
+    attempt(tmp_path, 2, 390, report=replace(reports.STRANDED, survived=True))
     path = attempt(tmp_path, 1, 390)
     sample = Sample(
         timestamp=reports.NOW,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from support.snapshots import load_snapshot
 from support.waiting import until
 
+from torchmem.allocator.backend import T, TraceEntry
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     FACTS_KEY,
+    OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
     REQUEST_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -29,8 +31,10 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk._capture import Capture, Job, next_action
+from torchmem.sdk._cost import OOM_TRACE_BUDGET, OOM_TRACE_RESERVE_SECONDS
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._recorded_history import RecordedHistory
+from torchmem.sdk._oom_trace import MAX_RECORDINGS_PER_USER, OomTrace
+from torchmem.sdk._recorded_history import OOM_TRACE_ENTRIES, RecordedHistory
 from torchmem.sdk._requests import STALE_SECONDS
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -394,6 +398,101 @@ def test_a_snapshot_at_an_oom_only_if_enabled(
         load_snapshot(path)["segments"][0]["total_size"] for path in paths
     ]
     assert 0 == session.errors.counts["capture"]
+
+
+class TracingBackend(SimulatedBackend):
+    """A backend whose allocations leave a trace; `script_records` says whose recording it is."""
+
+    script_records = False
+    ended = 0
+
+    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
+        """Start, unless the script records."""
+        assert complete
+        assert max_entries == OOM_TRACE_ENTRIES
+        self.start_history(max_entries)
+        return not self.script_records
+
+    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
+        """Count the call."""
+        self.ended += 1
+        return use([[]])
+
+
+def test_a_trace_is_kept_at_an_oom(
+    allocator: DeviceCachingAllocator, open_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    """The recording has the facts of a capture, is private, and ends with the session."""
+    backend = TracingBackend([allocator])
+    session = open_session(backend, capture_on_oom="trace")
+    allocator.malloc(100 * MIB)
+    for _ in range(2):
+        with pytest.raises(OutOfMemoryError):
+            allocator.malloc(2048 * MIB)
+    (path,) = tmp_path.rglob(f"*{OOM_RECORDING_SUFFIX}")
+
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    facts = load_snapshot(path)[FACTS_KEY]
+    assert (OOM_TRACE_ENTRIES, []) == (facts["max_entries"], facts["segments"])
+    assert not [*tmp_path.rglob(f"*{OOM_SNAPSHOT_SUFFIX}")]
+    session.close()
+    assert (1, 0) == (backend.ended, session.errors.counts["capture"])
+
+
+def test_without_a_trace_the_snapshot_is_kept(
+    allocator: DeviceCachingAllocator,
+    open_session: Callable[..., Session],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If the script records, or the allocator cannot, one warning says so."""
+    backend = TracingBackend([allocator])
+    backend.script_records = True
+    session = open_session(backend, capture_on_oom="trace")
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+    session.close()
+
+    assert 1 == len([*tmp_path.rglob(f"*{OOM_SNAPSHOT_SUFFIX}")])
+    assert not [*tmp_path.rglob(f"*{OOM_RECORDING_SUFFIX}")]
+    assert 1 == caplog.text.count("capture_on_oom")
+    assert 0 == backend.ended
+
+
+def test_frequent_ooms_leave_no_recording_of_another_one(
+    tmp_path: Path, backend: SimulatedBackend
+) -> None:
+    """When writing has taken its share of the time, the file of an older OOM is removed."""
+    now = 0.0
+
+    class Slow(RecordedHistory):
+        def trace(self) -> Mapping[str, Any] | None:
+            nonlocal now
+            now += OOM_TRACE_RESERVE_SECONDS / 2
+            return super().trace()
+
+    trace = OomTrace(
+        Slow(backend, dict), tmp_path / f"0-1-2{SAMPLE_SUFFIX}", Errors(), clock=lambda: now
+    )
+    kept = []
+    for _ in range(3):
+        trace.keep()
+        kept.append(len([*tmp_path.iterdir()]))
+    now += OOM_TRACE_RESERVE_SECONDS / OOM_TRACE_BUDGET
+    trace.keep()
+
+    assert ([1, 1, 0], 1) == (kept, len([*tmp_path.iterdir()]))
+
+
+def test_a_user_keeps_a_bounded_number_of_recordings(
+    tmp_path: Path, backend: SimulatedBackend
+) -> None:
+    """The oldest ones of all processes are removed."""
+    for number in range(MAX_RECORDINGS_PER_USER + 2):
+        sample = tmp_path / f"0-{number}-2{SAMPLE_SUFFIX}"
+        OomTrace(RecordedHistory(backend, dict), sample, Errors()).keep()
+
+    assert MAX_RECORDINGS_PER_USER == len([*tmp_path.iterdir()])
 
 
 def test_a_failing_snapshot_does_not_replace_the_oom(

@@ -159,7 +159,7 @@ class Recording(SimulatedBackend):
     started = entries_asked = 0
     is_free = True
 
-    def start_trace(self, max_entries: int) -> bool:
+    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
         """Count the call."""
         self.started, self.entries_asked = self.started + 1, max_entries
         return self.is_free

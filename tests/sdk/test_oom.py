@@ -194,6 +194,24 @@ def test_the_newest_oom_is_always_on_disk(
         assert len(paths) <= MAX_REPORTS_PER_PROCESS
 
 
+def test_reports_of_a_process_that_went_on_say_so(tmp_path: Path) -> None:
+    """All reports until then are marked in their place; a later one, and one in doubt, is not."""
+    clock = Clock()
+    reports = ReportWriter(tmp_path / f"1-2-3{SAMPLE_SUFFIX}", clock)
+    for number in range(2):
+        reports.write(_observation(number), SAMPLE)
+        os.utime(_report_paths(tmp_path)[-1], (number, number))
+    reports.mark_survived(lambda: True)
+    assert [False, False] == [report.survived for report in _read_reports(tmp_path)]
+
+    reports.mark_survived(lambda: False)
+    reports.write(_observation(2), SAMPLE)
+    read = _read_reports(tmp_path)
+    assert [True, False] == [report.survived for report in read]
+    assert [0, 2] == [report.oom.requested_bytes for report in read]
+    assert 0 == _report_paths(tmp_path)[0].stat().st_mtime
+
+
 def test_a_user_keeps_a_bounded_number(tmp_path: Path) -> None:
     """Over all processes the oldest reports are removed first; other files stay."""
     (tmp_path / f"1-2-3{SAMPLE_SUFFIX}").touch()

@@ -11,7 +11,7 @@ from typing import Any
 from torchmem.allocator.sizes import GIB, MIB, round_size
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.card import CONTEXT_BYTES, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.stats import DeviceStats
 
@@ -123,6 +123,20 @@ class RecordedJob:
 
 def _stack(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [] if block["state"] == "inactive" else FRAMES[:3]
+
+
+def in_small_pieces(count: int = 30, going: int = 8, staying: int = 12) -> RecordedJob:
+    """Return a job that dies of pieces smaller than the pages of expandable segments.
+
+    `going` MiB and `staying` MiB share a segment of 20 MiB, `count` times. By default, smaller
+    segments would save it.
+    """
+    job = RecordedJob(CONTEXT_BYTES + 710 * MIB)
+    blocks = [job.alloc(size * MIB) for _ in range(count) for size in (going, staying)]
+    for block in filter(None, blocks[::2]):
+        job.free(block)
+    assert job.alloc(250 * MIB) is None
+    return job
 
 
 def varying_lengths(steps: int = 12, seed: int = 1, card_bytes: int = 80 * GIB) -> RecordedJob:

@@ -135,9 +135,10 @@ class Backend(Protocol):
     def stop_stacks(self) -> None:
         """Stop what `start_stacks` has started, unless the script records its own history now."""
 
-    def start_trace(self, max_entries: int) -> bool:
+    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
         """Record allocations and frees without stacks, the latest `max_entries` of each device.
 
+        With `complete`, also what a replay needs: requested frees, segments and OutOfMemoryErrors.
         Return False if this is unsupported, or if history is being recorded already.
         """
 

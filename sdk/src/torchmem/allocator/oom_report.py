@@ -62,6 +62,7 @@ class OomReport:
         layout_before: the layout of the latest periodic snapshot, which still includes the cache.
         origin: where in the program the memory was asked for.
         lines: the lines that held the memory, if their stacks were recorded.
+        survived: whether the process is known to have gone on.
     """
 
     timestamp: float
@@ -77,6 +78,7 @@ class OomReport:
     trend: Trend = Trend()
     origin: Origin | None = None
     lines: Lines | None = None
+    survived: bool = False
     schema: int = SCHEMA_VERSION
 
     @property

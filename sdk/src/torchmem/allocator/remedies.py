@@ -113,7 +113,7 @@ def conf_variable(versions: Mapping[str, str]) -> str:
     Since 2.10, all builds read PYTORCH_ALLOC_CONF. PyTorch 2.9 ignores it without a warning
     (pytorch/pytorch#183387).
     """
-    if _version(versions) >= (2, 10):
+    if torch_version(versions) >= (2, 10):
         return "PYTORCH_ALLOC_CONF"
     return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else OLD_VARIABLE
 
@@ -125,7 +125,7 @@ def export_line(conf: Mapping[str, str], variable: str) -> str:
     return f"export {variable}={shlex.quote(format_alloc_conf(conf))}"
 
 
-def _version(versions: Mapping[str, str]) -> tuple[int, int]:
+def torch_version(versions: Mapping[str, str]) -> tuple[int, int]:
     """Return the major and minor version of PyTorch; (0, 0) if unknown."""
     match = re.match(r"(\d{1,3})\.(\d{1,3})", versions.get("torch", ""))
     return (int(match[1]), int(match[2])) if match else (0, 0)
@@ -231,7 +231,7 @@ def _pool(report: OomReport) -> Iterator[Remedy]:
         yield Remedy(
             "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used."
         )
-        if _version(report.process.versions) >= (2, 8):
+        if torch_version(report.process.versions) >= (2, 8):
             yield Remedy(
                 "Let other allocations use the memory of a MemPool when memory runs out.",
                 ("torch.cuda.MemPool(use_on_oom=True)",),
@@ -251,7 +251,7 @@ def _pending(_: OomReport) -> Iterator[Remedy]:
 
 def _small_segment(report: OomReport) -> Iterator[Remedy]:
     in_effect = "large_segment_size_mb" in _last_parsed(report)
-    if _version(report.process.versions) >= (2, 11) and not in_effect:
+    if torch_version(report.process.versions) >= (2, 11) and not in_effect:
         yield _setting(report, "large_segment_size_mb", str(LARGE_SEGMENT_SIZE_MB))
     yield Remedy(
         "Only a few MiB of the device are free. Leave more memory free, for example with a "

@@ -15,6 +15,8 @@ REQUEST_SUFFIX = ".capture-request.json"
 ANSWER_SUFFIX = ".capture-answer.json"
 SNAPSHOT_SUFFIX = ".snapshot.pickle"
 OOM_SNAPSHOT_SUFFIX = ".oom.snapshot.pickle"
+OOM_RECORDING_SUFFIX = ".oom.recording.pickle"
+"""A snapshot at an OutOfMemoryError with the trace of allocations that led to it."""
 CAPTURE_SUFFIXES = (REQUEST_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX)
 """Files that a capture may leave in the run directory; SNAPSHOT_SUFFIX matches both snapshots."""
 

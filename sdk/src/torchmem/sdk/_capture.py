@@ -207,7 +207,8 @@ class Capture:
             self._refuse("this allocator, or this version of PyTorch, records no memory history.")
         elif recording:
             self._refuse(
-                "the script records memory history itself, and its recording is left alone."
+                "the script records memory history itself, or capture_on_oom=trace does, and that "
+                "recording is left alone."
             )
         else:
             self._history.start()

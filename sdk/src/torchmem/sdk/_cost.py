@@ -77,6 +77,11 @@ HOST_READ_SECONDS = 15.0
 # Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
 TEXTFILE_SECONDS = 10.0
 
+# Recordings kept at OutOfMemoryErrors (`_oom_trace`): their share of wall time, and what may be
+# spent at once. One takes up to 3 s and 400 MiB of host memory.
+OOM_TRACE_BUDGET = 0.01
+OOM_TRACE_RESERVE_SECONDS = 10.0
+
 # The setting `history`. An allocation with a stack of 20 to 80 Python frames takes 0.8 to 1.6 us
 # more while stacks are recorded (docs/overhead.md).
 RECORDED_ALLOCATION_SECONDS = 0.000002

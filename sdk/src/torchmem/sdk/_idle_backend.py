@@ -68,7 +68,7 @@ class IdleBackend:
     def stop_stacks(self) -> None:
         """Do nothing."""
 
-    def start_trace(self, max_entries: int) -> bool:  # noqa: ARG002
+    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:  # noqa: ARG002
         """Return False."""
         return False
 

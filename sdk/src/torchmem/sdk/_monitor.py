@@ -45,6 +45,7 @@ from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._memory_map import MapPublisher
 from torchmem.sdk._neighbors import Neighbors
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
+from torchmem.sdk._oom_trace import OomTrace
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._publish import Publisher
@@ -68,6 +69,7 @@ class Monitor:
 
     # `start` sets them.
     _capture: Capture | None = None
+    _trace: OomTrace | None = None
     _map: MapPublisher | None = None
     _requests: ReleaseRequests | None = None
     _neighbors: Neighbors | None = None
@@ -87,6 +89,7 @@ class Monitor:
             self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks
         )
         self.oom_pending = False
+        self.is_exiting = False
         self.uncaught: UncaughtErrors | None = None
         self.publisher: Publisher | None = None
         self._settings = settings
@@ -135,6 +138,7 @@ class Monitor:
         return (
             self._open_publisher,
             self._start_sampler,
+            self._begin_trace,
             self._begin_history,
             self._watch_ooms,
             self._open_endpoint,
@@ -147,12 +151,11 @@ class Monitor:
                 self._settings, self._environment, self._process, self._errors, self.sample
             )
             self._reports = ReportWriter(publisher.file.path)
-            self._capture = Capture(
-                RecordedHistory(self._backend, self.recorder.allocated_peaks),
-                publisher.file.path,
-                self._errors,
-                before_start=self._stop_history,
-            )
+            history = RecordedHistory(self._backend, self.recorder.allocated_peaks)
+            path = publisher.file.path
+            self._capture = Capture(history, path, self._errors, before_start=self._stop_history)
+            if self._settings.capture_on_oom == "trace":
+                self._trace = OomTrace(history, path, self._errors)
             self._map = MapPublisher(
                 publisher.file.path, self._errors, enabled=self._settings.memory_map
             )
@@ -165,6 +168,10 @@ class Monitor:
             if self.publisher:
                 run_before_sigterm_handler(self._errors.defer_logging(self._publish_in_handler))
                 self._sampler.start()
+
+    def _begin_trace(self) -> None:
+        if self._trace:
+            self._trace.begin()
 
     def _begin_history(self) -> None:
         if self._history:
@@ -287,6 +294,8 @@ class Monitor:
                 self._exchange_memory()
                 self.publisher.publish(news_only=True)
                 self.publisher.tick()
+                with self._errors.suppress("report"):
+                    self._reports.mark_survived(lambda: self.oom_pending)
                 if self.publisher.file.newest:
                     self._reports.remember(self.publisher.file.newest)
         self._errors.log_deferred()
@@ -399,7 +408,9 @@ class Monitor:
                 self._reports.write(observation, self.sample())
         if self._map and observation:
             self._keep_map(self._map, observation)
-        if self._capture and self._settings.capture_on_oom:
+        if self._trace and self._trace.is_recording:
+            self._trace.keep()
+        elif self._capture and self._settings.capture_on_oom:
             self._capture.keep_oom()
         self.recorder.oom_seconds = time.perf_counter() - started
         self.cost.add(time.thread_time() - spent)
@@ -462,10 +473,14 @@ class Monitor:
             self._measure()
             if self._capture:
                 self._capture.close()
+            if self._trace and not self.is_exiting:
+                self._trace.end()
             self._stop_history()
         if self.recorder.samples():
             self.publisher.publish()
         if self._reports:
+            with self._errors.suppress("report"):
+                self._reports.mark_survived(lambda: self.oom_pending and ending != "exited")
             self._reports.close()
         self.publisher.close()
         self._errors.log_deferred()

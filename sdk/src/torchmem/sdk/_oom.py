@@ -236,6 +236,7 @@ class ReportWriter:
         self._lock = threading.RLock()
         self._number = 0
         self._opened = 0.0
+        self._pending: dict[int, OomReport] = {}
 
     def remember(self, sample: Sample) -> None:
         """Add a published sample to the history, and keep room for a report."""
@@ -245,9 +246,23 @@ class ReportWriter:
     def write(self, observation: OomObservation, sample: Sample) -> None:
         """Write one report. Raises OSError, or ValueError if the report is too large."""
         trend = self._history.trend(observation.device)
-        content = _encode(compose(observation, sample, trend))
+        report = compose(observation, sample, trend)
+        content = _encode(report)
         with self._lock:  # several devices may fail at once, each in its own thread
             self._store(content)
+            self._pending[self._number] = report
+            self._pending.pop(self._number - MAX_REPORTS_PER_PROCESS, None)
+
+    def mark_survived(self, is_pending: Callable[[], bool]) -> None:
+        """Say in the reports that the process went on, unless it is not certain. Raises OSError."""
+        with self._lock:
+            while self._pending and not is_pending():
+                number, report = self._pending.popitem()
+                path = self._path(number)
+                with ignore(FileNotFoundError):
+                    modified = path.stat().st_mtime_ns
+                    self._reserve.replace(path, _encode(replace(report, survived=True)))
+                    os.utime(path, ns=(modified, modified))
 
     def _store(self, content: bytes) -> None:
         restore_directory(self._directory)
@@ -305,13 +320,16 @@ def _encode(report: OomReport) -> bytes:
     raise ValueError(f"the report has {len(content)} bytes")
 
 
-def keep_newest(directory: Path, limit: int) -> None:
-    """Remove the oldest reports in this user's directory until `limit` remain. Raises OSError."""
-    reports = []
+def keep_newest(directory: Path, limit: int, names: re.Pattern[str] = _REPORT_NAME) -> None:
+    """Remove the oldest files with such names in a directory until `limit` remain.
+
+    Raises OSError.
+    """
+    files = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            if _REPORT_NAME.fullmatch(entry.name):
+            if names.fullmatch(entry.name):
                 with ignore(OSError):
-                    reports.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
-    for _, name in sorted(reports)[: max(0, len(reports) - limit)]:
+                    files.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+    for _, name in sorted(files)[: max(0, len(files) - limit)]:
         (directory / name).unlink(missing_ok=True)

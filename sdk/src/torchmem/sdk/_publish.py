@@ -12,7 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.sample.capture_messages import CAPTURE_SUFFIXES, OOM_SNAPSHOT_SUFFIX
+from torchmem.sample.capture_messages import (
+    CAPTURE_SUFFIXES,
+    OOM_RECORDING_SUFFIX,
+    OOM_SNAPSHOT_SUFFIX,
+)
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MAP_SUFFIX
 from torchmem.sample.procfs import pid_namespace, start_ticks
@@ -48,7 +52,7 @@ MIN_RESERVED_BYTES = 16 * 1024
 
 _FILES = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, *RELEASE_SUFFIXES, OOM_SNAPSHOT_SUFFIX, MAP_SUFFIX)
 _SUFFIXES = "|".join(map(re.escape, _FILES))
-_UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{_SUFFIXES}"
+_UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{re.escape(OOM_RECORDING_SUFFIX)}|{_SUFFIXES}"
 _SWEPT_NAME = re.compile(
     r"(?P<dot>\.)?(?P<namespace>\d+)-(?P<pid>\d+)-(?P<ticks>\d+)"
     rf"(?(dot)({_UNFINISHED})(\.\d+\.\d+{re.escape(TEMPORARY_SUFFIX)}|{re.escape(RESERVE_SUFFIX)}d?)"

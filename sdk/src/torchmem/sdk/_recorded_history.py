@@ -15,6 +15,7 @@ from torchmem.sample.capture_messages import FACTS_KEY
 # Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
 # in memory while recording.
 HISTORY_ENTRIES = 100_000
+OOM_TRACE_ENTRIES = 300_000
 SEGMENT_KEYS = (
     "device",
     "address",
@@ -28,7 +29,7 @@ BLOCK_KEYS = ("address", "size", "requested_size", "state")
 
 
 class RecordedHistory:
-    """Records history on one backend, from `start` to `stop`.
+    """Records history on one backend, from `start` or `start_trace` to `stop`.
 
     `allocated_peaks` returns the highest allocated bytes of each device since the process began.
     """
@@ -45,26 +46,39 @@ class RecordedHistory:
         """
         self.backend.start_history(HISTORY_ENTRIES)
         try:
-            self._facts = self._read_facts()
+            self._facts = self._read_facts(HISTORY_ENTRIES)
         except BaseException:
             self.stop()
             raise
+
+    def start_trace(self) -> bool:
+        """Start to record without stacks, likewise. Return False if that is impossible."""
+        is_started = self.backend.start_trace(OOM_TRACE_ENTRIES, complete=True)
+        if is_started:
+            self._facts = self._read_facts(OOM_TRACE_ENTRIES)
+        return is_started
 
     def snapshot(self) -> Mapping[str, Any] | None:
         """Return the history with the facts; None if this allocator has none."""
         snapshot = self.backend.full_snapshot(traces=True)
         return None if snapshot is None else {**snapshot, FACTS_KEY: self._facts}
 
+    def trace(self) -> Mapping[str, Any] | None:
+        """Return the same with the allocated peaks until now, which a full ring has lost."""
+        for index, peak in self._allocated_peaks().items():
+            self._facts["devices"].setdefault(index, {})["allocated_peak_bytes"] = peak
+        return self.snapshot()
+
     def stop(self) -> None:
         """Stop to record, and discard what was recorded."""
         self.backend.stop_history()
 
-    def _read_facts(self) -> dict[str, Any]:
+    def _read_facts(self, max_entries: int) -> dict[str, Any]:
         snapshot = self.backend.full_snapshot(traces=False)
         snapshot = snapshot or self.backend.full_snapshot(traces=True) or {}
         return {
             "versions": dict(self.backend.versions()),
-            "max_entries": HISTORY_ENTRIES,
+            "max_entries": max_entries,
             "segments": [plain_segment(segment) for segment in snapshot.get("segments", ())],
             "devices": self._devices(),
         }

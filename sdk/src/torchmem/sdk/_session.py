@@ -294,6 +294,7 @@ class Session:
         An uncaught exception after an OOM, with no step between them, counts as that OOM. A
         multiprocessing child closes while its exception is still on its way.
         """
+        self._monitor.is_exiting = True
         in_child = is_multiprocessing_child()
         self._close_after(sys.exc_info()[1] if in_child else last_error())
 

@@ -35,6 +35,7 @@ MAX_SHOWN = 60  # characters of a wrong value
 
 
 HistorySetting = bool | Literal["oom"]
+CaptureSetting = bool | Literal["trace"]
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -49,7 +50,7 @@ class SettingsKeywords(TypedDict, total=False):
     reset_peaks: bool
     idle_after: float
     stall_after: float
-    capture_on_oom: bool
+    capture_on_oom: CaptureSetting
     memory_map: bool
     history: HistorySetting
     release: float | str | None
@@ -99,7 +100,7 @@ class Settings:
     idle_after: seconds without an optimizer step before the background thread has statistics read.
     stall_after: seconds without a step, once there was one, before the process counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
-        directory.
+        directory; "trace" records all allocations, without stacks, and keeps those too.
     memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
         them because someone looks at the live page, and after an OutOfMemoryError.
     history: record the Python stack of each allocation, so that OOM reports name the lines that
@@ -127,7 +128,7 @@ class Settings:
     reset_peaks: bool = False
     idle_after: float = 5.0
     stall_after: float = 300.0
-    capture_on_oom: bool = False
+    capture_on_oom: CaptureSetting = False
     memory_map: bool = True
     history: HistorySetting = False
     release: ReleaseSettings | None = None
@@ -229,6 +230,10 @@ def _history(value: Any) -> HistorySetting:
     return "oom" if str(value).lower() == "oom" else _boolean(value)
 
 
+def _capture(value: Any) -> CaptureSetting:
+    return "trace" if str(value).lower() == "trace" else _boolean(value)
+
+
 def _seconds(value: Any) -> float:
     number = float(value)
     return number if 0 < number <= MAX_SECONDS else _reject(value)
@@ -301,7 +306,7 @@ _PARSERS: dict[str, _Parser] = {
     "reset_peaks": _BOOLEAN,
     "idle_after": _SECONDS,
     "stall_after": _SECONDS,
-    "capture_on_oom": _BOOLEAN,
+    "capture_on_oom": _Parser(_capture, '"trace", true or false'),
     "memory_map": _BOOLEAN,
     "history": _Parser(_history, '"oom", true or false'),
     "release": _Parser(

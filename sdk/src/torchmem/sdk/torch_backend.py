@@ -8,7 +8,6 @@ argument: `_allocator_reader.py`, `_device_uuid.py`, `_dynamo.py`.
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from torch.optim.optimizer import (
 from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
-from torchmem.sdk._allocator_reader import AllocatorReader
+from torchmem.sdk._allocator_reader import AllocatorReader, without_collector
 from torchmem.sdk._call_stack import backward_node
 from torchmem.sdk._device_uuid import describe_device
 from torchmem.sdk._dynamo import untraced
@@ -207,8 +206,8 @@ class TorchBackend:
         if was_own:
             self.stop_history()
 
-    def start_trace(self, max_entries: int) -> bool:
-        """Record allocations and completed frees without stacks, since 2.11."""
+    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
+        """Record allocations and completed frees without stacks, or all entries, since 2.11."""
         reader = self._reader
         if reader.backend() != "native" or not reader.can_skip_traces or reader.history_enabled():
             return False
@@ -218,29 +217,23 @@ class TorchBackend:
             stacks="python",
             max_entries=max_entries,
             clear_history=True,
-            skip_actions=SKIPPED_ACTIONS,
+            skip_actions=[] if complete else SKIPPED_ACTIONS,
         )
         return True
 
     def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
-        """Stop recording, unless an entry has frames, and return what `use` makes of the entries.
-
-        Python's garbage collector stays off meanwhile: it would scan a dict for each entry.
-        """
+        """Stop recording, unless an entry has frames; return what `use` makes of the entries."""
         if not self._reader.history_enabled():
             return None
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with without_collector():
             traces = self._reader.traces()
-            if any("frames" in entry for trace in traces for entry in trace):
-                return None
-            self.stop_history()
-            return use(traces)
-        finally:
-            traces = []
-            if was_enabled:
-                gc.enable()
+            try:
+                if any("frames" in entry for trace in traces for entry in trace):
+                    return None
+                self.stop_history()
+                return use(traces)
+            finally:
+                traces = []
 
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return `torch.cuda.memory._snapshot()`; without traces as `memory_snapshot` takes it."""
@@ -248,7 +241,8 @@ class TorchBackend:
             return self._reader.snapshot()
         if self._reader.backend() != "native":
             return None
-        return cast("Mapping[str, Any]", torch.cuda.memory._snapshot())  # noqa: SLF001
+        with without_collector():
+            return cast("Mapping[str, Any]", torch.cuda.memory._snapshot())  # noqa: SLF001
 
     def empty_cache(self) -> None:
         """Empty the cache of all devices, except during the capture of a CUDA graph.

@@ -76,13 +76,16 @@ def load(path: Path) -> OomReport:
         raise UsageError(f"{name} {error}") from None
 
 
-def load_all(directory: Path, *, own_only: bool = False) -> list[tuple[Path, OomReport]]:
+def load_all(
+    directory: Path, *, own_only: bool = False, limit: int | None = None
+) -> list[tuple[Path, OomReport]]:
     """Return every valid report of this user, newest first. Raise UsageError without any.
 
-    Root gets those of all users, unless `own_only`.
+    Root gets those of all users, unless `own_only`. With a `limit`, only so many files are read.
     """
     reports = []
-    for path in _report_paths(directory, os.geteuid() if own_only else os.geteuid() or None):
+    paths = _report_paths(directory, os.geteuid() if own_only else os.geteuid() or None)
+    for path in paths[:limit]:
         with suppress(UsageError):
             reports.append((path, load(path)))
     if not reports:

@@ -45,9 +45,9 @@ _OTHER_FORMATS = {
 def main(*, stacks: bool = False) -> None:
     """Read the snapshot from stdin and answer on stdout; with `stacks` also the Python stacks."""
     size = os.fstat(0).st_size
-    _lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
-    _lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
-    _lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
+    lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
+    lower_limit(resource.RLIMIT_CORE, 0)
     gc.disable()  # it would traverse millions of dicts again and again
     header: dict[str, Any]
     arrays: list[array[int]] = []
@@ -132,7 +132,7 @@ def _not_a_snapshot() -> InvalidSnapshotError:
     )
 
 
-def _lower_limit(kind: int, limit: int) -> None:
+def lower_limit(kind: int, limit: int) -> None:
     """Lower a resource limit of this process, unless it is lower already."""
     _, hard = resource.getrlimit(kind)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

@@ -148,7 +148,7 @@ class SimulatedBackend:
         """Mark the history as off."""
         self._recording = False
 
-    def start_trace(self, max_entries: int) -> bool:  # noqa: ARG002
+    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:  # noqa: ARG002
         """Return False: simulated allocations leave no trace."""
         return False
 

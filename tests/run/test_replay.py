@@ -1,0 +1,95 @@
+"""Replays of an attempt's recording: which setting would have saved it, if they show one."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from support.recordings import RecordedJob, in_small_pieces, write
+
+from torchmem.allocator.sizes import MIB
+from torchmem.run.replay import SETTINGS, Replayed, answers, replay
+from torchmem.simulator.card import CONTEXT_BYTES
+
+EXPANDABLE = "expandable_segments:True"
+
+
+def phases() -> RecordedJob:
+    """Return a job whose large buffers are split before the last request."""
+    job = RecordedJob(card_bytes=CONTEXT_BYTES + 700 * MIB)
+    buffer = job.alloc(400 * MIB)
+    assert buffer
+    job.free(buffer)
+    blocks = [job.alloc(size * MIB) for _ in range(4) for size in (20, 60)]
+    for block in filter(None, blocks[1::2]):
+        job.free(block)
+    assert job.alloc(400 * MIB) is None
+    return job
+
+
+JOBS = {
+    "phases": (phases(), EXPANDABLE, ()),
+    "pages": (in_small_pieces(), "large_segment_size_mb:16", (EXPANDABLE,)),
+    "full": (in_small_pieces(35, 9, 11), None, SETTINGS),
+}
+
+
+def asked(path: Path, *settings: str) -> list[tuple[str, str]]:
+    """Return the answers for a recording of GPU 0, in this process."""
+    return list(answers({"recording": str(path), "device": 0, "present": {}, "settings": settings}))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_first_setting_that_suffices_wins(tmp_path: Path, name: str) -> None:
+    """Settings are replayed in their order, until memory suffices or none is left."""
+    job, enough, failed = JOBS[name]
+    path = write(job.snapshot(), tmp_path / "rank0.pickle")
+    expected = [("not enough", setting) for setting in failed if "max_split" not in setting]
+    found = [answer for answer in asked(path, *SETTINGS) if "max_split" not in answer[1]]
+
+    assert expected + [("enough", enough)] * (enough is not None) == found
+
+
+def test_a_child_process_answers(tmp_path: Path) -> None:
+    """The answer is that of the replays, with what the user has set."""
+    path = write(JOBS["pages"][0].snapshot(), tmp_path / "rank0.pickle")
+    settings = (EXPANDABLE, "large_segment_size_mb:16")
+
+    assert Replayed("large_segment_size_mb:16", (EXPANDABLE,)) == replay(path, 0, {}, settings)
+    assert Replayed(failed=settings[:1]) == replay(path, 0, {"backend": "native"}, settings[:1])
+
+
+def test_a_replay_that_takes_too_long_shows_nothing(tmp_path: Path) -> None:
+    """It ends, and the problem is one sentence."""
+    path = write(JOBS["pages"][0].snapshot(), tmp_path / "rank0.pickle")
+    found = replay(path, 0, {}, SETTINGS, seconds=0.001)
+
+    assert Replayed(problem="its replay took too much time or memory.") == found
+
+
+def test_what_cannot_be_replayed_is_a_problem(tmp_path: Path) -> None:
+    """Damaged and hostile files, and traces without an OOM or a begin, are a problem."""
+    whole = pickle.dumps(JOBS["pages"][0].snapshot())
+    other = in_small_pieces()
+    fits = {**other.snapshot(), "device_traces": [other.trace[:-1]]}
+    contents = {
+        "cut": whole[: len(whole) // 2],
+        "code": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+        "empty": b"",
+        "fits": pickle.dumps(fits),
+        "late": pickle.dumps({**fits, "device_traces": [other.trace[10:]]}),
+    }
+    for name, content in contents.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        [(verdict, text)] = asked(path, EXPANDABLE)
+        assert ("problem", True) == (verdict, text.endswith(".")), name
+
+
+def test_another_gpu_shows_nothing(tmp_path: Path) -> None:
+    """A recording without a trace of the GPU that ran out of memory has no answer."""
+    path = write(JOBS["pages"][0].snapshot(), tmp_path / "rank0.pickle")
+    job = {"recording": str(path), "device": 1, "present": {}, "settings": [EXPANDABLE]}
+
+    assert [] == list(answers(job))

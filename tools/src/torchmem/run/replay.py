@@ -1,0 +1,179 @@
+"""Replays the recording of an attempt that ran out of memory under settings that may have saved it.
+
+A child process replays, and ends after MAX_SECONDS and at MAX_BYTES: the command must start soon.
+It prints one verdict a line, so what it has found by then counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torchmem
+from torchmem.allocator.remedies import SPLIT_SIZES_MB
+from torchmem.allocator.settings import REQUEST_SETTINGS, format_alloc_conf, parse_alloc_conf
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import printable
+
+if TYPE_CHECKING:
+    from torchmem.recording.recording import Recording
+    from torchmem.whatif.result import WhatIf
+
+MAX_SECONDS = 30.0
+MAX_BYTES = 4 << 30
+MAX_CPU_SECONDS = 60
+"""For a child whose parent was killed."""
+BATCH = 3
+"""Settings that are replayed together; each batch replays the recorded settings once more."""
+MAX_PROBLEM_LENGTH = 300
+
+EXPANDABLE = "expandable_segments:True"
+SETTINGS = (
+    EXPANDABLE,
+    "large_segment_size_mb:16",
+    "large_segment_size_mb:12",
+    *(f"roundup_power2_divisions:{count}" for count in (8, 4, 16, 2)),
+    *(f"max_split_size_mb:{size}" for size in reversed(SPLIT_SIZES_MB)),
+    *(f"{EXPANDABLE},roundup_power2_divisions:{count}" for count in (8, 2)),
+)
+"""Settings to try, the first that is enough wins: the least memory wasted comes first."""
+REPLAYED = REQUEST_SETTINGS - {"per_process_memory_fraction", "garbage_collection_threshold"}
+"""Settings of the user that a replay keeps: the recorded limit contains the memory fraction."""
+SINCE = {"large_segment_size_mb": (2, 11)}
+"""The version of PyTorch that introduced a setting; an older one would not start with it."""
+
+_ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
+# Isolated: the current folder is the job's, where any file may have the name of a module.
+_PROGRAM = "import sys; sys.path[:0] = sys.argv[2:]; from torchmem.run.replay import main; main()"
+
+Verdict = Literal["enough", "not enough", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the replays of a recording showed.
+
+    Attributes:
+        enough: the first setting under which memory suffices.
+        failed: settings under which it does not.
+        problem: why the recording shows nothing.
+    """
+
+    enough: str | None = None
+    failed: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def replay(
+    recording: Path,
+    device: int,
+    present: Mapping[str, str],
+    settings: Sequence[str],
+    seconds: float = MAX_SECONDS,
+) -> Replayed:
+    """Replay a recording with one addition after the other to the settings that are `present`.
+
+    `device` is torch's index. Takes at most `seconds`.
+    """
+    job = {
+        "recording": str(recording),
+        "device": device,
+        "present": {key: value for key, value in present.items() if key in REPLAYED},
+        "settings": list(settings),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", _PROGRAM, json.dumps(job), *_ROOTS],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return _conclude(output)
+
+
+def _conclude(output: bytes) -> Replayed:
+    """Return what the child has printed; its last line may be cut."""
+    lines = [json.loads(line) for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
+    failed = tuple(text for verdict, text in lines if verdict == "not enough")
+    last, text = lines[-1] if lines else ("problem", "its replay took too much time or memory.")
+    if last == "problem":
+        return Replayed(problem=text)
+    if last == "enough":
+        return Replayed(text, failed)
+    return Replayed(failed=failed, problem=None if failed else "it shows nothing of a restart.")
+
+
+def answers(job: Mapping[str, Any]) -> Iterator[tuple[Verdict | Literal["problem"], str]]:
+    """Yield the verdict on each setting, until one is enough; or what is wrong."""
+    from torchmem.recording import read
+
+    try:
+        for recording in read(Path(job["recording"])):
+            if recording.device != job["device"]:
+                continue
+            for verdict, setting in _verdicts(recording, job["present"], job["settings"]):
+                yield verdict, setting
+                if verdict == "enough":
+                    return
+    except UsageError as error:
+        yield "problem", printable(str(error))[:MAX_PROBLEM_LENGTH]
+
+
+def _verdicts(
+    recording: Recording, present: Mapping[str, str], settings: Sequence[str]
+) -> Iterator[tuple[Verdict, str]]:
+    from torchmem.whatif.engine import what_if
+
+    for start in range(0, len(settings), BATCH):
+        confs = {
+            setting: format_alloc_conf({**present, **parse_alloc_conf(setting)})
+            for setting in settings[start : start + BATCH]
+        }
+        answer = what_if(recording, settings=list(confs.values()))
+        _check(answer)
+        for setting, conf in confs.items():
+            yield _verdict(answer, conf), setting
+
+
+def _check(answer: WhatIf) -> None:
+    """Raise UsageError if the replay does not show what happens after a restart."""
+    if not answer.fidelity.trusted:
+        raise UsageError(answer.fidelity.reason or "")
+    if answer.outcomes[0].oom is None:
+        raise UsageError("it has no OutOfMemoryError.")
+    if answer.outcomes[0].start != "empty":
+        raise UsageError("it does not begin with the program.")
+
+
+def _verdict(answer: WhatIf, conf: str) -> Verdict:
+    """Return whether memory would have sufficed after a restart with `conf`."""
+    outcome = next(each for each in answer.outcomes[1:] if each.conf == conf)
+    if outcome.refused is not None:
+        return "unknown"
+    return "enough" if outcome.oom is None else "not enough"
+
+
+def main() -> None:
+    """Print the verdicts for the job in the first argument."""
+    from torchmem.recording.worker import lower_limit
+
+    lower_limit(resource.RLIMIT_AS, MAX_BYTES)
+    lower_limit(resource.RLIMIT_CPU, MAX_CPU_SECONDS)
+    for answer in answers(json.loads(sys.argv[1])):
+        print(json.dumps(answer), flush=True)
