@@ -23,6 +23,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
+from torchmem.allocator.settings import ADVICE_LABEL
 from torchmem.rules import thresholds
 from torchmem.sample import catalog, colors
 from torchmem.sample.catalog import MetricSpec
@@ -156,7 +157,16 @@ ALERT_MARK = Mark(
     "{{alertname}} {{run}}",
     colors.ATTENTION,
 )
-MARKS_OF_RANKS = (OOM_MARK, START_MARK, END_MARK, ALERT_MARK)
+ADVICE_MARK = Mark(
+    "Advice",
+    began(
+        append_matcher(select(catalog.PROCESS_INFO), f'{ADVICE_LABEL}!=""'),
+        by=("run", ADVICE_LABEL),
+    ),
+    f"{{{{run}}}} started with advice: {{{{{ADVICE_LABEL}}}}}",
+    colors.NOTICE,
+)
+MARKS_OF_RANKS = (OOM_MARK, START_MARK, ADVICE_MARK, END_MARK, ALERT_MARK)
 
 
 @dataclass(frozen=True, slots=True)

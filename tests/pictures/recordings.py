@@ -12,6 +12,7 @@ from functools import partial
 from pictures.nodes import GIB, NodePlan, OtherProcess
 from pictures.training import Life
 
+from torchmem.allocator.settings import WITHDRAWN
 from torchmem.sample.sample import State
 
 END = 1_772_460_000.0
@@ -51,6 +52,7 @@ class Job:
     step_seconds: float = 5.0
     first_pid: int = 4100
     snapshot_seconds: float = 20.0
+    advice: str = ""
 
     def lives(self, ranks: range | None = None, first_gpu: int = 0) -> Lives:
         """Return the processes of some of the ranks, by default all, on one GPU each."""
@@ -70,6 +72,7 @@ class Job:
             steps=self.steps,
             step_seconds=self.step_seconds,
             snapshot_seconds=self.snapshot_seconds,
+            advice=self.advice,
         )
 
 
@@ -83,8 +86,22 @@ def _restarted() -> Lives:
     job = partial(Job, "finetune-7b", ranks=4)
     jobs = [
         job("fragmentation", start=ago(75), steps=420),
-        job("variable-length", start=ago(40), end=ago(27), endings={1: "killed"}, first_pid=7405),
-        job("healthy-slack", start=ago(25), end=ago(19), ending="exited", first_pid=9120),
+        job(
+            "variable-length",
+            start=ago(40),
+            end=ago(27),
+            endings={1: "killed"},
+            first_pid=7405,
+            advice="expandable_segments:True",
+        ),
+        job(
+            "healthy-slack",
+            start=ago(25),
+            end=ago(19),
+            ending="exited",
+            first_pid=9120,
+            advice=WITHDRAWN,
+        ),
         job("leak", start=ago(17), steps=420, first_pid=12880),
     ]
     return [life for each in jobs for life in each.lives()]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from torchmem.allocator.call_stack import CallStack, Frame, Origin
+from torchmem.allocator.settings import ADVICE_LABEL
 from torchmem.exporter.run_directory import Published
 from torchmem.sample.procfs import pid_namespace
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
@@ -49,8 +50,8 @@ ORIGIN = Origin(CallStack((Frame("/home/ann/llm/model.py", 88, "MLP.forward"),))
 class Life:
     """One process of a rank: from `start` until it runs out of memory, or until `end`.
 
-    `ending` is its state after `end`. The scenario unfolds over `steps` steps of
-    `step_seconds` each. Times are Unix seconds.
+    `ending` is its state after `end`, `advice` what `torchmem run --apply-advice` did. The scenario
+    unfolds over `steps` steps of `step_seconds` each. Times are Unix seconds.
     """
 
     scenario: str
@@ -64,6 +65,7 @@ class Life:
     steps: int = 600
     step_seconds: float = 5.0
     snapshot_seconds: float = 20.0
+    advice: str = ""
 
 
 class Trainer:
@@ -169,7 +171,7 @@ class Trainer:
             self.local_rank,
             life.world_size,
             "train.py",
-            {"slurm_job_id": "4711"},
+            {"slurm_job_id": "4711"} | ({ADVICE_LABEL: life.advice} if life.advice else {}),
             {"torch": "2.13.0", "cuda": "13.0", "python": "3.12.9", "backend": "native"},
             life.start,
         )

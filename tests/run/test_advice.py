@@ -178,7 +178,7 @@ def test_advice_that_does_no_better_is_withdrawn(tmp_path: Path, steps: int, kep
     attempt(tmp_path, 2, steps, advice=ADVICE)
     values, lines = launch(tmp_path)
 
-    assert ((ADVICE, "", ADVICE) if kept else UNCHANGED) == values
+    assert ((ADVICE, "", ADVICE) if kept else ("", "", "withdrawn")) == values
     if not kept:
         (line,) = lines
         assert line == (
@@ -191,9 +191,16 @@ def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
     """Later attempts without it, which fail as the first did, do not bring it back."""
     attempt(tmp_path, 1, 390)
     attempt(tmp_path, 2, 100, advice=ADVICE)
-    attempt(tmp_path, 3, 500)
+    attempt(tmp_path, 3, 500, advice="withdrawn")
 
-    assert UNCHANGED == launch(tmp_path)[0]
+    assert {"TORCHMEM_ADVICE": "withdrawn"} == found(tmp_path).environment
+
+
+def test_a_launcher_within_another_leaves_its_advice(tmp_path: Path) -> None:
+    """What the outer `torchmem run` has added is not taken for the user's."""
+    attempt(tmp_path, 1, 390)
+
+    assert "" == found(tmp_path, TORCHMEM_ADVICE=ADVICE, PYTORCH_ALLOC_CONF=ADVICE).sentence
 
 
 def test_the_empty_variable_that_pytorch_reads_first(tmp_path: Path) -> None:

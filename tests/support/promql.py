@@ -32,6 +32,7 @@ FACTS = {
         "pytorch_cuda_alloc_conf",
     },
     "torchmem_last_oom_info": {"line", "function"},
+    "torchmem_process_info": {"advice"},
     "torchmem_exporter_build_info": {"version", "python_version"},
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version"},
     "nvml_gpu_info": {"name", "pci_bus_id"},

@@ -28,9 +28,11 @@ NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 LAST_PARSED = "pytorch_cuda_alloc_conf"
 """Key of the effective settings that holds the last string that the allocator parsed."""
 ADVICE_VARIABLE = "TORCHMEM_ADVICE"
-"""The setting that `torchmem run --apply-advice` has added, as `key:value`."""
+"""The setting that `torchmem run --apply-advice` has added, as `key:value`, or WITHDRAWN."""
 ADVICE_LABEL = "advice"
 """The label of torchmem_process_info with the same value."""
+WITHDRAWN = "withdrawn"
+"""The value where an earlier attempt of the run got a setting, and this one got none."""
 
 _SWITCHES = {
     "expandable_segments",

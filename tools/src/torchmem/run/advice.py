@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchmem.allocator.oom_report import OomReport
@@ -21,6 +21,7 @@ from torchmem.allocator.settings import (
     ADVICE_LABEL,
     ADVICE_VARIABLE,
     VARIABLES,
+    WITHDRAWN,
     format_alloc_conf,
     parse_alloc_conf,
     requested_settings,
@@ -59,7 +60,8 @@ class Attempt:
     @property
     def advice(self) -> str | None:
         """The setting that it got, as text; None without one."""
-        return self.report.process.labels.get(ADVICE_LABEL)
+        text = self.report.process.labels.get(ADVICE_LABEL)
+        return None if text == WITHDRAWN else text
 
     @property
     def steps(self) -> str:
@@ -75,11 +77,16 @@ def find_advice(
 
     `now` is a Unix time, by default the present; `replay` is that of `torchmem.run.replay`.
     """
+    if environment.get(ADVICE_VARIABLE):  # of a `torchmem run` that has started this one
+        return Advice()
     attempts = _attempts(run, environment, time.time() if now is None else now)
     without = [attempt for attempt in attempts if attempt.advice is None]
     if not without or without[-1].report.oom.cause != "fragmentation":
         return Advice()
-    return _advise(without[-1], attempts, environment, replay)
+    advice = _advise(without[-1], attempts, environment, replay)
+    if not advice.environment and any(attempt.advice for attempt in attempts):
+        return replace(advice, environment={ADVICE_VARIABLE: WITHDRAWN})
+    return advice
 
 
 def _attempts(run: str, environment: Mapping[str, str], now: float) -> list[Attempt]:
