@@ -24,12 +24,10 @@ IMBALANCE = _recorded("rank:torchmem_active_peak_bytes:imbalance", "instance", *
 PART = _recorded("gpu:torchmem_memory_bytes:sum", "instance", *GPU, "part")
 TOTAL = _recorded("gpu:torchmem_memory_total_bytes:max", "instance", *GPU)
 IDLE_HELD = _recorded("gpu:nvml_idle_held:bool", "instance", *GPU)
-IDLE_HELD_1H = _recorded("gpu:nvml_idle_held:ratio1h", "instance", *GPU)
 SHORT_NAME = _recorded("gpu:nvml_short_name:info", "instance", *GPU, "short_name")
 HEALTH = _recorded("gpu:nvml_health:info", "instance", *GPU, "health")
 WASTED = _recorded("gpu:torchmem_wasted:ratio", "instance", *GPU)
 
-RUN_RANKS = _recorded("run:torchmem_ranks:count", "run", "state")
 RUN_RESERVED = _recorded("run:torchmem_reserved_bytes:sum", "run")
 RUN_RESERVED_MAX = _recorded("run:torchmem_reserved_bytes:max", "run")
 RUN_STRANDED_RATIO = _recorded("run:torchmem_stranded_bytes:ratio", "run")
@@ -46,7 +44,6 @@ RUN_STRANDED_DEVIATION = _recorded("run:torchmem_stranded_bytes:deviation", "run
 RUN_STEP_DEVIATION = _recorded("run:torchmem_step_duration_seconds:deviation", "run")
 
 NODE_GPUS = _recorded("instance:nvml_gpus:count", "instance")
-NODE_GPUS_LOST = _recorded("instance:nvml_gpus_lost:count", "instance")
 NODE_IDLE_HELD = _recorded("instance:nvml_idle_held_gpus:sum", "instance")
 NODE_WASTED = _recorded("instance:torchmem_wasted_gpus:sum", "instance")
 NODE_POWER = _recorded("instance:nvml_power_watts:sum", "instance")

@@ -55,12 +55,13 @@ def test_rounding_adds_less_than_512_bytes(size: int) -> None:
         (512, "512 bytes"),
         (1536, "1.50 KiB"),
         (20 * MIB, "20.00 MiB"),
-        (1 << 30, "1024.00 MiB"),
+        (GIB - 1, "1.00 GiB"),
+        (GIB, "1.00 GiB"),
         (80 << 30, "80.00 GiB"),
     ],
 )
-def test_sizes_are_formatted_like_pytorch_does(size: int, text: str) -> None:
-    """A size is shown in the largest unit that it exceeds, with two digits."""
+def test_a_size_has_the_largest_unit_that_fits(size: int, text: str) -> None:
+    """A size is shown with two digits, of which those before the point are at most 1023."""
     assert text == format_size(size)
 
 

@@ -55,7 +55,7 @@ def _without_data(panel: Json) -> Iterator[str]:
 
 def _without_parts(panel: Json) -> Iterator[str]:
     """Several queries without data, and then a line with which they are to be compared."""
-    *parts, last = [query["series"] for query in panel["queries"]] or [0]
+    *parts, last = [query.get("series", 0) for query in panel["queries"]] or [0]
     if last and len(parts) > 1 and not any(parts):
         yield "only " + ", ".join(panel["legend"]["labels"])
 

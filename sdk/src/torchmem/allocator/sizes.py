@@ -50,12 +50,13 @@ def get_allocation_size(size: int) -> int:
 
 
 def format_size(size: int) -> str:
-    """Format `size` as PyTorch does in its error messages: "512 bytes", "1.50 MiB"."""
-    if size <= 1 << 10:
+    """Format `size`: "512 bytes", "1.50 MiB", "1.00 GiB"."""
+    if size < 1 << 10:
         return f"{size} bytes"
     for unit, shift in (("KiB", 10), ("MiB", 20)):
-        if size <= 1 << (shift + 10):
-            return f"{size / (1 << shift):.2f} {unit}"
+        number = round(size / (1 << shift), 2)
+        if number < 1024:
+            return f"{number:.2f} {unit}"
     return f"{size / GIB:.2f} GiB"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchmem.allocator.sizes import format_size
+from torchmem.allocator.sizes import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class OutOfMemoryDetails:
             return (
                 "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
                 "per_process_memory_fraction limit. "
-                f"Requested size: {format_size(self.requested)}"
+                f"Requested size: {_size(self.requested)}"
             )
-        allowed = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
+        allowed = "" if self.allowed is None else f"{_size(self.allowed)} allowed; "
         private = ""
         if self.private:
-            size = format_size(self.private)
+            size = _size(self.private)
             private = f"with {size} allocated in private pools (e.g., CUDA Graphs), "
         return (
-            f"CUDA out of memory. Tried to allocate {format_size(self.requested)}. "
-            f"GPU {self.device} has a total capacity of {format_size(self.total)} "
-            f"of which {format_size(self.free)} is free. Including non-PyTorch memory, "
-            f"this process has {format_size(self.process)} memory in use. "
-            f"{allowed}Of the allocated memory {format_size(self.allocated)} is allocated "
-            f"by PyTorch, {private}and {format_size(self.unallocated)} is reserved by PyTorch "
+            f"CUDA out of memory. Tried to allocate {_size(self.requested)}. "
+            f"GPU {self.device} has a total capacity of {_size(self.total)} "
+            f"of which {_size(self.free)} is free. Including non-PyTorch memory, "
+            f"this process has {_size(self.process)} memory in use. "
+            f"{allowed}Of the allocated memory {_size(self.allocated)} is allocated "
+            f"by PyTorch, {private}and {_size(self.unallocated)} is reserved by PyTorch "
             "but unallocated."
         )
 
@@ -57,3 +57,13 @@ class OutOfMemoryError(RuntimeError):
     def __init__(self, details: OutOfMemoryDetails) -> None:
         super().__init__(details)
         self.details = details
+
+
+def _size(size: int) -> str:
+    """Format `size` as PyTorch's `format_size` (c10/cuda/CUDACachingAllocator.cpp, 2.13)."""
+    if size <= 1 << 10:
+        return f"{size} bytes"
+    for unit, shift in (("KiB", 10), ("MiB", 20)):
+        if size <= 1 << (shift + 10):
+            return f"{size / (1 << shift):.2f} {unit}"
+    return f"{size / GIB:.2f} GiB"
