@@ -274,6 +274,20 @@ def test_the_rule_decides_if_the_replay_shows_nothing(tmp_path: Path) -> None:
     assert advice.sentence.endswith("The recording does not tell more: it is damaged.")
 
 
+def test_a_setting_that_an_older_pytorch_lacks_is_left_out(tmp_path: Path) -> None:
+    """A job whose PyTorch was replaced by an older one since must still start."""
+    record(attempt(tmp_path, 1, 390))
+    asked = Replays(Replayed(problem="it is damaged."))
+    for torch in ("2.10.1", "2.11.0", None):
+        find_advice("night", {"TORCHMEM_RUN_DIR": str(tmp_path)}, torch, asked)
+
+    versions = replace(reports.STRANDED.process, versions={"torch": "2.10.0"})
+    record(attempt(tmp_path, 2, 390, report=replace(reports.STRANDED, process=versions)))
+    find_advice("night", {"TORCHMEM_RUN_DIR": str(tmp_path)}, "2.13.0", asked)
+
+    assert [False, True, True, False] == [SEGMENTS in settings for settings in asked.settings]
+
+
 def test_what_is_replayed(tmp_path: Path) -> None:
     """The rule comes first; what the user has set, was in vain, or is unknown here is left out."""
     process = replace(reports.STRANDED.process, versions={"torch": "2.10.0"})

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from torchmem.allocator.oom_report import OomReport
@@ -71,22 +73,32 @@ class Attempt:
 
 
 def find_advice(
-    run: str, environment: Mapping[str, str], now: float | None = None, replay: Replay = replay
+    run: str, environment: Mapping[str, str], torch: str | None = None, replay: Replay = replay
 ) -> Advice:
     """Return what this user's reports in the run directory advise for the run of this name.
 
-    `now` is a Unix time, by default the present; `replay` is that of `torchmem.run.replay`.
+    `torch` is the version of PyTorch that the command may use instead of the one reported.
+    `replay` is that of `torchmem.run.replay`.
     """
     if environment.get(ADVICE_VARIABLE):  # of a `torchmem run` that has started this one
         return Advice()
-    attempts = _attempts(run, environment, time.time() if now is None else now)
+    attempts = _attempts(run, environment, time.time())
     without = [attempt for attempt in attempts if attempt.advice is None]
     if not without or without[-1].report.oom.cause != "fragmentation":
         return Advice()
-    advice = _advise(without[-1], attempts, environment, replay)
+    versions = [without[-1].report.process.versions, *([{"torch": torch}] if torch else [])]
+    oldest = min(map(torch_version, versions))
+    advice = _advise(without[-1], attempts, environment, oldest, replay)
     if not advice.environment and any(attempt.advice for attempt in attempts):
         return replace(advice, environment={ADVICE_VARIABLE: WITHDRAWN})
     return advice
+
+
+def installed_torch() -> str | None:
+    """Return the version of PyTorch in this environment, which may not be that of the command."""
+    with suppress(PackageNotFoundError):
+        return version_of("torch")
+    return None
 
 
 def _attempts(run: str, environment: Mapping[str, str], now: float) -> list[Attempt]:
@@ -120,15 +132,21 @@ def _beside(report: Path, suffix: str) -> Path:
 
 
 def _advise(
-    last: Attempt, attempts: Sequence[Attempt], environment: Mapping[str, str], replay: Replay
+    last: Attempt,
+    attempts: Sequence[Attempt],
+    environment: Mapping[str, str],
+    version: tuple[int, int],
+    replay: Replay,
 ) -> Advice:
     """Return the advice after `last`, the newest attempt without a setting."""
-    rule, recording = _rule(last.report), _beside(last.path, OOM_RECORDING_SUFFIX)
+    rule, recording = _rule(last.report, version), _beside(last.path, OOM_RECORDING_SUFFIX)
     users = dict(requested_settings(environment))
     settings = [
         text
         for text in dict.fromkeys([*filter(None, [rule]), *SETTINGS])
-        if _may_be_set(text, last.report, users) and not _vain(attempts, text)
+        if _is_known(text, version)
+        and not parse_alloc_conf(text).keys() & users
+        and not _vain(attempts, text)
     ]
     if not settings or not _is_own_file(recording):
         return _by_rule(last, rule, attempts, environment)
@@ -151,11 +169,9 @@ def _is_own_file(path: Path) -> bool:
     return False
 
 
-def _may_be_set(text: str, report: OomReport, users: Mapping[str, str]) -> bool:
-    """Return whether the user has set none of its keys, and this PyTorch knows all of them."""
-    version = torch_version(report.process.versions)
-    keys = parse_alloc_conf(text)
-    return not keys.keys() & users and all(version >= SINCE.get(key, (0, 0)) for key in keys)
+def _is_known(text: str, version: tuple[int, int]) -> bool:
+    """Return whether this PyTorch knows all keys of a setting: it stops at one that it does not."""
+    return all(version >= SINCE.get(key, (0, 0)) for key in parse_alloc_conf(text))
 
 
 def _nothing_helps(last: Attempt, failed: Sequence[str]) -> str:
@@ -193,10 +209,13 @@ def _by_rule(
     return _addition(last, rule, environment, "by the report's rule", note)
 
 
-def _rule(report: OomReport) -> str | None:
-    """Return the setting that is the report's best remedy."""
+def _rule(report: OomReport, version: tuple[int, int]) -> str | None:
+    """Return the setting that is the report's best remedy, unless this PyTorch does not know it."""
     best = remedies(report)[0]
-    return format_alloc_conf({best.setting: best.value}) if best.setting and best.value else None
+    if not best.setting or not best.value:
+        return None
+    text = format_alloc_conf({best.setting: best.value})
+    return text if _is_known(text, version) else None
 
 
 def _vain(attempts: Sequence[Attempt], text: str) -> tuple[Attempt, Attempt] | None:

@@ -85,9 +85,9 @@ def advised(environment: dict[str, str]) -> dict[str, str]:
             "--apply-advice finds earlier attempts by the name of the run: add --name NAME."
         )
     try:
-        from torchmem.run.advice import find_advice
+        from torchmem.run.advice import find_advice, installed_torch
 
-        advice = find_advice(name, environment)
+        advice = find_advice(name, environment, installed_torch())
         if advice.sentence:
             print(f"torchmem: {advice.sentence}", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001 - the command must start
