@@ -7,7 +7,9 @@ torch/csrc/cuda/Module.cpp (`THCPModule_memorySnapshot`, `THCPModule_memoryStats
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypedDict
 
 BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
@@ -61,3 +63,15 @@ class SegmentInfo(TypedDict):
     segment_pool_id: PoolId
     is_expandable: bool
     blocks: list[BlockInfo]
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Disable Python's garbage collector, which would traverse millions of new dicts repeatedly."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -6,11 +6,9 @@ Takes the torch module as an argument.
 from __future__ import annotations
 
 import ctypes
-import gc
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torchmem.allocator.backend import TraceEntry
@@ -138,18 +136,6 @@ class AllocatorReader:
 def _has_history(snapshot: Mapping[str, Any]) -> bool:
     """Return whether a snapshot has more entries than a recording of stacks alone keeps."""
     return any(len(trace) > 1 for trace in snapshot.get("device_traces", ()))
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Disable Python's garbage collector, which would scan a dict for each entry of a trace."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def add_references(members: tuple[object, ...]) -> None:

@@ -28,9 +28,9 @@ from torch.optim.optimizer import (
 )
 
 from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
-from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collector
 from torchmem.sample.sample import PinnedMemory
-from torchmem.sdk._allocator_reader import AllocatorReader, without_collector
+from torchmem.sdk._allocator_reader import AllocatorReader
 from torchmem.sdk._call_stack import backward_node
 from torchmem.sdk._device_uuid import describe_device
 from torchmem.sdk._dynamo import untraced

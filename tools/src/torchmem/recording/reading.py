@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torchmem
+from torchmem.allocator.snapshot import without_collector
 from torchmem.recording.content import ACTIONS, Columns
 from torchmem.recording.recording import (
     DEFAULT_POOL,
@@ -89,7 +89,7 @@ def read(path: Path) -> tuple[Recording, ...]:
         UsageError: the file cannot be used; the text explains why and what to do.
     """
     name = sanitize_text(str(path))
-    with _open(path, name) as file, _worker(file) as answer, _without_collector():
+    with _open(path, name) as file, _worker(file) as answer, without_collector():
         header = _header(answer, name)
         return tuple(_recordings(header, answer, path.name))
 
@@ -109,7 +109,7 @@ def read_with_stacks(
     with (
         _open(path, name) as file,
         _worker(file, "stacks=True") as answer,
-        _without_collector(),
+        without_collector(),
     ):
         size = os.fstat(file).st_size
         while not select.select([answer], [], [], POLL_SECONDS)[0]:
@@ -308,15 +308,3 @@ def _pool_at(address: int, starts: Sequence[int], segments: Sequence[RecordedSeg
     if index < 0 or address >= segments[index].address + segments[index].total_size:
         return DEFAULT_POOL
     return segments[index].pool
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector, which would traverse millions of new objects repeatedly."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

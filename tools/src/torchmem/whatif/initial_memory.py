@@ -261,16 +261,16 @@ def _blocks(
     """Return the blocks of one segment: those in use, with their slack, and the gaps."""
     starts = [*live, extent.address + extent.size]
     if starts[0] > extent.address:
-        yield _info(extent.address, starts[0] - extent.address, 0, "inactive")
+        yield _block(extent.address, starts[0] - extent.address, 0, "inactive")
     for start, following in pairwise(starts):
         block = live[start]
         gap = following - start - block.size
         has_slack = gap <= 0 or _is_slack(gap, block.size, extent.key[2] == "small", config)
         size = following - start if has_slack else block.size
         state: BlockState = "active_pending_free" if block.pending else "active_allocated"
-        yield _info(start, size, block.requested_size, state)
+        yield _block(start, size, block.requested_size, state)
         if not has_slack:
-            yield _info(start + block.size, gap, 0, "inactive")
+            yield _block(start + block.size, gap, 0, "inactive")
 
 
 def _is_slack(gap: int, size: int, is_small: bool, config: AllocatorConfig) -> bool:
@@ -285,7 +285,7 @@ def _is_slack(gap: int, size: int, is_small: bool, config: AllocatorConfig) -> b
     )
 
 
-def _info(address: int, size: int, requested: int, state: BlockState) -> BlockInfo:
+def _block(address: int, size: int, requested: int, state: BlockState) -> BlockInfo:
     return {"address": address, "size": size, "requested_size": requested, "state": state}
 
 
