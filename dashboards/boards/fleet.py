@@ -178,8 +178,8 @@ def _least_headroom() -> Panel:
     text = Text(
         "Ranks with the least headroom",
         f"Which rank will run out of memory first? The table lists the {MAX_RANKS} ranks with the "
-        "least headroom, and all ranks for which an OOM is predicted, with the time in which "
-        "hardly anything will be left at the peak of their steps. Headroom is the largest tensor "
+        "least headroom, and all ranks for which an OOM is predicted, with the time until almost "
+        "nothing will be left at the peak of their steps. Headroom is the largest tensor "
         "that would fit after the allocator has released its cache, as a share of the GPU; the "
         "lowest value of the last 5 minutes is used.",
         "No snapshot of any rank yet",
@@ -265,7 +265,7 @@ def _runs() -> Panel:
         "minutes. Fullest GPU: the most that one rank has reserved. Headroom is that of its worst "
         "rank. Slack: the share of the reserved memory "
         "that was not in use at the peak. Imbalance is the most loaded rank divided by the mean "
-        "of the others. OOMs are those of the time range.",
+        "of the others. OOMs are those within the time range.",
         NO_RUN,
     )
     known, failed = _ranks_in(".*"), _ranks_in("failed|oom|killed")

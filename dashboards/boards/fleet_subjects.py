@@ -70,7 +70,8 @@ OVER_TIME: list[Panel] = [
     lines(
         Text(
             "Reserved by run",
-            "How much memory does each run hold, over all of its GPUs? The largest runs.",
+            "How much memory does each run hold, over all of its GPUs? The panel shows the "
+            "largest runs.",
             "No run matches the selection",
         ),
         [Query(worst(row(RUN_ROW, select(recorded.RUN_RESERVED)), RUN_ROW), "{{run}}")],
@@ -79,8 +80,9 @@ OVER_TIME: list[Panel] = [
     lines(
         Text(
             "Wasted GPUs by node",
-            "Where is memory wasted, and since when? A value of 1 is the memory of one whole "
-            "GPU that is idle but held, or stranded by fragmentation. The most wasteful nodes.",
+            "Where is memory wasted, and since when? A value of 1 is the memory of one whole GPU "
+            "that is idle but held, or stranded by fragmentation. The panel shows the most "
+            "wasteful nodes.",
             "No data yet",
         ),
         [Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}")],
@@ -102,7 +104,8 @@ OVER_TIME: list[Panel] = [
     lines(
         Text(
             "Power by node",
-            "How much power do the GPUs of each node draw? The nodes that draw most.",
+            "How much power do the GPUs of each node draw? The panel shows the nodes that draw "
+            "most.",
             NO_NVML,
         ),
         [Query(worst(row(NODE_ROW, select(recorded.NODE_POWER)), NODE_ROW), "{{instance}}")],

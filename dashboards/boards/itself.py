@@ -74,7 +74,7 @@ NUMBERS: list[Panel] = [
         Text(
             "Collectors failed",
             "How many collectors failed in the newest scrape? Their metrics are missing; the "
-            "exporter's log contains the errors. Those of nodes without NVML do not count.",
+            "exporter's log contains the errors. Collectors on nodes without NVML do not count.",
             NO_EXPORTER,
         ),
         Query(f"count({COLLECTORS_FAILED}) or vector(0)"),
@@ -128,8 +128,8 @@ def _problems() -> Panel:
     text = Text(
         "Problems",
         "What is wrong with the monitoring, and where? Counts are those of the time range. The "
-        "exporter's log has the details of its own problems, and the log of the training those of "
-        "the SDK's.",
+        "exporter's log has the details of its own problems, and the log of the training job has "
+        "those of the SDK.",
         NOTHING_IS_WRONG,
     )
     directory = f"{select(catalog.RUN_DIRECTORY_PROBLEM)} == 1"

@@ -78,8 +78,8 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "XID errors",
-            "How many errors did the driver report in the selected time range, those of programs "
-            "included? The row Errors lists and explains them.",
+            "How many errors did the driver report in the selected time range, including those "
+            "caused by programs? The row Errors lists and explains them.",
             "0",
         ),
         Query(f"sum({_SHIPPED_XIDS})"),
@@ -95,8 +95,8 @@ NUMBERS: list[Panel] = [
         Text(
             "Nodes by driver",
             "Which versions of the driver and CUDA are installed, on how many nodes, and where "
-            "does the driver not respond? Several versions may be an incomplete upgrade. All "
-            "values of GPUs are missing while NVML is down.",
+            "does the driver not respond? Several versions may mean that an upgrade is "
+            "incomplete. All values of GPUs are missing while NVML is down.",
             "No exporter matches the selection",
         ),
         [
@@ -154,10 +154,10 @@ def _words(
 def _gpus() -> Panel:
     text = Text(
         "GPUs now",
-        "Which GPU is sick, idle or slow? State: what the driver asks for. Stranded: the share of "
-        "the memory that PyTorch holds but can neither use nor return. Power: the share of the "
-        "limit. Throttled: what lowers the clocks; a power cap is usual under load, heat points "
-        "to the cooling. ECC: memory errors since the driver was loaded that ECC could not "
+        "Which GPU is faulty, idle or slow? State: what the driver recommends. Stranded: the "
+        "share of the memory that PyTorch holds but can neither use nor return. Power: the share "
+        "of the limit. Throttled: what lowers the clocks; a power cap is usual under load, heat "
+        "points to the cooling. ECC: memory errors since the driver was loaded that ECC could not "
         "correct. XID: the newest error within the time range. Run: that of the rank with most "
         "memory.",
         "No GPU here: NVML reports none, or is not available (see Driver). Values of ranks on this "

@@ -100,8 +100,8 @@ OVER_TIME: list[Panel] = [
         gpu_lines(
             Text(
                 "Power by GPU",
-                "How much power does each GPU draw, and what is the highest limit in force, the "
-                "dashed line? At its limit, a GPU lowers its clocks.",
+                "How much power does each GPU draw, and what is the highest limit in effect, "
+                "the dashed line? At its limit, a GPU lowers its clocks.",
                 NO_GPU,
             ),
             value("power_watts"),

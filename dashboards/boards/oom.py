@@ -204,8 +204,9 @@ FAILED = joined_table(
         "Ranks that ran out of memory or were killed",
         "Which ranks failed, why, and what helps? These are the last values of each process, kept "
         "as long as Prometheus retains them. If the stranded bytes are larger than the request, "
-        "the cause is fragmentation. When opens this dashboard, and Rank the run's, for the time "
-        "around the error. On the node, `torchmem oom` explains the same error in full.",
+        "the cause is fragmentation. The link in When opens this dashboard, and the link in Rank "
+        "the dashboard Training memory, for the time around the error. On the node, `torchmem "
+        "oom` explains the same error in full.",
         NO_OOM,
     ),
     [
@@ -328,8 +329,8 @@ BEFORE: list[Panel] = [
 def _settings() -> Panel:
     text = Text(
         "Allocator settings of these ranks",
-        "Which settings were in force? If expandable segments were already on, fragmentation needs "
-        "another remedy.",
+        "Which settings were in effect? If expandable segments were already on, fragmentation "
+        "needs another remedy.",
         NO_OOM,
     )
     names = {"expandable_segments": "Expandable segments", LAST_PARSED: "As last parsed"}
@@ -354,7 +355,7 @@ BOARD = Board(
         Row("What led to it?", STORY),
         Row("In what order did the ranks end?", [_states()], collapsed=True),
         Row("How did memory develop?", BEFORE, collapsed=True),
-        Row("Which settings were in force?", [_settings()], collapsed=True),
+        Row("Which settings were in effect?", [_settings()], collapsed=True),
     ),
     (OOM_MARK, START_MARK, END_MARK),
 )

@@ -88,13 +88,13 @@ PANELS: list[Panel] = [
     _table(),
     _both(
         "Reserved by run",
-        "How much of its fullest GPU does each of both runs reserve?",
+        "How much of its fullest GPU does each of the two runs reserve?",
         recorded.RUN_RESERVED_MAX,
         Unit.BYTES,
     ),
     _both(
         "Step duration by run",
-        "How long are the steps of each of both runs?",
+        "How long are the steps of the two runs?",
         recorded.RUN_STEP,
         Unit.SECONDS,
     ),

@@ -78,8 +78,8 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "Out of memory in",
-            "Will a rank run out of memory within minutes? The time in which hardly anything will "
-            "be left at the peak of its steps, at the present pace. Shown only under the "
+            "Will a rank run out of memory within minutes? The time until almost nothing "
+            "will be left at the peak of its steps, at the current pace. Shown only under the "
             f"conditions of the alert TorchmemOutOfMemoryPredicted. {prediction.worth()}",
             "None predicted",
         ),
@@ -104,7 +104,7 @@ NUMBERS: list[Panel] = [
         Text(
             "Most stranded",
             "How much of its GPU does the worst rank lose to fragmentation: memory that is free, "
-            "but pinned between live blocks? Orange from the threshold of the warning on, red from "
+            "but pinned between live blocks? Orange above the threshold of the warning, red above "
             "that of the critical alert.",
             NO_SNAPSHOT,
         ),
@@ -290,7 +290,7 @@ SETTINGS = joined_table(
         "Which settings does the allocator use? These are the settings that PyTorch applied, which "
         "can differ from the environment variable. The ranks of one run should have the same ones. "
         "The last column has a setting that was not applied: this version of PyTorch uses another "
-        "name for it, or it was made after CUDA was initialized.",
+        "name for it, or it was set after CUDA was initialized.",
         "PyTorch reports its settings from version 2.1 on, and after CUDA is initialized",
     ),
     [

@@ -206,10 +206,10 @@ GROWTH: list[Panel] = [
     rank_lines(
         Text(
             "Left at the peak",
-            "How much of its GPU does each rank leave at the peak of its steps? Free memory and "
-            "cache that is not stranded, less what the highest peak takes. It falls if the peak "
-            "grows, if memory is stranded, or if other processes take some. A fast fall that goes "
-            f"on raises TorchmemOutOfMemoryPredicted. {prediction.worth()}",
+            "How much of its GPU does each rank leave at the peak of its steps? That is the free "
+            "memory plus the cache that is not stranded, minus what the highest peak needs. It "
+            "falls if the peak grows, if memory is stranded, or if other processes take some. A "
+            f"fast, continuing fall fires TorchmemOutOfMemoryPredicted. {prediction.worth()}",
             NO_SNAPSHOT,
         ),
         of_ranks(select(recorded.PEAK_MARGIN), "min"),
@@ -261,9 +261,9 @@ GROWTH: list[Panel] = [
     lines(
         Text(
             "Deviation from the usual",
-            "Does this run behave as the runs of its name did? The difference from the median of "
-            "the last day: of the memory of the fullest GPU and of the time of a step, relative "
-            "to it, and of the stranded share, in points.",
+            "Does this run behave like earlier runs of the same name? The panel shows the "
+            "difference from the median of the last day: in percent for the memory of the fullest "
+            "GPU and the step time, in percentage points for the stranded share.",
             "Available after 30 minutes",
         ),
         [
@@ -343,8 +343,8 @@ HOST: list[Panel] = [
     rank_lines(
         Text(
             "Pinned memory",
-            "How much of it is pinned, which the kernel can neither swap nor move? PyTorch keeps "
-            "freed blocks, so used and cached count together.",
+            "How much host memory is pinned, so that the kernel can neither swap nor move it? "
+            "PyTorch keeps freed blocks, so used and cached count together.",
             "PyTorch before 2.6 does not count pinned memory",
         ),
         of_ranks(f"sum without (state) ({select(catalog.HOST_PINNED)})"),

@@ -34,7 +34,7 @@ PANELS: list[Panel] = [
         Text(
             "Step duration",
             "Are steps getting slower, and in which rank? The mean time between the ends of two "
-            "optimizer steps. It rises together with retries.",
+            "optimizer steps. It rises with retries.",
             "No optimizer step yet",
         ),
         of_ranks(f"{_SECONDS} / ({_COUNT} > 0)"),
@@ -43,10 +43,10 @@ PANELS: list[Panel] = [
     lines(
         Text(
             "Calls to the driver",
-            "Do the allocators still request memory from the driver, or return it? After the first "
-            "steps they should not: each call is slow, and a constant rate means that sizes vary "
-            "or that something empties the cache. Before they return memory, they wait for all "
-            "streams. The sum over all ranks.",
+            "Do the allocators still request memory from the driver, or return it? After the "
+            "first steps they should not: each call is slow, and a constant rate means that sizes "
+            "vary or that something empties the cache. Before returning memory, they wait for all "
+            "streams. The panel adds up all ranks.",
         ),
         [
             Query(_calls(catalog.DEVICE_ALLOCS), "segments allocated"),
@@ -58,8 +58,8 @@ PANELS: list[Panel] = [
     lines(
         Text(
             "Slowest steps",
-            "How long do the slowest 5% of all steps take, over all ranks? Far above the mean, a "
-            "step waits for something now and then, such as a flush of the cache.",
+            "How long do the slowest 5% of all steps take, over all ranks? If that is far above "
+            "the mean, some steps wait for something, such as a flush of the cache.",
             "No optimizer step yet",
         ),
         [Query(_SLOWEST, "slowest 5%")],
@@ -79,7 +79,7 @@ PANELS: list[Panel] = [
         Text(
             "Memory released",
             "How much do the tiers of the setting release, and torchmem release, return to the "
-            "driver? Bytes that come back as segments allocated were not worth it. The sum over "
+            "driver? Releasing memory that is soon allocated again is useless. The sum over "
             "all ranks.",
             "No rank releases memory",
         ),

@@ -106,7 +106,7 @@ def test_fragmentation_below_a_limit_names_the_limit() -> None:
     """Text and remedies name the memory fraction if a higher one would have served the request."""
     text, lines = " ".join(failure_reason(STRANDED_LIMIT)), _lines(STRANDED_LIMIT)
 
-    assert "could take 2.00 GiB: its memory fraction limits it to 40.00 GiB (50% of the" in text
+    assert "of the driver's memory: its memory fraction limits it to 40.00 GiB (50% of the" in text
     assert "torch.cuda.set_per_process_memory_fraction(0.53, 0)" in lines
     assert "fraction" not in " ".join(failure_reason(STRANDED)) + _lines(STRANDED)
 

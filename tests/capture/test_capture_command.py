@@ -215,7 +215,7 @@ def test_other_users_are_refused(train: Train, tmp_path: Path) -> None:
     done = capture(tmp_path, command=[sys.executable, "-c", AS_NOBODY, "capture"])
 
     assert 2 == done.returncode, done.stderr
-    hint = "running processes: none. Processes of other users are found by those users and by root."
+    hint = "running processes: none. Only root can select processes of other users."
     assert hint in done.stderr
 
 

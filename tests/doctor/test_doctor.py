@@ -141,7 +141,7 @@ def test_a_usable_run_directory_is_in_order(place: Place) -> None:
 
 
 def test_settings_of_running_processes_are_shown(place: Place) -> None:
-    """The settings in force are listed, and one that PyTorch ignored is a problem."""
+    """The settings in effect are listed, and one that PyTorch ignored is a problem."""
     assert place.run_dir is not None
     settings = {"backend": "native", "expandable_segments": "False"}
     sample = own_sample(
@@ -151,7 +151,7 @@ def test_settings_of_running_processes_are_shown(place: Place) -> None:
     checks = by_subject(node.checks(place))
 
     in_force = "backend=native, expandable_segments=False (1 process)"
-    assert in_force == checks["settings in force"].found
+    assert in_force == checks["settings in effect"].found
     ignored = {"settings ignored": "expandable_segments has no effect in night"}
     assert ignored == problems(iter(checks.values()))
 
@@ -165,7 +165,7 @@ def test_a_sample_that_is_not_valid_costs_only_its_settings(place: Place) -> Non
     checks = by_subject(node.checks(place))
 
     assert "1 running; runs: night" == checks["processes"].found
-    assert "settings in force" not in checks
+    assert "settings in effect" not in checks
 
 
 def test_a_run_directory_that_cannot_work_is_a_problem(place: Place) -> None:
@@ -211,7 +211,7 @@ def test_what_the_exporter_refuses_is_a_problem(exporter: Place) -> None:
 
 def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
     """No answer, another program on the port, and a page that is no text are found."""
-    assert "does not answer" in problems(servers.checks(place))["exporter"]
+    assert "does not respond" in problems(servers.checks(place))["exporter"]
     for body in (b"<html>", b"go_goroutines 7\n", b"\xff\x00"):
         answer = Answer(200, 0.0, body)
         found = problems(servers.checks(place, {f"{place.exporter}/metrics": answer}.__getitem__))

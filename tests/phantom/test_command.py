@@ -68,7 +68,10 @@ def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: P
         (["--memory", "lots", "--", "true"], "'lots' is not a known card"),
         (["--devices", "99", "--", "true"], "'99' is not a number of cards from 1 to 16"),
         (["--machine", "256", "--", "true"], "'256' is not the number of a machine from 0 to 255"),
-        (["--addresses", "random", "--", "true"], "'random' is no order of addresses: use reuse"),
+        (
+            ["--addresses", "random", "--", "true"],
+            "'random' is not an order of addresses: use reuse",
+        ),
         ([], "no command: add one after --"),
         (["--", "no-such-program"], "cannot run 'no-such-program': give the name of a program"),
     ],

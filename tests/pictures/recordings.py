@@ -171,5 +171,5 @@ RECORDINGS: Mapping[str, Recording] = {
         "1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16), interval=20
     ),
     "fleet": Recording("six nodes with three jobs", _fleet, ago(72), interval=20),
-    "no-gpu": Recording("a node whose NVML does not answer", _no_gpu, ago(65)),
+    "no-gpu": Recording("a node whose NVML does not respond", _no_gpu, ago(65)),
 }

@@ -71,7 +71,9 @@ def test_an_impossible_keyword_is_refused(name: str, value: object, expected: st
 @pytest.mark.parametrize("name", ["INTERVALL", "RUNDIR", "STALLAFTER", "RANKS", "ENABLE"])
 def test_a_misspelled_environment_variable_is_refused(name: str) -> None:
     """The error names the variable and the one that was probably meant."""
-    with pytest.raises(UsageError, match=f"TORCHMEM_{name} is no setting; did you mean TORCHMEM_"):
+    with pytest.raises(
+        UsageError, match=f"TORCHMEM_{name} is not a setting; did you mean TORCHMEM_"
+    ):
         resolve({}, {f"TORCHMEM_{name}": "1"})
 
 
@@ -82,7 +84,7 @@ def test_an_unknown_environment_variable_is_logged(caplog: pytest.LogCaptureFixt
         settings = resolve({}, {"TORCHMEM_COLOR": "blue", **others})
 
     assert Settings() == settings
-    assert ["TORCHMEM_COLOR is no setting of torchmem and is ignored"] == caplog.messages
+    assert ["TORCHMEM_COLOR is not a setting of torchmem and is ignored"] == caplog.messages
 
 
 def test_a_bad_environment_variable_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:

@@ -224,9 +224,9 @@ def test_other_answers_are_no_state(body: bytes) -> None:
 
 def test_an_exporter_that_is_away(node: Node) -> None:
     """The last state stays, and a line says since when the exporter has not answered."""
-    text = draw(Screen(node, URL, away="does not answer: Connection refused", away_seconds=7))
+    text = draw(Screen(node, URL, away="does not respond: Connection refused", away_seconds=7))
 
-    sentence = f"{URL} does not answer: Connection refused. Asking again, for 7 s."
+    sentence = f"{URL} does not respond: Connection refused. Retrying for 7 s."
     assert sentence in " ".join(text.split())
     assert "nightly-7b" in text
 

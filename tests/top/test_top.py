@@ -104,7 +104,7 @@ def test_it_ends_with_its_terminal(tmp_path: Path) -> None:
     """When the ssh connection is cut, it ends without a traceback."""
     with (tmp_path / "errors").open("wb") as errors:
         terminal = Terminal("127.0.0.1:1", errors.fileno())
-    terminal.read_until("does not answer")
+    terminal.read_until("does not respond")
     os.close(terminal.theirs)
     os.close(terminal.ours)
     terminal.process.wait(TIMEOUT_SECONDS)
@@ -118,7 +118,7 @@ def test_it_waits_for_the_exporter(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with closing(Terminal(f"127.0.0.1:{port}")) as terminal:
-        terminal.read_until("does not answer")
+        terminal.read_until("does not respond")
         with exporter(tmp_path / "run", port):
             terminal.read_until("night")
         terminal.type("\x1b[Bjzq")
@@ -141,7 +141,7 @@ def test_without_a_terminal_it_prints_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--once", "127.0.0.1:1"], 1, "does not answer: Connection refused. Start it:"),
+        (["--once", "127.0.0.1:1"], 1, "does not respond: Connection refused. Start it:"),
         (["ftp://node17"], 2, "write http://HOST:9847"),
         (["http://u:secret@node17:port"], 2, "http://node17:port is not the URL of an exporter"),
         (["--interval", "0"], 2, "--interval must be between 0.2 and 3600 seconds, not 0."),

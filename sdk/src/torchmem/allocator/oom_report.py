@@ -173,13 +173,13 @@ FRAGMENTATION_REASONS: dict[OomDetail, str] = {
     "pool": "The missing memory is free in a pool that this request cannot use: the pool of a CUDA "
     "graph or MemPool, or that of the other size class (tensors up to 1 MiB, or larger ones).",
     "small_segment": "PyTorch allocates 20 MiB from the driver for any tensor of 1 to 10 MiB. The "
-    "tensor alone might have fitted.",
+    "tensor alone might have fit.",
 }
 
 
 def summary(report: OomReport) -> str:
     """Return the cause in one line, without a full stop."""
-    return f"Out of memory: {report.oom.cause}, {CAUSE_SUMMARIES[report.oom.cause]}"
+    return f"Out of memory ({report.oom.cause}): {CAUSE_SUMMARIES[report.oom.cause]}"
 
 
 def failure_reason(report: OomReport) -> tuple[str, ...]:
@@ -216,19 +216,19 @@ def _fragmentation(report: OomReport) -> Sequence[str]:
     layout, detail = report.layout, report.oom.detail
     largest = format_size(layout.largest_free_block_bytes) if layout else ""
     return (
-        f"The largest of these blocks has {largest}." if largest else "",
+        f"The largest of these blocks is {largest}." if largest else "",
         FRAGMENTATION_REASONS[detail] if detail else "",
         _limit_beside(report),
     )
 
 
 def _limit_beside(report: OomReport) -> str:
-    """Return that a memory limit kept the request from the driver, or "" without a limit."""
+    """Return how a memory limit kept the request from the driver, or "" without a limit."""
     limit, reserved = report.limit_bytes, report.reserved_bytes
     if limit is None or reserved is None:
         return ""
     left = format_size(max(0, limit - reserved))
-    return f"Of the driver's memory, the process could take {left}: {_share_of_limit(report)}."
+    return f"The process could take {left} of the driver's memory: {_share_of_limit(report)}."
 
 
 def _share_of_limit(report: OomReport) -> str:

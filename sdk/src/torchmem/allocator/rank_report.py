@@ -82,7 +82,7 @@ def ending(sample: Sample, state: State) -> str | None:
     oom = next((device.last_oom for device in sample.devices if device.last_oom), None)
     if state == "oom" and oom:
         line = f" at {oom.line}" if oom.line else ""
-        return f"It died of an OutOfMemoryError{line}: {oom.cause}, {CAUSE_SUMMARIES[oom.cause]}."
+        return f"It died of an OutOfMemoryError{line} ({oom.cause}): {CAUSE_SUMMARIES[oom.cause]}."
     return _ENDINGS.get(state)
 
 
@@ -118,9 +118,9 @@ def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
     unbacked = unbacked_bytes(device, device.driver_free_bytes)
     if unbacked is not None:
         yield Fact(
-            "given back",
-            f"at least {format_size(unbacked)} of the reserved bytes are not on the device; an "
-            "allocator outside PyTorch took them away, as in vLLM's sleep mode",
+            "returned",
+            f"at least {format_size(unbacked)} of the reserved memory is not on the device: an "
+            "allocator outside PyTorch has returned it to the driver, as in vLLM's sleep mode",
         )
     first, start = device.first_read, outside_at_start(device)
     outside = outside_bytes(device, device.driver_free_bytes)
@@ -130,7 +130,7 @@ def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
         yield Fact(
             "outside PyTorch",
             f"{format_size(start)} at the first read, {_ago(first.timestamp, now)}; "
-            f"{more if change else 'as much'} now, other processes included",
+            f"{more if change else 'as much'} now, including other processes",
         )
 
 

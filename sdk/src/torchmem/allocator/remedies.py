@@ -254,7 +254,7 @@ def _small_segment(report: OomReport) -> Iterator[Remedy]:
     if torch_version(report.process.versions) >= (2, 11) and not in_effect:
         yield _setting(report, "large_segment_size_mb", str(LARGE_SEGMENT_SIZE_MB))
     yield Remedy(
-        "Only a few MiB of the device are free. Leave more memory free, for example with a "
+        "Only a few MiB of the device is free. Leave more memory free, for example with a "
         "smaller batch."
     )
     yield from _expandable(report)

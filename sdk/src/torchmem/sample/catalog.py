@@ -90,13 +90,13 @@ COMPONENT = _group.gauge(
 COMPONENT_PEAK = _group.gauge(
     "torchmem_component_peak_bytes",
     "What the allocated bytes consisted of at their peak, with step (allocated within the step: "
-    "activations and temporaries); gradients_or_step where the two are not known apart. They add "
+    "activations and temporaries); gradients_or_step where the two cannot be told apart. They add "
     "up to the allocated peak.",
     "component",
 )
 COMPONENT_PEAK_TIMESTAMP = _group.gauge(
     "torchmem_component_peak_timestamp_seconds",
-    "Unix time of the step that the components of the peak are known from.",
+    "Unix time at the end of the step that the components of the peak are from.",
 )
 DEVICE_TOTAL = _group.gauge(
     "torchmem_device_total_bytes", "Total memory of the device, as CUDA reports it to the process."
@@ -213,7 +213,7 @@ LAST_OOM_REQUESTED = _group.gauge(
 )
 LAST_OOM_INFO = _group.info(
     "torchmem_last_oom_info",
-    "Line of the script that asked for memory at the latest OutOfMemoryError (line, function).",
+    "Line of the script that requested memory at the latest OutOfMemoryError (line, function).",
 )
 
 _group = _Group("Process and steps", RANK)
@@ -253,7 +253,7 @@ HOST_PINNED = _group.gauge(
 )
 HOST_LIMIT = _group.gauge(
     "torchmem_host_limit_bytes",
-    "Host memory limit that leaves the least: of a control group of the process, or the machine's.",
+    "Tightest host memory limit: of a control group of the process, or of the machine.",
 )
 HOST_AVAILABLE = _group.gauge(
     "torchmem_host_available_bytes",
@@ -289,19 +289,19 @@ OUTSIDE_ALLOCATOR = _group.gauge(
 )
 OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
-    "Unix time of the moment that torchmem_outside_allocator_bytes is from.",
+    "Unix time at which torchmem_outside_allocator_bytes was measured.",
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
-    "Reserved bytes that are not on the device, if NVML shows less memory of the process than it "
-    "has reserved: an allocator outside PyTorch has given them back, as in vLLM's sleep mode. "
-    "Reserved bytes plus those outside the allocator minus these are the process memory in NVML. "
-    "Absent otherwise.",
+    "Reserved bytes that are not on the device, because an allocator outside PyTorch has returned "
+    "them to the driver, as in vLLM's sleep mode; known if NVML shows less memory of the process "
+    "than it has reserved. Reserved bytes plus those outside the allocator minus these are the "
+    "process memory in NVML. Absent otherwise.",
 )
 OUTSIDE_ALLOCATOR_START = _group.gauge(
     "torchmem_outside_allocator_start_bytes",
-    "The same at the SDK's first read of the device, mostly within a second of the creation of the "
-    "CUDA context; absent if the exporter cannot tell.",
+    "Bytes outside the allocator at the SDK's first read of the device, usually within a "
+    "second of the creation of the CUDA context; absent if the exporter cannot tell.",
 )
 
 _NVML_DEVICES = "NVML: devices and memory"

@@ -168,9 +168,9 @@ def _check_names(environment: Mapping[str, str]) -> None:
             close = get_close_matches(variable, settings, n=1, cutoff=MIN_RESEMBLANCE)
             if close:
                 raise UsageError(
-                    f"the environment variable {variable} is no setting; did you mean {close[0]}?"
+                    f"the variable {variable} is not a setting; did you mean {close[0]}?"
                 )
-            log(logging.WARNING, "%s is no setting of torchmem and is ignored", variable)
+            log(logging.WARNING, "%s is not a setting of torchmem and is ignored", variable)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def find_process(directory: Path, selected: ProcessFilter) -> TrainingProcess:
     if matching:
         raise UsageError(f"{matching[0]} has ended; select a running process.")
     others = _names([process for process in processes if process.alive is not False])
-    hint = " Processes of other users are found by those users and by root." if os.geteuid() else ""
+    hint = " Only root can select processes of other users." if os.geteuid() else ""
     raise UsageError(
         f"no process in {directory} matches; running processes: {others or 'none'}.{hint}"
     )

@@ -8,14 +8,14 @@ _shtab_torchmem_commands() {
   local _commands=(
     capture:'record the memory history of a running process and save the snapshot'
     completion:'print the completion script of a shell'
-    demo:'run a simulated training and show the memory of its ranks; needs no GPU'
+    demo:'run a simulated training job and show the memory of its ranks; needs no GPU'
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
-    oom:'explain the OutOfMemoryError of an instrumented process'
+    oom:'explain why an instrumented process ran out of memory'
     preflight:'run a training script on a phantom GPU and report whether it fits on a card'
-    release:'have running processes return memory that they do not use to the driver'
+    release:'make running processes return unused memory to the driver'
     report:'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
-    rules:'write Prometheus'"'"' recording and alerting rules from your thresholds'
+    rules:'write recording and alerting rules for Prometheus from your thresholds'
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
     snapshot:'show what holds the memory in a snapshot: by line, module, size, age, and pool'
     top:'show the GPUs and ranks of a node in the terminal, live'
@@ -71,7 +71,7 @@ _shtab_torchmem_demo_defaults_added=0
 _shtab_torchmem_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--exporter[address of the exporter (default http\:\/\/127.0.0.1\:9847)]:URL:"
-  "--prometheus[address of Prometheus (default\: it is not asked)]:URL:"
+  "--prometheus[address of Prometheus (default\: not checked)]:URL:"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--json[print the checks as one line of JSON]"
 )
@@ -102,7 +102,7 @@ _shtab_torchmem_exporter_defaults_added=0
 _shtab_torchmem_oom_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
-  "--list[list all of your reports in the run directory (root\: everybody\'s)]"
+  "--list[list all of your reports in the run directory (root\: of all users)]"
   "--json[print the reports as JSON, one per line]"
   ":report (default\: the newest one):_files"
 )

@@ -6,7 +6,7 @@ import argparse
 
 from torchmem.sample.errors import MissingExtraError
 
-HELP = "run a simulated training and show the memory of its ranks; needs no GPU"
+HELP = "run a simulated training job and show the memory of its ranks; needs no GPU"
 EPILOG = """\
 Examples:
   torchmem demo --list

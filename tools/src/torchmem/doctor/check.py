@@ -30,7 +30,7 @@ class Check:
 class Place:
     """Where the checks look: the environment, /proc, the run directory, and the servers.
 
-    `prometheus` is None if it is not asked.
+    `prometheus` is None if it is not checked.
     """
 
     environment: Mapping[str, str]

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_EXPORTER,
         help=f"address of the exporter (default {DEFAULT_EXPORTER})",
     )
-    add("--prometheus", metavar="URL", help="address of Prometheus (default: it is not asked)")
+    add("--prometheus", metavar="URL", help="address of Prometheus (default: not checked)")
     add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
     add("--json", action="store_true", help="print the checks as one line of JSON")
 

@@ -1,4 +1,4 @@
-"""Checks of the processes that publish, and of the allocator settings in force in them."""
+"""Checks of the processes that publish, and of the allocator settings in effect in them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _in_force(samples: Sequence[Sample]) -> Iterator[Check]:
     for settings, number in variants.most_common(MAX_NAMED):
         text = ", ".join(sanitize_text(f"{name}={value}") for name, value in settings if value)
         processes = "1 process" if number == 1 else f"{number} processes"
-        yield Check("settings in force", "ok", f"{text or 'unknown'} ({processes})")
+        yield Check("settings in effect", "ok", f"{text or 'unknown'} ({processes})")
 
 
 def _ignored(samples: Sequence[Sample]) -> Iterator[Check]:

@@ -38,14 +38,14 @@ def checks(place: Place, get: Fetch = fetch) -> Iterator[Check]:
         yield from _prometheus(place.prometheus.rstrip("/"), get)
     else:
         step = "Pass its address: --prometheus http://HOST:9090"
-        yield Check("Prometheus", "note", "not asked", step)
+        yield Check("Prometheus", "note", "not checked", step)
 
 
 def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
     address = place.exporter.rstrip("/")
     answer, url = _try(f"{address}/metrics", get), without_credentials(address)
     if isinstance(answer, str):
-        yield Check("exporter", "problem", f"{url} does not answer: {answer}", START)
+        yield Check("exporter", "problem", f"{url} does not respond: {answer}", START)
         return
     if answer.status in {401, 403}:
         found = f"{url} answers, and asks for credentials"
@@ -135,7 +135,7 @@ def _prometheus(address: str, get: Fetch) -> Iterator[Check]:
     if isinstance(answer, str) or targets is None:
         reason = answer if isinstance(answer, str) else f"status {answer.status}"
         step = "Give the address of Prometheus itself, such as http://HOST:9090."
-        yield Check("Prometheus", "problem", f"{url} does not answer its API: {reason}", step)
+        yield Check("Prometheus", "problem", f"{url} does not respond to its API: {reason}", step)
         return
     yield from _targets(url, targets)
     rules = _try(f"{address}/api/v1/rules?type=alert", get)

@@ -22,7 +22,7 @@ from torchmem.sample.run_directory import (
 )
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
-HELP = "explain the OutOfMemoryError of an instrumented process"
+HELP = "explain why an instrumented process ran out of memory"
 EPILOG = """\
 Examples:
   torchmem oom
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--list",
         action="store_true",
-        help="list all of your reports in the run directory (root: everybody's)",
+        help="list all of your reports in the run directory (root: of all users)",
     )
     add("--json", action="store_true", help="print the reports as JSON, one per line")
 

@@ -20,7 +20,7 @@ def held_lines(report: OomReport) -> Iterator[str]:
     yield from map(_row, _held(report.lines))
     if report.lines.grown:
         steps = report.lines.grown_steps
-        yield f"Lines that kept more and more memory within {steps:,} step{'s' * (steps != 1)}"
+        yield f"Lines whose memory grew over {steps:,} step{'s' * (steps != 1)}"
         yield from (_row((f"+{format_size(use.bytes)}", use)) for use in report.lines.grown)
 
 

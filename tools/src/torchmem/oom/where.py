@@ -19,10 +19,10 @@ def where(report: OomReport) -> Iterator[str]:
     origin = report.origin
     if origin is None or not (origin.stack.frames or origin.main_stack):
         return
-    yield f"The line that asked ({', '.join(_circumstances(report, origin))})"
+    yield f"Where the memory was requested ({', '.join(_circumstances(report, origin))})"
     yield from _frames(origin.stack)
     if origin.main_stack and (origin.stack.own is None or origin.backward is not None):
-        yield f"  {_thread(origin)} asked; meanwhile the main thread was at"
+        yield f"  {_thread(origin)} requested it while the main thread was at"
         yield from _frames(origin.main_stack)
 
 

@@ -89,7 +89,8 @@ def _machine(text: str) -> str:
 def _address_order(text: str) -> str:
     if not ADDRESS_ORDER.fullmatch(text):
         raise UsageError(
-            f"{text!r} is no order of addresses: use reuse, ascending, descending or random:SEED"
+            f"{text!r} is not an order of addresses: use reuse, ascending, descending or "
+            "random:SEED"
         )
     return text
 

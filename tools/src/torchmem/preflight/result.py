@@ -233,7 +233,7 @@ def no_verdict_error(result: RunResult) -> UsageError | None:
     if result.ended != "oom" and not (result.steps or result.calls):
         return UsageError(
             "the script ended without an optimizer step and without a call of a module: let it "
-            "train or infer, or call session.step() of torchmem.sdk in a loop of its own."
+            "train or infer, or call session.step() of torchmem.sdk in its own loop."
         )
     return None
 

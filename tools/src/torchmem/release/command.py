@@ -28,7 +28,7 @@ from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
 from torchmem.sample.sample import decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 
-HELP = "have running processes return memory that they do not use to the driver"
+HELP = "make running processes return unused memory to the driver"
 EPILOG = """\
 Each process returns its cache at the end of its step, an idle one at once. Only
 processes of your own can be asked, and by root those of all users.

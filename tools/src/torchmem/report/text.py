@@ -31,7 +31,7 @@ def _part(sample: Sample, device: DeviceSample, now: float) -> str:
 
 
 def _threats(sample: Sample, device: DeviceSample) -> Iterator[str]:
-    yield "What threatens"
+    yield "Threats"
     found = threats(sample, device)
     for threat in found:
         yield from wrapped(threat.text, "    ", "  - ", WIDTH)

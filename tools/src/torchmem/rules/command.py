@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchmem.sample.errors import MissingExtraError, UsageError
 
-HELP = "write Prometheus' recording and alerting rules from your thresholds"
+HELP = "write recording and alerting rules for Prometheus from your thresholds"
 EPILOG = """\
 Examples:
   torchmem rules --defaults > thresholds.yml

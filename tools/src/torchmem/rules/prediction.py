@@ -20,8 +20,8 @@ def worth() -> str:
     shipped = measured()["rules"][0]
     came_true, told = _percent(shipped["came_true"]), _percent(shipped["told"][0])
     return (
-        f"Of 100 such warnings in simulated jobs, {came_true} came true within an hour, and of 100 "
-        f"OOMs that growth led to, {told} were told at least 2 minutes ahead."
+        f"In simulated jobs, {came_true} of 100 such warnings came true within an hour, and {told} "
+        "of 100 OOMs caused by growth were predicted at least 2 minutes ahead."
     )
 
 

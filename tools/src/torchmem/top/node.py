@@ -108,7 +108,7 @@ def ask(url: str, get: Fetch = fetch) -> Node:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         text = sanitize_text(str(getattr(reason, "strerror", None) or reason))
-        raise AwayError(f"does not answer: {text}") from error
+        raise AwayError(f"does not respond: {text}") from error
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         raise AwayError("asks for a password: pass http://USER:PASSWORD@HOST:9847")
     if answer.status != HTTPStatus.OK:

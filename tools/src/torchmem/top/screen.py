@@ -115,7 +115,7 @@ class _Painter:
     def problems(self) -> Iterator[Text]:
         """Yield what keeps the screen from being complete or up to date."""
         if self._screen.away:
-            since = f" Asking again, for {self._screen.away_seconds} s."
+            since = f" Retrying for {self._screen.away_seconds} s."
             text = f"{self._screen.url} {self._screen.away}.{since}"
             yield from self._wrapped(Text(text, style=f"bold {colors.FAILED}"))
         elif not self._screen.node:

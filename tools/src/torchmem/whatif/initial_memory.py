@@ -250,7 +250,7 @@ def _check_segments(recording: Recording, extents: list[_Extent]) -> None:
             held.insert(place, segment)
     if not is_sound:
         raise UsageError(
-            f"{recording.name} has segments that overlap, or that end without a begin, so it is "
+            f"{recording.name} has segments that overlap, or that end without a start, so it is "
             "damaged: record it again."
         )
 

@@ -56,7 +56,7 @@ function showTooltip(event, bar) {
   const share = percent(part.bytes / bar.torchmemTotal);
   tooltip.replaceChildren(
     el("strong", {}, swatch(part.name), labelOf(part)),
-    el("span", { class: "number" }, `${bytes(part.bytes)} · ${share} of the card`),
+    el("span", { class: "number" }, `${bytes(part.bytes)} · ${share} of the GPU`),
     el("small", {}, entries.get(part.name)?.meaning ?? ""),
   );
   tooltip.hidden = false;

@@ -191,7 +191,7 @@ function traceSummary(timeline, events) {
   const worst = Math.max(...timeline.stranded);
   const headroom = timeline.headroom.at(-1) === null
     ? " Headroom needs the GPU's free memory, which torchmem capture adds to a snapshot." : "";
-  return `${plural(events, "event")}${during}. At the peak ${bytes(peak)} are in use, at most ${bytes(worst)} are stranded.${headroom}`;
+  return `${plural(events, "event")}${during}. At the peak ${bytes(peak)} is in use; at most ${bytes(worst)} is stranded.${headroom}`;
 }
 
 /** Return what writes seconds of a timeline of this length. */

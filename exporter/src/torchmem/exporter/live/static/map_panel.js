@@ -16,7 +16,7 @@ export const MEANINGS = {
   allocated: ["Allocated", "in_use", "A tensor uses it."],
   pending: ["Pending", "in_use", "Freed, but another stream may still use it."],
   private_used: ["Private, in use", "private_pools", "In use by a CUDA graph or a MemPool."],
-  private_free: ["Private, free", "private_pools", "Free for its CUDA graph or MemPool alone."],
+  private_free: ["Private, free", "private_pools", "Free, but only for its CUDA graph or MemPool."],
   releasable: [
     "Releasable", "releasable", "Free. PyTorch returns it to the driver if an allocation fails.",
   ],
@@ -28,7 +28,7 @@ const PALER = { pending: 0.5, private_free: 0.55 }; // share of the background
 
 const KEYS =
   "Arrow keys left and right select a block, up and down move by a row, plus and minus zoom, " +
-  "Enter brings the block close, S and Shift S go to the next and previous stranded block, " +
+  "Enter zooms in on the block, S and Shift S go to the next and previous stranded block, " +
   "Home and End to the first and last block, 0 shows everything.";
 
 /** Shows layouts of a device, one at a time. */
@@ -343,7 +343,7 @@ export class MapPanel {
   drawDetails() {
     const { selected: block, details } = this;
     if (!block) {
-      details.replaceChildren(el("p", {}, "Select a block to keep what is known of it in sight. "),
+      details.replaceChildren(el("p", {}, "Select a block to keep its details in view. "),
         el("p", { class: "map-keys" }, KEYS));
       return;
     }
@@ -395,11 +395,11 @@ export function summaryOf(layout) {
         ? `, ${bytes(sums.private_used + sums.private_free)} in private pools.` : "."),
   ];
   if (layout.free) {
-    sentences.push(`The largest free block has ${bytes(layout.largest)}, the fragmentation index is ` +
+    sentences.push(`The largest free block is ${bytes(layout.largest)}, the fragmentation index is ` +
       `${ratio(layout.fragmentation)}.`);
   }
   if (device.merged_blocks) {
-    sentences.push(`${plural(device.merged_blocks, "small block")} less than there are: neighbors are drawn as one.`);
+    sentences.push(`${plural(device.merged_blocks, "small block")} merged with neighbors.`);
   }
   if (device.omitted_bytes) {
     sentences.push(`${bytes(device.omitted_bytes)} in the smallest segments are left out.`);

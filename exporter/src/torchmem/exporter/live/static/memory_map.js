@@ -114,7 +114,7 @@ export function mount(element, rank) {
       const body = await answer.json();
       if (isMounted) receive(answer, body);
     } catch {
-      if (isMounted) tell("The exporter does not answer.");
+      if (isMounted) tell("The exporter does not respond.");
     }
   }
 

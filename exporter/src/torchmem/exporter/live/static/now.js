@@ -55,7 +55,7 @@ export function mount(element, first) {
 function table(body) {
   return el(
     "table", { class: "parts" },
-    el("thead", { class: "hidden" }, el("tr", {}, ...["Part", "Bytes", "Share of the card"].map((name) => el("th", { scope: "col" }, name)))),
+    el("thead", { class: "hidden" }, el("tr", {}, ...["Part", "Bytes", "Share of the GPU"].map((name) => el("th", { scope: "col" }, name)))),
     body,
   );
 }

@@ -47,7 +47,7 @@ function draw() {
   setText(byId("summary"), summary(newest));
   const hidden = newest.gpus.length - shown.length;
   byId("hidden").hidden = hidden === 0;
-  setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks name: see the state as JSON.`);
+  setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks report: see the state as JSON.`);
 }
 
 function onState(state) {
@@ -64,7 +64,7 @@ function onState(state) {
 function onConnection(isConnected) {
   const status = byId("connection");
   status.dataset.connected = String(isConnected);
-  setText(status, isConnected ? "live" : "The exporter does not answer; trying again …");
+  setText(status, isConnected ? "live" : "The exporter does not respond; trying again …");
 }
 
 function notice(text) {

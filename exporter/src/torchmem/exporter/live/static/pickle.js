@@ -15,7 +15,7 @@ export function unpickle(buffer) {
   try {
     return new Reader(buffer).read();
   } catch (error) {
-    if (error instanceof RangeError) throw new PickleError("The file is cut off.");
+    if (error instanceof RangeError) throw new PickleError("The file is truncated.");
     throw error;
   }
 }
@@ -138,7 +138,7 @@ const push = (value) => (reader) => reader.stack.push(value(reader));
 
 const ACTS = {
   0x80: (r) => {
-    if (r.u1() > PROTOCOL) throw new PickleError("The file has a newer form of pickle.");
+    if (r.u1() > PROTOCOL) throw new PickleError("The file uses a newer pickle protocol.");
   },
   0x95: (r) => r.u8(), // FRAME
   0x28: (r) => r.stack.push(MARK),

@@ -46,7 +46,7 @@ function sections(why, rank) {
       threats(why, rank),
       advice("What to set", why.advice),
       why.oom ? oom(why.oom, rank) : null),
-    el("div", {}, el("h4", {}, "What is known"), facts(why.facts ?? [])),
+    el("div", {}, el("h4", {}, "Details"), facts(why.facts ?? [])),
   ];
 }
 
@@ -59,12 +59,12 @@ function threats(why, rank) {
   if (rank.state !== "running" && rank.state !== "stalled") return null;
   const found = why.threats ?? [];
   const items = found.map((threat) => el("li", {}, threat.text, threat.cause ? cause(threat.cause) : null));
-  return el("section", {}, el("h4", {}, "What threatens"),
+  return el("section", {}, el("h4", {}, "Threats"),
     found.length ? el("ul", { class: "threats" }, items) : el("p", {}, "Nothing at the moment."));
 }
 
 function cause(name) {
-  const chip = el("span", { class: "cause" }, `would be an OOM of ${name}`);
+  const chip = el("span", { class: "cause" }, `OOM cause: ${name}`);
   chip.style.setProperty("--dot", `var(--cause-${name})`);
   return chip;
 }
@@ -84,7 +84,7 @@ function facts(known) {
 function oom(report, rank) {
   const time = new Date(report.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
   return el("section", { class: "oom" },
-    el("h4", {}, `The OutOfMemoryError of ${time}`),
+    el("h4", {}, `OutOfMemoryError at ${time}`),
     el("p", { class: "lead" }, `${report.summary}.`),
     el("p", {}, report.reason),
     report.before ? el("p", { class: "soft" }, report.before) : null,
@@ -100,17 +100,17 @@ function memory(uses, rank) {
     el("th", { scope: "row" }, use.label),
     el("td", { class: "number" }, bytes(use.bytes)),
     el("td", { class: "number soft" }, percent(use.bytes / total))));
-  return el("section", {}, el("h4", {}, `Memory of ${rank.gpu.name ?? "the device"} then`),
+  return el("section", {}, el("h4", {}, `Memory of ${rank.gpu.name ?? "the device"} at that time`),
     el("table", { class: "parts" }, el("tbody", {}, rows)));
 }
 
 function stack(report) {
   if (report.hidden) {
-    return el("p", { class: "soft" }, "The call stack is for the rank's own user: open this page on the node as that user, run ",
+    return el("p", { class: "soft" }, "Only the rank's own user can see the call stack: open this page on the node as that user, run ",
       el("code", {}, "torchmem oom"), ", or set passwords for this page.");
   }
   if (!report.stack?.length) return null;
   const items = report.stack.map((call) => el("li", { class: call.package ? "foreign" : "own" },
     el("code", {}, call.place), " ", el("span", {}, call.function)));
-  return el("section", {}, el("h4", {}, "The line that asked, and its callers"), el("ol", { class: "stack" }, items));
+  return el("section", {}, el("h4", {}, "Where the memory was requested"), el("ol", { class: "stack" }, items));
 }
