@@ -190,7 +190,7 @@ class Exporter:
         return reading
 
     def _leave_hung_gpu(self) -> None:
-        """If the last reading still waits for a GPU, let it wait in a thread of its own."""
+        """If the last reading still waits for a GPU, let it wait in a separate thread."""
         if self._workers.current.is_busy:
             self._failure_log.note(self._last_reading, self._deadline_seconds)
             hung = self._last_reading.abandon()

@@ -24,11 +24,11 @@ def batches(
     phase: str = "train",
     **settings: Unpack[sdk.SettingsKeywords],
 ) -> Iterator[T]:
-    """Yield the batches of a loader that was prepared, each as one pass of the loop.
+    """Yield the batches of a prepared loader, each as one pass of the loop.
 
-    Takes the settings of `sdk.instrument`. The run has the name of the project of
-    `accelerator.init_trackers`. A step is one of the optimizer, so batches that
-    `accelerator.accumulate` joins make one step.
+    Takes the settings of `sdk.instrument`. The run is named after the project given to
+    `accelerator.init_trackers`. Optimizer steps count, so batches that `accelerator.accumulate`
+    joins count as one step.
     """
     session = sdk.instrument(**settings)
     with session.errors.suppress("setup"):
@@ -44,7 +44,10 @@ def batches(
 
 
 def _made_step(accelerator: Any) -> Callable[[], bool] | None:
-    """Return what tells DeepSpeed's steps; ZeRO steps once for each group of parameters."""
+    """Return a function that detects DeepSpeed's steps; None without DeepSpeed.
+
+    It is needed because ZeRO steps its inner optimizer once for each parameter group.
+    """
     if not str(getattr(accelerator, "distributed_type", "")).endswith("DEEPSPEED"):
         return None
     return lambda: accelerator.sync_gradients and not accelerator.optimizer_step_was_skipped

@@ -1,4 +1,4 @@
-"""What the callbacks share: the pass that is open, and errors that never reach the training."""
+"""Code that the callbacks share: the open pass, and handling of their own errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmem.sdk import Iteration, Session
 
 
 class Monitored(Protocol):
-    """A callback, which has a session."""
+    """A callback with a session."""
 
     session: Session
 
@@ -18,7 +18,7 @@ class Monitored(Protocol):
 def harmless(event: Callable[..., None]) -> Callable[..., None]:
     """Make a method of a callback count its errors in `torchmem_sdk_errors_total` and return None.
 
-    What the user's signal handlers raise in it passes.
+    Exceptions that the user's signal handlers raise in it pass through.
     """
 
     @functools.wraps(event)
@@ -30,9 +30,9 @@ def harmless(event: Callable[..., None]) -> Callable[..., None]:
 
 
 class CurrentPass:
-    """The pass of the loop that a callback has begun and not ended.
+    """The pass of the loop that a callback has begun but not ended.
 
-    A callback sees no event when the training fails, so the next `begin` ends what is open.
+    A callback gets no event when the training fails, so the next `begin` ends an open pass.
     """
 
     def __init__(self, session: Session) -> None:

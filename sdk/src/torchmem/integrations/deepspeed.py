@@ -3,8 +3,8 @@
     from torchmem.integrations.deepspeed import batches
     for batch in batches(engine, train_loader):
 
-ZeRO steps its inner optimizer once for each group of parameters, so the optimizers' own steps do
-not tell how many steps the engine has made; `engine.global_steps` does.
+ZeRO steps its inner optimizer once for each parameter group, so optimizer steps do not show how
+many steps the engine has made; `engine.global_steps` does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _one_pass(session: sdk.Session, engine: Any, phase: str, samples: int | None
 
 
 def _steps(session: sdk.Session, engine: Any) -> int:
-    """Return the number of steps; one that the loss scale skips is none."""
+    """Return the number of steps, without those that loss scaling skips."""
     with session.errors.suppress("step"):
         return int(engine.global_steps - engine.skipped_steps)
     return 0

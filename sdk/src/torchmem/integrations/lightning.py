@@ -1,4 +1,4 @@
-"""Lightning's Trainer, by the package lightning or pytorch_lightning.
+"""Lightning's Trainer, from the package lightning or pytorch_lightning.
 
 from torchmem.integrations.lightning import TorchmemCallback
 Trainer(..., callbacks=[TorchmemCallback()])
@@ -29,8 +29,8 @@ UNNAMED = "lightning_logs"
 class TorchmemCallback(Callback):
     """Publishes steps, samples, the phases train, evaluate and predict, and the logger's name.
 
-    Takes the settings of `sdk.instrument`. A step is a batch after which `trainer.global_step` has
-    changed: accumulated batches, or the several optimizers of one batch, are one step.
+    Takes the settings of `sdk.instrument`. A batch counts as a step if it changes
+    `trainer.global_step`: accumulated batches, and several optimizers for one batch, are one step.
     """
 
     def __init__(self, **settings: Unpack[sdk.SettingsKeywords]) -> None:
@@ -41,7 +41,7 @@ class TorchmemCallback(Callback):
 
     @harmless
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """Take the name of the run, and end what an earlier run has left."""
+        """Take the name of the run, and end a pass that an earlier run has left open."""
         self._pass.end(samples=0)
         loggers = (each for each in trainer.loggers if isinstance(each, NAMED_LOGGERS))
         name = next((each.name for each in loggers), None)

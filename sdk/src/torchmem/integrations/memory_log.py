@@ -21,7 +21,7 @@ Write = Callable[[dict[str, float], Sample], None]
 class MemoryLog:
     """Writes the scalars of a session at an interval, and at its end.
 
-    `write` is called in a thread of its own with the newest sample that was published, if it is
+    `write` is called in a separate thread with the newest sample that was published, if it is
     newer than the one before. What it raises is counted in `torchmem_sdk_errors_total`, and logged
     once. At the end of the session the process waits 0.5 s at most for the last call.
     """

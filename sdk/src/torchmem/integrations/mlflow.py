@@ -33,7 +33,7 @@ def log_memory(
 ) -> MemoryLog | None:
     """Log the memory of this process to an MLflow run, the active one by default.
 
-    Logs every `every` seconds from a thread of its own, at the step that the session counts. Takes
+    Logs every `every` seconds from a separate thread, at the step that the session counts. Takes
     the settings of `sdk.instrument`. Without a run it logs a warning and returns None.
     """
     session = sdk.instrument(**settings)

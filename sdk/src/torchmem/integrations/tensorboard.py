@@ -29,7 +29,7 @@ def log_memory(
 ) -> MemoryLog:
     """Log the memory of this process to a writer that the script has opened.
 
-    Logs every `every` seconds from a thread of its own, at the step that the session counts, until
+    Logs every `every` seconds from a separate thread, at the step that the session counts, until
     the writer is closed. Takes the settings of `sdk.instrument`.
     """
 

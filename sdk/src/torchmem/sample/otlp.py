@@ -273,7 +273,7 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
 
 
 class Push:
-    """Sends what `collect` returns again and again, in a thread of its own.
+    """Sends what `collect` returns again and again, in a separate thread.
 
     `make_exporter` is called there, too. `report` is called after each attempt with what failed, or
     None; OpenTelemetry's own log messages are dropped.

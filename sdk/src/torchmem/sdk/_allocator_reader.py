@@ -1,4 +1,4 @@
-"""What PyTorch's CUDA allocator says of itself: statistics, snapshots, settings, history.
+"""Reads what PyTorch's CUDA allocator reports: statistics, snapshots, settings, history.
 
 Takes the torch module as an argument.
 """

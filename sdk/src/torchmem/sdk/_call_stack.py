@@ -134,7 +134,7 @@ def _frame(code: CodeType, line: int | None, module: object) -> Frame:
 
 
 def _shortened(file: str) -> str:
-    """Return the end of a path, which tells more than its beginning, of at most MAX_TEXT bytes."""
+    """Return the last MAX_TEXT bytes of a path, which identify it better than the first ones."""
     data = file.encode(errors="surrogatepass")
     if len(data) <= MAX_TEXT:
         return file

@@ -1,8 +1,9 @@
 """What the allocated bytes consisted of at their peak.
 
 A read before an optimizer's step and one after it show in which of the two halves of a step the
-peak was reached. In the optimizer all gradients exist. Before it, none to all of them do; then only
-a recording of one step (`_step_trace`) tells gradients from what else the step has allocated.
+peak was reached. During the optimizer's step all gradients exist. Before it, any number of them may
+exist; then only a recording of one step (`_step_trace`) tells gradients apart from the step's other
+allocations.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class ComponentPeaks:
             self._set(device, self._with_rest(device, known, "step"))
 
     def is_exact(self, device: int) -> bool:
-        """Whether gradients and step are known apart."""
+        """Whether gradients and step can be told apart."""
         return "step" in self._known.get(device, ({}, 0.0))[0]
 
     def values(self, device: int, allocated_peak: int) -> tuple[dict[str, int], float | None]:

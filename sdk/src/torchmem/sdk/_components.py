@@ -1,7 +1,7 @@
 """What holds the allocated bytes: parameters, gradients, optimizer state, and the rest.
 
-A read costs microseconds where nothing has changed. Whether the counts still hold is shown by the
-structure of the optimizers and by `held`: in training it is the same to the byte after every step.
+A read costs microseconds if nothing has changed. The structure of the optimizers and `held` show
+whether the counts are still valid: in training, `held` is exactly the same after every step.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Components:
 
 
 def _part_bytes(parts: Mapping[str, Storages]) -> dict[str, Bytes]:
-    """Return the bytes of each tracked part; what is in several counts as the first one."""
+    """Return the bytes of each tracked part; memory in several parts counts as the first one."""
     counted: dict[str, Bytes] = {}
     earlier: list[Storages] = []
     for name, storages in parts.items():

@@ -1,4 +1,4 @@
-"""How the process ends: what uncaught exceptions and calls of `sys.exit` show of it.
+"""How the process ends, judging by uncaught exceptions and calls of `sys.exit`.
 
 Among uncaught exceptions are those of libraries that get no memory from the driver. They do not
 pass PyTorch's allocator, so no observer is called. The texts are those of NCCL, cuBLAS, cuDNN,
@@ -44,7 +44,7 @@ class LibraryOom:
 def library_oom(error: BaseException) -> LibraryOom | None:
     """Return the library's failed allocation that `error` is due to, or None.
 
-    PyTorch's own OutOfMemoryError is none: the allocator's observer reports it.
+    PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
     if is_oom(error):
         return None
@@ -122,10 +122,10 @@ def in_excepthook() -> bool:
 
 
 class UncaughtErrors:
-    """Sees the exceptions that nothing catches, before the hooks that were there.
+    """Handles uncaught exceptions, before the hooks that were installed earlier.
 
-    `on_error` is called with an exception and whether it ends the main thread. It raises nothing
-    of its own; what a signal handler raises in it reaches the script.
+    `on_error` is called with an exception and whether it ends the main thread. It raises no
+    exception itself; one that a signal handler raises in it reaches the script.
     """
 
     def __init__(self, on_error: Callable[[BaseException, bool], None]) -> None:

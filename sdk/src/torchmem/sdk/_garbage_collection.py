@@ -17,11 +17,11 @@ MAX_THRESHOLD = 0.999
 
 
 class GarbageCollection:
-    """Sets `garbage_collection_threshold` at run time, beside the settings that the user chose.
+    """Sets `garbage_collection_threshold` at run time, and keeps the user's settings.
 
-    PyTorch parses all settings anew, so that text is passed again. It collects only with a memory
-    fraction below 1 (CUDACachingAllocator.cpp, 2.13, `garbage_collect_cached_blocks`). Since 2.6,
-    where the user's own fraction can be read.
+    PyTorch parses all settings anew, so the user's are passed again. It collects only with a memory
+    fraction below 1 (CUDACachingAllocator.cpp, 2.13, `garbage_collect_cached_blocks`). Needs 2.6,
+    which can read the user's own fraction.
     """
 
     def __init__(self, torch: Any, reader: AllocatorReader) -> None:

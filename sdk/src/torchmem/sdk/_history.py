@@ -57,7 +57,7 @@ def margin(record: DeviceRecord) -> int | None:
 class Pressure:
     """Tells from the reads of one device whether its memory may run out soon.
 
-    It may after a retry, with a low margin, or with a margin that falls fast.
+    The signs are a retry, a low margin, and a margin that falls fast.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Look:
 class LineHistory:
     """Starts and stops the recording of stacks, and compares what the lines held at steps' ends.
 
-    Such looks come as often as snapshots, and cost as much.
+    Comparisons are as frequent as snapshots, and cost as much.
 
     Called in the training thread, or in the main thread between two bytecodes.
     """
@@ -138,7 +138,7 @@ class LineHistory:
         return self._recorder.backend
 
     def begin(self) -> None:
-        """Start with the first allocation, unless it depends on what is read."""
+        """Start at the first allocation, unless the start depends on reads."""
         with self._errors.suppress("history"):
             if self._setting is True:
                 self._start()
@@ -179,7 +179,7 @@ class LineHistory:
         self._allocations = allocations
 
     def _start(self) -> None:
-        """Start to record, unless the script records or the allocator cannot."""
+        """Start recording, unless the script records or the allocator cannot."""
         if self._backend.history_enabled() is False:
             self._backend.start_stacks()
             self._is_recording, self._first, self._last = True, None, None

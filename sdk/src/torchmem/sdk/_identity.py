@@ -126,8 +126,8 @@ def identify(
 def placed(process: Process, settings: Settings, world: tuple[int, int] | None) -> Process:
     """Return the process with its rank and world size in torch.distributed.
 
-    They are the truth, also where no launcher said anything, as in torch.multiprocessing.spawn.
-    A rank that is set stays. `world` is `Backend.world()`.
+    They replace the launcher's, and exist without a launcher too, as in
+    torch.multiprocessing.spawn. The setting `rank` takes precedence. `world` is `Backend.world()`.
     """
     if world is None:
         return process
@@ -155,7 +155,7 @@ class _Place:
 
 
 def _launched_place(environment: Mapping[str, str]) -> _Place:
-    """Return what the nearest launcher says, completed by those that say no other rank."""
+    """Return the innermost launcher's values, completed by launchers that set no other rank."""
     said = {launcher: _number(environment, launcher.rank) for launcher in LAUNCHERS}
     rank = _first(said.values()) or 0
     agreeing = [launcher for launcher, number in said.items() if number in {rank, None}]

@@ -1,6 +1,6 @@
 """Exceptions that interrupt the SDK's code without coming from it.
 
-Python runs the script's signal handlers between two bytecodes of the main thread, also in the
+Python runs the script's signal handlers between two bytecodes of the main thread, even in the
 middle of the SDK's code, and a handler may raise: Ctrl-C, or a timeout by SIGALRM. A trace function
 may raise anywhere, and `PyThreadState_SetAsyncExc` raises in any thread. All of these belong to the
 script and must reach it.

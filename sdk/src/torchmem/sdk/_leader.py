@@ -1,8 +1,8 @@
 """The setting `leader_port`: of a user's processes on one host, one serves the series of all.
 
-It is for pods and nodes without an exporter. The processes agree by a lock in their directory: who
-holds it serves what all of them have published there. When that process ends, however it ends, the
-kernel releases lock and port, and another process takes both within seconds.
+It is for pods and nodes without an exporter. A lock in their directory decides: the process that
+holds it serves what all of them have published there. When it ends for any reason, the kernel
+releases lock and port, and another process takes both within seconds.
 """
 
 from __future__ import annotations

@@ -302,8 +302,7 @@ class Monitor:
 
     def _exchange_memory(self) -> None:
         """Serve a request for memory if no step does, and ask neighbors if this process is short.
-
-        That is a stat of a file, unless someone asks.
+        Without a request, this costs one stat of a file.
         """
         if self._requests:
             is_late = self._clock.is_late(time.perf_counter())

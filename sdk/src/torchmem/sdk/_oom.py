@@ -221,7 +221,7 @@ def _values(device: DeviceSample) -> tuple[float | None, ...]:
 class ReportWriter:
     """Writes the OOM reports of one process beside its sample file.
 
-    The first OOM gets a file of its own. Of those that follow, as in a search for the batch size,
+    The first OOM gets a file of its own. Of those that follow, as in a batch-size search,
     each minute gets one file that is replaced. A hundred OOMs in a minute therefore leave two
     files, and the OOM that ends the process is always in the newest one.
     """
@@ -254,7 +254,7 @@ class ReportWriter:
             self._pending.pop(self._number - MAX_REPORTS_PER_PROCESS, None)
 
     def mark_survived(self, is_pending: Callable[[], bool]) -> None:
-        """Say in the reports that the process went on, unless it is not certain. Raises OSError."""
+        """Mark in the reports that the process continued, if that is certain. Raises OSError."""
         with self._lock:
             while self._pending and not is_pending():
                 number, report = self._pending.popitem()
@@ -312,7 +312,7 @@ def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomRep
 
 
 def _encode(report: OomReport) -> bytes:
-    """Encode the report; without what can be missed, in this order, if it is too large."""
+    """Encode the report; if it is too large, without its least important parts, in this order."""
     for dropped in ({}, {"trend": Trend()}, {"trend": Trend(), "origin": None, "lines": None}):
         content = encode(replace(report, **dropped))
         if len(content) <= MAX_REPORT_BYTES:

@@ -48,7 +48,7 @@ class OomTrace:
         self._allowance = Allowance(OOM_TRACE_BUDGET, OOM_TRACE_RESERVE_SECONDS)
 
     def begin(self) -> None:
-        """Start to record, unless the script records or the allocator cannot."""
+        """Start recording, unless the script records or the allocator cannot."""
         with self._errors.suppress("capture"):
             self.is_recording = self._history.start_trace()
             if not self.is_recording:
@@ -78,7 +78,7 @@ class OomTrace:
             keep_newest(self._path.parent, MAX_RECORDINGS_PER_USER, _RECORDING_NAME)
 
     def end(self) -> None:
-        """Stop to record, unless the script has started a recording of its own since."""
+        """Stop recording, unless the script has started its own recording since."""
         with self._errors.suppress("capture"):
             if self.is_recording:
                 self.is_recording = False

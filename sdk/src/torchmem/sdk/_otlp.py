@@ -1,4 +1,4 @@
-"""The setting `otlp`: send this process's metrics by OTLP from a thread of its own."""
+"""The setting `otlp`: send this process's metrics by OTLP from a separate thread."""
 
 from __future__ import annotations
 

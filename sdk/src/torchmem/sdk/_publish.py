@@ -268,7 +268,7 @@ class Publisher:
                 self._endpoint = Endpoint.open(self._settings, self._local_rank, self._sample)
 
     def tick(self) -> None:
-        """Do what takes long for the training thread: the election, and the import of OTLP."""
+        """Do what would delay the training thread: the election, and the import of OTLP."""
         if self._settings.leader_port is not None:
             self._campaign(self._settings.leader_port)
         if self._settings.otlp and not self._sends:

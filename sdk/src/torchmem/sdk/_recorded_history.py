@@ -40,7 +40,7 @@ class RecordedHistory:
         self._facts: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Start to record, and read the memory at this moment.
+        """Start recording, and read the memory at this moment.
 
         Only then: memory that another thread allocates in between would otherwise be in neither.
         """
@@ -52,7 +52,7 @@ class RecordedHistory:
             raise
 
     def start_trace(self) -> bool:
-        """Start to record without stacks, likewise. Return False if that is impossible."""
+        """Start recording without stacks, likewise. Return False if that is impossible."""
         is_started = self.backend.start_trace(OOM_TRACE_ENTRIES, complete=True)
         if is_started:
             self._facts = self._read_facts(OOM_TRACE_ENTRIES)
@@ -70,7 +70,7 @@ class RecordedHistory:
         return self.snapshot()
 
     def stop(self) -> None:
-        """Stop to record, and discard what was recorded."""
+        """Stop recording, and discard what was recorded."""
         self.backend.stop_history()
 
     def _read_facts(self, max_entries: int) -> dict[str, Any]:

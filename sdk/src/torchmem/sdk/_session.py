@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Monitors this process's allocator until it is closed, by hand, by `with`, or at exit.
+    """Monitors this process's allocator until `close()`, the end of a `with` block, or exit.
 
     Created by `instrument`. `errors` counts the SDK's own errors. `after_step` is for tools that
     run the script: it is called after every `step`. `provisional` is for tools that call
-    `instrument` before the script can: until CUDA is initialized, a call with other settings
+    `instrument` before the script does: until CUDA is initialized, a call with other settings
     replaces the session.
     """
 
@@ -83,7 +83,7 @@ class Session:
         return f"<torchmem.sdk.Session: {self.description()}>"
 
     def description(self) -> str:
-        """Return what the session monitors and where it publishes, for people."""
+        """Describe what the session monitors and where it publishes."""
         if isinstance(self._backend, IdleBackend):
             return "inactive"
         process = identify(self.settings, self._environment, {})
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def url(self) -> str | None:
-        """Address of this process's own /metrics, once CUDA is up and if a port was asked for."""
+        """Address of this process's /metrics; None before CUDA is up and without a port."""
         return self._monitor.publisher.url if self._monitor.publisher else None
 
     @property
@@ -108,7 +108,7 @@ class Session:
         return self.provisional and not self._monitor.is_active
 
     def step(self, samples: int | None = None) -> None:
-        """Mark the end of a training step by hand, with the number of samples it consumed.
+        """Count a training step, with the number of samples that it consumed.
 
         From the first call on, only these calls count as steps, and optimizer steps do not.
         """
@@ -131,11 +131,12 @@ class Session:
     ) -> Iteration:
         """Mark one pass of a loop: `with session.iteration(samples=32):`.
 
-        It is measured as a phase and adds to the samples of this process. Optimizer steps in it
-        count as always. With `made_step` at most one counts, and one if `made_step` returns True at
-        the end: for frameworks that call an optimizer several times in one step, or none of
-        torch.optim. The process does not count as stalled while passes begin and end nor, after one
-        that `waits`, until the next one begins: a server waits for requests.
+        The pass is measured as a phase, and `samples` are added to those of this process. Optimizer
+        steps within it count as usual. With `made_step`, at most one step counts, if an optimizer
+        steps or `made_step` returns True at the end. This is for frameworks that call an optimizer
+        several times in one step, or use none of torch.optim. The process is not stalled while
+        passes begin and end. After a pass that `waits`, like a server for requests, it is not
+        stalled until the next one begins.
         """
         iteration = Iteration(self.phase(phase), self._begin_iteration, self._end_iteration)
         iteration.samples, iteration.made_step, iteration.waits = samples, made_step, waits
@@ -144,8 +145,8 @@ class Session:
     def request(self, requests: int = 1) -> Iteration:
         """Mark a server's work on requests: `with session.request():`.
 
-        It counts as a step and as that many samples, is measured as the phase generate, and
-        afterwards the process waits for the next request.
+        It counts as one step and `requests` samples, and is measured as the phase generate.
+        Afterwards the process waits for the next request, so it is not stalled.
         """
         return self.iteration("generate", requests, made_step=lambda: True, waits=True)
 
@@ -163,9 +164,9 @@ class Session:
             self._monitor.progress(waits=False)
 
     def batches(self, batches: Iterable[T], phase: str = "train") -> Iterator[T]:
-        """Yield the batches, each in an iteration of its own with the samples of this process.
+        """Yield each batch within its own `iteration`, and count its samples in the phase train.
 
-        The samples of a batch are the length of the first dimension of its first tensor.
+        The number of samples is the length of the first dimension of the batch's first tensor.
         """
         for batch in batches:
             with self.iteration(phase, self._batch_size(batch) if phase == "train" else None):
@@ -203,33 +204,34 @@ class Session:
                 self.after_step()
 
     def phase(self, name: str) -> Phase:
-        """Measure the highest allocated bytes in a part of a step.
+        """Measure the highest allocated bytes in a part of the program.
 
         Use it as `with session.phase("forward"):`. The result is a lower bound unless PyTorch's
-        peak moved in the phase, and exact with the setting `reset_peaks`. At most 32 names are
+        peak rose during the phase, and exact with the setting `reset_peaks`. At most 32 names are
         measured.
         """
         return Phase(self._monitor.phases, name)
 
     @shield
     def track(self, name: str, tensors: Any) -> None:
-        """Show the memory of these tensors as a component of its own, `name`.
+        """Show the memory of these tensors as a separate component called `name`.
 
-        `tensors` are a tensor, a container or an object with tensors, a module, or a callable
-        that returns such; None ends it. They are not kept alive, and counted as this part even if
-        they are parameters. A callable is called again and again, at the end of a step. At most 25
-        parts are tracked. Raises nothing: an impossible name is logged and ignored.
+        `tensors` is a tensor, a container or an object that contains tensors, a module, or a
+        callable that returns one of these; None ends the tracking. Tensors are not kept alive, and
+        count only as this component, even if they are parameters. A callable is called repeatedly,
+        at the end of steps. At most 25 components are tracked. Raises nothing: an invalid name is
+        logged and ignored.
         """
         with self.errors.suppress("components"):
             self._monitor.recorder.components.tracked.set(name, tensors)
 
     def on_pressure(self, callback: Callable[[int], Any], priority: float = 0.0) -> PressureHook:
-        """Call `callback` when memory is short, so that the script frees what it can spare.
+        """Call `callback` when memory is short, so that the script can free what it does not need.
 
         The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
-        at the end of a step, or after an OutOfMemoryError that the script catches. It gets the
-        bytes that are wanted, and may return the bytes that it freed. Callbacks are called in the
-        order of their priority, lowest first, until enough is free. One that raises, takes more
+        at the end of a step, or after an OutOfMemoryError that the script catches. It receives the
+        number of bytes wanted, and may return the number of bytes freed. Callbacks are called in
+        the order of their priority, lowest first, until enough is free. One that raises, takes more
         than 5 s, or frees nothing three times in a row is dropped with a warning. `remove()` of
         the result ends it.
         """
@@ -244,14 +246,14 @@ class Session:
 
     @property
     def newest(self) -> Sample | None:
-        """The state that was published last, None before CUDA is up. It costs nothing."""
+        """The sample that was published last; None before CUDA is up. Reading it costs nothing."""
         publisher = self._monitor.publisher
         return publisher.file.newest if publisher else None
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the session ends, after its last state was published.
 
-        What it raises is counted. A forked child does not call it.
+        Exceptions that it raises are counted. A forked child does not call it.
         """
         self._closers.append(callback)
 
@@ -292,7 +294,7 @@ class Session:
         """Close at interpreter exit.
 
         An uncaught exception after an OOM, with no step between them, counts as that OOM. A
-        multiprocessing child closes while its exception is still on its way.
+        multiprocessing child closes while its exception is still propagating.
         """
         self._monitor.is_exiting = True
         in_child = is_multiprocessing_child()
@@ -319,7 +321,7 @@ class Session:
     def after_fork(self) -> None:
         """Give up the parent's thread, file, and sockets in a forked child.
 
-        The child is monitored as a process of its own once it starts CUDA.
+        The child is monitored as a separate process once it starts CUDA.
         """
         if self._closed:
             return
@@ -401,7 +403,7 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
     thread, no file, no CUDA call. Settings are keywords or `TORCHMEM_*` environment variables; see
     `torchmem.sdk._settings.Settings`. `backend` replaces PyTorch, for simulations and tests.
 
-    Raises UsageError for a misspelled setting or an impossible value, and nothing else. Without
+    Raises UsageError for a misspelled setting or an invalid value, and nothing else. Without
     PyTorch, or if anything else fails, the session is idle and one warning is logged.
     """
     resolved = resolve(settings, os.environ)

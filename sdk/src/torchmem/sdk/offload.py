@@ -1,4 +1,4 @@
-"""Ready callbacks for `Session.on_pressure`: move tensors to pinned host memory and back.
+"""Ready-made callbacks for `Session.on_pressure`: move tensors to pinned host memory and back.
 
     session = sdk.instrument(release="hooks,emergency")
     session.on_pressure(OptimizerOffload(optimizer), priority=1)
@@ -30,7 +30,7 @@ class _Moved:
 
 
 class _Offload:
-    """Moves tensors that a function finds. Not for use by several threads at once."""
+    """Moves the tensors that a function finds. Not thread-safe."""
 
     def __init__(self, find: Callable[[], Iterable[Any]]) -> None:
         self._find = find

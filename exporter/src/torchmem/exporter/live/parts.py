@@ -1,4 +1,4 @@
-"""What a card's memory consists of, as parts that add up to it to the byte.
+"""What a card's memory consists of, as parts that add up to it exactly.
 
 The parts are those of the dashboards (gpu:torchmem_memory_bytes:sum, recording-memory.yml), with
 the bytes of tensors divided into components. Statistics, snapshots and NVML are read at slightly

@@ -198,7 +198,7 @@ class _Queue:
         try:
             return await job.result
         finally:
-            if job in waiting:  # the request was cancelled
+            if job in waiting:  # the request was canceled
                 self._remove(client, job)
 
     def _start_next(self) -> None:

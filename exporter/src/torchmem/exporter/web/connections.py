@@ -129,7 +129,7 @@ class HttpProtocol(H11Protocol):
 
     A client is refused if its certificate has no allowed name. h11 gets at most `head_bytes` at a
     time, because it limits only heads that arrive in several pieces. A request whose client has
-    gone is cancelled.
+    gone is canceled.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Connections:
         self._logged: set[str] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled."""
+        """Accept connections until canceled."""
         listener.setblocking(False)
         sweeping = asyncio.create_task(self._sweep())
         try:
@@ -347,7 +347,7 @@ class Connections:
 async def _readable(listener: socket.socket) -> None:
     """Wait for a connection.
 
-    `loop.sock_accept` is not used: if it is cancelled while a connection arrives, it loses the
+    `loop.sock_accept` is not used: if it is canceled while a connection arrives, it loses the
     connection and logs a traceback.
     """
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
