@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -235,3 +237,43 @@ def test_a_call_close_to_the_recursion_limit_raises_nothing() -> None:
         leaf()
 
     descend()
+
+
+FORKING = """
+import os, threading
+from torchmem.sdk._main_thread import PendingCalls
+
+calls, ran = PendingCalls(lambda entry: entry), []
+waits = threading.Lock()
+waits.acquire()
+
+def fork_from_a_thread():
+    # The main thread is inside a call to C, and the pending call comes to the child.
+    calls.add(lambda: ran.append(os.getpid()))
+    child = os.fork()
+    for _ in range(1000):
+        pass
+    if child == 0:
+        os._exit(len(ran))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    waits.release()
+
+threading.Thread(target=fork_from_a_thread).start()
+waits.acquire()
+for _ in range(1000):
+    pass
+print(ran == [os.getpid()])
+"""
+
+
+def test_a_forked_child_runs_no_call_of_its_parent() -> None:
+    """A call that waits for the main thread runs there once, and never in a child of fork."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (0, "0\nTrue\n") == (done.returncode, done.stdout), done.stderr

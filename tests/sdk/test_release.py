@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import until
 
 from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._release import (
@@ -23,6 +26,7 @@ from torchmem.sdk._release_account import MAX_UNPAID, PAYBACK_WINDOWS, ReleaseAc
 from torchmem.sdk._session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
 
@@ -321,6 +325,99 @@ def test_an_interruption_in_a_hook_reaches_the_script(
         train(counting, 10)
 
 
+def test_what_a_hook_does_in_the_session_releases_nothing_twice(
+    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+) -> None:
+    """A hook may step, wait for memory, ask hooks and steps again: what it frees counts once."""
+    session = open_session(
+        counting, interval=1e-9, release="hooks=0.99,cache=0.99,neighbors", release_interval=1e-9
+    )
+    cache = Cache(counting, 1000)
+
+    def busy(wanted: int) -> int:
+        freed = cache(wanted)
+        for _ in range(5):
+            counting.step()
+            session.step()
+        assert not session.wait_for_memory(8192 * MIB, timeout=0.01)
+        return freed
+
+    session.on_pressure(busy)
+    counting.step()
+    session.close()
+
+    done = releases(published)
+    assert {"hooks": 1, "cache": 0, "neighbors": 0} == {t: r["times"] for t, r in done.items()}
+    assert (1000 * MIB, 1) == (done["hooks"]["released_bytes"], len(counting.emptied))
+    assert 0 == session.errors.counts["release"]
+
+
+def test_a_hook_may_close_the_session(counting: CountingBackend, open_session: Opener) -> None:
+    """Training goes on, and no hook is called any more."""
+    session = open_session(counting, interval=1e-9, release="hooks=0.99", release_interval=1e-9)
+    counting.allocator.malloc(3000 * MIB)
+    asked: list[int] = []
+
+    def close(wanted: int) -> None:
+        asked.append(wanted)
+        session.close()
+
+    session.on_pressure(close)
+    train(counting, 10, 10)
+
+    assert (1, 0) == (len(asked), session.errors.counts["release"])
+
+
+def test_a_hook_that_hangs_can_be_seen_while_it_hangs(
+    counting: CountingBackend, open_session: Opener, published: Published
+) -> None:
+    """The time of the release grows in the published sample while the hook has not returned."""
+    session = open_session(counting, interval=0.01, release="hooks=0.99", release_interval=1e-9)
+    counting.allocator.malloc(3000 * MIB)
+    seen: list[float] = []
+
+    def hanging(wanted: int) -> None:
+        until(lambda: published() and releases(published).get("hooks", {}).get("seconds"))
+        seen.append(releases(published)["hooks"]["seconds"])
+
+    session.on_pressure(hanging)
+    while not seen:
+        counting.step()
+    session.close()
+
+    assert 0 < seen[0] <= releases(published)["hooks"]["seconds"]
+
+
+def test_several_devices_share_the_hooks_and_the_time(
+    open_session: Opener, published: Published
+) -> None:
+    """Hooks are asked once for all devices; each counts its own bytes, and their times add up."""
+    cards = [SimulatedCard(4096 * MIB, uuid=f"GPU-{n}", context_bytes=0) for n in range(3)]
+    allocators = [DeviceCachingAllocator(card, device=n) for n, card in enumerate(cards)]
+    backend = SimulatedBackend(allocators)
+    caches = [a.malloc(size * MIB) for a, size in zip(allocators, (3000, 2000, 10), strict=True)]
+    session = open_session(backend, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
+    asked: list[int] = []
+
+    def free(wanted: int) -> None:
+        asked.append(wanted)
+        time.sleep(0.02)
+        for allocator, block in zip(allocators[:2], caches, strict=False):
+            allocator.free(block)
+
+    session.on_pressure(free)
+    started = time.perf_counter()
+    backend.step()
+    spent = time.perf_counter() - started
+    session.close()
+
+    done = [device["releases"]["hooks"] for device in published()[0]["devices"]]
+    assert [(3000 - 2048) * MIB] == asked
+    assert [3000 * MIB, 2000 * MIB, 0] == [each["released_bytes"] for each in done]
+    assert [1, 1, 0] == [each["times"] for each in done]
+    assert 0.02 <= sum(each["seconds"] for each in done) <= spent
+
+
 def test_a_hook_that_no_tier_calls_is_said(
     counting: CountingBackend, open_session: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +444,30 @@ def test_after_an_oom_hooks_and_cache_are_released(
 
     done = releases(published)["emergency"]
     assert ([2000 * MIB], 1, 3000 * MIB) == (cache.asked, done["times"], done["released_bytes"])
+
+
+def free(backend: CountingBackend, block: Block, wanted: int) -> None:
+    backend.allocator.free(block)
+
+
+def test_an_emergency_is_not_given_up_because_the_retry_takes_the_memory(
+    counting: CountingBackend, open_session: Opener, published: Published
+) -> None:
+    """A retry that needs all that was released is what the tier is for."""
+    session = open_session(counting, interval=1e-9, release="emergency")
+    for _ in range(2 * MAX_UNPAID):
+        cache = counting.allocator.malloc(3000 * MIB)
+        hook = session.on_pressure(partial(free, counting, cache))
+        with pytest.raises(OutOfMemoryError):
+            counting.allocator.malloc(3000 * MIB)
+        counting.step()
+        hook.remove()
+        train(counting, 3000, 3000)
+        counting.allocator.empty_cache()
+    session.close()
+
+    emergency = releases(published)["emergency"]
+    assert (2 * MAX_UNPAID, False) == (emergency["times"], emergency["given_up"])
 
 
 def test_an_oom_in_a_hook_calls_no_hooks(counting: CountingBackend, open_session: Opener) -> None:
@@ -436,7 +557,7 @@ def test_a_tier_that_never_pays_is_given_up(
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=40))
 def test_an_account_counts_all_releases(events: list[tuple[int, int]]) -> None:
     """Whatever happens, times and bytes are those of the releases that returned something."""
-    account = ReleaseAccount()
+    account = ReleaseAccount("cache")
     for returned, taken in events:
         account.add(returned)
         account.end_window(taken)
@@ -451,7 +572,7 @@ def test_what_a_job_took_before_is_not_held_against_a_release(
     released: int, usual: int, times: int
 ) -> None:
     """A job that takes as much from the driver as in the windows before has lost nothing."""
-    account = ReleaseAccount()
+    account = ReleaseAccount("cache")
     account.end_window(usual)
     for _ in range(times):
         account.add(released)

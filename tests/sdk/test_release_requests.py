@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.users import needs_root
 
 from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.release_messages import (
@@ -24,7 +28,7 @@ from torchmem.sample.release_messages import (
     decode_request,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._neighbors import Neighbors
+from torchmem.sdk._neighbors import MAX_NEIGHBORS, Neighbors
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._requests import STALE_SECONDS
 from torchmem.sdk._session import Session
@@ -70,10 +74,16 @@ def test_a_request_that_torchmem_did_not_write_is_refused(content: bytes) -> Non
 class Rank:
     """A process with a simulated card of 4 GiB and a session that publishes all the time."""
 
-    def __init__(self, open_session: Opener, run_dir: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        open_session: Opener,
+        run_dir: Path,
+        backend: type[SimulatedBackend] = SimulatedBackend,
+        **settings: Any,
+    ) -> None:
         self.card = SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid=UUID)
         self.allocator = DeviceCachingAllocator(self.card)
-        self.backend = SimulatedBackend([self.allocator])
+        self.backend = backend([self.allocator])
         settings = {"interval": 0.002, **settings}
         self.session = open_session(self.backend, **settings)
         self.train(100)
@@ -188,24 +198,39 @@ def test_a_neighbor_gets_what_the_next_step_does_not_need(rank: Callable[..., Ra
     assert {UUID: 3000 * MIB} == answer.released
 
 
-@pytest.mark.parametrize("kind", ["stale", "huge", "junk", "link"])
+BAD_KINDS = ["stale", "future", "huge", "junk", "deep", "link", "pipe", "folder"]
+BAD_CONTENT = {"huge": b" " * 5000, "junk": b"release!", "deep": b"[" * 4000}
+
+
+def put_bad_request(path: Path, kind: str) -> None:
+    """Put a request there that must not be served."""
+    written = path.with_name("written")
+    written.write_bytes(BAD_CONTENT.get(kind, encode(ReleaseRequest("request"))))
+    ages = {"stale": STALE_SECONDS + 1, "future": -STALE_SECONDS - 9}
+    wrong = time.time() - ages.get(kind, 0)
+    os.utime(written, (wrong, wrong))
+    if kind == "foreign":
+        os.chown(written, 61001, 61001)
+    if kind == "link":
+        path.symlink_to(written)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        written.rename(path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*BAD_KINDS, pytest.param("foreign", marks=needs_root)],
+)
 def test_a_bad_request_is_refused(rank: Callable[..., Rank], tmp_path: Path, kind: str) -> None:
-    """A request that is old, too large, no request or a link releases nothing."""
+    """One that is old, of a future, another user's, too large, or no file of ours, gets nothing."""
     asked = rank(release="neighbors")
     asked.train(3000)
     until(lambda: any(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))
-    path = sibling_path(asked.sample, REQUEST_SUFFIX)
-    written = tmp_path / "written"
-    written.write_bytes(
-        {"huge": b" " * 5000, "junk": b"release!"}.get(kind, encode(ReleaseRequest("request")))
-    )
-    old = time.time() - STALE_SECONDS - 1
-    if kind == "stale":
-        os.utime(written, (old, old))
-    if kind == "link":
-        path.symlink_to(written)
-    else:
-        written.rename(path)
+    put_bad_request(sibling_path(asked.sample, REQUEST_SUFFIX), kind)
     refused = asked.answer("refused")
     asked.train(10)
 
@@ -267,15 +292,16 @@ def test_two_processes_that_wait_for_each_other_both_serve(other: tuple[Rank, Ne
     assert served
 
 
-@pytest.mark.parametrize("missing", ["dead", "elsewhere", "unshared", "cut off"])
+@pytest.mark.parametrize("missing", ["dead", "reused", "elsewhere", "unshared", "cut off"])
 def test_only_living_neighbors_on_the_card_are_asked(
     other: tuple[Rank, Neighbors], missing: str
 ) -> None:
-    """No request is left for a dead process, on another card, without the tier, or unreadable."""
+    """None is asked that is dead, on another card, without the tier, unreadable, or a later pid."""
     asked, neighbors = other
     text = asked.sample.read_text()
     changed = {
         "dead": text.replace('"pid":', '"pid":1').replace('"start_ticks":', '"start_ticks":1'),
+        "reused": text.replace('"start_ticks":', '"start_ticks":1'),
         "elsewhere": text.replace(UUID, "GPU-2"),
         "unshared": text.replace('"neighbors"', '"cache"'),
         "cut off": text[:-9],
@@ -286,3 +312,167 @@ def test_only_living_neighbors_on_the_card_are_asked(
 
     assert not neighbors.wait(8192 * MIB, 0.05, 0, lambda: None)
     assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))
+
+
+def test_dead_processes_do_not_hide_a_neighbor(other: tuple[Rank, Neighbors]) -> None:
+    """However many have ended, the one that lives is asked."""
+    asked, neighbors = other
+    sample = asked.sample
+    for number in range(2 * MAX_NEIGHBORS):
+        dead = sample.with_name(f"0-{number}-7{SAMPLE_SUFFIX}")
+        dead.write_text("{}")
+        os.utime(dead, (1, 1))
+    neighbors.wait(8192 * MIB, 0.05, 0, lambda: None)
+
+    until(sibling_path(sample, ANSWER_SUFFIX).exists)
+
+
+def test_a_request_from_the_future_does_not_keep_others_from_asking(
+    other: tuple[Rank, Neighbors],
+) -> None:
+    """After the clock was set back, a request that was left behind is replaced."""
+    asked, neighbors = other
+    asked.session.close()  # it must not remove the request
+    path = sibling_path(asked.sample, REQUEST_SUFFIX)
+    path.write_bytes(b"left behind")
+    os.utime(path, (time.time() + 7200, time.time() + 7200))
+    neighbors.wait(8192 * MIB, 0.05, 0, lambda: None)
+
+    assert ReleaseRequest("neighbors") == decode_request(path.read_bytes())
+
+
+def test_waiting_goes_on_without_a_run_directory(other: tuple[Rank, Neighbors]) -> None:
+    """Memory that comes by itself ends the wait, also after the run directory is gone."""
+    asked, neighbors = other
+    held = [asked.allocator.malloc(3500 * MIB)]
+    asked.session.close()
+    asked.sample.parent.rename(asked.run_dir / "gone")
+    asked.run_dir.joinpath(str(os.geteuid())).write_text("not a directory")
+
+    def free() -> None:
+        if held:
+            asked.allocator.free(held.pop())
+            asked.allocator.empty_cache()
+
+    assert neighbors.wait(3000 * MIB, 30.0, 0, free)
+
+
+def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
+    """Ctrl-C ends the wait, and the time until then is published like any other."""
+    asked, _ = other
+    recorder = Recorder(asked.backend)
+    times = iter([0.0, 2.0, 3.0])
+
+    def interrupt(seconds: float) -> None:
+        if next(pauses):
+            raise KeyboardInterrupt
+
+    pauses = iter([False, True])
+    sample = asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
+    neighbors = Neighbors(sample, recorder, times.__next__, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        neighbors.wait(8192 * MIB, 30.0, 0, lambda: None)
+
+    assert 2.0 == recorder.samples()[0].counters.wait_seconds
+
+
+def test_an_answer_that_cannot_be_written_costs_only_the_answer(rank: Callable[..., Rank]) -> None:
+    """Where a file cannot be replaced, the memory is returned, the error is counted, no more."""
+    asked = rank(release="neighbors")
+    asked.train(3000, 10)
+    until(lambda: any(asked.run_dir.rglob(f"*{SAMPLE_SUFFIX}")))
+    sibling_path(asked.sample, ANSWER_SUFFIX).mkdir()
+    asked.ask(ReleaseRequest("request"))
+    while asked.card.mem_get_info()[0] < 4000 * MIB:
+        asked.train(10)
+    asked.train(10)
+    asked.session.close()
+
+    assert asked.session.errors.counts["release"] >= 1
+
+
+def test_a_request_of_a_neighbor_goes_though_its_answer_cannot_be_written(
+    rank: Callable[..., Rank],
+) -> None:
+    """It is removed, so that others can ask at once."""
+    asked = rank(release="neighbors")
+    asked.train(3000, 10)
+    until(lambda: any(asked.run_dir.rglob(f"*{SAMPLE_SUFFIX}")))
+    sibling_path(asked.sample, ANSWER_SUFFIX).mkdir()
+    asked.ask(ReleaseRequest("neighbors"))
+    while list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}")):
+        asked.train(10)
+
+    assert asked.session.errors.counts["release"] >= 1
+
+
+class CapturingBackend(SimulatedBackend):
+    """A backend on which a CUDA graph is being captured all the time."""
+
+    def is_capturing(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("steps", [0, 3], ids=["idle", "training"])
+def test_a_request_during_a_capture_is_refused(
+    open_session: Opener, tmp_path: Path, steps: int
+) -> None:
+    """At a step's end and in an idle process, a request is refused, not answered with nothing."""
+    asked = Rank(open_session, tmp_path, backend=CapturingBackend)
+    asked.train(3000)
+    asked.ask(ReleaseRequest("request"))
+    if steps:
+        asked.answer("waiting")
+    asked.train(*[10] * steps)
+
+    assert "a CUDA graph is being captured." == asked.answer("refused").reason
+    assert asked.card.mem_get_info()[0] < 4000 * MIB
+
+
+GIVER = """
+import sys, time
+from torchmem import sdk
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.card import SimulatedCard
+allocator = DeviceCachingAllocator(SimulatedCard(4 << 30, context_bytes=0, uuid="GPU-1"))
+backend = SimulatedBackend([allocator])
+sdk.instrument(backend=backend, run_dir=sys.argv[1], interval=0.01, release="neighbors")
+backend.step()
+sys.stdin.read()
+"""
+
+
+def test_a_neighbor_that_is_stopped_or_killed_keeps_no_process_waiting(tmp_path: Path) -> None:
+    """A stopped one answers when it goes on; a dead one is not asked again; the wait ends."""
+    command = [sys.executable, "-c", GIVER, str(tmp_path)]
+    own = SimulatedBackend([DeviceCachingAllocator(SimulatedCard(MIB, context_bytes=0, uuid=UUID))])
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as giver:
+        (sample,) = until_some(tmp_path, SAMPLE_SUFFIX, b'"neighbors"')
+        neighbors = Neighbors(sample.with_name(f"0-1-1{SAMPLE_SUFFIX}"), Recorder(own))
+        request, answer = (sibling_path(sample, end) for end in (REQUEST_SUFFIX, ANSWER_SUFFIX))
+
+        giver.send_signal(signal.SIGSTOP)
+        os.waitpid(giver.pid, os.WUNTRACED)
+        stopped = neighbors.wait(8192 * MIB, 0.1, 0, lambda: None)
+        is_asked, has_answered = request.exists(), answer.exists()
+
+        giver.send_signal(signal.SIGCONT)
+        until(lambda: answer.exists() and not request.exists())
+
+        giver.kill()
+        giver.wait()
+        killed = neighbors.wait(8192 * MIB, 0.1, 0, lambda: None)
+
+    assert (False, True, False) == (stopped, is_asked, has_answered)
+    assert (False, False) == (killed, request.exists())
+
+
+def until_some(directory: Path, suffix: str, content: bytes) -> list[Path]:
+    """Wait for a file whose content has a part."""
+
+    def found() -> list[Path]:
+        return [path for path in directory.rglob(f"*{suffix}") if content in path.read_bytes()]
+
+    until(found)
+    return found()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
+    HOOK_FAULTS,
     OOM_CAUSES,
     RELEASE_TIERS,
     STEP_DURATION_BOUNDS,
@@ -135,6 +136,7 @@ samples = st.builds(
     stall_after_seconds=_optional(seconds),
     host=_optional(st.builds(HostMemory, size, _optional(size), _optional(size))),
     pinned=_optional(st.builds(PinnedMemory, size, size)),
+    hooks_dropped=st.dictionaries(st.sampled_from(HOOK_FAULTS), count, max_size=3),
 )
 
 
@@ -228,4 +230,5 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         settings_ignored={"expandable_segments": True},
         host=HostMemory(6 * gib, 64 * gib, 20 * gib),
         pinned=PinnedMemory(2 * gib, gib),
+        hooks_dropped={"raised": 1, "slow": 0, "empty": 0},
     )

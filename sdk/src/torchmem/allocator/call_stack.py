@@ -81,6 +81,12 @@ class Origin:
         """The line of the user's program that asked, or that the main thread was at meanwhile."""
         return self.stack.own or (self.main_stack.own if self.main_stack else None)
 
+    @property
+    def main_waits(self) -> bool:
+        """Whether the main thread waits in `backward()` for the thread of autograd that asked."""
+        frames = self.main_stack.frames if self.main_stack and self.backward is not None else ()
+        return bool(frames) and "/torch/autograd/" in frames[0].file
+
 
 def own_index(packages: Iterable[str | None]) -> int | None:
     """Return the index of the user's own innermost frame, given the packages of all frames.

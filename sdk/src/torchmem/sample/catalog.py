@@ -188,7 +188,8 @@ RELEASED = _group.counter(
 )
 RELEASE_SECONDS = _group.counter(
     "torchmem_release_seconds_total",
-    "Time that releases took; absent for the tier `gradual`, which acts inside the allocator.",
+    "Time that releases took, also of one that still lasts; absent for the tier `gradual`, which "
+    "acts inside the allocator.",
     "tier",
 )
 RELEASE_ENABLED = _group.gauge(
@@ -279,6 +280,12 @@ SAMPLE_DURATION = _group.gauge(
 SDK_CPU = _group.counter("torchmem_sdk_cpu_seconds_total", "CPU time used by the SDK.")
 SDK_ERRORS = _group.counter(
     "torchmem_sdk_errors_total", "Errors that the SDK caught and suppressed, by stage.", "stage"
+)
+HOOKS_DROPPED = _group.counter(
+    "torchmem_pressure_hooks_dropped_total",
+    "Functions of `session.on_pressure` that are no longer called, because one raised, was slow, "
+    "or freed nothing (empty).",
+    "fault",
 )
 
 _group = _Group("Join of allocator and NVML", DEVICE)

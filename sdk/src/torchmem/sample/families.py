@@ -261,6 +261,7 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(catalog.SAMPLE_DURATION, rows, _read_durations)
     yield value_family(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
     yield keyed_family(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
+    yield keyed_family(catalog.HOOKS_DROPPED, rows, lambda s: {**s.hooks_dropped})
 
 
 def _host_families(views: Sequence[View]) -> Iterator[Metric]:

@@ -21,11 +21,13 @@ OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
 ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
+HookFault = Literal["raised", "slow", "empty"]
 
 OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = get_args(State)
 RELEASE_TIERS: tuple[ReleaseTier, ...] = get_args(ReleaseTier)
+HOOK_FAULTS: tuple[HookFault, ...] = get_args(HookFault)
 
 Component = Literal[
     "parameters", "gradients", "optimizer_state", "held", "step", "gradients_or_step", "rounding"
@@ -104,7 +106,8 @@ class Releases:
     The tier `request` is the command `torchmem release`; the others are of the setting `release`.
 
     `released_bytes` were returned to the driver. `seconds` is None for a tier whose time is not
-    known. `given_up`: the tier no longer acts, because its releases did not pay.
+    known; it grows while a release lasts. `given_up`: the tier no longer acts, because its releases
+    did not pay.
     """
 
     times: int
@@ -324,6 +327,8 @@ class Sample:
         stall_after_seconds: time without a step or other progress after which the process counts as
             stalled; None while it waits for work.
         memory_map: whether the process publishes its memory map when it is asked to.
+        hooks_dropped: pressure hooks that are no longer called, by what was wrong; empty without
+            hooks.
     """
 
     timestamp: float
@@ -340,6 +345,7 @@ class Sample:
     host: HostMemory | None = None
     pinned: PinnedMemory | None = None
     memory_map: bool | None = None
+    hooks_dropped: dict[HookFault, int] = field(default_factory=dict)
     schema: int = SCHEMA_VERSION
 
 

@@ -40,8 +40,13 @@ def main_thread_stack() -> CallStack | None:
     ident = threading.main_thread().ident
     if ident is None or ident == threading.get_ident():
         return None
-    frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, and the only way
-    return None if frame is None else _stack(_walk(frame))
+    stack = thread_stack(ident)
+    return stack if stack.frames else None
+
+
+def thread_stack(ident: int) -> CallStack:
+    """Return the stack of the thread with this identifier; empty if it has ended."""
+    return _stack(_walk(sys._current_frames().get(ident)))  # noqa: SLF001 - documented
 
 
 def thread_name() -> str | None:

@@ -20,8 +20,9 @@ class GarbageCollection:
     """Sets `garbage_collection_threshold` at run time, and keeps the user's settings.
 
     PyTorch parses all settings anew, so the user's are passed again. It collects only with a memory
-    fraction below 1 (CUDACachingAllocator.cpp, 2.13, `garbage_collect_cached_blocks`). Needs 2.6,
-    which can read the user's own fraction.
+    fraction below 1 (CUDACachingAllocator.cpp, 2.13, `garbage_collect_cached_blocks`), and even
+    while a CUDA graph is captured, which its cudaFree would invalidate. Needs 2.6, which can read
+    the user's own fraction.
     """
 
     def __init__(self, torch: Any, reader: AllocatorReader) -> None:
@@ -30,6 +31,8 @@ class GarbageCollection:
         self._written: str | None = None
         self._users_text = ""
         self._devices: set[int] = set()
+        self._threshold = MAX_THRESHOLD
+        self._is_paused = False
 
     def set(self, shares: Mapping[int, float]) -> bool:
         """Collect on these devices above the highest of the shares; return False if impossible."""
@@ -40,10 +43,21 @@ class GarbageCollection:
             if self._reader.fraction(device) == 1.0:
                 self._torch.cuda.set_per_process_memory_fraction(UNLIMITED_FRACTION, device)
                 self._devices.add(device)
-        own = f"{THRESHOLD}:{max(shares.values(), default=MAX_THRESHOLD):g}"
-        self._written = ",".join(filter(None, (text, own)))
-        self._write(self._written)
+        self._threshold = max(shares.values(), default=MAX_THRESHOLD)
+        self._apply(text)
         return True
+
+    def pause(self, is_paused: bool) -> None:
+        """Collect nothing while `is_paused`, that is during a capture."""
+        self._is_paused = is_paused
+        text = None if self._written is None else self._text()
+        if text is not None:
+            self._apply(text)
+
+    def _apply(self, text: str) -> None:
+        threshold = MAX_THRESHOLD if self._is_paused else self._threshold
+        self._written = ",".join(filter(None, (text, f"{THRESHOLD}:{threshold:g}")))
+        self._write(self._written)
 
     def is_own(self, device: int, fraction: float | None) -> bool:
         """Return whether a device's memory fraction is not the user's.

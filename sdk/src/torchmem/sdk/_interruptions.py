@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from queue import Empty
 from threading import Lock
 from types import CodeType, FrameType, TracebackType
 from typing import ParamSpec, TypeVar, cast
@@ -29,7 +30,7 @@ _RAISING = {"RAISE_VARARGS", "RERAISE"}
 # Packages whose code the SDK calls, and whose errors are therefore the SDK's.
 _CALLED = sys.stdlib_module_names | {"torch", "torchmem", "prometheus_client"}
 # C code raises these without arguments.
-_WITHOUT_ARGUMENTS = (MemoryError, RecursionError, StopIteration)
+_WITHOUT_ARGUMENTS = (MemoryError, RecursionError, StopIteration, Empty)
 
 
 def is_interruption(error: BaseException) -> bool:

@@ -57,7 +57,7 @@ class PendingCalls:
         a SIGTERM handler, is raised in the script. Raises RuntimeError when the interpreter's
         queue of pending calls is full.
         """
-        self._calls.append(call)
+        self._calls.append(_in_this_process(call))
         try:
             _schedule(self._call_entry)
         except RuntimeError:
@@ -82,7 +82,7 @@ class PendingCalls:
         What it raises is raised in the script. Raises RuntimeError when the interpreter's queue of
         pending calls is full.
         """
-        self._late_calls.append((call, code))
+        self._late_calls.append((_in_this_process(call), code))
         try:
             _schedule(self._late_entry)
         except RuntimeError:
@@ -110,6 +110,17 @@ class PendingCalls:
             return False
 
         return run_next
+
+
+def _in_this_process(call: Call) -> Call:
+    """Return `call` such that it does nothing in a forked child, which inherits pending calls."""
+    pid = os.getpid()
+
+    def guarded() -> None:
+        if os.getpid() == pid:
+            call()
+
+    return guarded
 
 
 def _entry(function: Entry) -> object:

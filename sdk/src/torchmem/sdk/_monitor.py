@@ -298,6 +298,7 @@ class Monitor:
                     self._reports.mark_survived(lambda: self.oom_pending)
                 if self.publisher.file.newest:
                     self._reports.remember(self.publisher.file.newest)
+            self._release.hooks.watch()
         self._errors.log_deferred()
 
     def _exchange_memory(self) -> None:
@@ -382,7 +383,7 @@ class Monitor:
         failed = FailedAllocation(requested, limit, driver_free, origin)
         self._keep_oom(lambda: self.recorder.record_oom(device, failed))
         with self._errors.suppress("release"):
-            self._release.at_oom(device, requested)
+            self._release.at_oom(device, requested, origin)
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Write the evidence of a library's OOM."""
@@ -447,6 +448,7 @@ class Monitor:
             host=self.host.memory,
             pinned=self.host.pinned,
             memory_map=self._settings.memory_map,
+            hooks_dropped=dict(self._release.hooks.dropped),
         )
 
     def abandon(self) -> None:

@@ -6,7 +6,6 @@ the one that asks writes a request next to it. Nothing is read or written while 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -20,8 +19,9 @@ from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, repla
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 from torchmem.sdk._device import DeviceRecord
+from torchmem.sdk._interruptions import ignore
 from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._requests import STALE_SECONDS
+from torchmem.sdk._requests import is_fresh
 
 MAX_NEIGHBORS = 64
 POLL_SECONDS = 0.02
@@ -68,15 +68,16 @@ class Neighbors:
         if record is None:
             return False
         started = now = self._clock()
-        asked = -ASK_SECONDS
+        asked, waited = -ASK_SECONDS, record.wait_seconds or 0.0
         while not (is_there := self._is_there(record, wanted, take)) and now < started + seconds:
             if now >= asked + ASK_SECONDS:
                 asked = now
-                self.ask(record)
+                with ignore(OSError):  # the memory may come without a request
+                    self.ask(record)
             serve()
             self._sleep(POLL_SECONDS)
             now = self._clock()
-        record.wait_seconds = (record.wait_seconds or 0.0) + now - started
+            record.wait_seconds = waited + now - started
         return is_there
 
     def _is_there(self, record: DeviceRecord, wanted: int, take: Take | None) -> bool:
@@ -110,7 +111,7 @@ class Neighbors:
         record.neighbor_requests = (record.neighbor_requests or 0) + 1
         for path in self._offering(record.device.uuid):
             request = sibling_path(path, REQUEST_SUFFIX)
-            with contextlib.suppress(OSError):
+            with ignore(OSError):
                 if not _is_pending(request):
                     replace_file(request, encode(ReleaseRequest("neighbors")))
                 asked += 1
@@ -118,13 +119,10 @@ class Neighbors:
 
     def _offering(self, uuid: str | None) -> Iterator[Path]:
         processes = ProcessTable()
-        paths = [
-            path
-            for path in sorted(self._sample.parent.glob(f"*{SAMPLE_SUFFIX}"))
-            if path.name != self._sample.name
-        ]
-        for path in paths[:MAX_NEIGHBORS]:
-            with contextlib.suppress(
+        paths = set(self._sample.parent.glob(f"*{SAMPLE_SUFFIX}")) - {self._sample}
+        # Newest first: those of dead processes are older.
+        for path in sorted(paths, key=_modified, reverse=True)[:MAX_NEIGHBORS]:
+            with ignore(
                 UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError
             ):
                 content = read_untrusted(path, MAX_SAMPLE_BYTES, os.geteuid())[0]
@@ -146,8 +144,14 @@ def _offers(sample: dict[str, object], uuid: str | None) -> bool:
     )
 
 
+def _modified(path: Path) -> float:
+    with ignore(OSError):
+        return path.lstat().st_mtime
+    return 0.0
+
+
 def _is_pending(request: Path) -> bool:
     """Return whether a request is there that is still served."""
-    with contextlib.suppress(FileNotFoundError):
-        return time.time() - request.lstat().st_mtime < STALE_SECONDS
+    with ignore(FileNotFoundError):
+        return is_fresh(request.lstat().st_mtime)
     return False

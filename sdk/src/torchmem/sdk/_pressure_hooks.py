@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchmem.allocator.call_stack import CallStack
 from torchmem.allocator.sizes import format_size
+from torchmem.sample.sample import HOOK_FAULTS, HookFault
+from torchmem.sdk._call_stack import thread_stack
 from torchmem.sdk._errors import log
 from torchmem.sdk._interruptions import is_interruption
 
@@ -18,6 +22,7 @@ MAX_HOOK_SECONDS = 5.0
 # A hook is dropped after this many calls in a row that freed nothing, or less than half of what it
 # said.
 MAX_EMPTY_CALLS = 3
+MAX_CLAIMED_BYTES = 1 << 60
 
 PressureCallback = Callable[[int], Any]
 
@@ -36,15 +41,36 @@ class PressureHook:
         """Do not call the function any more. Calling this again has no effect."""
         self.registry.discard(self)
 
+    @property
+    def name(self) -> str:
+        """The function's name, for people."""
+        return str(getattr(self.callback, "__qualname__", type(self.callback).__name__))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that is under way: of which hook, in which thread, since when in seconds."""
+
+    hook: PressureHook
+    thread: int
+    started: float
+
 
 class PressureHooks:
-    """The hooks of one process, called in the training thread."""
+    """The hooks of one process, called in the training thread and watched by the background thread.
+
+    `dropped` counts the hooks that are no longer called, by what was wrong; it is empty until a
+    hook is registered.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` returns monotonic seconds."""
         self._clock = clock
         self._hooks: list[PressureHook] = []
         self._numbers = itertools.count()
+        self._current: _Call | None = None
+        self._warned: _Call | None = None
+        self.dropped: dict[HookFault, int] = {}
         self.is_running = False
 
     @property
@@ -56,6 +82,7 @@ class PressureHooks:
         """Register a function."""
         hook = PressureHook(float(priority), next(self._numbers), callback, self)
         self._hooks = sorted([*self._hooks, hook])
+        self.dropped = self.dropped or dict.fromkeys(HOOK_FAULTS, 0)
         return hook
 
     def discard(self, hook: PressureHook) -> None:
@@ -76,29 +103,39 @@ class PressureHooks:
             for hook in tuple(self._hooks):
                 if freed >= wanted:
                     break
-                freed += self._call(hook, wanted - freed, allocated)
+                if hook in self._hooks:  # another hook may have removed it
+                    freed += self._call(hook, wanted - freed, allocated)
             return freed
         finally:
-            self.is_running = False
+            self._current, self.is_running = None, False
 
     def _call(self, hook: PressureHook, wanted: int, allocated: Callable[[], int]) -> int:
         before, started = allocated(), self._clock()
+        self._current = _Call(hook, threading.get_ident(), started)
+        claimed, failure = self._run(hook, wanted)
+        seconds, freed = self._clock() - started, before - allocated()
+        if failure is not None:
+            self._drop(hook, "raised", f"it raised {failure}")
+        elif seconds > MAX_HOOK_SECONDS:
+            reason = f"it took {seconds:.1f} s, more than {MAX_HOOK_SECONDS:g} s"
+            self._drop(hook, "slow", reason)
+        else:
+            self._check(hook, claimed, freed)
+        return max(0, freed)
+
+    def _run(self, hook: PressureHook, wanted: int) -> tuple[int, str | None]:
+        """Return the bytes that the hook says it freed, and the error that it raised.
+
+        What it returns and raises is not kept: it may hold tensors that count as allocated.
+        """
         try:
-            said = hook.callback(wanted)
+            return _claimed(hook.callback(wanted)), None
         except Exception as error:
             if is_interruption(error):
                 raise
-            self._drop(hook, f"it raised {type(error).__name__}: {error}")
-            return 0
-        seconds, freed = self._clock() - started, before - allocated()
-        if seconds > MAX_HOOK_SECONDS:
-            self._drop(hook, f"it took {seconds:.1f} s, more than {MAX_HOOK_SECONDS:g} s")
-        else:
-            self._check(hook, said, freed)
-        return max(0, freed)
+            return 0, _described(error)
 
-    def _check(self, hook: PressureHook, said: object, freed: int) -> None:
-        claimed = int(said) if isinstance(said, (int, float)) else 0
+    def _check(self, hook: PressureHook, claimed: int, freed: int) -> None:
         if freed > 0 and 2 * freed >= claimed:
             hook.empty_calls = 0
             return
@@ -107,11 +144,52 @@ class PressureHooks:
             told = f", although it returned {format_size(claimed)}" if claimed > 0 else ""
             self._drop(
                 hook,
+                "empty",
                 f"it freed {format_size(max(0, freed))} in the last of {MAX_EMPTY_CALLS} "
                 f"calls{told}",
             )
 
-    def _drop(self, hook: PressureHook, reason: str) -> None:
+    def _drop(self, hook: PressureHook, fault: HookFault, reason: str) -> None:
         self.discard(hook)
-        name = getattr(hook.callback, "__qualname__", type(hook.callback).__name__)
-        log(logging.WARNING, "torchmem no longer calls the pressure hook %s: %s", name, reason)
+        self.dropped[fault] += 1
+        log(logging.WARNING, "torchmem no longer calls the pressure hook %s: %s", hook.name, reason)
+
+    def watch(self) -> None:
+        """Warn once about a call that takes too long, while it lasts. For the background thread."""
+        call = self._current
+        if call is None or call is self._warned:
+            return
+        seconds = self._clock() - call.started
+        if seconds > MAX_HOOK_SECONDS:
+            self._warned = call
+            log(
+                logging.WARNING,
+                "the pressure hook %s has run for %.0f s, and the training waits for it%s",
+                call.hook.name,
+                seconds,
+                _place(call.thread),
+            )
+
+
+def _claimed(said: object) -> int:
+    """Return the bytes that a hook says it freed; 0 if it returned no possible number."""
+    if not isinstance(said, (int, float)) or not 0 <= said <= MAX_CLAIMED_BYTES:
+        return 0
+    return int(said)
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as other:
+        if is_interruption(other):
+            raise
+        return type(error).__name__
+
+
+def _place(thread: int) -> str:
+    """Return where the hook that this thread calls is now, or an empty text."""
+    frames = thread_stack(thread).frames
+    inside = tuple(itertools.takewhile(lambda frame: frame.file != __file__, frames))
+    frame = CallStack(inside).own or next(iter(inside), None)
+    return "" if frame is None else f": {frame.place} in {frame.function}"

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchmem.allocator.backend import HeldBlock
+from torchmem.allocator.call_stack import Origin
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
@@ -32,7 +33,7 @@ from torchmem.sdk._held_blocks import (
 )
 from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._release_account import ReleaseAccount
+from torchmem.sdk._release_account import ReleaseAccount, timed
 from torchmem.sdk._settings import ReleaseSettings, Settings
 
 # A release waits for every stream, which does not pay for less memory.
@@ -145,7 +146,7 @@ class Release:
         self._tiers = settings.release or NO_TIERS
         self._interval = settings.release_interval
         self._reset_peaks = reset_peaks
-        self._hooks = hooks
+        self.hooks = hooks
         self._windows: dict[int, deque[int]] = {}
         self._taken: dict[int, int] = {}
         self._collected: dict[int, Collected] = {}
@@ -156,9 +157,14 @@ class Release:
         self._retries: dict[int, int] = {}
         self.short_devices: set[int] = set()
 
+    @property
+    def is_calling_hooks(self) -> bool:
+        """Whether a hook runs now. What it does in the session releases nothing by itself."""
+        return self.hooks.is_running
+
     def at_step(self, now: float) -> None:
         """End a window on each device; if one is short of memory, release where that pays."""
-        if self._tiers is NO_TIERS:
+        if self._tiers is NO_TIERS or self.is_calling_hooks:
             return
         with self._errors.suppress("release"):
             records = self._recorder.records()
@@ -209,7 +215,7 @@ class Release:
         }
         for tier, is_on in on.items():
             if is_on and tier not in record.releases:
-                record.releases[tier] = ReleaseAccount(is_timed=tier != "gradual")
+                record.releases[tier] = ReleaseAccount(tier)
         if self._tiers.neighbors and record.neighbor_requests is None:
             record.neighbor_requests, record.wait_seconds = 0, 0.0
 
@@ -247,7 +253,7 @@ class Release:
 
     def _release_by_hooks(self, short: Mapping[int, DeviceRecord], share: float) -> bool:
         wanted = sum(missing_bytes(record, share) for record in short.values())
-        return self._hooks.exist and bool(self._give_back("hooks", wanted)[0])
+        return self.hooks.exist and bool(self._give_back("hooks", wanted)[0])
 
     def _release_cache(self, short: Mapping[int, DeviceRecord], share: float) -> bool:
         # The sampler's newest snapshot shows the middle of some step.
@@ -291,8 +297,6 @@ class Release:
         A neighbor gets nothing that the next step is expected to need, by the latest window. Raises
         ReleaseRefusedError.
         """
-        if self.backend.is_capturing():
-            raise ReleaseRefusedError("a CUDA graph is being captured.")
         self._check(request)
         if request.asker != "neighbors":
             return self._give_back(request.asker, request.hook_bytes)
@@ -324,6 +328,8 @@ class Release:
         return self._give_back(request.asker, before=before)
 
     def _check(self, request: ReleaseRequest) -> None:
+        if self.backend.is_capturing():
+            raise ReleaseRefusedError("a CUDA graph is being captured.")
         if request.asker == "neighbors" and not self._tiers.neighbors:
             raise ReleaseRefusedError("its setting release does not name neighbors.")
 
@@ -332,19 +338,19 @@ class Release:
         if request.asker == "neighbors" and any(now < p.until for p in self._promised.values()):
             raise ReleaseRefusedError("it has waited for this memory and is about to need it.")
 
-    def at_oom(self, device: int, requested: int) -> None:
+    def at_oom(self, device: int, requested: int, origin: Origin | None) -> None:
         """Release all that can be spared once the script has caught the OutOfMemoryError.
 
-        For the OOM observer. Does nothing in a thread where the script's main thread could not
-        wait for it, or for an OOM of a pressure hook.
+        For the OOM observer. Does nothing in a thread for which the script's main thread does not
+        wait, or for an OOM of a pressure hook.
         """
         last = self._recorder.records()[device].last_oom
         if self._tiers.neighbors and last is not None and last.cause == "external":
             self.short_devices.add(device)
-        if not self._tiers.emergency or self._hooks.is_running:
+        if not self._tiers.emergency or self.is_calling_hooks:
             return
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main or self.backend.backward_node() is not None:
+        is_main = threading.get_ident() == threading.main_thread().ident
+        if is_main or (origin and origin.main_waits):
             self.backend.call_after_oom(
                 self._errors.defer_logging(lambda: self._after_oom(requested))
             )
@@ -371,15 +377,19 @@ class Release:
         """
         records, started = self._recorder.records(), time.perf_counter()
         before = self._reserved(records) if before is None else before
-        freed = self._hooks.call(wanted, self._allocated) if wanted else 0
-        if tier != "hooks" or freed >= MIN_RELEASABLE_BYTES:
-            self._empty_cache(kept)
-        after, seconds = self._reserved(records), time.perf_counter() - started
-        for index, record in records.items():
-            account = record.releases.setdefault(tier, ReleaseAccount())
-            account.add(before[index] - after[index], seconds)
-        names = {index: record.device.uuid or str(index) for index, record in records.items()}
-        released = {name: before[index] - after[index] for index, name in names.items()}
+        accounts = {
+            index: record.releases.setdefault(tier, ReleaseAccount(tier))
+            for index, record in records.items()
+        }
+        with timed(accounts.values()):
+            freed = self.hooks.call(wanted, self._allocated) if wanted else 0
+            if tier != "hooks" or freed >= MIN_RELEASABLE_BYTES:
+                self._empty_cache(kept)
+        after, released = self._reserved(records), {}
+        for index, account in accounts.items():
+            account.add(before[index] - after[index])
+            released[records[index].device.uuid or str(index)] = before[index] - after[index]
+        seconds = time.perf_counter() - started
         return {name: size for name, size in released.items() if size > 0}, seconds
 
     def _empty_cache(self, kept: Sequence[HeldBlock] = ()) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median_low
 
-from torchmem.sample.sample import Releases
+from torchmem.sample.sample import Releases, ReleaseTier
 
 # A release has paid when its memory stays released for this many windows.
 PAYBACK_WINDOWS = 3
@@ -14,6 +17,8 @@ PAYBACK_WINDOWS = 3
 MAX_UNPAID = 3
 # What a job takes from the driver without a release is the median of this many windows.
 USUAL_WINDOWS = 5
+# These act by themselves. The others answer a need that shows that they pay.
+JUDGED_TIERS: tuple[ReleaseTier, ...] = ("gradual", "hooks", "cache")
 
 
 @dataclass(slots=True)
@@ -26,6 +31,30 @@ class _Debt:
     windows: int = 0
 
 
+class Stopwatch:
+    """Measures the releases of one tier; another thread may read `seconds` while one lasts."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` returns monotonic seconds."""
+        self._clock = clock
+        # In one tuple, so that a reader sees no half of a change: sum, start, and part of the time.
+        self._state: tuple[float, float | None, float] = (0.0, None, 1.0)
+
+    @property
+    def seconds(self) -> float:
+        """The time so far."""
+        total, started, part = self._state
+        return total if started is None else total + part * (self._clock() - started)
+
+    def start(self, part: float = 1.0) -> None:
+        """Begin to measure; this part of the time counts."""
+        self._state = (self.seconds, self._clock(), part)
+
+    def stop(self) -> None:
+        """Stop, if it was started."""
+        self._state = (self.seconds, None, 1.0)
+
+
 class ReleaseAccount:
     """The releases of one tier on one device.
 
@@ -34,24 +63,24 @@ class ReleaseAccount:
     job usually took in a window.
     """
 
-    def __init__(self, *, is_timed: bool = True) -> None:
-        """`is_timed` is False for a tier whose time is not known."""
+    def __init__(self, tier: ReleaseTier) -> None:
         self.times = 0
         self.released_bytes = 0
-        self.seconds: float | None = 0.0 if is_timed else None
+        self.stopwatch = Stopwatch()
         self.given_up = False
+        self._seconds = 0.0
+        self._is_timed = tier != "gradual"
+        self._is_judged = tier in JUDGED_TIERS
         self._unpaid = 0
         self._debt: _Debt | None = None
         self._taken: deque[int] = deque(maxlen=USUAL_WINDOWS)
 
-    def add(self, returned: int, seconds: float = 0.0, taken: int = 0) -> None:
+    def add(self, returned: int, taken: int = 0) -> None:
         """Count a release that returned these bytes to the driver; nothing counts as none.
 
         `taken` are bytes that the job took from the driver in the same window, and that caused the
         release.
         """
-        if self.seconds is not None:
-            self.seconds += seconds
         if returned <= 0:
             return
         self.times += 1
@@ -75,8 +104,23 @@ class ReleaseAccount:
     def _settle(self, *, paid: bool) -> None:
         self._debt = None
         self._unpaid = 0 if paid else self._unpaid + 1
-        self.given_up = self.given_up or self._unpaid >= MAX_UNPAID
+        self.given_up = self._is_judged and (self.given_up or self._unpaid >= MAX_UNPAID)
 
     def published(self) -> Releases:
         """Return the account as it is published."""
-        return Releases(self.times, self.released_bytes, self.seconds, self.given_up)
+        # Not less than before, if the release ended between the two reads of the stopwatch.
+        self._seconds = max(self._seconds, self.stopwatch.seconds)
+        seconds = self._seconds if self._is_timed else None
+        return Releases(self.times, self.released_bytes, seconds, self.given_up)
+
+
+@contextmanager
+def timed(accounts: Collection[ReleaseAccount]) -> Iterator[None]:
+    """Measure a release, whose time the devices share, so that their sum is the process's."""
+    for account in accounts:
+        account.stopwatch.start(1 / len(accounts))
+    try:
+        yield
+    finally:
+        for account in accounts:
+            account.stopwatch.stop()

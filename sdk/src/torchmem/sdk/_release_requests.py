@@ -78,12 +78,12 @@ class ReleaseRequests:
 
         One that comes while the script says that it waits is served at once.
         """
-        asks_main = False
+        asks_main, is_idle = False, is_idle and not self._release.is_calling_hooks
         with hold(self._lock) as is_held, self._errors.suppress("release"):
             if is_held and self._requests.changed():
                 self._job = None
                 self._accept()
-            if is_held and self._job and waits:
+            if is_held and self._job and waits and not self._release.is_calling_hooks:
                 self._serve(self._job, self._release.beside_main_thread)
             elif is_held and self._job and is_idle:
                 asks_main = self._serve_idle(self._job)
@@ -97,7 +97,7 @@ class ReleaseRequests:
     def at_step(self) -> None:
         """Serve the request that waits, at the end of a step or where the script waits itself."""
         with hold(self._lock) as is_held, self._errors.suppress("release"):
-            if is_held and self._job:
+            if is_held and self._job and not self._release.is_calling_hooks:
                 self._serve(self._job, self._release.on_request)
 
     def _accept(self) -> None:
@@ -122,7 +122,7 @@ class ReleaseRequests:
 
     def _in_main_thread(self) -> None:
         with hold(self._lock) as is_held, self._errors.suppress("release"):
-            if is_held and self._job:
+            if is_held and self._job and not self._release.is_calling_hooks:
                 self._serve(self._job, self._release.while_idle)
 
     def _serve(
@@ -138,9 +138,10 @@ class ReleaseRequests:
             raise
         else:
             self._answer(ReleaseAnswer(self._requests.request_ns, "done", released, seconds))
-        if job.request.asker == "neighbors":
-            # No process waits for the answer, and another neighbor may ask again.
-            sibling_path(self._sample, REQUEST_SUFFIX).unlink(missing_ok=True)
+        finally:
+            if job.request.asker == "neighbors":
+                # No process waits for the answer, and another neighbor may ask again.
+                sibling_path(self._sample, REQUEST_SUFFIX).unlink(missing_ok=True)
 
     def _refuse(self, reason: str) -> None:
         self._job = None

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Older requests are refused: the command that wrote them was killed.
+# Older requests are refused: the command that wrote them was killed. So are those from the future,
+# whose age is not known because the clock was set back.
 STALE_SECONDS = 120.0
 
 _Version = tuple[int, int, int, int]
@@ -28,6 +29,11 @@ _Version = tuple[int, int, int, int]
 
 class RequestRefusedError(Exception):
     """A request that is not granted; the text is the reason, in one sentence."""
+
+
+def is_fresh(written: float) -> bool:
+    """Return whether a request that was written at this Unix time is not too old to be served."""
+    return abs(time.time() - written) <= STALE_SECONDS
 
 
 class RequestFile(Generic[R]):
@@ -60,7 +66,7 @@ class RequestFile(Generic[R]):
         try:
             data, status = read_untrusted(self._path, MAX_MESSAGE_BYTES)
             _check_owner(status.st_uid)
-            if time.time() - status.st_mtime > STALE_SECONDS:
+            if not is_fresh(status.st_mtime):
                 raise RequestRefusedError("the request is older than two minutes.")
             return self._decode(data)
         except FileNotFoundError:

@@ -32,6 +32,7 @@ from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collec
 from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk._allocator_reader import AllocatorReader
 from torchmem.sdk._call_stack import backward_node
+from torchmem.sdk._captures import Captures
 from torchmem.sdk._device_uuid import describe_device
 from torchmem.sdk._dynamo import untraced
 from torchmem.sdk._garbage_collection import GarbageCollection
@@ -64,6 +65,8 @@ def _call_step_begin_callbacks(
 
 
 _modules = SeenModules(torch.nn.Module)
+_captures = Captures()
+_captures.follow(torch.cuda.CUDAGraph)
 
 
 @shield
@@ -90,6 +93,7 @@ class TorchBackend:
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
         self._collection = GarbageCollection(torch, self._reader)
+        _captures.listeners = [self._collection.pause]
         self._observer_code: CodeType | None = None
         self._pending = PendingCalls(partial(untraced, torch))
         self._holding_thread: int | None = None
@@ -249,7 +253,7 @@ class TorchBackend:
 
         A cudaFree would invalidate the capture.
         """
-        if not torch.cuda.is_current_stream_capturing():
+        if not self.is_capturing():
             torch.cuda.empty_cache()
 
     @contextmanager
@@ -277,8 +281,8 @@ class TorchBackend:
             self._holding_thread = None
 
     def is_capturing(self) -> bool:
-        """Return `torch.cuda.is_current_stream_capturing()`."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        """Return whether this thread's stream, or any thread, is capturing a CUDA graph."""
+        return _captures.are_under_way or bool(torch.cuda.is_current_stream_capturing())
 
     def collect_above(self, shares: Mapping[int, float]) -> bool:
         """Set `garbage_collection_threshold`, which acts on devices with a memory fraction below 1.

@@ -15,6 +15,7 @@ cudaError_t enter(int device);
 struct capture;
 bool capture_open(const struct capture *capture);
 cudaError_t wait_in_capture(struct capture *capture);
+cudaError_t unsafe_in_captures(void);
 /* cudart_stream.c */
 struct capture **capture_of(cudaStream_t stream);
 

@@ -2,14 +2,21 @@
  * what PyTorch's allocator keeps for it in a private pool. */
 #include "cudart.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 /* Never freed: streams and events may refer to it as long as they live. */
 struct capture {
     bool open, failed;
+    int mode;
+    pthread_t thread;
     unsigned long long id;
+    struct capture *next;
 };
+
+static _Atomic(struct capture *) newest_capture;
+static _Thread_local int interaction_mode = cudaStreamCaptureModeGlobal;
 
 bool capture_open(const struct capture *capture) { return capture && capture->open; }
 
@@ -22,12 +29,44 @@ cudaError_t wait_in_capture(struct capture *capture)
     return cudaErrorStreamCaptureUnsupported;
 }
 
+/* Whether a capture prohibits calls such as cudaFree in this thread, as cudaThreadExchangeStreamCaptureMode explains. */
+static bool prohibits(const struct capture *capture)
+{
+    if (!capture->open || interaction_mode == cudaStreamCaptureModeRelaxed)
+        return false;
+    if (pthread_equal(capture->thread, pthread_self()))
+        return capture->mode != cudaStreamCaptureModeRelaxed;
+    return capture->mode == cudaStreamCaptureModeGlobal && interaction_mode == cudaStreamCaptureModeGlobal;
+}
+
+/* A call that is unsafe during captures fails and invalidates those that prohibit it. */
+cudaError_t unsafe_in_captures(void)
+{
+    cudaError_t error = cudaSuccess;
+    for (struct capture *capture = newest_capture; capture; capture = capture->next)
+        if (prohibits(capture)) {
+            capture->failed = true;
+            error = cudaErrorStreamCaptureUnsupported;
+        }
+    return error;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+    int previous = interaction_mode;
+    interaction_mode = *mode;
+    *mode = previous;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode)
 {
     static atomic_ullong captures;
-    (void)mode;
     struct capture *capture = malloc(sizeof *capture);
-    *capture = (struct capture){.open = true, .id = ++captures};
+    *capture = (struct capture){.open = true, .mode = mode, .thread = pthread_self(), .id = ++captures};
+    capture->next = newest_capture;
+    while (!atomic_compare_exchange_weak(&newest_capture, &capture->next, capture))
+        ;
     *capture_of(stream) = capture;
     return cudaSuccess;
 }
@@ -119,4 +158,3 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
 }
 
 WORK(cudaGraphLaunch)
-SUCCEED(cudaThreadExchangeStreamCaptureMode)

@@ -54,6 +54,9 @@ cudaError_t cudaFree(void *pointer)
 {
     if (!pointer) /* a common way to create the context */
         return record_error(enter(current_device()));
+    cudaError_t error = unsafe_in_captures();
+    if (error)
+        return record_error(error);
     return record_error(device_free(pointer) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
