@@ -211,6 +211,7 @@ THREATS = {
     "TorchmemNoMemoryForLibraries": "library",
     "TorchmemOutsideAllocatorGrowth": "outside",
     "TorchmemOutOfMemoryPredicted": "leak",
+    "TorchmemPlannedBatchTooLarge": "capacity",
     "TorchmemNearCapacity": "capacity",
     "TorchmemRetryStorm": "capacity",
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from torchmem.rules.prediction import measured, worth
+from torchmem.rules.prediction import measured, planned_worth, worth
 
 PAGE = Path(__file__).resolve().parent / "prediction.md"
 HEAD = """\
@@ -13,23 +14,28 @@ HEAD = """\
 
 # What a predicted OOM is worth
 
-`TorchmemOutOfMemoryPredicted` looks at what a rank leaves of its GPU at the peak of its steps, all
-read by the SDK at one moment: reserved bytes, plus what the driver has free, less the active peak,
-less the stranded bytes (their minimum of 10 minutes, which is close to what is stranded at the
-peak). As a share of the GPU this is `rank:torchmem_peak_margin_bytes:ratio`. A prediction,
-`rank:torchmem_peak_margin_exhaustion:seconds`, exists only if
+`TorchmemOutOfMemoryPredicted` looks at what a rank leaves of its GPU at the peak of its steps: what
+it can have, less the active peak, less the stranded bytes (their minimum of 10 minutes, which is
+close to what is stranded at the peak). What it can have is its reserved bytes plus what the driver
+has free, both read by the SDK at one moment, or the limit of its memory fraction
+(`set_per_process_memory_fraction`) if that is less. As a share of the GPU the rest is
+`rank:torchmem_peak_margin_bytes:ratio`. How much of it a job needs to go on depends on the largest
+block that is allocated to a tensor (`torchmem_largest_allocated_block_bytes`, the highest of 10
+minutes). A prediction, `rank:torchmem_peak_margin_exhaustion:seconds`, exists only if
 
-- at the pace of the last 4 minutes 2 % of the GPU is left within 5 minutes, and each third of the 4
-  minutes took some; or at the pace of the last 10 minutes 2 % is left within 20 minutes, each third
-  took more than 0.05 % of the GPU, the last at least half as much as the first, and less than 12 %
-  is left already;
-- less is left than at any time of the hour before the last 15 minutes: growth to where the rank has
-  been before is no news; and
-- the rank has been stepping for 10 minutes: also while a model is loaded, memory goes fast.
+- at the pace of the last 5 minutes 2.5 times the largest block is left within another 5 minutes; or
+  at the pace of the last 15 minutes within another 15 minutes, and less than 6 % of the GPU is left
+  already;
+- each third of these 5 or 15 minutes took more than 0.05 % of the GPU, the last at least half as
+  much as the first;
+- less than 8 times the largest block is left already, and less than at any time of the hour before
+  the last 15 minutes: growth to where the rank has been before is no news; and
+- the rank has been stepping for 16 minutes: also while a model is loaded or a batch size is
+  searched, memory goes fast.
 
-The alert fires after a minute of that, and goes on for 10 minutes after it has ended. The values
-are thresholds (`torchmem rules --defaults`). Everywhere else nothing is shown: a line through
-whatever falls promises an OOM within the hour to most ranks at some time.
+The alert fires after half a minute of that, and goes on for 10 minutes after it has ended. The
+values are thresholds (`torchmem rules --defaults`). Everywhere else nothing is shown: a line
+through whatever falls promises an OOM within the hour to most ranks at some time.
 
 ## Measured
 
@@ -45,22 +51,45 @@ minutes before it. A false alarm is an alert that begins to fire in a job that n
 memory.
 
 """
+PLAN = """\
+
+## Batches that the script plans
+
+Nothing grows before one long batch comes, and no trend tells of it. But the script often knows the
+largest batch that will come: the maximum length, the last stage of a curriculum, the longest
+document. `session.plan(largest)` tells the SDK its size, in any unit, and `session.batch(size)`
+that of each batch; see [plan](sdk.md#plan). The SDK draws a line through the peaks of the batches
+so far, raised to the highest of them, and publishes what the largest one needs as
+`torchmem_planned_peak_bytes`. `TorchmemPlannedBatchTooLarge` fires if less than 2 % of the GPU
+would be left there for a minute. Without such a line there is no value.
+
+Every script of the yardstick tells its batches, as tokens that it counts with an error of up to
+2 %; only those that search for their batch size have no plan.
+
+"""
 TAIL = """\
+- Batches of one length tell nothing of longer ones, and lengths drawn at random too little: points
+  of the line are only batches that raised the peak, or were the largest so far. So the line is
+  found where batches grow, and seldom for a single long batch.
+- It is a line. Where memory grows with the square of the length (attention without a fused kernel),
+  it is too low at first, and rises as longer batches come.
+- What grows besides, such as a leak or stranded memory, is not foreseen.
+
+## Limits
+
 - No rule knows growth that stops just short of the limit from growth that does not: almost all
   false alarms are of that kind, and here such jobs are more than half of the healthy hours, far
   more than in most fleets. The rate in flat jobs is closer to what to expect.
-- Long batches, first evaluations, and neighbors that come within a minute are not told. Nothing
-  announces them.
+- Long batches without a plan, first evaluations, and neighbors that come within a minute are not
+  told. Nothing announces them.
 - Sequences that get longer at random are told late: their peak is a matter of chance.
-- Where the process has a memory fraction (`set_per_process_memory_fraction`), the margin counts
-  what the driver has free above it, so that a limit is not seen coming. Allocators without
-  snapshots (`backend:cudaMallocAsync`) have no prediction.
+- Allocators without snapshots (`backend:cudaMallocAsync`) have no prediction.
 - The jobs are synthetic. Measure your own: the alert's history and `torchmem_ooms_total` are in
   your Prometheus.
 
 Run it yourself; the first run takes 20 minutes:
 
-    PYTHONPATH=tests python -m benchmarks.prediction                # this table
+    PYTHONPATH=tests python -m benchmarks.prediction                # these tables
     PYTHONPATH=tests python -m benchmarks.prediction --promtool 20  # the same alerts by Prometheus
 
 The rules are evaluated as PromQL, by a small evaluator that agrees with Prometheus' own rule engine
@@ -91,8 +120,33 @@ def rendered() -> dict[Path, str]:
     )
     rows = [_row(COLUMNS), "|---" * len(COLUMNS) + "|", *map(_score, results["rules"])]
     kinds = ["| what ended the job | told 2 min ahead |", "|---|---|", *_kinds(shipped["by_kind"])]
-    parts = [jobs, "", *rows, "", worth(), "", *kinds, "", "What to know:", ""]
-    return {PAGE: HEAD + "\n".join(parts) + "\n" + TAIL}
+    parts = [jobs, "", *rows, "", f"{worth()} {_precision(shipped)}", "", *kinds, ""]
+    planned = [_planned(results["plan"]), "", *_plan_kinds(results["plan"]), ""]
+    return {PAGE: HEAD + "\n".join(parts) + PLAN + "\n".join(planned) + "\n" + TAIL}
+
+
+def _precision(score: dict[str, Any]) -> str:
+    """Return the standard errors of a share of jobs, and of a rate of rare events."""
+    told, hours = score["told"][0], score["healthy_hours"]
+    share = math.sqrt(told * (1 - told) / score["growing"])
+    rate = 10 * math.sqrt(score["false_alarms"] / hours)
+    return (
+        f"Other jobs give other figures: the standard error is {100 * share:.0f} points for the "
+        f"OOMs told, and {rate:.1f} for the false alarms per 100 hours."
+    )
+
+
+def _planned(plan: dict[str, Any]) -> str:
+    return (
+        f"It warned {plan['warned']} of the jobs. {planned_worth()} It has "
+        f"{plan['false_alarms']:.1f} false alarms per 100 healthy hours; jobs that were to get "
+        "such a batch, and had not when the recording ended, count, too."
+    )
+
+
+def _plan_kinds(plan: dict[str, Any]) -> list[str]:
+    head = ["| what ended the job | told 2 min ahead |", "|---|---|"]
+    return [*head, *_kinds({kind: each for kind, each in plan["by_kind"].items() if each[1]})]
 
 
 def _score(score: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,21 @@ from support.promql import selectors
 
 RULES = Path(__file__).resolve().parents[2] / "prometheus" / "rules"
 ALERT = "TorchmemOutOfMemoryPredicted"
+PLAN_ALERT = "TorchmemPlannedBatchTooLarge"
 FILES = ("recording-memory.yml", "recording-trends.yml", "alerts-memory.yml")
 LIVE = "and on (job, instance, rank, pid, run) rank:torchmem_process_state:live"
 _UNITS: Mapping[str, float] = {"s": 1, "m": 60, "h": 3600}
 
 
-def shipped() -> Rule:
-    """Return the rule in prometheus/rules, with the recording rules that it needs."""
+def shipped(name: str = ALERT) -> Rule:
+    """Return an alert of prometheus/rules, with the recording rules that it needs."""
     rules = [
         rule
         for name in FILES
         for group in yaml.safe_load((RULES / name).read_text())["groups"]
         for rule in group["rules"]
     ]
-    (alert,) = (rule for rule in rules if rule.get("alert") == ALERT)
+    (alert,) = (rule for rule in rules if rule.get("alert") == name)
     records = _needed(alert["expr"], [rule for rule in rules if "record" in rule])
     kept = _seconds(alert.get("keep_firing_for", "0s"))
     return Rule("shipped", alert["expr"], _seconds(alert["for"]), tuple(records), kept)
@@ -100,54 +101,66 @@ def _falls(series: str, minutes: int, share: float) -> str:
 
 LINE = Rule("that line alone, as panels showed it", f"{EXHAUSTION} < 3600", 0, HEADROOM_RECORDS)
 BEFORE = Rule(
-    "before: a line through headroom, falling in each of three 5 min",
+    "first: a line through headroom, falling in each of three 5 min",
     f"{EXHAUSTION} < 3600 and {_falls(HEADROOM, 5, 0.005)} "
     "and on (job, instance, rank, pid, run) torchmem_steps_total offset 15m > 0",
     60,
     HEADROOM_RECORDS,
 )
-"""What was shipped before."""
+"""What was shipped first."""
 
-MARGIN = "rank:torchmem_peak_margin_bytes:live"
-PACES = "rank:torchmem_peak_margin_exhaustion:paces"
+MARGIN = "rank:torchmem_peak_margin:tried"
 
 
-def _two_paces(name: str, free: str) -> Rule:
-    """Return a rule on the margin at the peak at two paces, neither of which slows down."""
-    stranded = 'min_over_time(torchmem_free_bytes{state="stranded"}[10m])'
-    margin = f"rank:torchmem_reserved_bytes:sum + {free} - torchmem_active_peak_bytes"
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the margin falls: in so many seconds `left` will be there in less than `within`.
 
-    def pace(reserve: float, minutes: int) -> str:
-        rate = f"({MARGIN} offset {minutes}m - {MARGIN}) / {60 * minutes}"
-        left = f"clamp_min({MARGIN} - {reserve} * torchmem_device_total_bytes, 0)"
-        return f"{left} / ({rate} > 0)"
+    Shares of the device: less than `below` is left, and each third of the time took `fall`, the
+    last at least half as much as the first if `is_steady`.
+    """
 
-    def alert(pace: str, seconds: int, below: float, third: int) -> str:
-        at = ["", *(f" offset {third * count}s" for count in (1, 2, 3))]
-        share = f"{MARGIN} / torchmem_device_total_bytes < {below}"
+    seconds: int
+    left: float
+    within: int
+    below: float
+    fall: float
+    is_steady: bool
+
+    def expression(self) -> str:
+        """Return the condition."""
+        at = ["", *(f" offset {self.seconds * count // 3}s" for count in (1, 2, 3))]
         falls = [f"({MARGIN}{before} - {MARGIN}{after})" for after, before in pairwise(at)]
-        shares = [f"{fall} / torchmem_device_total_bytes > 0.0002" for fall in falls]
-        soon = f'max without (pace) ({PACES}{{pace="{pace}"}}) < {seconds}'
-        return " and ".join([soon, share, *shares, f"{falls[0]} > 0.5 * {falls[2]}"])
+        left = f"clamp_min({MARGIN} - {self.left}, 0)"
+        rate = f"(({MARGIN}{at[3]} - {MARGIN} > 0) / {self.seconds})"
+        soon = f"{left} / {rate} < {self.within} and {MARGIN} < {self.below}"
+        steady = [f"{falls[0]} > 0.5 * {falls[2]}"] if self.is_steady else []
+        return " and ".join([soon, *(f"{fall} > {self.fall}" for fall in falls), *steady])
 
-    records = _records(
-        (
-            *BASE,
-            (MARGIN, f"{margin} - ignoring (state) {stranded}", ""),
-            (PACES, pace(0.06, 5), "5m"),
-            (PACES, pace(0.02, 15), "15m"),
-        )
-    )
-    expression = f"{alert('5m', 900, 0.21, 100)} or {alert('15m', 3600, 0.12, 300)}"
-    return Rule(name, expression, 60, records)
+
+def _two_paces(name: str, free: str, *paces: Pace, is_lowest: bool = False) -> Rule:
+    """Return a rule on the margin at the peak, which falls at one of two paces."""
+    stranded = 'min_over_time(torchmem_free_bytes{state="stranded"}[10m])'
+    peak = f"rank:torchmem_reserved_bytes:sum + {free} - torchmem_active_peak_bytes"
+    margin = f"({peak} - ignoring (state) {stranded}) / torchmem_device_total_bytes"
+    expression = " or ".join(f"({pace.expression()})" for pace in paces)
+    if is_lowest:
+        lowest = f"{MARGIN} < min_over_time({MARGIN}[1h] offset 15m)"
+        steps = "on (job, instance, rank, pid, run) torchmem_steps_total offset 10m > 0"
+        expression = f"({expression}) and {lowest} and {steps}"
+    return Rule(name, expression, 60, _records((*BASE, (MARGIN, margin, ""))), 600 * is_lowest)
 
 
 NVML = "on (job, instance, uuid) group_left () nvml_memory_free_bytes"
+SDK = "torchmem_driver_free_bytes"
+FIRST = Pace(300, 0.06, 900, 0.21, 0.0002, True), Pace(900, 0.02, 3600, 0.12, 0.0002, True)
+FIXED = Pace(240, 0.02, 300, 1, 0, False), Pace(600, 0.02, 1200, 0.12, 0.0005, True)
 CANDIDATES = (
+    _two_paces("before: down to 2 % of the GPU", SDK, *FIXED, is_lowest=True),
     BEFORE,
     LINE,
-    _two_paces("peak margin at two paces, free memory by NVML", NVML),
-    _two_paces("the same, free memory by the SDK", "torchmem_driver_free_bytes"),
+    _two_paces("peak margin at two paces, free memory by NVML", NVML, *FIRST),
+    _two_paces("the same, free memory by the SDK", SDK, *FIRST),
 )
 
 

@@ -15,6 +15,7 @@ from random import Random
 from typing import Literal
 
 from torchmem.allocator.sizes import GIB, MIB
+from torchmem.sdk._recorder import Recorder
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
@@ -35,6 +36,26 @@ LONGEST_SECONDS = 6 * HOUR
 SHORTEST_GROWTH, LONGEST_GROWTH = 600.0, 3.5 * HOUR
 """Seconds in which the room is used up."""
 STATISTICS_BYTES = 4 * MIB
+COUNTING_ERROR = 0.02
+
+
+@dataclass(slots=True)
+class Script:
+    """What the script of a job tells the SDK: its largest batch, and the size of each batch.
+
+    Sizes are multiples of the longest batch at the start. A script counts its tokens, of which the
+    activations take about, but not exactly, a fixed number of bytes each.
+    """
+
+    largest: float | None
+    rng: Random
+    size: float = 0.0
+
+    def tell(self, recorder: Recorder) -> None:
+        """Tell the size of the batch of the step that ends."""
+        counted = self.size * self.rng.uniform(1 - COUNTING_ERROR, 1 + COUNTING_ERROR)
+        if counted:
+            recorder.plan.batch(counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,7 @@ class Job:
     step_seconds: float
     seconds: float
     expandable_segments: bool
+    script: Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +93,9 @@ class Shape:
 class Trainer:
     """A model on the card, and its training steps."""
 
-    def __init__(self, worker: Worker, shape: Shape, rng: Random) -> None:
-        self.worker, self.allocator, self.shape, self.rng = worker, worker.allocator, shape, rng
+    def __init__(self, worker: Worker, shape: Shape, script: Script) -> None:
+        self.worker, self.allocator, self.shape = worker, worker.allocator, shape
+        self.script, self.rng = script, worker.rng()
         self.room_bytes = int(worker.capacity * shape.room)
         self._activation_bytes = worker.capacity * shape.activations
 
@@ -91,7 +114,7 @@ class Trainer:
 
         `middle` is called after each layer of the forward pass.
         """
-        length = sequence * self.rng.uniform(self.shape.shortest, 1)
+        length = self.script.size = sequence * self.rng.uniform(self.shape.shortest, 1)
         yield from self.forward_backward(length, middle)
         yield "step"
 
@@ -382,6 +405,10 @@ KINDS: dict[str, tuple[Group, Train]] = {
 }
 
 
+DIES_OF_A_BATCH = ("curriculum grows", "curriculum stops", "spike", "tail")
+"""Kinds that run out of memory, if they do, with a batch that their script knew of before."""
+
+
 def _shape(kind: str, rng: Random) -> Shape:
     base, activations = rng.uniform(0.15, 0.5), rng.uniform(0.1, 0.35)
     if kind == "tight":
@@ -407,6 +434,7 @@ class Loop:
     grown: Course
     step_seconds: float
     loading: int
+    script: Script
 
 
 def job(kind: str, seed: int) -> Job:
@@ -417,6 +445,7 @@ def job(kind: str, seed: int) -> Job:
     step_seconds = rng.choice((5.0, 10.0, 20.0, 40.0))
     loading = rng.randint(5, 40)
     uses_neighbor = train in (neighbor, sudden_neighbor)
+    script = _script(kind, seed, shape, grown)
     scenario = Scenario(
         name=f"{kind} {seed}".replace(" ", "-"),
         summary=train.__doc__ or "",
@@ -424,13 +453,34 @@ def job(kind: str, seed: int) -> Job:
         source="",
         simulated="",
         effects="",
-        train=partial(_train, Loop(train, shape, grown, step_seconds, loading)),
+        train=partial(_train, Loop(train, shape, grown, step_seconds, loading, script)),
         card_bytes=rng.choice((24, 40, 80, 80, 80, 140)) * GIB,
         neighbors=1 if uses_neighbor else 0,
     )
     # Expandable segments hardly fragment.
     expandable = rng.random() < 0.2 and kind != "fragmentation grows"
-    return Job(kind, group, seed, scenario, step_seconds, _seconds(group, grown, rng), expandable)
+    seconds = _seconds(group, grown, rng)
+    return Job(kind, group, seed, scenario, step_seconds, seconds, expandable, script)
+
+
+def _script(kind: str, seed: int, shape: Shape, grown: Course) -> Script:
+    """Return a script that knows its largest batch, except if it searches for it."""
+    rng = Random(f"script:{kind}:{seed}")  # noqa: S311 -- a workload, not a secret
+    longest = shape.room / shape.activations
+    highest = max(grown(60.0 * minute) for minute in range(int(LONGEST_SECONDS / 60)))
+    if kind == "curriculum grows":
+        largest = 1 + longest * rng.uniform(1.02, 1.5)
+    elif kind in ("curriculum stops", "waves"):
+        largest = 1 + longest * highest
+    elif kind.startswith("fragmentation"):
+        largest = 1 + 0.5 * min(1.0, highest)
+    elif kind == "spike":
+        largest = 1.5 * (1 + longest)
+    elif kind == "tail":
+        largest = (1 + longest) ** rng.uniform(1, 1.3)
+    else:
+        largest = 1.0
+    return Script(None if kind == "search" else largest, rng)
 
 
 def _seconds(group: Group, grown: Course, rng: Random) -> float:
@@ -449,7 +499,7 @@ def _grows(grown: Course, seconds: float) -> bool:
 
 def _train(loop: Loop, worker: Worker) -> Iterator[ScenarioEvent]:
     """Load the model, then train; each event takes the same time."""
-    trainer = Trainer(worker, loop.shape, worker.rng())
+    trainer = Trainer(worker, loop.shape, loop.script)
     yield from trainer.load(loop.loading)
     events = 0
 

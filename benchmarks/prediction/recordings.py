@@ -42,7 +42,8 @@ def record(job: Job) -> dict[str, Values]:
     """Run a job in virtual time and return its values by series, as Prometheus writes it."""
     pace = Pace(job.seconds, 0.0, job.step_seconds / EVENTS_PER_STEP, SCRAPE_SECONDS)
     config = AllocatorConfig(expandable_segments=job.expandable_segments)
-    rank = Rank(job.scenario, 0, pace, config)
+    rank = Rank(job.scenario, 0, pace, config, before_read=job.script.tell)
+    rank.recorder.plan.set(job.script.largest)
     series = {name: values for name, values in rank.play().items() if "_bucket{" not in name}
     arrays = {"died": np.array([rank.scraped - 1 if rank.oom_at is not None else -1.0])}
     for name, values in series.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Outcome:
 
     `told` is whether it fired in the last hour until each of AHEAD_SECONDS before the end; `starts`
     is how often it began to fire, and `true_starts` how many of those an end followed within an
-    hour.
+    hour. `ahead` is how long before its end it first did, in seconds; None if it did not.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Outcome:
     starts: int
     true_starts: int
     firing_hours: float
+    ahead: float | None = None
 
 
 def firing(rule: Rule, evaluation: Evaluation) -> npt.NDArray[np.bool_]:
@@ -88,13 +90,14 @@ def _kept(
 def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np.bool_]) -> Outcome:
     """Compare when an alert fired with how the job ended."""
     begins = np.flatnonzero(fires & ~np.concatenate([[False], fires[:-1]]))
-    died, true_starts = recording.died, 0
+    died, true_starts, first_ahead = recording.died, 0, None
     told = tuple(False for _ in AHEAD_SECONDS)
     if died is not None:
         earliest = max(0, died - round(EARLIEST_SECONDS / SCRAPE_SECONDS))
         latest = [died - round(ahead / SCRAPE_SECONDS) for ahead in AHEAD_SECONDS]
         told = tuple(bool(fires[earliest : max(0, last + 1)].any()) for last in latest)
         true_starts = int((begins >= earliest).sum())
+        first_ahead = float(died - begins[0]) * SCRAPE_SECONDS if len(begins) else None
     return Outcome(
         kind=kind,
         group=group,
@@ -104,6 +107,7 @@ def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np
         starts=len(begins),
         true_starts=true_starts,
         firing_hours=float(fires.sum()) * SCRAPE_SECONDS / 3600,
+        ahead=first_ahead,
     )
 
 
@@ -122,6 +126,40 @@ class Score:
     time_in_alarm: float
     came_true: float
     by_kind: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanScore:
+    """What the alert on planned batches did: jobs by kind that it told, and that died.
+
+    `warned` is the number of jobs that it fired in, `came_true` the share of these that died,
+    `minutes_ahead` the median of how long before, and `false_alarms` per 100 healthy hours of all
+    jobs.
+    """
+
+    warned: int
+    came_true: float
+    minutes_ahead: float
+    false_alarms: float
+    by_kind: dict[str, tuple[int, int]]
+
+
+def plan_score(outcomes: Sequence[Outcome], kinds: Iterable[str]) -> PlanScore:
+    """Sum up the outcomes of the alert on planned batches; `kinds` are those that die of one."""
+    warned = [job for job in outcomes if job.starts]
+    ahead = [job.ahead for job in warned if job.ahead is not None]
+    by_kind = {}
+    for kind in kinds:
+        dead = [job for job in outcomes if job.kind == kind and job.died]
+        told = sum(job.ahead is not None and job.ahead >= AHEAD_SECONDS[0] for job in dead)
+        by_kind[kind] = (told, len(dead))
+    return PlanScore(
+        warned=len(warned),
+        came_true=_share(job.died for job in warned),
+        minutes_ahead=median(ahead) / 60 if ahead else 0.0,
+        false_alarms=_rate([job for job in outcomes if not job.died]),
+        by_kind=by_kind,
+    )
 
 
 def effective_group(kind_group: Group, *, died: bool) -> Group | None:

@@ -21,13 +21,15 @@ available_memory = st.builds(
 
 
 def free_sizes(snapshot: list[SegmentInfo]) -> list[int]:
-    """Return the sizes of free blocks in the default pools, without the code under test."""
+    """Return the sizes of free blocks in the default pools."""
+    return sizes_of(snapshot, "inactive")
+
+
+def sizes_of(snapshot: list[SegmentInfo], state: str) -> list[int]:
+    """Return the sizes of blocks in the default pools, without the code under test."""
     default = [info for info in snapshot if info["segment_pool_id"] == (0, 0)]
     return [
-        block["size"]
-        for info in default
-        for block in info["blocks"]
-        if block["state"] == "inactive"
+        block["size"] for info in default for block in info["blocks"] if block["state"] == state
     ]
 
 
@@ -51,6 +53,14 @@ def test_stranded_and_releasable_add_up_to_free(snapshot: list[SegmentInfo]) -> 
     assert sum(free_sizes(snapshot)) == layout.releasable_bytes + layout.stranded_bytes
     assert layout.stranded_bytes >= 0
     assert max(free_sizes(snapshot), default=0) == layout.largest_free_block_bytes
+
+
+@given(segments())
+def test_the_largest_allocated_block_is_that_of_a_tensor(snapshot: list[SegmentInfo]) -> None:
+    """It is the largest block of the default pools that is neither free nor waits for a stream."""
+    sizes = sizes_of(snapshot, "active_allocated")
+
+    assert max(sizes, default=0) == measure(snapshot, 0, 1.0).largest_allocated_block_bytes
 
 
 @given(segments())

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.prediction.candidates import BEFORE, normalized, shipped
+from benchmarks.prediction.candidates import BEFORE, PLAN_ALERT, normalized, shipped
 from benchmarks.prediction.jobs import job
 from benchmarks.prediction.prometheus import disagreement
 from benchmarks.prediction.promql import Evaluation
 from benchmarks.prediction.recordings import Recording, recording
-from benchmarks.prediction.yardstick import Rule, firing, outcome, score
+from benchmarks.prediction.yardstick import Rule, firing, outcome, plan_score, score
 
-from torchmem.rules.prediction import measured, worth
+from torchmem.rules.prediction import measured, planned_worth, worth
 
 LABELS = frozenset({("rank", "0")})
 
@@ -21,7 +21,7 @@ LABELS = frozenset({("rank", "0")})
 @pytest.fixture(scope="module")
 def dying(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """A short job that runs out of memory."""
-    return recording(job("neighbor grows", 101), tmp_path_factory.mktemp("prediction"))
+    return recording(job("curriculum grows", 100), tmp_path_factory.mktemp("prediction"))
 
 
 def of(*values: float) -> Recording:
@@ -37,7 +37,9 @@ def fires(rule: Rule, job: Recording) -> list[int]:
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("rule", [shipped(), BEFORE], ids=lambda rule: rule.name.split(":")[0])
+@pytest.mark.parametrize(
+    "rule", [shipped(), shipped(PLAN_ALERT), BEFORE], ids=["shipped", "plan", "first"]
+)
 def test_prometheus_fires_at_the_same_scrapes(rule: Rule, dying: Recording) -> None:
     """Prometheus' own rule engine agrees with the evaluation at every scrape of a job."""
     expected = firing(rule, Evaluation(dying.series, dying.scrapes))
@@ -112,12 +114,35 @@ def test_false_alarms_are_counted_in_healthy_hours() -> None:
     assert (2.0, 0.0) == (result.healthy_hours, result.came_true)
 
 
+def test_a_warning_of_a_planned_batch_counts_however_early() -> None:
+    """A warning comes true in any job that dies; the kinds are counted until 2 minutes before."""
+    when = np.zeros(721, dtype=bool)
+    when[120:] = True
+    early = outcome("tail", "sudden", of(*[1.0] * 721), when)
+    late = outcome("tail", "sudden", of(*[1.0] * 125), when[:125])
+    healthy = Recording(of(*[1.0] * 360).series, 360, None)
+    wrong = outcome("stable", "flat", healthy, when[:360])
+
+    result = plan_score([early, late, wrong], ["tail", "spike"])
+
+    assert (3, {"tail": (1, 2), "spike": (0, 0)}) == (result.warned, result.by_kind)
+    assert pytest.approx(2 / 3) == result.came_true
+    assert 100.0 == result.false_alarms
+    assert pytest.approx((6000 + 40) / 2 / 60) == result.minutes_ahead
+
+
 def test_a_job_is_the_same_each_time(tmp_path: Path, dying: Recording) -> None:
     """Kind and seed determine every value that a rule reads, and the end."""
-    again = recording(job("neighbor grows", 101), tmp_path)
+    again = recording(job("curriculum grows", 100), tmp_path)
 
     assert dying.died == again.died is not None
-    for name in ("torchmem_active_peak_bytes", "torchmem_driver_free_bytes", "torchmem_free_bytes"):
+    for name in (
+        "torchmem_active_peak_bytes",
+        "torchmem_driver_free_bytes",
+        "torchmem_free_bytes",
+        "torchmem_largest_allocated_block_bytes",
+        "torchmem_planned_peak_bytes",
+    ):
         for labels, values in dying.series[name].items():
             np.testing.assert_array_equal(values, again.series[name][labels])
 
@@ -126,9 +151,8 @@ def test_the_results_are_those_of_the_shipped_rule() -> None:
     """After a change of the rule, the yardstick must be run again: `--write`."""
     results = measured()
 
-    assert normalized(shipped()) == results["expressions"]
-    assert results["seeds"][0] >= 200
-    assert (
-        f"Of 100 such warnings in simulated jobs, {results['rules'][0]['came_true']:.0%}"[:-1]
-        in worth()
-    )
+    assert normalized(shipped()) + normalized(shipped(PLAN_ALERT)) == results["expressions"]
+    assert results["seeds"][0] >= 400
+    assert f"{results['plan']['came_true']:.0%}"[:-1] in planned_worth()
+    came_true = f"{results['rules'][0]['came_true']:.0%}"[:-1]
+    assert f"{came_true} of 100 such warnings came true" in worth()

@@ -77,6 +77,29 @@ def test_headroom_is_never_above_what_is_left_now(
     assert device.layout.headroom_flush_bytes <= min(layout.headroom_flush_bytes, free + cached)
 
 
+def test_a_memory_fraction_limits_what_is_published() -> None:
+    """The limit of a memory fraction is published while there is one, and caps the headroom."""
+    allocator = DeviceCachingAllocator(SimulatedCard(1024 * MIB))
+    recorder = Recorder(SimulatedBackend([allocator]))
+    allocator.malloc(100 * MIB)
+    recorder.read_settings()
+    recorder.read_stats()
+    recorder.take_snapshot()
+    recorder.measure_snapshot()
+    assert published(recorder).limit_bytes is None
+
+    allocator.set_memory_fraction(0.25)
+    recorder.read_stats()
+
+    device = published(recorder)
+    assert device.layout is not None
+    assert (256 * MIB, 156 * MIB) == (device.limit_bytes, device.layout.headroom_flush_bytes)
+
+    allocator.set_memory_fraction(1)
+    recorder.read_stats()
+    assert published(recorder).limit_bytes is None
+
+
 @given(sizes, st.booleans())
 def test_without_a_change_the_headroom_is_that_of_the_snapshot(
     taken: list[int], expandable: bool

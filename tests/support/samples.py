@@ -57,6 +57,7 @@ layouts = st.builds(
     headroom_bytes=_optional(size),
     headroom_flush_bytes=_optional(size),
     pending_free_bytes=_optional(size),
+    largest_allocated_block_bytes=_optional(size),
 )
 ooms = st.builds(
     OomRecord,
@@ -174,6 +175,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             headroom_bytes=2 * gib,
             headroom_flush_bytes=9 * gib,
             pending_free_bytes=gib,
+            largest_allocated_block_bytes=3 * gib,
         ),
         last_oom=OomRecord(
             1_700_000_100.0, 3 * gib, "fragmentation", "stranded", "model.py:88", "GPT.forward"
@@ -181,6 +183,8 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         phase_peaks={"forward": 48 * gib},
         stats_timestamp=1_700_000_002.0,
         driver_free_bytes=5 * gib,
+        limit_bytes=72 * gib,
+        planned_peak_bytes=66 * gib,
         components={
             "parameters": 8 * gib,
             "gradients": 8 * gib,

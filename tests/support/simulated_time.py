@@ -7,7 +7,7 @@ that the SDK would write, and the function that turns it into metric families.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -62,6 +62,8 @@ class Rank:
     pace: Pace = Pace()
     config: AllocatorConfig = DEFAULT_CONFIG
     series: Series = field(default_factory=lambda: defaultdict(dict))
+    before_read: Callable[[Recorder], None] = lambda _: None
+    """What the script does at the end of a step."""
 
     def __post_init__(self) -> None:
         self.name, self.total = self.scenario.name, self.scenario.card_bytes
@@ -105,7 +107,8 @@ class Rank:
             self.snapshot_at = self.now + SNAPSHOT_SECONDS * self.chance.uniform(0.75, 1.25)
         if step_ended:
             self.steps += 1
-            self.recorder.read_stats()
+            self.before_read(self.recorder)
+            self.recorder.read_stats("step")
         self._scrape("running")
 
     def _scrape(self, state: State) -> None:

@@ -52,6 +52,7 @@ class _DeviceTotals:
     small: _PoolCounts = field(default_factory=_PoolCounts)
     large: _PoolCounts = field(default_factory=_PoolCounts)
     free_sizes: list[int] = field(default_factory=list)
+    largest_allocated: int = 0
     pending_bytes: int = 0
     releasable_bytes: int = 0
     flushed_bytes: int = 0
@@ -97,6 +98,7 @@ def measure(
         headroom_bytes=_headroom(totals, available, config, flush=False),
         headroom_flush_bytes=_headroom(totals, available, config, flush=True),
         pending_free_bytes=totals.pending_bytes,
+        largest_allocated_block_bytes=totals.largest_allocated,
     )
 
 
@@ -124,11 +126,12 @@ def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
     stream = segment["stream"]
     reserved = totals.reserved_by_stream.get(stream, 0)
     totals.reserved_by_stream[stream] = reserved + segment["total_size"]
-    free, pending = _count_blocks(pool, segment["blocks"])
+    free, pending, largest = _count_blocks(pool, segment["blocks"])
     if free:
         _add_free_blocks(totals, segment, free)
     synchronized = _synchronized(segment) if pending else segment
     releasable = _releasable_bytes(segment, totals.large_page) if free else 0
+    totals.largest_allocated = max(totals.largest_allocated, largest)
     totals.pending_bytes += pending
     totals.releasable_bytes += releasable
     totals.flushed_bytes += (
@@ -141,12 +144,13 @@ def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
             totals.flushed_ranges.setdefault(stream, []).append(synchronized)
 
 
-def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> tuple[list[int], int]:
+def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> tuple[list[int], int, int]:
     """Count the blocks of one segment by state.
 
-    Return the sizes of the free ones, and the bytes of those that wait for another stream.
+    Return the sizes of the free ones, the bytes of those that wait for another stream, and the size
+    of the largest that holds a tensor.
     """
-    free, pending = [], 0
+    free, pending, largest = [], 0, 0
     for block in blocks:  # kept fast, as a snapshot has up to 10^5 blocks
         state = block["state"]
         if state == "inactive":
@@ -154,10 +158,12 @@ def _count_blocks(pool: _PoolCounts, blocks: list[BlockInfo]) -> tuple[list[int]
         elif state == "active_pending_free":
             pool.pending += 1
             pending += block["size"]
+        elif block["size"] > largest:
+            largest = block["size"]
     pool.segments += 1
     pool.blocks += len(blocks)
     pool.free += len(free)
-    return free, pending
+    return free, pending, largest
 
 
 def _add_free_blocks(totals: _DeviceTotals, segment: SegmentInfo, sizes: list[int]) -> None:

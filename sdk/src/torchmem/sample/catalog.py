@@ -105,9 +105,18 @@ DRIVER_FREE = _group.gauge(
     "torchmem_driver_free_bytes",
     "Free memory of the device at the driver, read with the statistics of the allocator.",
 )
+MEMORY_LIMIT = _group.gauge(
+    "torchmem_memory_limit_bytes",
+    "What the memory fraction of the process lets it reserve; absent without a fraction below 1.",
+)
 STATS_TIMESTAMP = _group.gauge(
     "torchmem_stats_timestamp_seconds",
     "Unix time at which the statistics of the allocator and the driver's free memory were read.",
+)
+PLANNED_PEAK = _group.gauge(
+    "torchmem_planned_peak_bytes",
+    "Highest active bytes to expect of the largest batch that the script plans, by a line through "
+    "the peaks of earlier batches; absent without a plan, or while they show no such line.",
 )
 PHASE_PEAK = _group.gauge(
     "torchmem_phase_allocated_peak_bytes",
@@ -130,6 +139,10 @@ PENDING_FREE = _group.gauge(
 )
 LARGEST_FREE_BLOCK = _group.gauge(
     "torchmem_largest_free_block_bytes", "Largest free block in the default pools."
+)
+LARGEST_ALLOCATED_BLOCK = _group.gauge(
+    "torchmem_largest_allocated_block_bytes",
+    "Largest block in the default pools that is allocated to a tensor.",
 )
 FRAGMENTATION = _group.gauge(
     "torchmem_fragmentation_ratio",

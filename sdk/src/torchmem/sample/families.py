@@ -146,7 +146,9 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     )
     yield value_family(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
     yield value_family(catalog.DRIVER_FREE, devices, lambda d: d.driver_free_bytes)
+    yield value_family(catalog.MEMORY_LIMIT, devices, lambda d: d.limit_bytes)
     yield value_family(catalog.STATS_TIMESTAMP, devices, lambda d: d.stats_timestamp)
+    yield value_family(catalog.PLANNED_PEAK, devices, lambda d: d.planned_peak_bytes)
     yield keyed_family(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
     yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
     yield from _counter_families([(labels, d.counters) for labels, d in devices])
@@ -184,6 +186,9 @@ def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
     yield value_family(catalog.PENDING_FREE, rows, lambda layout: layout.pending_free_bytes)
     yield value_family(
         catalog.LARGEST_FREE_BLOCK, rows, lambda layout: layout.largest_free_block_bytes
+    )
+    yield value_family(
+        catalog.LARGEST_ALLOCATED_BLOCK, rows, lambda layout: layout.largest_allocated_block_bytes
     )
     yield value_family(catalog.FRAGMENTATION, rows, lambda layout: layout.fragmentation_ratio)
     yield _free_block_sizes(rows)

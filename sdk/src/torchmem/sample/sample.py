@@ -130,7 +130,8 @@ class Layout:
     """What one memory snapshot shows of one device, in bytes; `timestamp` in Unix seconds.
 
     All fields describe the default pools, except the `private_` ones (CUDA graphs and MemPools).
-    Samples of older versions lack `pending_free_bytes`.
+    Samples of older versions lack `pending_free_bytes` and `largest_allocated_block_bytes`, which
+    is 0 where no tensor is allocated.
     """
 
     timestamp: float
@@ -145,6 +146,7 @@ class Layout:
     headroom_bytes: int | None
     headroom_flush_bytes: int | None
     pending_free_bytes: int | None = None
+    largest_allocated_block_bytes: int | None = None
 
     @property
     def free_bytes(self) -> int:
@@ -195,9 +197,12 @@ class DeviceSample:
     """One device of the process: torch's index, the UUID as NVML writes it, and its memory.
 
     `phase_peaks` holds the highest allocated bytes in each phase that the script named.
-    `stats_timestamp` is the time at which `allocator`, `counters` and `driver_free_bytes` were
-    read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo. The headroom of `layout` is
-    never above what these two leave. Samples of older versions lack both.
+    `stats_timestamp` is the time at which `allocator`, `counters`, `driver_free_bytes` and
+    `limit_bytes` were read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo, and
+    `limit_bytes` is what a memory fraction allows to reserve, None without one. The headroom of
+    `layout` is never above what the driver and the cache leave. Samples of older versions lack
+    these three.
+    `planned_peak_bytes` is the active peak to expect of the largest batch that the script plans.
     `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by the
     name of a part that the script tracks. They add up to the allocated bytes, or are empty.
     `releases` has an entry for each tier of the setting `release` that is on.
@@ -218,6 +223,8 @@ class DeviceSample:
     phase_peaks: dict[str, int] = field(default_factory=dict)
     stats_timestamp: float | None = None
     driver_free_bytes: int | None = None
+    limit_bytes: int | None = None
+    planned_peak_bytes: int | None = None
     components: dict[str, int] = field(default_factory=dict)
     component_peaks: dict[str, int] = field(default_factory=dict)
     component_peak_timestamp: float | None = None

@@ -18,6 +18,7 @@ from torchmem.sample.sample import (
     OomRecord,
     ReleaseTier,
 )
+from torchmem.sdk._plan import PeakBySize
 from torchmem.sdk._release_account import ReleaseAccount
 
 # PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
@@ -57,12 +58,15 @@ class DeviceRecord:
         self.requested_peak = 0
         self.allocator: Allocator | None = None
         self.driver_free: int | None = None
+        self.limit: int | None = None
         self.first_read: FirstRead | None = None
         self.stats_timestamp: float | None = None
         self.layout: Layout | None = None
         self.periodic_layout: Layout | None = None
         self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
+        self.peak_by_size = PeakBySize()
+        self.planned_peak: int | None = None
         self.components: dict[str, int] = {}
         self.allocations = self.frees = 0
         self.component_peaks: dict[str, int] = {}
@@ -97,9 +101,11 @@ class DeviceRecord:
         if "num_alloc_retries" in self._counters:
             self._counters["num_alloc_retries"].skip(retries)
 
-    def update_driver(self, free: int | None) -> None:
-        """Take the driver's free bytes, which were read right after the statistics."""
+    def update_driver(self, free: int | None, limit: int | None) -> None:
+        """Take the driver's free bytes and the limit, read right after the statistics."""
         self.driver_free = free
+        total = self.device.total_bytes
+        self.limit = limit if limit is not None and total is not None and limit < total else None
         if self.first_read is None and free is not None and self.stats_timestamp is not None:
             self.first_read = FirstRead(self.stats_timestamp, self.reserved_bytes(), free)
 
@@ -179,6 +185,8 @@ class DeviceRecord:
             phase_peaks=dict(self.phase_peaks),
             stats_timestamp=self.stats_timestamp,
             driver_free_bytes=self.driver_free,
+            limit_bytes=self.limit,
+            planned_peak_bytes=self.planned_peak,
             components=self.components,
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
@@ -189,10 +197,11 @@ class DeviceRecord:
     def _layout(self, *, expandable: bool) -> Layout | None:
         """Return the layout, with no more headroom than newer statistics leave.
 
-        Since the snapshot, other processes or this one may have taken memory. A request is served
-        by the driver, by the cache, or with expandable segments and after a flush by both.
+        Since the snapshot, other processes or this one may have taken memory, or the memory
+        fraction may have changed. A request is served by the driver, by the cache, or with
+        expandable segments and after a flush by both.
         """
-        layout, free = self.layout, self.driver_free
+        layout, free = self.layout, self._obtainable_bytes()
         if layout is None or free is None or self.allocator is None:
             return layout
         if self.stats_timestamp is None or self.stats_timestamp < layout.timestamp:
@@ -207,6 +216,12 @@ class DeviceRecord:
             headroom_bytes=min(headroom, direct),
             headroom_flush_bytes=min(flushed, free + cached),
         )
+
+    def _obtainable_bytes(self) -> int | None:
+        """Return what the allocator could take from the driver at the latest read."""
+        if self.driver_free is None or self.limit is None:
+            return self.driver_free
+        return max(0, min(self.driver_free, self.limit - self.reserved_bytes()))
 
     def _counts(self) -> Counters:
         totals = {

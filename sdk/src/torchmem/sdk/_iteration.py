@@ -66,16 +66,22 @@ class Iteration:
         self.end(None if error is None or isinstance(error, GeneratorExit) else 0)
 
 
-def batch_size(batch: Any, nesting: int = MAX_NESTING) -> int | None:
+def batch_size(batch: Any) -> int | None:
     """Return the length of the first dimension of the first tensor in a batch.
 
     Looks into mappings, tuples and lists. None if there is no tensor, or only scalars.
     """
+    shape = batch_shape(batch)
+    return shape[0] if shape else None
+
+
+def batch_shape(batch: Any, nesting: int = MAX_NESTING) -> tuple[int, ...] | None:
+    """Return the shape of the first tensor in a batch, as `batch_size` finds it."""
     shape = getattr(batch, "shape", None)
     if isinstance(shape, Sequence):
-        return int(shape[0]) if len(shape) else None
+        return tuple(map(int, shape)) or None
     if nesting == 0 or not isinstance(batch, Mapping | tuple | list):
         return None
     members = batch.values() if isinstance(batch, Mapping) else batch
-    sizes = (batch_size(member, nesting - 1) for member in islice(members, MAX_MEMBERS))
-    return next((size for size in sizes if size is not None), None)
+    shapes = (batch_shape(member, nesting - 1) for member in islice(members, MAX_MEMBERS))
+    return next((shape for shape in shapes if shape is not None), None)

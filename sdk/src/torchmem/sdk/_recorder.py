@@ -20,6 +20,7 @@ from torchmem.sdk._ending import LibraryOom
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._interruptions import hold
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
+from torchmem.sdk._plan import Plan
 from torchmem.sdk._step_trace import Counts, StepTrace
 from torchmem.sdk._tracked import Moment
 
@@ -53,6 +54,7 @@ class Recorder:
         )
         self._peaks = ComponentPeaks()
         self._trace = StepTrace(backend)
+        self.plan = Plan()
         self.settings: dict[str, str] = {}
         self.expandable = False
         self.stats_seconds: float | None = None
@@ -79,6 +81,8 @@ class Recorder:
             if is_locked:
                 started = time.perf_counter()
                 self._read_stats()
+                if moment == "step" and self.plan.largest is not None:
+                    self._follow_plan(self.plan.largest)
                 self.stats_seconds = time.perf_counter() - started
                 self._read_components(moment)
                 self.read_seconds = time.perf_counter() - started
@@ -89,7 +93,16 @@ class Recorder:
             stats = self.backend.memory_stats(device.index)
             if stats:
                 record.update(stats)
-                record.update_driver(self.backend.free_bytes(device.index))
+                free = self.backend.free_bytes(device.index)
+                record.update_driver(free, self.backend.limit_bytes(device.index))
+
+    def _follow_plan(self, largest: float) -> None:
+        with self.errors.suppress("step"):
+            size = self.plan.take()
+            for record in self._records.values():
+                if record.allocator:
+                    record.peak_by_size.add(size, record.allocator.active_peak_bytes)
+                    record.planned_peak = record.peak_by_size.expected(largest)
 
     def _read_components(self, moment: Moment) -> None:
         counted: dict[int, dict[str, int]] = {}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -24,7 +25,7 @@ from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._identity import identify, is_multiprocessing_child
 from torchmem.sdk._idle_backend import IdleBackend
 from torchmem.sdk._interruptions import is_interruption, shield
-from torchmem.sdk._iteration import Iteration, batch_size
+from torchmem.sdk._iteration import Iteration, batch_shape
 from torchmem.sdk._monitor import Monitor
 from torchmem.sdk._peaks import Phase
 from torchmem.sdk._pressure_hooks import PressureHook, PressureHooks
@@ -174,8 +175,31 @@ class Session:
 
     def _batch_size(self, batch: object) -> int | None:
         with self.errors.suppress("step"):
-            return batch_size(batch)
+            shape = batch_shape(batch)
+            plan = self._monitor.recorder.plan
+            if shape and plan.largest is not None and not plan.is_by_hand:
+                plan.batch(prod(shape))
+            return shape[0] if shape else None
         return None
+
+    @shield
+    def plan(self, largest: float | None) -> None:
+        """Tell the size of the largest batch that will come, so that memory is known beforehand.
+
+        The size has any unit that memory is about proportional to, such as tokens with padding.
+        `batch` tells the size of each batch in the same unit; for `batches` it is the number of
+        elements of the first tensor. Once batches of different sizes have been seen,
+        `torchmem_planned_peak_bytes` is the peak to expect of the largest. None ends it. Raises
+        nothing: what is no number above 0 is logged and ignored.
+        """
+        with self.errors.suppress("step"):
+            self._monitor.recorder.plan.set(largest)
+
+    @shield
+    def batch(self, size: float) -> None:
+        """Tell the size of the batch that comes now, in the unit of `plan`; a number, no tensor."""
+        with self.errors.suppress("step"):
+            self._monitor.recorder.plan.batch_by_hand(size)
 
     def rename(self, run: str) -> None:
         """Change the name of the run, unless the setting `run` names it."""

@@ -1,4 +1,4 @@
-"""What TorchmemOutOfMemoryPredicted is worth, as `python -m benchmarks.prediction` measured it."""
+"""What predictions of OOMs are worth, as `python -m benchmarks.prediction` measured it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def worth() -> str:
     return (
         f"In simulated jobs, {came_true} of 100 such warnings came true within an hour, and {told} "
         "of 100 OOMs caused by growth were predicted at least 2 minutes ahead."
+    )
+
+
+def planned_worth() -> str:
+    """Return in one sentence how often TorchmemPlannedBatchTooLarge is right, and how early."""
+    plan = measured()["plan"]
+    return (
+        f"Of 100 simulated jobs with such a warning, {_percent(plan['came_true'])} ran out of "
+        f"memory, half of them {plan['minutes_ahead']:.0f} minutes later or more."
     )
 
 

@@ -117,6 +117,7 @@ TEXTS: Mapping[str, str] = {
     "grown component": _grown_component(),
     "kill cause": _kill_explanation(),
     "oom cause": _cause_explanation(),
+    "planned worth": prediction.planned_worth(),
     "prediction worth": prediction.worth(),
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
