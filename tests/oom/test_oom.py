@@ -161,16 +161,11 @@ def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> Non
     assert done.stderr.startswith(f"torchmem: {tmp_path} is not a regular file: ")
 
 
-@pytest.mark.parametrize(
-    ("directory", "sentence"),
-    [(".", "no OOM report in"), ("missing", "name another with --run-dir")],
-)
-def test_a_directory_without_a_report_is_named(
-    tmp_path: Path, directory: str, sentence: str
-) -> None:
+@pytest.mark.parametrize("directory", [".", "missing"])
+def test_a_directory_without_a_report_is_named(tmp_path: Path, directory: str) -> None:
     """The error names an empty or missing run directory and what to do."""
     done = oom("--run-dir", tmp_path / directory)
 
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
-    assert sentence in done.stderr
-    assert str(tmp_path) in done.stderr
+    assert f"no OOM report in {tmp_path}" in done.stderr
+    assert "sdk.instrument()" in done.stderr

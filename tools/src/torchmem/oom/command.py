@@ -105,6 +105,8 @@ def _report_paths(directory: Path, user: int | None) -> list[Path]:
     """Return the paths of a user's reports, newest first; None for those of all users."""
     try:
         files = find_files(directory, REPORT_NAME.fullmatch, user)
+    except FileNotFoundError:
+        raise _no_report(directory) from None
     except OSError as error:
         raise UsageError(
             f"the run directory {sanitize_text(str(directory))} cannot be read "
