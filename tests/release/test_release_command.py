@@ -98,6 +98,17 @@ def test_a_process_that_does_not_answer_is_not_waited_for_forever(tmp_path: Path
     assert not sibling_path(path, REQUEST_SUFFIX).exists()
 
 
+def test_a_request_from_the_future_is_no_other_release(tmp_path: Path) -> None:
+    """After the clock was set back, a request that was left behind is replaced."""
+    path = publish(tmp_path, own_sample())
+    left = sibling_path(path, REQUEST_SUFFIX)
+    left.write_bytes(b"{}")
+    os.utime(left, (time.time() + 7200, time.time() + 7200))
+    shown = release("--pid", str(os.getpid()), "--timeout", "0.3", "--run-dir", tmp_path)
+
+    assert (1, True) == (shown.returncode, "no step ended within 0.3 s" in shown.stdout)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

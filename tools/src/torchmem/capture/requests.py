@@ -72,7 +72,7 @@ class Exchange(Generic[A]):
         """
         path, shown = (sibling_path(file, self.request_suffix) for file in (sample, process.sample))
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.lstat().st_mtime < self.max_seconds:
+            if abs(time.time() - path.lstat().st_mtime) < self.max_seconds:
                 raise UsageError(
                     f"another {self.name} of {process} is in progress; if it was aborted, remove "
                     f"{shown}."
