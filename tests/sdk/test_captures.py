@@ -1,0 +1,75 @@
+"""Captures of CUDA graphs are known in every thread, whatever happens in them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from torchmem.sdk._captures import Captures
+
+
+@pytest.fixture
+def watched() -> tuple[Captures, list[bool], type[Any]]:
+    """Captures, what they told, and a class as torch.cuda.CUDAGraph is."""
+
+    class Graph:
+        def capture_begin(self, pool: int = 0, *, fails: bool = False) -> int:
+            if fails:
+                raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+            return pool
+
+        def capture_end(self, *, fails: bool = False) -> None:
+            if fails:
+                raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    captures, told = Captures(), list[bool]()
+    captures.follow(Graph)
+    captures.listeners.append(told.append)
+    return captures, told, Graph
+
+
+def test_captures_may_overlap(watched: tuple[Captures, list[bool], type[Any]]) -> None:
+    """Until the last one ends, captures are under way; arguments and results pass through."""
+    captures, told, graph = watched
+    first, second = graph(), graph()
+    assert (7, 8) == (first.capture_begin(7), second.capture_begin(pool=8))
+    first.capture_end()
+    assert captures.are_under_way
+    second.capture_end()
+
+    assert ([True, True, False], False) == (told, captures.are_under_way)
+
+
+def test_a_failed_capture_is_over(watched: tuple[Captures, list[bool], type[Any]]) -> None:
+    """One that cannot begin, whose end fails, or whose graph is gone, does not count any more."""
+    captures, _, graph = watched
+    with pytest.raises(RuntimeError, match="Unsupported"):
+        graph().capture_begin(fails=True)
+    assert not captures.are_under_way
+
+    failing = graph()
+    failing.capture_begin()
+    with pytest.raises(RuntimeError, match="Invalidated"):
+        failing.capture_end(fails=True)
+    assert not captures.are_under_way
+
+    graph().capture_begin()
+    gc.collect()
+    assert not captures.are_under_way
+
+
+def test_an_error_of_a_listener_does_not_reach_the_capture(
+    watched: tuple[Captures, list[bool], type[Any]],
+) -> None:
+    """The capture begins and ends as without the SDK."""
+    captures, _, graph = watched
+
+    def fail(under_way: bool) -> None:
+        raise OSError("cannot pause")
+
+    captures.listeners.append(fail)
+    each = graph()
+
+    assert (3, None) == (each.capture_begin(3), each.capture_end())
