@@ -64,8 +64,8 @@ def _compute(allocator: DeviceCachingAllocator, size: int) -> Iterator[ScenarioE
 
 SCENARIO = Scenario(
     name="multitask",
-    summary="Small tensors of a late classification head lie in the large block that detection "
-    "left in the cache, and pin it.",
+    summary="Small tensors of a classification head, which runs late, lie in the large block that "
+    "detection left in the cache, and pin it.",
     reproduces="7.31 GiB fail with 0.3 GiB allocated and 6.8 GiB cached, on a 12 GB card",
     source="fredzzhang/pocket#9 (features of detected regions)",
     simulated="7.31 GiB fail with 0.30 GiB allocated, 6.75 stranded, 4.36 free",
