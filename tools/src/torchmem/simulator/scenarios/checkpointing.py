@@ -69,8 +69,8 @@ def _backward(worker: Worker, hidden: int) -> None:
 
 SCENARIO = Scenario(
     name="checkpointing",
-    summary="Layers are recomputed in bursts; sequences get a little longer now and then, and blocks "
-    "cached for shorter ones cannot be used.",
+    summary="Layers are recomputed in bursts; sequences get a little longer now and then, and "
+    "blocks cached for shorter ones cannot be used.",
     reproduces="up to 30 % of the reserved peak is lost where layers are recomputed",
     source="GMLake, arXiv 2401.08156 and its README",
     simulated="30 % slack at the peak",
