@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
@@ -140,10 +141,13 @@ def job(
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
     }
+    settings |= ONE_CARD if environment is None else environment
+    if not before:
+        return run_on_phantom(script, memory="4GiB", devices=2, environment=settings, folder=folder)
     return subprocess.run(
         [sys.executable, *PHANTOM, "--", *before, sys.executable, str(script)],
         cwd=folder,
-        env=os.environ | settings | (ONE_CARD if environment is None else environment),
+        env=os.environ | settings,
         capture_output=True,
         text=True,
         timeout=300,

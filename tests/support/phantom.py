@@ -28,17 +28,19 @@ def run_on_phantom(
     environment: dict[str, str],
     state: Path | None = None,
     devices: int = 1,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script with its arguments, or `-c` and code, on cards with `memory` bytes.
 
-    `environment` is added to this process's. `state` is by default its PHANTOM_STATE_DIR.
+    `environment` is added to this process's. `state` is by default its PHANTOM_STATE_DIR. The
+    script runs in `folder`, by default in that of this process.
     """
     cards = phantom_variables(str(memory), devices)
     place = {} if state is None else {"PHANTOM_STATE_DIR": str(state)}
     variables = os.environ | environment | place | cards
     conf = variables.get("PYTORCH_CUDA_ALLOC_CONF", "")
     server = torch_server(conf if "backend:" in conf else "")
-    return server.run([*map(str, script)], variables)
+    return server.run([*map(str, script)], variables, folder or Path.cwd())
 
 
 def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
@@ -85,10 +87,10 @@ class TorchServer:
             )
 
     def run(
-        self, arguments: list[str], environment: dict[str, str]
+        self, arguments: list[str], environment: dict[str, str], folder: Path
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -W ignore` with these arguments, for at most ten minutes."""
-        script = {"arguments": arguments, "environment": environment, "folder": str(Path.cwd())}
+        script = {"arguments": arguments, "environment": environment, "folder": str(folder)}
         answers, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, answers:
             files = [output, errors]
