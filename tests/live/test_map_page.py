@@ -183,12 +183,12 @@ def pixels(page: Page) -> int:
 
 def test_it_plays_back_what_it_has_seen(page: Page, server: ExporterServer, run_dir: Path) -> None:
     """Each new map is kept; the slider goes back, and a block has an age."""
-    found = varied_segments()
-    publish_map(run_dir, map_of(found, uuid(0), time.time() - 30))
+    found, first = varied_segments(), time.time() - 30
+    publish_map(run_dir, map_of(found, uuid(0), first))
     open_map(page, server)
     page.wait("document.querySelector('.map-legend tbody tr')")
     assert page.evaluate("document.querySelector('.map-time').hidden") is True
-    publish_map(run_dir, map_of(found[:2], uuid(0)))
+    publish_map(run_dir, map_of(found[:2], uuid(0), first + 30))
     page.wait("document.querySelector('.map-summary')?.innerText.includes('2 segments')")
     page.evaluate(f"document.querySelector('{CANVAS}').focus()")
     page.press("Home")
