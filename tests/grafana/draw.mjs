@@ -46,10 +46,10 @@ async function draw(browser, server, job) {
   await page.goto(view.url);
   await settled(page);
   const height = await page.evaluate("document.documentElement.scrollHeight");
-  if (!job.firstScreen) {
-    await page.setViewportSize({ width, height }); // a table draws only the rows in the window
-    await settled(page);
-  }
+  if (job.firstScreen)
+    await page.addStyleTag({ content: "html, body { overflow: hidden !important; }" });
+  else await page.setViewportSize({ width, height }); // a table draws only the rows in the window
+  await settled(page);
   const report = await page.evaluate("window.dashboard.report()");
   await page.screenshot({ path: job.picture });
   await page.close();
