@@ -1,15 +1,21 @@
-"""What the setting `release` does for two processes whose phases alternate on one card.
+"""What the setting `release` does for two processes that share a card.
 
-Two processes train the same network in turns: one has large batches while the other has small ones,
-and after some steps they change places. The card cannot hold the large phases of both, nor the
-large phase of one beside the cache that the other kept. A step that runs out of memory is counted
-and skipped, and training goes on.
+turns: both train the same network. One has large batches while the other has small ones, and after
+some steps they change places. The card cannot hold the large phases of both, nor the large phase of
+one beside the cache that the other kept.
+
+rlhf: a generator fills a KV cache, then a trainer (Adam, a reference model) trains, in turns. The
+generator keeps a part of its KV cache for the next round. The card cannot hold the KV cache beside
+the trainer's idle state, nor a training step beside the kept part.
+
+A step that runs out of memory is counted and skipped.
 
     # On the phantom GPU nothing is computed, so that only the counts matter.
     python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py
     python benchmarks/release.py    # on a GPU
 
-Runs: `release` off, each tier of it, and `torch.cuda.empty_cache()` after every step.
+Runs: `release` off, each tier of it, and `torch.cuda.empty_cache()` after every
+step. With `hooks` the optimizers are offloaded, and in rlhf the reference model and the KV cache.
 """
 
 from __future__ import annotations
@@ -20,7 +26,9 @@ import multiprocessing
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -28,13 +36,16 @@ from typing import Any
 import torch
 
 from torchmem import sdk
+from torchmem.sdk.offload import ModuleOffload, OptimizerOffload
 
 WIDTH, LAYERS, PROCESSES = 4096, 8, 2
+KV_SHARE, KEPT_SHARE, TRAIN_SHARE, PREFILL_SHARE = 0.8, 0.3, 0.45, 0.05
 LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
 # Activations kept for each sample: input and output of the linear layer and of the ReLU, in fp32.
 BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
 TIERS = {
     "gradual": "gradual=0.5",
+    "hooks": "hooks=0.5",
     "cache": "cache=0.5",
     "emergency": "emergency",
     "neighbors": "neighbors",
@@ -57,7 +68,6 @@ class Result:
     device_frees: int = 0
     releases: int = 0
     released_gib: float = 0.0
-    waited: int = 0
     wait_seconds: float = 0.0
     release_seconds: float = 0.0
     seconds: float = 0.0
@@ -81,38 +91,148 @@ def batches(index: int, phases: int, length: int, total: int) -> list[int]:
     return sizes
 
 
-def train(
-    index: int, mode: str, arguments: argparse.Namespace, barrier: Barrier, results: Any
+@dataclass
+class Worker:
+    """What both workloads need in one process."""
+
+    index: int
+    mode: str
+    arguments: argparse.Namespace
+    session: sdk.Session
+    barrier: Barrier
+    total: int
+    result: Result = field(default_factory=Result)
+
+    def meet(self) -> None:
+        """Wait for the other process."""
+        with self.session.idle():
+            self.barrier.wait(300)
+
+    def wait_for(self, wanted: float) -> None:
+        """Wait before a phase, in the modes in which scripts do that."""
+        if "neighbors" in self.mode:
+            self.session.wait_for_memory(int(wanted), timeout=3.0)
+
+    def attempt(self, work: Callable[[], object]) -> None:
+        """Run a step and count how it ended."""
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            work()
+            self.result.steps += 1
+            self.result.utilization += torch.cuda.max_memory_allocated() / self.total
+        except torch.OutOfMemoryError:
+            self.result.ooms += 1
+        if self.mode == "empty_cache":
+            torch.cuda.empty_cache()
+
+
+def network() -> torch.nn.Sequential:
+    """Return linear layers on the GPU."""
+    return torch.nn.Sequential(
+        *(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()))
+    ).cuda()
+
+
+def take_turns(worker: Worker) -> None:
+    """Train with large and small batches in turns; the barrier keeps both at the same step."""
+    model, arguments = network(), worker.arguments
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    worker.session.on_pressure(OptimizerOffload(optimizer))
+    previous = 0
+    for batch in batches(worker.index, arguments.phases, arguments.length, worker.total):
+        if batch > 2 * previous:
+            worker.wait_for(1.25 * batch * BYTES_PER_SAMPLE)
+        previous = batch
+        worker.meet()
+        worker.attempt(partial(step, model, optimizer, batch))
+        optimizer.zero_grad()
+
+
+def pair(worker: Worker) -> None:
+    """Generate in one process and train in the other, in turns."""
+    work = (generator if worker.index else trainer)(worker)
+    for number in range(worker.arguments.phases):
+        worker.meet()
+        if number % PROCESSES != worker.index:
+            work()
+
+
+def trainer(worker: Worker) -> Callable[[], None]:
+    """Return a training phase of a policy, with Adam and a reference model."""
+    model, reference = network(), network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    worker.session.on_pressure(ModuleOffload(reference))
+    worker.session.on_pressure(OptimizerOffload(optimizer), priority=1)
+    size = int(TRAIN_SHARE * worker.total / BYTES_PER_SAMPLE)
+
+    def one_step(batch: int) -> None:
+        with torch.no_grad():
+            reference(torch.randn(batch, WIDTH, device="cuda"))
+        step(model, optimizer, batch)
+
+    def phase() -> None:
+        worker.wait_for(1.3 * TRAIN_SHARE * worker.total)
+        for number in range(worker.arguments.length):
+            worker.attempt(partial(one_step, int(size * (1 - 0.01 * (number % 7)))))
+            optimizer.zero_grad()
+
+    return phase
+
+
+def generator(worker: Worker) -> Callable[[], None]:
+    """Return a generation phase: a prefill, and a KV cache that grows by the same each step."""
+    model, cache = network(), list[torch.Tensor]()
+    is_busy = [False]
+    length, total = worker.arguments.length, worker.total
+    chunk = int(KV_SHARE * total / length)
+
+    def evict(wanted: int) -> int:
+        """Free what is kept between phases."""
+        freed = 0
+        while cache and freed < wanted and not is_busy[0]:
+            freed += cache.pop().nbytes
+        return freed
+
+    worker.session.on_pressure(evict)
+
+    def decode() -> None:
+        with torch.no_grad():
+            model(torch.randn(64, WIDTH, device="cuda"))
+        cache.append(torch.empty(chunk, dtype=torch.uint8, device="cuda"))
+        torch.cuda.synchronize()
+
+    def phase() -> None:
+        is_busy[0] = True
+        cache.clear()
+        worker.wait_for((KV_SHARE + PREFILL_SHARE / 2) * total)
+        with torch.no_grad():
+            model(torch.randn(int(PREFILL_SHARE * total / WIDTH / 16), WIDTH, device="cuda"))
+        for _ in range(length):
+            worker.attempt(decode)
+            worker.session.step()
+        del cache[int(KEPT_SHARE * length) :]
+        is_busy[0] = False
+
+    return phase
+
+
+WORKLOADS = {"turns": take_turns, "rlhf": pair}
+
+
+def work(
+    index: int, workload: str, mode: str, arguments: argparse.Namespace, both: tuple[Barrier, Any]
 ) -> None:
-    """Train in one process; the barrier keeps both at the same step."""
+    """Run a workload in one process, and send the result."""
+    barrier, results = both
     session = sdk.instrument(
         rank=index, interval=1e-6, release=TIERS.get(mode), release_interval=1e-6
     )
-    model = torch.nn.Sequential(
-        *(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()))
-    )
-    model = model.cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    result, started = Result(), time.perf_counter()
-    total, slots = torch.cuda.mem_get_info()[1], arguments.phases * arguments.length
-    previous = 0
-    for batch in batches(index, arguments.phases, arguments.length, total):
-        if mode == "neighbors" and batch > 2 * previous:
-            result.waited += 1
-            session.wait_for_memory(int(1.25 * batch * BYTES_PER_SAMPLE))
-        previous = batch
-        with session.idle():
-            barrier.wait(300)
-        torch.cuda.reset_peak_memory_stats()
-        try:
-            step(model, optimizer, batch)
-            result.steps += 1
-            result.utilization += torch.cuda.max_memory_allocated() / total / slots
-        except torch.OutOfMemoryError:
-            result.ooms += 1
-            optimizer.zero_grad()
-        if mode == "empty_cache":
-            torch.cuda.empty_cache()
+    torch.cuda.init()
+    total = torch.cuda.mem_get_info()[1]
+    worker = Worker(index, mode, arguments, session, barrier, total)
+    started = time.perf_counter()
+    WORKLOADS[workload](worker)
+    result = worker.result
     result.seconds = time.perf_counter() - started
     session.close()
     count(result)
@@ -133,12 +253,12 @@ def count(result: Result) -> None:
     result.released_gib = sum(tier["released_bytes"] for tier in tiers) / 2**30
 
 
-def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
+def run(workload: str, mode: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Run both processes; return sums over both, and the longer one's seconds."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES), context.SimpleQueue()
     children = [
-        context.Process(target=train, args=(index, mode, arguments, barrier, results))
+        context.Process(target=work, args=(index, workload, mode, arguments, (barrier, results)))
         for index in range(PROCESSES)
     ]
     for child in children:
@@ -147,9 +267,12 @@ def run(mode: str, arguments: argparse.Namespace) -> dict[str, float]:
         child.join()
         assert child.exitcode == 0, f"a process ended with {child.exitcode}"
     rows = [asdict(results.get()) for _ in children]
-    return {
+    totals = {
         name: (max if name == "seconds" else sum)(row[name] for row in rows) for name in rows[0]
     }
+    slots = arguments.phases * arguments.length * (PROCESSES if workload == "turns" else 1)
+    totals["utilization"] *= (PROCESSES if workload == "turns" else 1) / slots
+    return totals
 
 
 def main() -> None:
@@ -163,23 +286,22 @@ def main() -> None:
         default=8,
         help="phases, in which the processes take turns (default 8)",
     )
+    parser.add_argument("--workload", choices=WORKLOADS, help="only this workload")
     parser.add_argument("--mode", choices=MODES, help="only this mode")
     parser.add_argument("--length", type=int, default=25, help="steps of a phase (default 25)")
     arguments = parser.parse_args()
-    print(
-        f"{'mode':12}"
-        + "".join(f"{field.name:>14}" for field in fields(Result))
-        + f"{'steps/s':>14}"
-    )
-    for mode in [arguments.mode] if arguments.mode else MODES:
-        with tempfile.TemporaryDirectory() as directory:
-            os.environ["TORCHMEM_RUN_DIR"] = directory
-            totals = run(mode, arguments)
-        cells = "".join(
-            f"{value:14.2f}" if isinstance(value, float) else f"{value:14}"
-            for value in totals.values()
-        )
-        print(f"{mode:12}{cells}{totals['steps'] / totals['seconds']:14.1f}", flush=True)
+    names = "".join(f"{field.name:>16}" for field in fields(Result))
+    for workload in [arguments.workload] if arguments.workload else WORKLOADS:
+        print(f"{workload:16}{names}{'steps/s':>16}")
+        for mode in [arguments.mode] if arguments.mode else MODES:
+            with tempfile.TemporaryDirectory() as directory:
+                os.environ["TORCHMEM_RUN_DIR"] = directory
+                totals = run(workload, mode, arguments)
+            cells = "".join(
+                f"{value:16.2f}" if isinstance(value, float) else f"{value:16}"
+                for value in totals.values()
+            )
+            print(f"{mode:16}{cells}{totals['steps'] / totals['seconds']:16.1f}", flush=True)
 
 
 if __name__ == "__main__":

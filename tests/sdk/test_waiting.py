@@ -187,7 +187,7 @@ class Requests:
             SimulatedCard(4096 * MIB, context_bytes=0, uuid="GPU-1")
         )
         errors, hooks = Errors(), PressureHooks()
-        recorder = Recorder(SimulatedBackend([self.allocator]), errors)
+        self.recorder = recorder = Recorder(SimulatedBackend([self.allocator]), errors)
         settings = resolve({"release": "neighbors"}, {})
         self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
         self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
@@ -218,6 +218,18 @@ def test_a_process_that_says_it_is_idle_gives_at_once(tmp_path: Path) -> None:
     asked.requests.tick(is_idle=False, waits=True)
     assert ("done", False) == (asked.state, asked.requests.is_busy)
     assert 0 == asked.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
+
+
+def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
+    """An idle process that is asked again says that it returned nothing more."""
+    asked = Requests(tmp_path)
+    for _ in range(2):
+        asked.ask()
+        asked.requests.tick(is_idle=False, waits=True)
+
+    answer = decode_answer(sibling_path(asked.sample, ANSWER_SUFFIX).read_bytes())
+    assert {} == answer.released
+    assert 1 == asked.recorder.records()[0].releases["neighbors"].times
 
 
 def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class Release:
         self._can_collect = self._tiers.gradual is not None
         self._due = 0.0
         self._promised: dict[int, _Promise] = {}
+        self._after: dict[int, tuple[float | None, int]] = {}
         self._retries: dict[int, int] = {}
         self.short_devices: set[int] = set()
 
@@ -323,9 +324,16 @@ class Release:
         """
         self._check(request)
         self._check_promises(request)
-        records = self._recorder.records()
-        before = {index: record.reserved_bytes() for index, record in records.items()}
-        return self._give_back(request.asker, before=before)
+        return self._give_back(request.asker, before=self._reserved_before())
+
+    def _reserved_before(self) -> dict[int, int]:
+        """Return the reserved bytes without a read: of the last one, or after a release since."""
+        reserved = {}
+        for index, record in self._recorder.records().items():
+            stamp, after = self._after.get(index, (None, 0))
+            is_newer = stamp is not None and stamp == record.stats_timestamp
+            reserved[index] = after if is_newer else record.reserved_bytes()
+        return reserved
 
     def _check(self, request: ReleaseRequest) -> None:
         if self.backend.is_capturing():
@@ -388,6 +396,7 @@ class Release:
         after, released = self._reserved(records), {}
         for index, account in accounts.items():
             account.add(before[index] - after[index])
+            self._after[index] = records[index].stats_timestamp, after[index]
             released[records[index].device.uuid or str(index)] = before[index] - after[index]
         seconds = time.perf_counter() - started
         return {name: size for name, size in released.items() if size > 0}, seconds
