@@ -25,8 +25,6 @@ def take(mib): return torch.empty(mib << 20, dtype=torch.uint8, device=device)
 """
 # Pieces of a large buffer, which expandable segments join.
 LARGE_PIECES = f"""{TAKE}
-if "MASTER_PORT" in os.environ:
-    torch.distributed.init_process_group("gloo")
 buffer = take(2800)
 del buffer
 pieces = [take(size) for _ in range(20) for size in (40, 100)]
@@ -99,7 +97,7 @@ def test_a_setting_in_vain_is_withdrawn(died: Node, tmp_path: Path) -> None:
 
 
 def test_ranks_that_torchrun_restarts_finish(tmp_path: Path) -> None:
-    """Each rank of an elastic restart gets the setting, and the group is formed again."""
+    """Each rank of an elastic restart gets the setting."""
     node = Node(tmp_path)
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     sizes = ["--nproc-per-node", "2", "--max-restarts", "1"]
