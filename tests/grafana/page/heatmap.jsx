@@ -81,7 +81,15 @@ function drawCells(time, buckets, options, colorOf) {
 /** Return one frame with a field for each row: a histogram, or all series joined by their times. */
 function rowsOf(frames) {
   const histogram = frames.find(({ meta }) => meta?.type === DataFrameType.HeatmapRows);
-  return histogram ?? outerJoinDataFrames({ frames, keepDisplayNames: true });
+  return histogram ?? outerJoinDataFrames({ frames: byNumber(frames), keepDisplayNames: true });
+}
+
+/** Sort series whose names are all numbers by these, as Grafana's heatmap does. */
+function byNumber(frames) {
+  const number = (frame) => Number(frame.fields[1] && getFieldDisplayName(frame.fields[1], frame));
+  return frames.every((frame) => Number.isFinite(number(frame)))
+    ? [...frames].sort((a, b) => number(a) - number(b))
+    : frames;
 }
 
 /**
