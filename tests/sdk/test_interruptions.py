@@ -6,8 +6,10 @@ import ctypes
 import functools
 import gc
 import logging
+import select
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -44,17 +46,23 @@ class ScriptError(Exception):
 def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> None:
     """Repeat `call` until SIGALRM comes, whose handler raises; return if nothing was raised.
 
-    The garbage collector is off, because Python drops what a handler raises in its callbacks.
+    The timer may have run out some time before the signal comes. The garbage collector is off,
+    because Python drops what a handler raises in its callbacks.
     """
     previous = signal.signal(signal.SIGALRM, handler)
-    gc.disable()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        while signal.getitimer(signal.ITIMER_REAL)[0]:
-            call()
-    finally:
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
+    arrived, notified = socket.socketpair()
+    with arrived, notified:
+        notified.setblocking(False)
+        signal.set_wakeup_fd(notified.fileno())
+        gc.disable()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            while not select.select([arrived], [], [], 0)[0]:
+                call()
+        finally:
+            gc.enable()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGALRM, previous)
 
 
 def delays(number: int) -> list[float]:
