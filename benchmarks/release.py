@@ -14,8 +14,9 @@ A step that runs out of memory is counted and skipped.
     python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py
     python benchmarks/release.py    # on a GPU
 
-Runs: `release` off, each tier of it, and `torch.cuda.empty_cache()` after every
-step. With `hooks` the optimizers are offloaded, and in rlhf the reference model and the KV cache.
+Runs: `release` off, each tier of it, `session.release()` at the end of each phase with the tier
+`neighbors`, and `torch.cuda.empty_cache()` after every step. The hooks offload the optimizers, and
+in rlhf the reference model, and evict the KV cache.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ KV_SHARE, KEPT_SHARE, TRAIN_SHARE, PREFILL_SHARE = 0.8, 0.3, 0.45, 0.05
 LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
 # Activations kept for each sample: input and output of the linear layer and of the ReLU, in fp32.
 BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
-TIERS = {
+SETTINGS = {
     "gradual": "gradual=0.5",
     "hooks": "hooks=0.5",
     "cache": "cache=0.5",
     "emergency": "emergency",
     "neighbors": "neighbors",
+    "release()": "neighbors",
 }
-MODES = ("off", *TIERS, "empty_cache")
+MODES = ("off", *SETTINGS, "empty_cache")
 
 
 @dataclass
@@ -108,9 +110,14 @@ class Worker:
         with self.session.idle():
             self.barrier.wait(300)
 
+    def end_phase(self) -> None:
+        """Return what the next phase of the other process can use, in the mode that does that."""
+        if self.mode == "release()":
+            self.session.release()
+
     def wait_for(self, wanted: float) -> None:
         """Wait before a phase, in the modes in which scripts do that."""
-        if "neighbors" in self.mode:
+        if SETTINGS.get(self.mode) == "neighbors":
             self.session.wait_for_memory(int(wanted), timeout=3.0)
 
     def attempt(self, work: Callable[[], object]) -> None:
@@ -140,6 +147,8 @@ def take_turns(worker: Worker) -> None:
     worker.session.on_pressure(OptimizerOffload(optimizer))
     previous = 0
     for batch in batches(worker.index, arguments.phases, arguments.length, worker.total):
+        if 2 * batch < previous:
+            worker.end_phase()
         if batch > 2 * previous:
             worker.wait_for(1.25 * batch * BYTES_PER_SAMPLE)
         previous = batch
@@ -170,11 +179,16 @@ def trainer(worker: Worker) -> Callable[[], None]:
             reference(torch.randn(batch, WIDTH, device="cuda"))
         step(model, optimizer, batch)
 
+    one_step(1)  # what stays, such as cuBLAS's workspaces, must not land in the memory of a phase
+    optimizer.zero_grad()
+    worker.end_phase()
+
     def phase() -> None:
         worker.wait_for(1.3 * TRAIN_SHARE * worker.total)
         for number in range(worker.arguments.length):
             worker.attempt(partial(one_step, int(size * (1 - 0.01 * (number % 7)))))
             optimizer.zero_grad()
+        worker.end_phase()
 
     return phase
 
@@ -195,9 +209,14 @@ def generator(worker: Worker) -> Callable[[], None]:
 
     worker.session.on_pressure(evict)
 
-    def decode() -> None:
+    def prefill(batch: int) -> None:
         with torch.no_grad():
-            model(torch.randn(64, WIDTH, device="cuda"))
+            model(torch.randn(batch, WIDTH, device="cuda"))
+
+    prefill(1)  # as in the trainer
+
+    def decode() -> None:
+        prefill(64)
         cache.append(torch.empty(chunk, dtype=torch.uint8, device="cuda"))
         torch.cuda.synchronize()
 
@@ -205,13 +224,13 @@ def generator(worker: Worker) -> Callable[[], None]:
         is_busy[0] = True
         cache.clear()
         worker.wait_for((KV_SHARE + PREFILL_SHARE / 2) * total)
-        with torch.no_grad():
-            model(torch.randn(int(PREFILL_SHARE * total / WIDTH / 16), WIDTH, device="cuda"))
+        prefill(int(PREFILL_SHARE * total / WIDTH / 16))
         for _ in range(length):
             worker.attempt(decode)
             worker.session.step()
         del cache[int(KEPT_SHARE * length) :]
         is_busy[0] = False
+        worker.end_phase()
 
     return phase
 
@@ -225,7 +244,7 @@ def work(
     """Run a workload in one process, and send the result."""
     barrier, results = both
     session = sdk.instrument(
-        rank=index, interval=1e-6, release=TIERS.get(mode), release_interval=1e-6
+        rank=index, interval=1e-6, release=SETTINGS.get(mode), release_interval=1e-6
     )
     torch.cuda.init()
     total = torch.cuda.mem_get_info()[1]

@@ -49,6 +49,21 @@ def test_a_hook_that_returns_no_possible_number_is_judged_by_what_it_freed(retur
     assert (0, 1) == (good.dropped["empty"], bad.dropped["empty"])
 
 
+def test_a_hook_that_says_it_can_spare_nothing_stays() -> None:
+    """An honest 0 is no reason to drop a hook: it may have something to spare later."""
+    memory, hooks, called = Memory(), PressureHooks(), list[int]()
+
+    def give(wanted: int) -> int:
+        called.append(wanted)
+        return 0
+
+    hooks.add(give, 0)
+    for _ in range(5):
+        call(hooks, memory)
+
+    assert [100] * 5 == called
+
+
 def test_what_a_hook_returns_does_not_stay_alive() -> None:
     """A hook may return the tensor that it gives up; its memory counts as freed."""
     memory, hooks = Memory(), PressureHooks()

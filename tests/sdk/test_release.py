@@ -234,6 +234,47 @@ def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Op
     assert ([], 1) == (spare.blocks, len(precious.blocks))
 
 
+@pytest.mark.parametrize(("wanted", "kept"), [(None, 0), (400 * MIB, 500)])
+def test_the_script_releases_at_the_end_of_a_phase(
+    counting: CountingBackend, card: SimulatedCard, open_session: Opener, wanted: int, kept: int
+) -> None:
+    """Without any tier the driver gets what the hooks free, as much as is wanted, and the cache."""
+    session = open_session(counting, interval=1e-9)
+    for priority in range(2):
+        session.on_pressure(Cache(counting, 500), priority)
+    train(counting, 100)
+
+    assert (1100 - kept) * MIB == session.release(wanted)
+    assert (4096 - kept) * MIB == card.mem_get_info()[0]
+
+
+def test_what_the_script_releases_is_counted(
+    counting: CountingBackend, open_session: Opener, published: Published
+) -> None:
+    """It counts as the tier request, once, and not for a call that finds nothing."""
+    session = open_session(counting, interval=1e-9)
+    train(counting, 100)
+    session.release()
+    session.release()
+    session.close()
+
+    done = releases(published)["request"]
+    assert (1, 100 * MIB) == (done["times"], done["released_bytes"])
+
+
+def test_the_script_releases_nothing_during_a_capture(
+    counting: CountingBackend, open_session: Opener
+) -> None:
+    """While a CUDA graph is captured neither hooks nor cache are touched."""
+    session = open_session(counting, interval=1e-9)
+    cache = Cache(counting, 500)
+    session.on_pressure(cache)
+    train(counting, 100)
+    counting.is_capturing = lambda: True  # type: ignore[method-assign]
+
+    assert (0, [], ()) == (session.release(), cache.asked, counting.emptied)
+
+
 def test_a_removed_hook_is_never_called(counting: CountingBackend, open_session: Opener) -> None:
     """After `remove`, a hook is not called however short memory is."""
     session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
@@ -307,6 +348,16 @@ def test_a_slow_hook_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
     assert (0, 0) == (hooks.call(10, lambda: 0), hooks.call(10, lambda: 0))
     assert "it took 5.1 s, more than 5 s" in caplog.text
+
+
+def test_a_hook_may_take_longer_for_what_it_frees(caplog: pytest.LogCaptureFixture) -> None:
+    """The first copy of a GiB to the host takes its time, and the hook stays."""
+    times, allocated = iter([0.0, 6.9] * 2), iter([2048 * MIB, 1024 * MIB] * 2)
+    hooks = PressureHooks(lambda: next(times))
+    hooks.add(lambda wanted: 1024 * MIB, 0.0)
+
+    assert [1024 * MIB] * 2 == [hooks.call(1, lambda: next(allocated)) for _ in range(2)]
+    assert "" == caplog.text
 
 
 def test_an_interruption_in_a_hook_reaches_the_script(

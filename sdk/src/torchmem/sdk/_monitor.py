@@ -330,6 +330,13 @@ class Monitor:
                 return self._neighbors.wait(wanted, seconds, device, serve, taking)
         return False
 
+    def release(self, wanted: int) -> int:
+        """Release what pressure hooks can spare, and the cache, in the calling thread."""
+        with self._errors.suppress("release"):
+            if self.is_active and not self._ended:
+                return self._release.by_script(wanted)
+        return 0
+
     def _is_idle(self, now: float) -> bool:
         return self._clock.last is None or now - self._clock.last > self._settings.idle_after
 

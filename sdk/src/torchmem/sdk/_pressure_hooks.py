@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmem.allocator.call_stack import CallStack
-from torchmem.allocator.sizes import format_size
+from torchmem.allocator.sizes import GIB, format_size
 from torchmem.sample.sample import HOOK_FAULTS, HookFault
 from torchmem.sdk._call_stack import thread_stack
 from torchmem.sdk._errors import log
 from torchmem.sdk._interruptions import is_interruption
 
-# A hook that takes longer is dropped: all ranks of the job wait for this one.
+# A hook that takes longer is dropped: all ranks of the job wait for this one. What it freed may
+# have been copied to the host, into memory that had to be pinned first.
 MAX_HOOK_SECONDS = 5.0
-# A hook is dropped after this many calls in a row that freed nothing, or less than half of what it
-# said.
+MAX_SECONDS_PER_GIB = 2.0
+# A hook is dropped after this many calls in a row that freed less than half of what it said, or
+# nothing without saying so.
 MAX_EMPTY_CALLS = 3
 MAX_CLAIMED_BYTES = 1 << 60
 
@@ -116,15 +118,14 @@ class PressureHooks:
         seconds, freed = self._clock() - started, before - allocated()
         if failure is not None:
             self._drop(hook, "raised", f"it raised {failure}")
-        elif seconds > MAX_HOOK_SECONDS:
-            reason = f"it took {seconds:.1f} s, more than {MAX_HOOK_SECONDS:g} s"
-            self._drop(hook, "slow", reason)
-        else:
-            self._check(hook, claimed, freed)
+        elif seconds > (limit := MAX_HOOK_SECONDS + MAX_SECONDS_PER_GIB * max(0, freed) / GIB):
+            self._drop(hook, "slow", f"it took {seconds:.1f} s, more than {limit:.3g} s")
+        elif claimed != 0 or freed != 0:  # one that says 0 may have something to spare later
+            self._check(hook, claimed or 0, freed)
         return max(0, freed)
 
-    def _run(self, hook: PressureHook, wanted: int) -> tuple[int, str | None]:
-        """Return the bytes that the hook says it freed, and the error that it raised.
+    def _run(self, hook: PressureHook, wanted: int) -> tuple[int | None, str | None]:
+        """Return the bytes that the hook says it freed, if it does, and the error that it raised.
 
         What it returns and raises is not kept: it may hold tensors that count as allocated.
         """
@@ -133,7 +134,7 @@ class PressureHooks:
         except Exception as error:
             if is_interruption(error):
                 raise
-            return 0, _described(error)
+            return None, _described(error)
 
     def _check(self, hook: PressureHook, claimed: int, freed: int) -> None:
         if freed > 0 and 2 * freed >= claimed:
@@ -171,11 +172,11 @@ class PressureHooks:
             )
 
 
-def _claimed(said: object) -> int:
-    """Return the bytes that a hook says it freed; 0 if it returned no possible number."""
-    if not isinstance(said, (int, float)) or not 0 <= said <= MAX_CLAIMED_BYTES:
-        return 0
-    return int(said)
+def _claimed(said: object) -> int | None:
+    """Return the bytes that a hook says it freed, None if it returned no possible number."""
+    if not isinstance(said, (int, float)) or isinstance(said, bool):
+        return None
+    return int(said) if 0 <= said <= MAX_CLAIMED_BYTES else None
 
 
 def _described(error: Exception) -> str:

@@ -307,6 +307,13 @@ class Release:
             raise ReleaseRefusedError("its next step is expected to need its cache.")
         return self._give_back("neighbors", kept=self._needed_blocks(segments, devices))
 
+    def by_script(self, wanted: int) -> int:
+        """Call hooks for the wanted bytes, empty the cache, and return the bytes returned."""
+        if self.is_calling_hooks or self.backend.is_capturing():
+            return 0
+        self._recorder.read_stats()
+        return sum(self._give_back("request", wanted)[0].values())
+
     def while_idle(self, request: ReleaseRequest) -> tuple[dict[str, int], float]:
         """Empty the cache of a process without steps; return the bytes by device, and seconds.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torchmem.allocator.backend import Backend, T
+from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk._cost import MAX_STEP_SECONDS
 from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
@@ -253,18 +254,18 @@ class Session:
         """Call `callback` when memory is short, so that the script can free what it does not need.
 
         The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
-        at the end of a step, or after an OutOfMemoryError that the script catches. It receives the
-        number of bytes wanted, and may return the number of bytes freed. Callbacks are called in
-        the order of their priority, lowest first, until enough is free. One that raises, takes more
-        than 5 s, or frees nothing three times in a row is dropped with a warning. `remove()` of
-        the result ends it.
+        at the end of a step, or after an OutOfMemoryError that the script catches. So do `release`
+        and `torchmem release --hooks`. It receives the number of bytes wanted, and may return the
+        number of bytes freed. Callbacks are called in the order of their priority, lowest first,
+        until enough is free. One that raises, takes too long, or frees less than half of what it
+        returned three times in a row is dropped with a warning. `remove()` of the result ends it.
         """
         tiers = self.settings.release
         if tiers is None or (tiers.hooks is None and not tiers.emergency):
             log(
                 logging.WARNING,
-                "only `torchmem release --hooks` calls a callback of on_pressure(): the setting "
-                "release has neither hooks nor emergency",
+                "the setting release has neither hooks nor emergency: only session.release() and "
+                "`torchmem release --hooks` call a callback of on_pressure()",
             )
         return self._hooks.add(callback, priority)
 
@@ -295,6 +296,16 @@ class Session:
         CUDA is initialized.
         """
         return self._monitor.wait_for_memory(nbytes, timeout, device, take=take)
+
+    def release(self, nbytes: int | None = None) -> int:
+        """Return memory to the driver now, whatever the setting `release`; return the bytes.
+
+        For the end of a phase, when another process needs the GPU. Calls the callbacks of
+        `on_pressure` until they have freed `nbytes`, by default all of them, and empties the
+        allocator's cache. Raises nothing but interruptions. 0 before CUDA is initialized, and while
+        a CUDA graph is captured.
+        """
+        return self._monitor.release(MAX_WANTED_BYTES if nbytes is None else nbytes)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
