@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("torchmem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("torchmem")
-# A shell starts background jobs with SIGINT ignored, which every process of a test would inherit.
+# A shell starts background jobs with SIGINT ignored, and nohup those with SIGHUP ignored, which
+# every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -139,8 +139,8 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 # Queries without data in the demo, by panel and letter. Of the parts of a device: private pools,
 # memory cached before the first snapshot, other processes, and memory of GPUs without NVML. A trend
 # needs 30 minutes, idleness 10. Falling headroom, alerts and marks are temporary. No rank is
-# stalled or killed, and the ranks have no components, phases, samples, pinned memory, private
-# pools, libraries or errors other than an OOM.
+# stalled, killed or started with advice, and the ranks have no components, phases, samples, pinned
+# memory, private pools, libraries or errors other than an OOM.
 WITHOUT_DATA = (
     r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
@@ -152,7 +152,7 @@ WITHOUT_DATA = (
     r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Given back while asleep A"
     r"|Files rejected per minute A"
     r"|Collectors that failed A|SDK errors by stage A"
-    r"|Start .mark.|Killed or failed .mark.|Alert .mark."
+    r"|Start .mark.|Killed or failed .mark.|Alert .mark.|Advice .mark."
 )
 # The end of queries for the band of all ranks, beyond those that have a line.
 OF_MANY_RANKS = " > 10"

@@ -408,7 +408,8 @@ def test_instrument_logs_once_what_it_monitors(
     assert f"<torchmem.sdk.Session: {identity}, monitoring, {tmp_path}" in repr(session)
     session.close()
     assert "closed" in repr(session)
-    assert "<torchmem.sdk.Session: inactive>" == repr(instrument(enabled=False))
+    with instrument(enabled=False) as idle:
+        assert "<torchmem.sdk.Session: inactive>" == repr(idle)
 
 
 def test_the_sampler_survives_extreme_intervals(
