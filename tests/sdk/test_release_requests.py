@@ -226,7 +226,7 @@ def put_bad_request(path: Path, kind: str) -> None:
     [*BAD_KINDS, pytest.param("foreign", marks=needs_root)],
 )
 def test_a_bad_request_is_refused(rank: Callable[..., Rank], tmp_path: Path, kind: str) -> None:
-    """One that is old, of a future, another user's, too large, or no file of ours, gets nothing."""
+    """A request that is old, from the future, too large, forged, or no file is not served."""
     asked = rank(release="neighbors")
     asked.train(3000)
     until(lambda: any(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))

@@ -81,7 +81,7 @@ def load_all(
 ) -> list[tuple[Path, OomReport]]:
     """Return every valid report of this user, newest first. Raise UsageError without any.
 
-    Root gets those of all users, unless `own_only`. With a `limit`, only so many files are read.
+    Root gets those of all users, unless `own_only`. Reads at most `limit` files, if given.
     """
     reports = []
     paths = _report_paths(directory, os.geteuid() if own_only else os.geteuid() or None)
