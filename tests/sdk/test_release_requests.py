@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.users import needs_root
+from support.waiting import until
 
 from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.release_messages import (
@@ -27,11 +28,16 @@ from torchmem.sample.release_messages import (
     decode_answer,
     decode_request,
 )
-from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
+from torchmem.sdk._errors import Errors
 from torchmem.sdk._neighbors import MAX_NEIGHBORS, Neighbors
+from torchmem.sdk._pressure_hooks import PressureHooks
 from torchmem.sdk._recorder import Recorder
+from torchmem.sdk._release import Release
+from torchmem.sdk._release_requests import ReleaseRequests
 from torchmem.sdk._requests import STALE_SECONDS
 from torchmem.sdk._session import Session
+from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard
@@ -106,7 +112,7 @@ class Rank:
         """Write a request as the command does; return its modification time."""
         until(lambda: any(self.run_dir.rglob(f"*{SAMPLE_SUFFIX}")))
         path = sibling_path(self.sample, REQUEST_SUFFIX)
-        path.write_bytes(encode(request))
+        replace_file(path, encode(request))
         return path.stat().st_mtime_ns
 
     def answer(self, state: str) -> ReleaseAnswer:
@@ -115,20 +121,21 @@ class Rank:
         until(lambda: path.exists() and decode_answer(path.read_bytes()).state == state)
         return decode_answer(path.read_bytes())
 
-    def give(self, request: ReleaseRequest, state: str = "done") -> ReleaseAnswer:
-        """Ask, take a step, and return the answer."""
-        self.ask(request)
-        self.answer("waiting")
-        self.train(60)
-        return self.answer(state)
+    def give(self, request: ReleaseRequest) -> ReleaseAnswer:
+        """Ask, take steps until the request is served, and return the answer.
 
+        On a machine so busy that the process counts as idle, no step serves it.
+        """
+        asked, path = self.ask(request), sibling_path(self.sample, ANSWER_SUFFIX)
+        until(path.exists)
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+        def served() -> ReleaseAnswer | None:
+            self.train(60)
+            answer = decode_answer(path.read_bytes())
+            is_served = answer.request_ns == asked and answer.state != "waiting"
+            return answer if is_served else None
+
+        return until(served)
 
 
 @pytest.fixture
@@ -158,7 +165,8 @@ def test_a_request_can_ask_the_hooks_too(rank: Callable[..., Rank]) -> None:
         asked.allocator.free(cache.pop())
 
     asked.session.on_pressure(give)
-    answer = asked.give(ReleaseRequest("request", 500 * MIB))
+    while not wanted:  # only a step calls them
+        answer = asked.give(ReleaseRequest("request", 500 * MIB))
 
     assert [500 * MIB] == wanted
     assert answer.released[UUID] >= 1000 * MIB
@@ -178,24 +186,97 @@ def test_a_neighbor_needs_the_tier(rank: Callable[..., Rank]) -> None:
     asked = rank(release="cache")
     asked.train(3000)
 
-    refused = asked.give(ReleaseRequest("neighbors"), "refused")
-    assert "its setting release does not name neighbors." == refused.reason
+    answer = asked.give(ReleaseRequest("neighbors"))
+    assert ("refused", "its setting release does not name neighbors.") == (
+        answer.state,
+        answer.reason,
+    )
     assert 996 * MIB == asked.card.mem_get_info()[0]
 
 
-def test_a_neighbor_gets_what_the_next_step_does_not_need(rank: Callable[..., Rank]) -> None:
-    """After one small step the cache is given away, but for what such a step uses."""
-    asked = rank(release="neighbors")
-    asked.train(3000)
-    asked.ask(ReleaseRequest("neighbors"))
-    asked.answer("waiting")
-    asked.train(3000)
-    reason = asked.answer("refused").reason
-    asked.train(60)
-    answer = asked.give(ReleaseRequest("neighbors"))
+class Requests:
+    """The requests to a process with the tier neighbors, ticked by hand."""
 
-    assert "its next step is expected to need its cache." == reason
-    assert {UUID: 3000 * MIB} == answer.released
+    def __init__(self, directory: Path) -> None:
+        self.allocator = DeviceCachingAllocator(
+            SimulatedCard(4096 * MIB, context_bytes=0, uuid="GPU-1")
+        )
+        errors, hooks = Errors(), PressureHooks()
+        self.recorder = recorder = Recorder(SimulatedBackend([self.allocator]), errors)
+        settings = resolve({"release": "neighbors"}, {})
+        self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
+        self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
+        self.requests = ReleaseRequests(
+            self.sample, self.release, errors, lambda: 0.0, main_cpu=lambda: 0.0
+        )
+        self.train(100, 3000)
+
+    def train(self, *peaks: int) -> None:
+        """Run a step for each peak in MiB."""
+        for peak in peaks:
+            self.allocator.free(self.allocator.malloc(peak * MIB))
+            self.recorder.read_stats()
+            self.release.at_step(0.0)
+            self.requests.at_step()
+
+    def ask(self) -> None:
+        """Write a neighbor's request."""
+        request = sibling_path(self.sample, REQUEST_SUFFIX)
+        request.write_bytes(encode(ReleaseRequest("neighbors")))
+
+    @property
+    def answer(self) -> ReleaseAnswer:
+        """The latest answer."""
+        return decode_answer(sibling_path(self.sample, ANSWER_SUFFIX).read_bytes())
+
+
+def test_a_neighbor_gets_what_the_next_step_does_not_need(tmp_path: Path) -> None:
+    """After one small step the cache is given away, but for what such a step uses."""
+    asked = Requests(tmp_path)
+    asked.ask()
+    asked.requests.tick(is_idle=False)
+    asked.train(3000)
+    refused = asked.answer
+    asked.train(60)
+    asked.ask()
+    asked.requests.tick(is_idle=False)
+    asked.train(60)
+
+    assert "its next step is expected to need its cache." == refused.reason
+    assert {UUID: 3000 * MIB} == asked.answer.released
+
+
+def test_a_process_that_says_it_is_idle_gives_at_once(tmp_path: Path) -> None:
+    """Its cache goes back in the tick that finds the request, though a step has just ended."""
+    asked = Requests(tmp_path)
+    asked.ask()
+    asked.requests.tick(is_idle=False)
+    assert ("waiting", True) == (asked.answer.state, asked.requests.is_busy)
+
+    asked.requests.tick(is_idle=False, waits=True)
+    assert ("done", False) == (asked.answer.state, asked.requests.is_busy)
+    assert 0 == asked.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
+
+
+def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
+    """An idle process that is asked again says that it returned nothing more."""
+    asked = Requests(tmp_path)
+    for _ in range(2):
+        asked.ask()
+        asked.requests.tick(is_idle=False, waits=True)
+
+    assert {} == asked.answer.released
+    assert 1 == asked.recorder.records()[0].releases["neighbors"].times
+
+
+def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
+    """Between the wait and the phase that needs the memory, no neighbor gets it."""
+    asked = Requests(tmp_path)
+    assert asked.release.take(0, 3000 * MIB)
+    asked.ask()
+    asked.requests.tick(is_idle=False, waits=True)
+
+    assert "refused" == asked.answer.state
 
 
 BAD_KINDS = ["stale", "future", "huge", "junk", "deep", "link", "pipe", "folder"]
@@ -413,19 +494,20 @@ class CapturingBackend(SimulatedBackend):
         return True
 
 
-@pytest.mark.parametrize("steps", [0, 3], ids=["idle", "training"])
+@pytest.mark.parametrize("is_training", [False, True], ids=["idle", "training"])
 def test_a_request_during_a_capture_is_refused(
-    open_session: Opener, tmp_path: Path, steps: int
+    open_session: Opener, tmp_path: Path, *, is_training: bool
 ) -> None:
     """At a step's end and in an idle process, a request is refused, not answered with nothing."""
     asked = Rank(open_session, tmp_path, backend=CapturingBackend)
     asked.train(3000)
-    asked.ask(ReleaseRequest("request"))
-    if steps:
-        asked.answer("waiting")
-    asked.train(*[10] * steps)
+    if is_training:
+        answer = asked.give(ReleaseRequest("request"))
+    else:
+        asked.ask(ReleaseRequest("request"))
+        answer = asked.answer("refused")
 
-    assert "a CUDA graph is being captured." == asked.answer("refused").reason
+    assert "a CUDA graph is being captured." == answer.reason
     assert asked.card.mem_get_info()[0] < 4000 * MIB
 
 

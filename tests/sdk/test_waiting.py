@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +14,8 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.backend import HeldBlock, OomObserver
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.sample.process_messages import encode, sibling_path
-from torchmem.sample.release_messages import (
-    ANSWER_SUFFIX,
-    REQUEST_SUFFIX,
-    ReleaseRequest,
-    decode_answer,
-)
-from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._errors import Errors
 from torchmem.sdk._held_blocks import UNIT_BYTES, segment_sizes
-from torchmem.sdk._pressure_hooks import PressureHooks
-from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._release import Release
-from torchmem.sdk._release_requests import ReleaseRequests
 from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard
@@ -177,69 +162,6 @@ def test_a_faster_process_costs_nothing_but_time(
     counters = published()[0]["devices"][0]["counters"]
     assert 0 == counters["alloc_retries"]
     assert 1 == rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
-
-
-class Requests:
-    """The requests to a process with the tier neighbors, ticked by hand."""
-
-    def __init__(self, directory: Path) -> None:
-        self.allocator = DeviceCachingAllocator(
-            SimulatedCard(4096 * MIB, context_bytes=0, uuid="GPU-1")
-        )
-        errors, hooks = Errors(), PressureHooks()
-        self.recorder = recorder = Recorder(SimulatedBackend([self.allocator]), errors)
-        settings = resolve({"release": "neighbors"}, {})
-        self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
-        self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
-        self.requests = ReleaseRequests(
-            self.sample, self.release, errors, lambda: 0.0, main_cpu=lambda: 0.0
-        )
-        self.allocator.free(self.allocator.malloc(3000 * MIB))
-        recorder.read_stats()
-
-    def ask(self) -> None:
-        """Write a neighbor's request."""
-        request = sibling_path(self.sample, REQUEST_SUFFIX)
-        request.write_bytes(encode(ReleaseRequest("neighbors")))
-
-    @property
-    def state(self) -> str:
-        """The state of the latest answer."""
-        return decode_answer(sibling_path(self.sample, ANSWER_SUFFIX).read_bytes()).state
-
-
-def test_a_process_that_says_it_is_idle_gives_at_once(tmp_path: Path) -> None:
-    """Its cache goes back in the tick that finds the request, though a step has just ended."""
-    asked = Requests(tmp_path)
-    asked.ask()
-    asked.requests.tick(is_idle=False)
-    assert ("waiting", True) == (asked.state, asked.requests.is_busy)
-
-    asked.requests.tick(is_idle=False, waits=True)
-    assert ("done", False) == (asked.state, asked.requests.is_busy)
-    assert 0 == asked.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
-
-
-def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
-    """An idle process that is asked again says that it returned nothing more."""
-    asked = Requests(tmp_path)
-    for _ in range(2):
-        asked.ask()
-        asked.requests.tick(is_idle=False, waits=True)
-
-    answer = decode_answer(sibling_path(asked.sample, ANSWER_SUFFIX).read_bytes())
-    assert {} == answer.released
-    assert 1 == asked.recorder.records()[0].releases["neighbors"].times
-
-
-def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
-    """Between the wait and the phase that needs the memory, no neighbor gets it."""
-    asked = Requests(tmp_path)
-    assert asked.release.take(0, 3000 * MIB)
-    asked.ask()
-    asked.requests.tick(is_idle=False, waits=True)
-
-    assert "refused" == asked.state
 
 
 def test_an_idle_session_is_not_stalled(open_session: Opener, published: Published) -> None:
