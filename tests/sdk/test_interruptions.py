@@ -131,12 +131,14 @@ def test_monitoring_goes_on_after_an_interruption(
     allocator: DeviceCachingAllocator,
     published: Callable[[], list[dict[str, Any]]],
 ) -> None:
-    """After a thousand timeouts within its code the SDK still reads and publishes."""
+    """After 300 timeouts in its code, which the script keeps, the SDK reads and publishes."""
     session = open_session(backend, interval=1e-9)
     session.step()
-    for seconds in delays(1000):
-        with pytest.raises(ScriptError):
+    kept = []
+    for seconds in delays(300):
+        with pytest.raises(ScriptError) as caught:
             interrupt(fail, session.step, seconds)
+        kept.append(caught.value)
     allocator.malloc(30 * MIB)
     session.step()
     session.close()

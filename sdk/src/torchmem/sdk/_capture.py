@@ -12,8 +12,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -34,7 +33,7 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._interruptions import hold
+from torchmem.sdk._interruptions import call_if_free
 from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._requests import RequestFile, RequestRefusedError
 
@@ -121,21 +120,25 @@ class Capture:
 
     def tick(self) -> None:
         """Look for a new or withdrawn request, and end a recording that no step ends."""
-        with self._locked() as is_locked:
-            if is_locked and self._requests.changed():
-                self._cancel()
-                self._accept()
-            elif is_locked and self._job:
-                self._advance(self._job, at_step=False)
+        self._call_locked(self._tick)
         if self._job and self._job.is_ending and not self._asked_to_finish:
             self._asked_to_finish = True
             self._backend.call_soon(self._errors.defer_logging(self._finish_late))
 
+    def _tick(self) -> None:
+        if self._requests.changed():
+            self._cancel()
+            self._accept()
+        elif self._job:
+            self._advance(self._job, at_step=False)
+
     def _finish_late(self) -> None:
         self._asked_to_finish = False
-        with self._locked() as is_locked:
-            if is_locked and self._job and self._job.is_ending:
-                self._advance(self._job, at_step=True)
+        self._call_locked(self._advance_ending)
+
+    def _advance_ending(self) -> None:
+        if self._job and self._job.is_ending:
+            self._advance(self._job, at_step=True)
 
     @property
     def is_busy(self) -> bool:
@@ -144,18 +147,21 @@ class Capture:
 
     def at_step(self) -> None:
         """Start or end a recording at a step's end."""
-        with self._locked() as is_locked:
-            if is_locked and self._job:
-                self._advance(self._job, at_step=True)
+        self._call_locked(self._advance_at_step)
+
+    def _advance_at_step(self) -> None:
+        if self._job:
+            self._advance(self._job, at_step=True)
 
     def close(self) -> None:
         """Write what was recorded when the process ends."""
-        with self._locked() as is_locked:
-            if is_locked and self._job:
-                if self._job.started is not None:
-                    self._finish()
-                else:
-                    self._refuse("the process ended before a step.")
+        self._call_locked(self._close)
+
+    def _close(self) -> None:
+        if self._job and self._job.started is not None:
+            self._finish()
+        elif self._job:
+            self._refuse("the process ended before a step.")
 
     def keep_oom(self) -> None:
         """Write the state that an OutOfMemoryError left, in place of the previous one."""
@@ -164,11 +170,14 @@ class Capture:
             if snapshot is not None:
                 write_snapshot(sibling_path(self._sample, OOM_SNAPSHOT_SUFFIX), snapshot)
 
-    @contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """Hold the lock if it is free, and suppress errors; yields whether it is held."""
-        with hold(self._lock) as is_locked, self._errors.suppress("capture"):
-            yield is_locked
+    def _call_locked(self, call: Callable[[], None]) -> None:
+        """Call holding the lock if it is free, and suppress errors."""
+
+        def suppressing() -> None:
+            with self._errors.suppress("capture"):
+                call()
+
+        call_if_free(self._lock, suppressing)
 
     def _accept(self) -> None:
         try:

@@ -130,17 +130,28 @@ def ignore(*kinds: type[Exception]) -> Iterator[None]:
             raise
 
 
-@contextmanager
-def hold(lock: Lock, seconds: float = 0.0) -> Iterator[bool]:
-    """Hold the lock if it is free within `seconds`; yields whether it is held.
+def call_if_free(lock: Lock, call: Callable[[], T]) -> T | None:
+    """Call holding the lock, or return None at once if the lock is not free."""
+    return _hold(lock, 0.0, lambda is_held: call() if is_held else None)
 
-    The lock is taken and noted in one call to C, so that no exception of a signal handler can come
-    between the two and leave it locked.
+
+def call_holding(lock: Lock, seconds: float, call: Callable[[], T]) -> T:
+    """Call holding the lock, or without it if it is not free within `seconds`."""
+    return _hold(lock, seconds, lambda _: call())
+
+
+def _hold(lock: Lock, seconds: float, call: Callable[[bool], T]) -> T:
+    """Call with whether the lock is held; what interrupts this never leaves the lock held.
+
+    CPython runs signal handlers at the start of a function, after a call, and before a backward
+    jump. So the lock is taken and noted in one call to C, and nothing comes between the call and
+    the release. A context manager written in Python could be interrupted at the start of its
+    `__exit__`, and a generator would then keep the lock for as long as the script keeps the error.
     """
     held: list[bool] = []
     try:
         held += map(lock.acquire, (seconds > 0,), (seconds if seconds > 0 else -1,))
-        yield held[0]
+        return call(held[0])
     finally:
         if held and held[0]:
             lock.release()

@@ -40,7 +40,7 @@ from torchmem.sdk._errors import Errors
 from torchmem.sdk._history import LineHistory
 from torchmem.sdk._host import HostReader
 from torchmem.sdk._identity import identify, placed
-from torchmem.sdk._interruptions import hold
+from torchmem.sdk._interruptions import call_if_free
 from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._memory_map import MapPublisher
 from torchmem.sdk._neighbors import Neighbors
@@ -128,10 +128,12 @@ class Monitor:
         if not self._to_start or self._ended or self._pid not in {None, os.getpid()}:
             return
         self._pid = os.getpid()
-        with hold(self._starting) as is_held:
-            while is_held and self._to_start:
-                self._to_start[0]()
-                self._to_start.popleft()
+        call_if_free(self._starting, self._start)
+
+    def _start(self) -> None:
+        while self._to_start:
+            self._to_start[0]()
+            self._to_start.popleft()
 
     def _parts(self) -> tuple[Callable[[], None], ...]:
         """Return what `start` calls, in order. Each may be called again after an interruption."""

@@ -33,7 +33,7 @@ from torchmem.sample.run_directory import (
 from torchmem.sample.sample import DeviceSample, Process, Sample, encode
 from torchmem.sdk._cost import HEARTBEAT_SECONDS
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._interruptions import hold, ignore, is_interruption
+from torchmem.sdk._interruptions import call_holding, ignore, is_interruption
 from torchmem.sdk._reserve import Reserve
 from torchmem.sdk._settings import Settings
 
@@ -304,8 +304,9 @@ class Publisher:
 
     def publish(self, *, news_only: bool = False) -> None:
         """Write the current state to all files; with `news_only` only where it is due."""
-        with self._errors.suppress("publish"), hold(self._lock, LOCK_SECONDS):
-            (self.file.refresh if news_only else self.file.write)(self._sample())
+        write_sample = self.file.refresh if news_only else self.file.write
+        with self._errors.suppress("publish"):
+            call_holding(self._lock, LOCK_SECONDS, lambda: write_sample(self._sample()))
         with self._errors.suppress("textfile"):
             if self._textfile:
                 (self._textfile.refresh if news_only else self._textfile.write)(self._sample())

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torchmem.allocator.backend import Backend, Device
 from torchmem.allocator.fragmentation import measure
@@ -18,7 +19,7 @@ from torchmem.sdk._components import Components
 from torchmem.sdk._device import DeviceRecord
 from torchmem.sdk._ending import LibraryOom
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._interruptions import hold
+from torchmem.sdk._interruptions import call_holding, call_if_free
 from torchmem.sdk._oom import FailedAllocation, OomObservation, examine, examine_library_oom
 from torchmem.sdk._plan import Plan
 from torchmem.sdk._step_trace import Counts, StepTrace
@@ -77,15 +78,16 @@ class Recorder:
 
     def read_stats(self, moment: Moment = "idle") -> None:
         """Read the statistics of every device; return at once when another thread is reading."""
-        with hold(self._lock) as is_locked:
-            if is_locked:
-                started = time.perf_counter()
-                self._read_stats()
-                if moment == "step" and self.plan.largest is not None:
-                    self._follow_plan(self.plan.largest)
-                self.stats_seconds = time.perf_counter() - started
-                self._read_components(moment)
-                self.read_seconds = time.perf_counter() - started
+        call_if_free(self._lock, lambda: self._read(moment))
+
+    def _read(self, moment: Moment) -> None:
+        started = time.perf_counter()
+        self._read_stats()
+        if moment == "step" and self.plan.largest is not None:
+            self._follow_plan(self.plan.largest)
+        self.stats_seconds = time.perf_counter() - started
+        self._read_components(moment)
+        self.read_seconds = time.perf_counter() - started
 
     def _read_stats(self) -> None:
         for device in self.backend.devices():
@@ -143,18 +145,19 @@ class Recorder:
 
     def before_optimizer(self, optimizer: object, *, has_closure: bool) -> None:
         """Read the peaks before an optimizer's step, and where its gradients are."""
-        with hold(self._lock) as is_locked:
-            if is_locked:
-                if self._trace.is_recording:
-                    self._trace.before_optimizer(
-                        lambda found: self.components.add_gradients(found, optimizer)
-                    )
-                for index, record in self._records.items():
-                    stats = self.backend.memory_stats(index)
-                    if stats:
-                        record.keep_peaks(stats)
-                gradients = None if has_closure else self.components.all_gradients()
-                self._peaks.before_optimizer(self._requested_peaks(), gradients)
+        call_if_free(self._lock, lambda: self._before_optimizer(optimizer, has_closure))
+
+    def _before_optimizer(self, optimizer: object, has_closure: bool) -> None:
+        if self._trace.is_recording:
+            self._trace.before_optimizer(
+                lambda found: self.components.add_gradients(found, optimizer)
+            )
+        for index, record in self._records.items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                record.keep_peaks(stats)
+        gradients = None if has_closure else self.components.all_gradients()
+        self._peaks.before_optimizer(self._requested_peaks(), gradients)
 
     def record_next_step(self) -> None:
         """Record the next step if that is due and the components are known."""
@@ -257,12 +260,14 @@ class Recorder:
 
     def record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
         """Count an OOM, classify it, and read the state it left; for the OOM observer."""
-        with hold(self._lock, OBSERVER_LOCK_SECONDS):
-            self._read_stats()
-            self._read_components("oom")
-            return examine(
-                self.backend, self._records[device], AllocatorConfig.of(self.settings), failed
-            )
+        call = partial(self._record_oom, device, failed)
+        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
+
+    def _record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
+        self._read_stats()
+        self._read_components("oom")
+        config = AllocatorConfig.of(self.settings)
+        return examine(self.backend, self._records[device], config, failed)
 
     def record_library_oom(self, failed: LibraryOom) -> OomObservation | None:
         """Count an OOM of a library other than PyTorch, and read the state it left.
@@ -270,15 +275,17 @@ class Recorder:
         The error does not name the device, so the one with most reserved memory is taken. Return
         None without any device.
         """
-        with hold(self._lock, OBSERVER_LOCK_SECONDS):
-            self._read_stats()
-            self._read_components("oom")
-            record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
-            if record is None:
-                return None
-            return examine_library_oom(
-                self.backend, record, AllocatorConfig.of(self.settings), failed
-            )
+        call = partial(self._record_library_oom, failed)
+        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
+
+    def _record_library_oom(self, failed: LibraryOom) -> OomObservation | None:
+        self._read_stats()
+        self._read_components("oom")
+        record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
+        if record is None:
+            return None
+        config = AllocatorConfig.of(self.settings)
+        return examine_library_oom(self.backend, record, config, failed)
 
     def records(self) -> dict[int, DeviceRecord]:
         """Return the record of each device by torch's index."""

@@ -22,7 +22,7 @@ from torchmem.sample.release_messages import (
     decode_request,
 )
 from torchmem.sdk._errors import Errors
-from torchmem.sdk._interruptions import hold
+from torchmem.sdk._interruptions import call_if_free
 from torchmem.sdk._release import Release, ReleaseRefusedError
 from torchmem.sdk._requests import RequestFile, RequestRefusedError
 
@@ -30,6 +30,9 @@ from torchmem.sdk._requests import RequestFile, RequestRefusedError
 MAIN_THREAD_SECONDS = 0.2
 # How long a request waits for the end of a step.
 MAX_WAIT_SECONDS = 120.0
+
+Act = Callable[[ReleaseRequest], tuple[dict[str, int], float]]
+"""Serves a request; returns the bytes released by device UUID, and the seconds that it took."""
 
 
 @dataclass(slots=True)
@@ -78,27 +81,34 @@ class ReleaseRequests:
 
         One that comes while the script says that it waits is served at once.
         """
-        asks_main, is_idle = False, is_idle and not self._release.is_calling_hooks
-        with hold(self._lock) as is_held, self._errors.suppress("release"):
-            if is_held and self._requests.changed():
+        is_idle = is_idle and not self._release.is_calling_hooks
+        if call_if_free(self._lock, lambda: self._tick(is_idle, waits)):
+            self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
+
+    def _tick(self, is_idle: bool, waits: bool) -> bool:
+        """Return whether to ask the main thread to serve the request."""
+        with self._errors.suppress("release"):
+            if self._requests.changed():
                 self._job = None
                 self._accept()
-            if is_held and self._job and waits and not self._release.is_calling_hooks:
+            if self._job and waits and not self._release.is_calling_hooks:
                 self._serve(self._job, self._release.beside_main_thread)
-            elif is_held and self._job and is_idle:
-                asks_main = self._serve_idle(self._job)
-            elif is_held and self._job:
+            elif self._job and is_idle:
+                return self._serve_idle(self._job)
+            elif self._job:
                 self._job.asked_main = None
                 if self._clock() - self._job.granted > MAX_WAIT_SECONDS:
                     self._refuse(f"no step ended within {MAX_WAIT_SECONDS:g} s.")
-        if asks_main:
-            self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
+        return False
 
     def at_step(self) -> None:
         """Serve the request that waits, at the end of a step or where the script waits itself."""
-        with hold(self._lock) as is_held, self._errors.suppress("release"):
-            if is_held and self._job and not self._release.is_calling_hooks:
-                self._serve(self._job, self._release.on_request)
+        call_if_free(self._lock, lambda: self._serve_if_ready(self._release.on_request))
+
+    def _serve_if_ready(self, act: Act) -> None:
+        with self._errors.suppress("release"):
+            if self._job and not self._release.is_calling_hooks:
+                self._serve(self._job, act)
 
     def _accept(self) -> None:
         try:
@@ -121,13 +131,9 @@ class ReleaseRequests:
         return False
 
     def _in_main_thread(self) -> None:
-        with hold(self._lock) as is_held, self._errors.suppress("release"):
-            if is_held and self._job and not self._release.is_calling_hooks:
-                self._serve(self._job, self._release.while_idle)
+        call_if_free(self._lock, lambda: self._serve_if_ready(self._release.while_idle))
 
-    def _serve(
-        self, job: _Job, act: Callable[[ReleaseRequest], tuple[dict[str, int], float]]
-    ) -> None:
+    def _serve(self, job: _Job, act: Act) -> None:
         self._job = None
         try:
             released, seconds = act(job.request)
