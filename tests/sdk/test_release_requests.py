@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -455,6 +456,28 @@ def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
         neighbors.wait(8192 * MIB, 30.0, 0, lambda: None)
 
     assert 2.0 == recorder.samples()[0].counters.wait_seconds
+
+
+@pytest.mark.parametrize("place", ["replace_file", "read_untrusted"])
+def test_a_timeout_while_asking_ends_the_wait(other: tuple[Rank, Neighbors], place: str) -> None:
+    """The TimeoutError of a handler of SIGALRM is an OSError, but not one of the run directory."""
+
+    def fail(*_: object) -> NoReturn:
+        raise TimeoutError
+
+    def alarm(frame: FrameType, *_: object) -> None:
+        if frame.f_code.co_name == place:
+            signal.raise_signal(signal.SIGALRM)
+
+    _, neighbors = other
+    handler, trace = signal.signal(signal.SIGALRM, fail), sys.gettrace()
+    sys.settrace(alarm)
+    try:
+        with pytest.raises(TimeoutError):
+            neighbors.wait(8192 * MIB, 0.1, 0, lambda: None)
+    finally:
+        sys.settrace(trace)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def test_an_answer_that_cannot_be_written_costs_only_the_answer(rank: Callable[..., Rank]) -> None:
