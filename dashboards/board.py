@@ -166,7 +166,14 @@ ADVICE_MARK = Mark(
     f"{{{{run}}}} started with advice: {{{{{ADVICE_LABEL}}}}}",
     colors.NOTICE,
 )
-MARKS_OF_RANKS = (OOM_MARK, START_MARK, ADVICE_MARK, END_MARK, ALERT_MARK)
+_DROPPED = select(catalog.HOOKS_DROPPED)
+HOOK_MARK = Mark(
+    "Pressure hook dropped",
+    f"sum by (run, rank, fault) ({_DROPPED} - {_DROPPED} offset 1m) > 0",
+    "{{run}} rank {{rank}} no longer calls a pressure hook: {{fault}}",
+    colors.ATTENTION,
+)
+MARKS_OF_RANKS = (OOM_MARK, START_MARK, ADVICE_MARK, END_MARK, ALERT_MARK, HOOK_MARK)
 
 
 @dataclass(frozen=True, slots=True)

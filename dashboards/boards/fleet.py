@@ -285,7 +285,7 @@ def _runs() -> Panel:
         Column("OOMs", f"{ooms} or 0 * {known}", levels=levels.ANY_IS_WRONG, width=80),
         Column("Step", _of_run(recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns, sort="Least headroom").height(6).min_width(80)
+    return joined_table(text, columns, sort="Fullest GPU", descending=True).height(6).min_width(80)
 
 
 BOARD = Board(

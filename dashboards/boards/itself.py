@@ -48,6 +48,7 @@ NVML_DOWN = f"{select(catalog.NVML_UP)} == 0"
 COLLECTORS_FAILED = f"{select(catalog.COLLECTOR_SUCCESS)} == 0 unless on (instance) ({NVML_DOWN})"
 REJECTED = _new(catalog.REJECTED_SAMPLES)
 SDK_ERRORS = _new(catalog.SDK_ERRORS)
+HOOKS_DROPPED = _new(catalog.HOOKS_DROPPED)
 
 NUMBERS: list[Panel] = [
     stat_panel(
@@ -140,6 +141,7 @@ def _problems() -> Panel:
         "Run directory": (directory, "problem", ATTENTION),
         "Files rejected": (f"{REJECTED} > 0", "reason", ATTENTION),
         "SDK error": (f"{SDK_ERRORS} > 0", "stage", ATTENTION),
+        "Pressure hook dropped": (f"{HOOKS_DROPPED} > 0", "fault", ATTENTION),
     }
     rows = " or ".join(
         _problem(expression, what, detail) for what, (expression, detail, _) in problems.items()

@@ -185,11 +185,12 @@ def _share(heading: str, query: str, colored: levels.Levels) -> Column:
 
 DANGER = joined_table(
     Text(
-        "Ranks in danger",
+        "Ranks with the least headroom",
         f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
-        "least headroom, those that will run out of memory within minutes, those with an alert, "
-        "and those that have failed. Headroom is the largest tensor that would still fit. The "
-        "reason comes from the alerts, also while they are pending; an alert links to its runbook.",
+        "least headroom, healthy or not, those that will run out of memory within minutes, those "
+        "with an alert, and those that have failed. Headroom is the largest tensor that would "
+        "still fit. The reason comes from the alerts, also while they are pending; an alert links "
+        "to its runbook.",
         "No rank of this run publishes samples",
     ),
     [

@@ -202,20 +202,34 @@ FRAGMENTATION: list[Panel] = [
     ).height(10),
 ]
 
-GROWTH: list[Panel] = [
-    rank_lines(
-        Text(
-            "Left at the peak",
-            "How much of its GPU does each rank leave at the peak of its steps? That is the free "
-            "memory plus the cache that is not stranded, minus what the highest peak needs. It "
-            "falls if the peak grows, if memory is stranded, or if other processes take some. A "
-            f"fast, continuing fall fires TorchmemOutOfMemoryPredicted. {prediction.worth()}",
-            NO_SNAPSHOT,
-        ),
-        of_ranks(select(recorded.PEAK_MARGIN), "min"),
-        Unit.RATIO,
-        lowest=True,
+_LEFT_AT_PEAK = rank_lines(
+    Text(
+        "Left at the peak",
+        "How much of its GPU does each rank leave at the peak of its steps? That is the free "
+        "memory plus the cache that is not stranded, minus what the highest peak needs. It "
+        "falls if the peak grows, if memory is stranded, or if other processes take some. A "
+        f"fast, continuing fall fires TorchmemOutOfMemoryPredicted. {prediction.worth()} The "
+        "dashed line is what the largest batch of session.plan() will leave.",
+        NO_SNAPSHOT,
     ),
+    of_ranks(select(recorded.PEAK_MARGIN), "min"),
+    Unit.RATIO,
+    lowest=True,
+)
+_PLANNED_MARGIN = f"min({live(select(recorded.PLANNED_MARGIN))})"
+_ACTIVE_PEAK = rank_lines(
+    Text(
+        "Active peak",
+        "How much memory did each rank need at most since its start? The distance from the "
+        "GPU's memory is what a larger batch could use. The dashed line is the peak to expect of "
+        "the largest batch of session.plan().",
+    ),
+    of_ranks(select(catalog.ACTIVE_PEAK)),
+    Unit.BYTES,
+)
+_PLANNED_PEAK = f"max({live(select(catalog.PLANNED_PEAK))})"
+GROWTH: list[Panel] = [
+    with_limit(_LEFT_AT_PEAK, Query(_PLANNED_MARGIN, "planned batch")),
     rank_lines(
         Text(
             "Growth of the peak per hour",
@@ -227,15 +241,7 @@ GROWTH: list[Panel] = [
         of_ranks(select(recorded.PEAK_GROWTH)),
         Unit.BYTES,
     ),
-    rank_lines(
-        Text(
-            "Active peak",
-            "How much memory did each rank need at most since its start? The distance from the "
-            "GPU's memory is what a larger batch could use.",
-        ),
-        of_ranks(select(catalog.ACTIVE_PEAK)),
-        Unit.BYTES,
-    ),
+    with_limit(_ACTIVE_PEAK, Query(_PLANNED_PEAK, "planned batch")),
     rank_lines(
         Text(
             "Imbalance between ranks",

@@ -146,13 +146,14 @@ WITHOUT_DATA = (
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
     r"|Pinned memory A|Memory released A"
     r"|Growth of the peak per hour A"
-    r"|Allocator settings B|Out of memory in A|Ranks in danger E"
+    r"|Allocator settings B|Out of memory in A|Ranks with the least headroom E"
     r"|Deviation from the usual [ABC]|Samples per second A"
     r"|Ranks with the least headroom B|Firing alerts [AB]|Cost of the waste A"
     r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Given back while asleep A"
     r"|Files rejected per minute A"
     r"|Collectors that failed A|SDK errors by stage A"
     r"|Start .mark.|Killed or failed .mark.|Alert .mark.|Advice .mark."
+    r"|Pressure hook dropped .mark.|Active peak E|Left at the peak E"
 )
 # The end of queries for the band of all ranks, beyond those that have a line.
 OF_MANY_RANKS = " > 10"
