@@ -26,7 +26,7 @@ $(VENV)/.dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo  ## Run a simulated training on four cards through the real SDK and exporter.
+demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real SDK and exporter.
 	$(BIN)/torchmem demo $(ARGS)
 
 stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.

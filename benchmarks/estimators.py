@@ -83,7 +83,7 @@ def main() -> None:
         "--steps", type=int, default=5, help="optimizer steps (default: %(default)s)"
     )
     steps = parser.parse_args().steps
-    print("| estimator | of tensors | of the card | CPU s |\n|---|---|---|---|")
+    print("| estimator | of tensors | of the GPU | CPU s |\n|---|---|---|---|")
     rows: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("PyTorch's allocator on the phantom GPU", lambda: allocator(steps)),
         ("torch's MemTracker", lambda: (mem_tracker(steps),)),

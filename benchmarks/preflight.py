@@ -143,7 +143,7 @@ def _row(folder: Path, size: str, steps: int, placement: Placement | None) -> st
     events = len(read(result.snapshot)[0].events) / steps
     return _cells(
         f"{cost.last['parameters'] / 1e9:.2f} B",
-        f"rank {placement.rank} of {placement.world_size:,}" if placement else "one card",
+        f"rank {placement.rank} of {placement.world_size:,}" if placement else "one GPU",
         f"{result.devices[0].peak_reserved / GIB:,.1f} GiB",
         f"{events:,.0f}",
         f"{cost.setup:.1f} s",

@@ -424,7 +424,7 @@ SPECIAL: list[Panel] = [
     _mig(),
     _lines(
         Text(
-            "Fans", "How fast are the fans? Cards for servers have none.", "These GPUs have no fans"
+            "Fans", "How fast are the fans? GPUs for servers have none.", "These GPUs have no fans"
         ),
         [_named(value("fan_speed_ratio"), " fan {{fan}}", ("fan",))],
         Unit.RATIO,

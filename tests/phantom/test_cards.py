@@ -70,12 +70,12 @@ def test_a_size_is_a_card_too() -> None:
         ("h100", "h100-80gb, h100-nvl-94gb"),
         ("a100-48gb", "a100-40gb"),
         ("-5GB", "memory size"),
-        ("", "the known cards are v100"),
+        ("", "the known GPUs are v100"),
     ],
 )
 def test_an_unknown_card_is_a_usage_error_with_a_hint(text: str, hint: str) -> None:
     """The error names the closest cards, or all cards if none is close."""
-    with pytest.raises(UsageError, match="is not a known card") as caught:
+    with pytest.raises(UsageError, match="is not a known GPU") as caught:
         parse_card(text)
 
     assert hint in str(caught.value)

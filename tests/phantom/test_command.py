@@ -64,9 +64,9 @@ def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--card", "h10", "--", "true"], "'h10' is not a known card"),
-        (["--memory", "lots", "--", "true"], "'lots' is not a known card"),
-        (["--devices", "99", "--", "true"], "'99' is not a number of cards from 1 to 16"),
+        (["--card", "h10", "--", "true"], "'h10' is not a known GPU"),
+        (["--memory", "lots", "--", "true"], "'lots' is not a known GPU"),
+        (["--devices", "99", "--", "true"], "'99' is not a number of GPUs from 1 to 16"),
         (["--machine", "256", "--", "true"], "'256' is not the number of a machine from 0 to 255"),
         (
             ["--addresses", "random", "--", "true"],

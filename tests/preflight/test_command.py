@@ -269,7 +269,7 @@ def test_several_cards_have_a_column_each(run: Preflight) -> None:
 
     _, stdout, _ = run(PlayedScript(then=then), "--card", "2GB", "--gpus", "2")
 
-    assert "Preflight on 2 cards, each a phantom GPU of 2GB" in stdout
+    assert "Preflight on 2 GPUs, each a phantom GPU of 2GB" in stdout
     assert re.search(r"^ +GPU 1 +GPU 0$", stdout, re.MULTILINE)
     assert "on GPU 0, the fullest, including the CUDA context" in " ".join(stdout.split())
 
@@ -343,7 +343,7 @@ def test_values_that_were_read_are_reported(run: Preflight) -> None:
         PlayedScript(then=lambda _, outcome: replace(outcome, values_read=41)), "--card", "2GB"
     )
 
-    assert "read values from the card 41 times" in " ".join(stdout.split())
+    assert "read values from the GPU 41 times" in " ".join(stdout.split())
 
 
 def test_a_missing_trace_is_reported(run: Preflight) -> None:
@@ -353,14 +353,14 @@ def test_a_missing_trace_is_reported(run: Preflight) -> None:
     )
 
     assert 0 == code
-    assert "Other settings and cards were not compared: no trace was recorded" in stdout
+    assert "Other settings and GPUs were not compared: no trace was recorded" in stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ((), "--card is missing"),
-        (("--card", "warp-drive"), "'warp-drive' is not a known card"),
+        (("--card", "warp-drive"), "'warp-drive' is not a known GPU"),
         (("--card", "0.1GB"), "has no memory left besides a CUDA context"),
         (("--card", "2GB", "--steps", "0"), "--steps 0 is invalid"),
         (
@@ -483,7 +483,7 @@ def test_the_cards_are_listed() -> None:
     done = torchmem("--list-cards")
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert ["card", *(card.name for card in CATALOG)] == [
+    assert ["GPU", *(card.name for card in CATALOG)] == [
         line.split()[0] for line in done.stdout.splitlines()
     ]
 

@@ -199,7 +199,7 @@ def test_the_cards_of_a_preflight_are_known(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--card", "lots"), "--card: 'lots' is not a known card: the closest are"),
+        (("--card", "lots"), "--card: 'lots' is not a known GPU: the closest are"),
         (("--card", "0.5GiB"), "has no memory left besides a CUDA context of 512.00 MiB"),
         (
             ("--setting", "expandable_segments=True"),

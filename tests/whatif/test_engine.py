@@ -359,7 +359,7 @@ def test_a_smaller_card_is_compared_with_the_recorded_settings_on_it() -> None:
     recorded, here, expandable = answer.outcomes
     assert ("recorded", None) == (recorded.name, recorded.oom)
     assert here.oom is not None
-    assert ("recorded, this card", 300 * MIB) == (here.name, here.oom.requested)
+    assert ("recorded, this GPU", 300 * MIB) == (here.name, here.oom.requested)
     assert expandable.name == answer.verdict.recommended
 
 

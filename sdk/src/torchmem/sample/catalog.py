@@ -212,7 +212,7 @@ RELEASE_ENABLED = _group.gauge(
 )
 NEIGHBOR_REQUESTS = _group.counter(
     "torchmem_neighbor_requests_total",
-    "Times the process asked the other processes on the card for memory.",
+    "Times the process asked the other processes on the GPU for memory.",
 )
 MEMORY_WAIT = _group.counter(
     "torchmem_memory_wait_seconds_total",

@@ -72,7 +72,7 @@ class ReleaseSettings:
     """The tiers of the setting `release`: shares of the device, or None for a tier that is off.
 
     A tier acts when the driver has less than its share free. `emergency` acts at an
-    OutOfMemoryError, and `neighbors` when another process of this user on the card asks.
+    OutOfMemoryError, and `neighbors` when another process of this user on the GPU asks.
     """
 
     gradual: float | None = None

@@ -12,7 +12,7 @@ _shtab_torchmem_commands() {
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
     oom:'explain why an instrumented process ran out of memory'
-    preflight:'run a training script on a phantom GPU and report whether it fits on a card'
+    preflight:'run a training script on a phantom GPU and report whether it fits'
     release:'make running processes return unused memory to the driver'
     report:'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
     rules:'write recording and alerting rules for Prometheus from your thresholds'
@@ -57,7 +57,7 @@ _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbour phase-change qkv retry-storm rl-phases variable-length)"
   "--list[describe the scenarios and exit]"
-  "--ranks[number of ranks and cards (default 4)]:N:"
+  "--ranks[number of ranks and GPUs (default 4)]:N:"
   "--duration[length of the scenario (default 300)]:SECONDS:"
   "--loop[repeat the scenario until Ctrl-C]"
   "--seed[seed of the allocations (default 0)]:N:"
@@ -113,8 +113,8 @@ _shtab_torchmem_oom_defaults_added=0
 _shtab_torchmem_preflight_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--card[a name from --list-cards, or a size\: 24GB (10\^9), 22.5GiB (2\^30)]:CARD:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
-  "--list-cards[list the cards known by name, and exit]"
-  "--gpus[number of cards visible to the script (default\: one, or one per local rank)]:N:"
+  "--list-cards[list the GPUs known by name, and exit]"
+  "--gpus[number of GPUs visible to the script (default\: one, or one per local rank)]:N:"
   "--steps[stop after N optimizer steps (default 20)]:N:"
   "--alloc-conf[PYTORCH_CUDA_ALLOC_CONF for the script (default\: from the environment)]:CONF:"
   "--beside-gpu[run even if this machine has a real NVIDIA GPU]"
@@ -125,7 +125,7 @@ _shtab_torchmem_preflight_options=(
   "--ranks[run each of these ranks of --world-size, such as 0..3,7]:LIST:"
   "--world-sizes[run --rank with each of these world sizes, such as 8,64,1024]:LIST:"
   "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
-  "--cards[compare these cards instead of the next larger and smaller ones]:LIST:"
+  "--cards[compare these GPUs instead of the next larger and smaller ones]:LIST:"
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
   "--json[print one JSON document\; the script\'s output goes to stderr]"
   "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME", help="scenario to run; see --list")
     add("--list", action="store_true", help="describe the scenarios and exit")
-    add("--ranks", type=int, default=4, metavar="N", help="number of ranks and cards (default 4)")
+    add("--ranks", type=int, default=4, metavar="N", help="number of ranks and GPUs (default 4)")
     add(
         "--duration",
         type=float,

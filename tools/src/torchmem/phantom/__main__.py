@@ -76,7 +76,7 @@ def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild
 
 def _device_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_CARDS:
-        raise UsageError(f"{text!r} is not a number of cards from 1 to {MAX_CARDS}")
+        raise UsageError(f"{text!r} is not a number of GPUs from 1 to {MAX_CARDS}")
     return int(text)
 
 
@@ -110,12 +110,12 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--memory",
-        help="memory of each card; GB is 10^9 bytes, GiB is 2^30 (default: that of the card)",
+        help="memory of each GPU; GB is 10^9 bytes, GiB is 2^30 (default: that of the GPU)",
     )
     parser.add_argument(
         "--devices",
         default=os.environ.get("PHANTOM_DEVICES", "1"),
-        help="number of cards (default: PHANTOM_DEVICES or 1)",
+        help="number of GPUs (default: PHANTOM_DEVICES or 1)",
     )
     _add_machine(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")
@@ -127,14 +127,14 @@ def _add_machine(parser: Parser) -> None:
     parser.add_argument(
         "--state",
         default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108
-        help="folder through which processes share the cards (default: PHANTOM_STATE_DIR or "
+        help="folder through which processes share the GPUs (default: PHANTOM_STATE_DIR or "
         "%(default)s)",
     )
     parser.add_argument(
         "--machine",
         metavar="NUMBER",
         default=os.environ.get("PHANTOM_MACHINE") or "0",
-        help="number of the machine; the cards of each have other UUIDs "
+        help="number of the machine; the GPUs of each have other UUIDs "
         "(default: PHANTOM_MACHINE or 0)",
     )
     parser.add_argument(

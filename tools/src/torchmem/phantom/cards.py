@@ -110,9 +110,9 @@ def parse_card(text: str) -> Card:
     hint = (
         f"the closest are {', '.join(close)}"
         if close
-        else f"the known cards are {', '.join(_BY_NAME)}"
+        else f"the known GPUs are {', '.join(_BY_NAME)}"
     )
-    raise UsageError(f"{text!r} is not a known card: {hint}; or give a memory size such as 24GB")
+    raise UsageError(f"{text!r} is not a known GPU: {hint}; or give a memory size such as 24GB")
 
 
 def parse_usable_card(text: str) -> Card:
@@ -124,7 +124,7 @@ def parse_usable_card(text: str) -> Card:
     card = parse_card(text)
     if card.memory_bytes <= card.context_bytes:
         raise UsageError(
-            f"a card of {text} has no memory left besides a CUDA context of "
+            f"a GPU of {text} has no memory left besides a CUDA context of "
             f"{format_size(card.context_bytes)}: choose a larger one."
         )
     return card

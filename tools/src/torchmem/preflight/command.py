@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPILOG", "HELP", "InterruptedRunError", "add_arguments", "run"]
 
-HELP = "run a training script on a phantom GPU and report whether it fits on a card"
+HELP = "run a training script on a phantom GPU and report whether it fits"
 EPILOG = """\
 Examples:
   torchmem preflight --card h100-80gb -- python train.py
@@ -85,13 +85,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="a name from --list-cards, or a size: 24GB (10^9), 22.5GiB (2^30)",
     )
     parser.add_argument(
-        "--list-cards", action="store_true", help="list the cards known by name, and exit"
+        "--list-cards", action="store_true", help="list the GPUs known by name, and exit"
     )
     parser.add_argument(
         "--gpus",
         type=int,
         metavar="N",
-        help="number of cards visible to the script (default: one, or one per local rank)",
+        help="number of GPUs visible to the script (default: one, or one per local rank)",
     )
     parser.add_argument(
         "--steps",
@@ -157,7 +157,7 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cards",
         metavar="LIST",
-        help="compare these cards instead of the next larger and smaller ones",
+        help="compare these GPUs instead of the next larger and smaller ones",
     )
     group.add_argument(
         "--snapshot",

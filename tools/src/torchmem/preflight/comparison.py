@@ -129,7 +129,7 @@ def _replayed_cards(
         CardMemory(card.name, max(1, card.memory_bytes - used), card.memory_bytes)
         for card, used in zip(cards, outside, strict=True)
     ]
-    with Progress("replaying cards") as progress:
+    with Progress("replaying GPUs") as progress:
         results = on_cards(recording, own, memories, replayed, progress)
     return tuple(CardRow(*row) for row in zip(cards, results, outside, strict=True))
 
@@ -197,7 +197,7 @@ def _rerun_setting(options: Options, setting: Candidate, runner: Runner) -> repl
 def _as_replay(name: str, conf: str, result: RunResult) -> replay.ReplayResult:
     """Return a run as the result of a replay. Its events are steps."""
     if not result.devices:
-        return replay.ReplayResult(name, conf, refused="It ended before the script used the card.")
+        return replay.ReplayResult(name, conf, refused="It ended before the script used the GPU.")
     device = result.fullest_device
     return replay.ReplayResult(
         name,

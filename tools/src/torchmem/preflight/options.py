@@ -193,7 +193,7 @@ def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Plac
     minimum = max((each.local_world_size for each in placements), default=1)
     if minimum > MAX_CARDS:
         raise UsageError(
-            f"a node has at most {MAX_CARDS} phantom cards: use a smaller --local-world-size."
+            f"a node has at most {MAX_CARDS} phantom GPUs: use a smaller --local-world-size."
         )
     if gpus is None:
         return minimum

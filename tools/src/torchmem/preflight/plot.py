@@ -65,7 +65,7 @@ def _fill(
     if settings:
         fill(parts[1], settings)
         parts[1].suptitle(
-            "The same allocations with other settings, on the phantom card", fontsize=10
+            "The same allocations with other settings, on the phantom GPU", fontsize=10
         )
 
 
@@ -82,7 +82,7 @@ def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> N
 
 
 def _draw_limit(panel: Axes, device: DeviceMemory, available: int) -> None:
-    label = f"card: {format_size(available)} for PyTorch"
+    label = f"GPU: {format_size(available)} for PyTorch"
     if available <= MAX_LIMIT_RATIO * device.peak_reserved:
         panel.axhline(available / GIB, color=LIMIT, linewidth=1, linestyle="--", label=label)
     else:

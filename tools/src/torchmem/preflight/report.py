@@ -84,9 +84,7 @@ def _compared(
     """Return the report with other settings and cards, or with the reason why there are none."""
     result, larger_run = report.result, report.larger_run
     if larger_run is not None and larger_run.ended == "oom":
-        reason = (
-            f"the script also runs out of memory with {LARGER_FACTOR} times this card's memory."
-        )
+        reason = f"the script also runs out of memory with {LARGER_FACTOR} times this GPU's memory."
         return replace(report, no_comparison=reason)
     try:
         comparison = compare(options, result, larger_run or result, traced_on, runner)
@@ -128,7 +126,7 @@ def _with_remedy(report: PreflightReport) -> PreflightReport:
     size = format_size(smallest.card.memory_bytes)
     remedy = (
         f"No setting that was compared makes it fit; {smallest.card.name} ({size}) is the smallest "
-        f"card compared that it fits{_retries(smallest.result.retries)}."
+        f"GPU compared that it fits{_retries(smallest.result.retries)}."
     )
     return replace(report, verdict=replace(verdict, sentence=f"{verdict.sentence} {remedy}"))
 
@@ -151,7 +149,7 @@ def notes(report: PreflightReport) -> Iterator[str]:
     if report.comparison and report.comparison.method == "replayed":
         yield (
             "Replays assume that the script requests the same sizes in the same order and, on "
-            "other cards, that kernels and workspaces are the same as on this one."
+            "other GPUs, that kernels and workspaces are the same as on this one."
         )
     yield PHANTOM_NOTE
 
@@ -277,7 +275,7 @@ def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
     tensors, outside = format_size(device.peak_allocated), format_size(device.outside)
     return (
         f"; with more memory its tensors hold up to {tensors}, {outside} are outside PyTorch, and "
-        f"the card has {format_size(card.memory_bytes)}"
+        f"the GPU has {format_size(card.memory_bytes)}"
     )
 
 
@@ -305,7 +303,7 @@ def _growth_notes(result: RunResult) -> Iterator[str]:
             cause = "a cache, a leak," if step == "call" else "a leak,"
             yield (
                 f"Memory on GPU {device.device} grows by {format_size(per_step)} per {step}: "
-                f"{cause} or data that the script accumulates. At this rate the card is full after "
+                f"{cause} or data that the script accumulates. At this rate the GPU is full after "
                 f"{left:,} more {step}s."
             )
 
@@ -313,7 +311,7 @@ def _growth_notes(result: RunResult) -> Iterator[str]:
 def _values_note(result: RunResult) -> Iterator[str]:
     if result.values_read:
         yield (
-            f"The script read values from the card {counted(result.values_read, 'time')}, for "
+            f"The script read values from the GPU {counted(result.values_read, 'time')}, for "
             "example with Tensor.item(), and got zeros. If its control flow depends on them (loss "
             "scaling, early stopping, data-dependent sizes), a real run may behave differently."
         )

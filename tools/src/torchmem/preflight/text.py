@@ -30,7 +30,7 @@ TABLE_COLUMNS = ("peak allocated", "peak reserved", "headroom", "retries", "seco
 
 def card_table() -> str:
     """Return a table of all cards known by name."""
-    head = ("card", "memory", "context", "SMs", "capability")
+    head = ("GPU", "memory", "context", "SMs", "capability")
     lines = aligned([head, *map(_card_row, CATALOG)])
     products = ["product", *(card.product for card in CATALOG)]
     return "".join(f"{line}  {product}\n" for line, product in zip(lines, products, strict=True))
@@ -123,7 +123,7 @@ def _card_row(card: Card) -> tuple[str, ...]:
 def _title(plan: RunPlan) -> str:
     command = sanitize_text(shlex.join(plan.command))
     name, size = phantom_name(plan.card), format_size(plan.card.memory_bytes)
-    cards = f"{plan.devices} cards, each a {name}" if plan.devices > 1 else f"a {name}"
+    cards = f"{plan.devices} GPUs, each a {name}" if plan.devices > 1 else f"a {name}"
     place = plan.placement
     rank = f", as rank {place.rank} of {place.world_size:,}" if place else ""
     return f"Preflight on {cards} ({size}){rank}: {command}"
@@ -189,14 +189,14 @@ def _signed_size(size: int) -> str:
 def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     comparison = report.comparison
     if comparison is None:
-        yield wrapped(f"Other settings and cards were not compared: {report.no_comparison}")
+        yield wrapped(f"Other settings and GPUs were not compared: {report.no_comparison}")
         return
     gpu = f" for GPU {comparison.settings.device}" if len(report.result.devices) > 1 else ""
-    heading = f"Other settings on this card{gpu}, {_settings_source(comparison, report)}"
+    heading = f"Other settings on this GPU{gpu}, {_settings_source(comparison, report)}"
     yield [*wrapped(heading), "", *table(comparison.settings)]
     yield list(recommendation(comparison.settings))
     yield [
-        f"Other cards{gpu} with this run's settings, {_cards_source(comparison)}",
+        f"Other GPUs{gpu} with this run's settings, {_cards_source(comparison)}",
         "",
         *aligned(_cards(report, comparison)),
     ]
@@ -224,7 +224,7 @@ def _cards(report: PreflightReport, comparison: Comparison) -> list[list[str]]:
     requested = report.plan.card.name
     return [
         ["", "", "peak", "", "", ""],
-        ["  card", "memory", "reserved", "headroom", "retries", ""],
+        ["  GPU", "memory", "reserved", "headroom", "retries", ""],
         *([_card_mark(row, requested), *_card_figures(row)] for row in comparison.cards),
     ]
 

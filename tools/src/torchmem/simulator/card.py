@@ -92,7 +92,7 @@ class SimulatedCard:
         if not self.use.claim(context_bytes, total_bytes):
             raise RuntimeError(
                 "CUDA error: out of memory. "
-                f"The card has no {context_bytes} bytes left for a context."
+                f"The GPU has no {context_bytes} bytes left for a context."
             )
 
     def cuda_malloc(self, size: int) -> int | None:
@@ -114,7 +114,7 @@ class SimulatedCard:
             ValueError: the card has too little memory.
         """
         if not self.use.claim(size, self.total_bytes):
-            raise ValueError(f"the card has no {size} bytes left for the segment at {address:#x}")
+            raise ValueError(f"the GPU has no {size} bytes left for the segment at {address:#x}")
         self._sizes[address] = size
 
     def reserve_addresses(self, size: int) -> int:

@@ -210,7 +210,7 @@ class _Painter:
             *self._wrapped(title),
             *self._why(rank),
             *self._parts("holds" if is_live(rank) else "held", rank.parts),
-            *self._parts("card", card),
+            *self._parts("GPU", card),
         ]
 
     def all_parts(self) -> list[Text]:

@@ -28,7 +28,7 @@ from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
 UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
 """A snapshot does not name the version of PyTorch."""
 
-OTHER_CARD = "recorded, this card"
+OTHER_CARD = "recorded, this GPU"
 """Name of the row with the recorded settings if the recording needs a larger card."""
 
 

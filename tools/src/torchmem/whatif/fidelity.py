@@ -168,7 +168,7 @@ def _card_caveats(run: RecordedRun, reproduction: Reproduction) -> Iterator[str]
         yield (
             f"Cache was released {reproduction.doubtful:,} times right before a request that "
             "needed new memory. This counts as torch.cuda.empty_cache(), but may have been the "
-            "allocator's retry on a full card. Pass --card to distinguish the two."
+            "allocator's retry on a full GPU. Pass --card to distinguish the two."
         )
 
 

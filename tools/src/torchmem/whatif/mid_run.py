@@ -220,7 +220,7 @@ def _keep(recorded: ReplayResult, switched: Sequence[ReplayResult]) -> Recommend
             "keep",
             f"Keep your settings: with each of {tried} others, switched where the trace begins, "
             "memory runs out, too. Request less memory, for example with a smaller batch, or use a "
-            "larger card.",
+            "larger GPU.",
             reasons=(at_oom(recorded),),
         )
     return Recommendation(

@@ -179,7 +179,7 @@ def _legend(result: WhatIf) -> list[Any]:
     ]
     if result.card_bytes is not None:
         far_above = "" if _is_card_drawn(result) else " (far above)"
-        label = f"card: {format_size(result.card_bytes)}{far_above}"
+        label = f"GPU: {format_size(result.card_bytes)}{far_above}"
         keys.append(Line2D([], [], color=LIMIT, linestyle="--", label=label))
     if any(replay.oom for replay in result.outcomes):
         label = "out of memory"

@@ -82,7 +82,7 @@ def _keep(baseline: ReplayResult, others: Sequence[ReplayResult]) -> Recommendat
     return Recommendation(
         "keep",
         f"Keep your settings: each of {tried} others runs out of memory, too. Request less memory, "
-        "for example with a smaller batch, or use a larger card.",
+        "for example with a smaller batch, or use a larger GPU.",
         reasons=(at_oom(baseline),),
     )
 

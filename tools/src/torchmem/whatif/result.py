@@ -171,8 +171,8 @@ class WhatIf:
 
     `card_bytes` is what PyTorch can reserve at most, without the CUDA context and other processes;
     if it is None, no setting can run out of memory. `events` is the length of the trace. `outcomes`
-    starts with the recording itself (`start` "recorded"). If it ran on a larger card, the recorded
-    settings on this card follow ("recorded, this card"). The other outcomes are compared with the
+    starts with the recording itself (`start` "recorded"). If it ran on a larger GPU, the recorded
+    settings on this GPU follow ("recorded, this GPU"). The other outcomes are compared with the
     last of these. If the trace does not begin with the program, they start from the recorded memory
     (`start` "switched"), and `restarts` has what may be said of a restart. `caveats` are sentences
     about the whole answer, the most serious first.

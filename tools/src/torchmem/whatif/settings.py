@@ -97,11 +97,11 @@ def candidate(name: str, conf: str, *, card_known: bool = True) -> Candidate:
         return Candidate(name, conf, refused=reason)
     config = AllocatorConfig.parse(conf)
     if config.garbage_collection_threshold and not card_known:
-        reason = "It is a share of the card's memory, which is unknown."
+        reason = "It is a share of the GPU's memory, which is unknown."
     elif config.garbage_collection_threshold and config.per_process_memory_fraction == 1:
         reason = "It has no effect without a memory fraction below 1."
     elif config.per_process_memory_fraction < 1 and not card_known:
-        reason = "It is a share of the card's memory, which is unknown."
+        reason = "It is a share of the GPU's memory, which is unknown."
     return Candidate(name, conf, config, reason)
 
 

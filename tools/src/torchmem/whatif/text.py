@@ -111,7 +111,7 @@ def recommendation(result: WhatIf) -> Iterator[str]:
 
 
 def _headline(result: WhatIf) -> str:
-    card = "memory of the card unknown (pass --card to see retries and OOMs)"
+    card = "memory of the GPU unknown (pass --card to see retries and OOMs)"
     if result.card_bytes is not None:
         source = "" if result.card_source is None else CARD_SOURCES[result.card_source]
         card = f"{format_size(result.card_bytes)} for PyTorch{source}"

@@ -84,13 +84,13 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 
 SCENARIO = Scenario(
     name="colocated",
-    summary="On each card, a trainer in another process keeps freed memory in its cache, until the "
+    summary="On each GPU, a trainer in another process keeps freed memory in its cache, until the "
     "last rank, a generator, cannot allocate a buffer for the new weights.",
     reproduces="the trainer's reserved memory climbs from 30.1 to 34.0 GiB in five steps and to "
     "38.2 in nine, and a request for 970 MiB fails in the other process with 758 free",
     source="agentscope-ai/Trinity-RFT#541 (vLLM beside FSDP)",
     simulated="30.1, 34.0 and 38.2 GiB; 970 MiB fail with 758 free",
-    effects="another process on each card grows in steps of 1 GiB that it does not use; the "
+    effects="another process on each GPU grows in steps of 1 GiB that it does not use; the "
     "last rank fails with cause external, although it never grew",
     train=train,
     card_bytes=CARD_BYTES,

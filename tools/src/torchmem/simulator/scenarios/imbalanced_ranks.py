@@ -51,11 +51,11 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 SCENARIO = Scenario(
     name="imbalanced-ranks",
     summary="The first rank also evaluates a second copy of the model, and runs out of memory "
-    "while the others use half a card.",
+    "while the others use half a GPU.",
     reproduces="the first of eight GPUs holds about twice as much as the others",
     source="open-mmlab/mmdetection#206 (there, a checkpoint was loaded onto it)",
     simulated="2.0 times as much in each step",
-    effects="rank 0 fails with cause capacity while the others have half a card left",
+    effects="rank 0 fails with cause capacity while the others have half a GPU left",
     train=train,
     card_bytes=32 * GIB,
 )

@@ -74,7 +74,7 @@ SCENARIO = Scenario(
     name="interleaved",
     summary="100 MB and 4 MB tensors alternate: each small one pins a hole of 100 MB, half of "
     "which later tensors can use.",
-    reproduces="about 50 MB fail on a 32 GB card while 13 GB are free in split blocks",
+    reproduces="about 50 MB fail on a 32 GB GPU while 13 GB are free in split blocks",
     source="pytorch/pytorch#44742",
     simulated="52 MiB fail with 12.9 GiB free on 32 GiB, no piece above 48 MiB",
     effects="reserved memory stays full; fragmentation jumps to 0.99 when the sequences get short; "

@@ -66,7 +66,7 @@ SCENARIO = Scenario(
     name="multitask",
     summary="Small tensors of a classification head, which runs late, lie in the large block that "
     "detection left in the cache, and pin it.",
-    reproduces="7.31 GiB fail with 0.3 GiB allocated and 6.8 GiB cached, on a 12 GB card",
+    reproduces="7.31 GiB fail with 0.3 GiB allocated and 6.8 GiB cached, on a 12 GB GPU",
     source="fredzzhang/pocket#9 (features of detected regions)",
     simulated="7.31 GiB fail with 0.30 GiB allocated, 6.75 stranded, 4.36 free",
     effects="fragmentation is near 0, because there is one large free block; stranded memory jumps "

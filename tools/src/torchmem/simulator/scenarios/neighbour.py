@@ -54,9 +54,9 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 
 SCENARIO = Scenario(
     name="neighbour",
-    summary="Other processes open contexts on the first rank's card, until its own memory no "
+    summary="Other processes open contexts on the first rank's GPU, until its own memory no "
     "longer fits.",
-    reproduces="572 MiB fail on a 40 GB card where three other processes hold 414 MiB each",
+    reproduces="572 MiB fail on a 40 GB GPU where three other processes hold 414 MiB each",
     source="awslabs/keys_values#92",
     simulated="572 MiB fail with 386 free, while others hold three times 414 MiB",
     effects="three other processes in `nvml_process_memory_bytes`; rank 0 fails with cause "

@@ -6,7 +6,7 @@ import { lineChart } from "./file_charts.js";
 import { bytes, count, ratio } from "./format.js";
 
 const CAUSES = {
-  capacity: "the card is full of tensors", fragmentation: "free memory is in pieces", limit: "the memory limit was reached",
+  capacity: "the GPU is full of tensors", fragmentation: "free memory is in pieces", limit: "the memory limit was reached",
   external: "memory outside PyTorch", pending: "freed memory still waits for another stream", library: "a library outside PyTorch",
 };
 
@@ -117,14 +117,14 @@ function settings(section, outcomes) {
 
 function preflight(section, { verdict, outcome, comparison, command, card, notes, tries }) {
   section.append(el("p", { class: "map-summary" }, words(verdict.sentence)));
-  section.append(facts([["Command", list(command).map(words).join(" ")], ["Card", `${words(card?.name)} ${size(card?.bytes ?? card?.total_bytes)}`]]));
+  section.append(facts([["Command", list(command).map(words).join(" ")], ["GPU", `${words(card?.name)} ${size(card?.bytes ?? card?.total_bytes)}`]]));
   for (const found of list(outcome?.devices)) preflightDevice(section, found);
   if (list(tries).length) {
     section.append(table(["Value", "Fits", "Steps"], tries.map((run) => [String(run.value), run.fits ? "yes" : "no", count(run.steps ?? 0)])));
   }
   if (comparison?.settings?.outcomes) settings(section, list(comparison.settings.outcomes));
   if (list(comparison?.cards).length) {
-    section.append(table(["Card", "Fits", "Peak reserved", "Headroom"], comparison.cards.map((row) => [
+    section.append(table(["GPU", "Fits", "Peak reserved", "Headroom"], comparison.cards.map((row) => [
       words(row.card?.name), row.refused ? words(row.refused) : row.fits ? "yes" : "no", size(row.peak_reserved), size(row.headroom)])));
   }
   for (const text of list(notes).slice(0, 5)) section.append(el("p", { class: "soft" }, words(text)));
