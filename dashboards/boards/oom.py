@@ -245,7 +245,7 @@ STORY: list[Panel] = [
             NO_OOM,
         ),
         lambda part: f"sum({_of_ooms(select(recorded.PART, part=part), GPU_ROW)})",
-        Query(f"sum({_of_ooms(select(recorded.TOTAL), GPU_ROW)})", "Device total"),
+        Query(f"sum({_of_ooms(select(recorded.TOTAL), GPU_ROW)})", "GPUs of these ranks"),
     ).span(12),
     with_limit(
         _lines(

@@ -160,7 +160,7 @@ CAUSE_SUMMARIES: dict[OomCause, str] = {
     "capacity": "too little memory, however it is arranged",
     "fragmentation": "enough free memory, but not in one piece",
     "limit": "the process reached its own memory limit",
-    "external": "other processes hold the memory of the device",
+    "external": "other processes hold the memory of the GPU",
     "pending": "a block that fits was still waiting for another stream",
     "library": "a library other than PyTorch got no memory from the driver",
 }
@@ -199,7 +199,7 @@ def failure_reason(report: OomReport) -> tuple[str, ...]:
 def _capacity(report: OomReport) -> Sequence[str]:
     requested, total = report.oom.requested_bytes or 0, report.device.total_bytes
     if total is not None and requested > total:
-        return (f"That is more than the total memory of the device ({format_size(total)}).",)
+        return (f"That is more than the total memory of the GPU ({format_size(total)}).",)
     missing = requested - report.driver_free_bytes - report.cached_free_bytes
     allocator = report.device.allocator
     held = format_size(allocator.allocated_bytes.total) if allocator else ""
@@ -233,7 +233,7 @@ def _limit_beside(report: OomReport) -> str:
 
 def _share_of_limit(report: OomReport) -> str:
     limit, total = report.limit_bytes or 0, report.device.total_bytes
-    share = f" ({limit / total:.0%} of the device)" if total else ""
+    share = f" ({limit / total:.0%} of the GPU)" if total else ""
     return f"its memory fraction limits it to {format_size(limit)}{share}"
 
 
@@ -241,7 +241,7 @@ def _limit(report: OomReport) -> Sequence[str]:
     limit, reserved, total = report.limit_bytes, report.reserved_bytes, report.device.total_bytes
     if limit is None or reserved is None:
         return ("The process had reached its memory fraction.",)
-    share = f" ({limit / total:.0%} of the device)" if total else ""
+    share = f" ({limit / total:.0%} of the GPU)" if total else ""
     held = format_size(reserved)
     return (f"The process may use {format_size(limit)}{share}, and it already held {held}.",)
 

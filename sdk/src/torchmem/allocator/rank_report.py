@@ -98,7 +98,7 @@ def memory_facts(device: DeviceSample) -> Iterator[Fact]:
     yield Fact("peaks", _peaks(allocator))
     if free is not None and unbacked_bytes(device, free) is None:
         left = max(0, allocator.reserved_bytes.total + free - allocator.active_peak_bytes)
-        share = f" ({left / device.total_bytes:.1%} of the device)" if device.total_bytes else ""
+        share = f" ({left / device.total_bytes:.1%} of the GPU)" if device.total_bytes else ""
         yield Fact("left at the peak", f"{format_size(left)}{share}")
     if device.phase_peaks:
         highest = sorted(device.phase_peaks.items(), key=lambda item: -item[1])
@@ -119,7 +119,7 @@ def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
     if unbacked is not None:
         yield Fact(
             "returned",
-            f"at least {format_size(unbacked)} of the reserved memory is not on the device: an "
+            f"at least {format_size(unbacked)} of the reserved memory is not on the GPU: an "
             "allocator outside PyTorch has returned it to the driver, as in vLLM's sleep mode",
         )
     first, start = device.first_read, outside_at_start(device)

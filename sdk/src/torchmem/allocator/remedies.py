@@ -254,7 +254,7 @@ def _small_segment(report: OomReport) -> Iterator[Remedy]:
     if torch_version(report.process.versions) >= (2, 11) and not in_effect:
         yield _setting(report, "large_segment_size_mb", str(LARGE_SEGMENT_SIZE_MB))
     yield Remedy(
-        "Only a few MiB of the device is free. Leave more memory free, for example with a "
+        "Only a few MiB of the GPU is free. Leave more memory free, for example with a "
         "smaller batch."
     )
     yield from _expandable(report)
@@ -349,7 +349,7 @@ def _external(report: OomReport) -> Iterator[Remedy]:
         "(LOCAL_RANK)."
     )
     yield Remedy(
-        "If the device is shared on purpose, give each process a memory fraction, and release its "
+        "If the GPU is shared on purpose, give each process a memory fraction, and release its "
         "cache while it is idle.",
         ("torch.cuda.set_per_process_memory_fraction(0.5)", "torch.cuda.empty_cache()"),
     )
@@ -366,7 +366,7 @@ def _library(report: OomReport) -> Iterator[Remedy]:
     index = report.device.index
     yield Remedy(
         "Keep memory free for libraries: below a memory fraction, PyTorch releases its cache "
-        "before it takes the last of the device.",
+        "before it takes the last of the GPU.",
         (f"torch.cuda.set_per_process_memory_fraction({LIBRARY_FRACTION}, {index})",),
     )
     yield from _smaller()

@@ -103,7 +103,7 @@ def memory_lines(total: int | None, parts: Sequence[tuple[str, int]]) -> Iterato
     """Yield the use of a device of `total` bytes, by parts that add up to it."""
     if not total or not parts:
         return
-    yield f"Memory of the device ({format_size(total)})"
+    yield f"Memory of the GPU ({format_size(total)})"
     for name, size in parts:
         bar = "█" * round(BAR * min(1.0, size / total))
         yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()

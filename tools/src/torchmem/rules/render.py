@@ -48,10 +48,10 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
 CAUSES: Mapping[str, str] = {
     "fragmentation": "Enough bytes were free, but not in one piece.",
     "limit": "The process reached its memory limit.",
-    "external": "Other processes or libraries used the device's memory.",
+    "external": "Other processes or libraries used the GPU's memory.",
     "pending": "A block that fits waited for another stream.",
     "library": "A library other than PyTorch got no memory from the driver.",
-    "capacity": "The job needs more memory than the device has.",
+    "capacity": "The job needs more memory than the GPU has.",
 }
 
 

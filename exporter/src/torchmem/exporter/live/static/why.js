@@ -100,7 +100,7 @@ function memory(uses, rank) {
     el("th", { scope: "row" }, use.label),
     el("td", { class: "number" }, bytes(use.bytes)),
     el("td", { class: "number soft" }, percent(use.bytes / total))));
-  return el("section", {}, el("h4", {}, `Memory of ${rank.gpu.name ?? "the device"} at that time`),
+  return el("section", {}, el("h4", {}, `Memory of ${rank.gpu.name ?? "the GPU"} at that time`),
     el("table", { class: "parts" }, el("tbody", {}, rows)));
 }
 
