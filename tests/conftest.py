@@ -20,6 +20,8 @@ settings.load_profile("torchmem")
 # every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Prometheus' programs collect garbage less often, which saves a third of promtool's CPU time.
+os.environ.setdefault("GOGC", "400")
 
 
 @pytest.fixture(scope="session")

@@ -170,10 +170,16 @@ def test_keyboard_pointer_and_wheel(page: Page, server: ExporterServer, run_dir:
 
 
 def pixels(page: Page) -> int:
-    """Return a number that changes with the picture."""
+    """Return a number that changes with the picture.
+
+    What has changed is drawn in the next frame; what has another size by that, in the one after.
+    """
     return int(
         page.evaluate(
-            f"(() => {{ const c = document.querySelector('{CANVAS}');"
+            "(async () => {"
+            "const frame = () => new Promise((ended) =>"
+            " requestAnimationFrame(() => setTimeout(ended)));"
+            f"await frame(); await frame(); const c = document.querySelector('{CANVAS}');"
             "const d = new Uint32Array(c.getContext('2d')"
             ".getImageData(0, 0, c.width, c.height).data.buffer);"
             "let h = 0; for (const v of d) h = (h * 31 + v) | 0; return h; })()"

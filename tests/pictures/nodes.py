@@ -116,8 +116,11 @@ class Node:
         page: dict[Labels, float] = {}
         for metric in self.exporter.collect():
             for sample in metric.samples:
-                labels = (*sample.labels.items(), *target, ("__name__", sample.name))
-                page[tuple(pair for pair in labels if pair[1] != "")] = sample.value
+                own = sample.labels.items()
+                if "" in sample.labels.values():
+                    own = {name: text for name, text in own if text}.items()
+                labels = (*own, *target, ("__name__", sample.name))
+                page[labels] = sample.value
         _fix_durations(page)
         return page | _series_of_target(target, len(page))
 

@@ -34,7 +34,7 @@ class Recording:
     about: str
     nodes: Callable[[], Sequence[NodePlan]]
     start: float = ago(80)
-    interval: int = 10
+    interval: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Job:
     steps: int = 600
     step_seconds: float = 5.0
     first_pid: int = 4100
-    snapshot_seconds: float = 20.0
+    snapshot_seconds: float = 40.0
     advice: str = ""
 
     def lives(self, ranks: range | None = None, first_gpu: int = 0) -> Lives:
@@ -144,10 +144,10 @@ def _many(ranks: int, minutes: float) -> Sequence[NodePlan]:
 def _fleet() -> Sequence[NodePlan]:
     """Return nodes that are well, wasteful, sick, without GPU, and out of reach."""
     node = partial(NodePlan, gpus=GPUS, lean=True)
-    job = partial(Job, step_seconds=15.0, steps=280, snapshot_seconds=60.0)
+    job = partial(Job, step_seconds=30.0, steps=140, snapshot_seconds=120.0)
     pretrain = job("pretrain-13b", "healthy-slack", 16, ago(70), first_pid=20400)
     tune = job("rlhf-7b", "rl-phases", 4, ago(60), first_pid=31200)
-    leak = job("vision-ssl", "leak", 4, ago(35), steps=170, first_pid=8800)
+    leak = job("vision-ssl", "leak", 4, ago(35), step_seconds=15.0, steps=170, first_pid=8800)
     idle = [OtherProcess(gpu, 5100 + gpu, 24 * GIB, ago(80), END + 1) for gpu in (4, 5)]
     return [
         node("node1:9847", lives=pretrain.lives(range(8)), host=0, healthy=True),
@@ -166,10 +166,8 @@ def _no_gpu() -> Sequence[NodePlan]:
 RECORDINGS: Mapping[str, Recording] = {
     "one-rank": Recording("one rank on one GPU", _one_rank),
     "restarts": Recording("four ranks with three restarts, on a node of eight GPUs", _restarts),
-    "ranks-64": Recording("64 ranks on eight nodes", lambda: _many(64, 32), ago(32), interval=20),
-    "ranks-1024": Recording(
-        "1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16), interval=20
-    ),
-    "fleet": Recording("six nodes with three jobs", _fleet, ago(72), interval=20),
+    "ranks-64": Recording("64 ranks on eight nodes", lambda: _many(64, 16), ago(16)),
+    "ranks-1024": Recording("1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16)),
+    "fleet": Recording("six nodes with three jobs", _fleet, ago(72), interval=30),
     "no-gpu": Recording("a node whose NVML does not respond", _no_gpu, ago(65)),
 }

@@ -53,7 +53,7 @@ def reports() -> dict[Drawing, Json]:
         pytest.skip(reason)
     return draw(
         [
-            Drawing(board, recording, open_rows=True, range="30m" if "64" in recording else None)
+            Drawing(board, recording, open_rows=True, range="15m" if "64" in recording else None)
             for board, recording in DRAWN
         ]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics.export import MetricsData
 from prometheus_client import generate_latest
@@ -36,6 +36,7 @@ def convert(conversion: Conversion, sample: Sample, now: float = NOW) -> Receive
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(samples)
+@example(replace(full_sample(), allocator_settings={"le": "high"}))
 def test_otlp_carries_what_a_scrape_does(published: Sample) -> None:
     """Every series of the text format is sent once, with the same name, labels and value."""
     sample = decode(encode(published))

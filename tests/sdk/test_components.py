@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
@@ -106,8 +106,21 @@ events: dict[str, Callable[[Training, int], object]] = {
 }
 
 
+@pytest.fixture
+def _frozen() -> Iterator[None]:
+    """Have the garbage collector look only at what the test makes."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_frozen")
 @given(st.lists(st.tuples(st.sampled_from(sorted(events)), st.integers(1, 10**9)), max_size=6))
-@settings(max_examples=30, deadline=None)
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_components_follow_every_change(changes: list[tuple[str, int]]) -> None:
     """Whatever changes between two steps, components are right again at the second next step."""
     training = Training()

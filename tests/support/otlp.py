@@ -79,13 +79,14 @@ def _rows(metric: Any) -> Iterator[Sample]:
 
 def scraped(rows: Iterable[Sample]) -> dict[tuple[str, Labels], float]:
     """Return the rows of an exposition in the form of `Received.series`."""
-    return {(row.name, frozenset(_normal(row.labels))): row.value for row in rows}
+    return {(row.name, frozenset(_normal(row))): row.value for row in rows}
 
 
-def _normal(labels: dict[str, str]) -> Iterator[tuple[str, str]]:
-    for name, text in labels.items():
-        if text:
-            yield name, str(float(text)) if name == "le" else text
+def _normal(row: Sample) -> Iterator[tuple[str, str]]:
+    for name, text in row.labels.items():
+        if text:  # a user's own label may be called le, too
+            is_bound = name == "le" and row.name.endswith("_bucket")
+            yield name, str(float(text)) if is_bound else text
 
 
 @contextmanager
