@@ -5,7 +5,7 @@
     python -m benchmarks.outside_allocator --start                  # the value at the start instead
 
 A process of the demo has exactly one thing outside its allocator, the CUDA context, whose size the
-simulator knows. A reading is right within 10 % of it. Ranks are the demo's own processes, with the
+simulator knows. A reading is right within 10% of it. Ranks are the demo's own processes, with the
 real SDK; the exporter runs in this process and reads NVML and the run directory as in the demo.
 """
 
@@ -86,7 +86,7 @@ def _readings(
 
 def show(readings: Sequence[Readings]) -> None:
     """Print one row for each scenario, and their sum."""
-    print("| scenario | readings | right within 10 % | largest error MiB | without a value |")
+    print("| scenario | readings | right within 10% | largest error MiB | without a value |")
     print("|---|---|---|---|---|")
     everything = Readings(
         "all",

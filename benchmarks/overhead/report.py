@@ -113,7 +113,7 @@ def show(figures: Figures) -> str:
             f"CPU time of one call, by the number of blocks:\n\n{show_reads(figures['reads'])}",
             f"Share of one core at default settings:\n\n{shares}",
             f"The same in a process that computes all the time:\n\n{show_busy(figures['busy'])}",
-            f"In turns with no tool, median ratio and 95 % interval:\n\n{steps}",
+            f"In turns with no tool, median ratio and 95% interval:\n\n{steps}",
             f"Import of torchmem.sdk: {', '.join(imports)}.\nMemory: {'; '.join(memory)}.",
         ]
     )
@@ -138,7 +138,7 @@ def microseconds(seconds: float) -> str:
 
 def percent(share: float) -> str:
     """Format a share of one core with three decimals."""
-    return f"{share * 100:.3f} %"
+    return f"{share * 100:.3f}%"
 
 
 def mebibytes(size: float) -> str:

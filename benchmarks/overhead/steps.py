@@ -75,7 +75,7 @@ def compare(name: str, step: Callable[[], None], seconds: float, turns: int) -> 
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Median of the ratios with the bootstrap's 2.5 % and 97.5 % quantiles."""
+    """Median of the ratios with the bootstrap's 2.5% and 97.5% quantiles."""
     chance = random.Random(0)  # noqa: S311 - a resampling, not a secret
     medians = sorted(
         statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)

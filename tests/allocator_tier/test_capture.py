@@ -142,9 +142,7 @@ def test_a_script_that_records_keeps_its_recording(
     process = start(before=mine, after=entries)
     done = capture("--seconds", "0.1")
 
-    assert (2, True) == (done.returncode, "records memory history itself" in done.stderr), (
-        done.stderr
-    )
+    assert (2, True) == (done.returncode, "is being recorded already" in done.stderr), done.stderr
     assert "0 True True\n" == stop(process, tmp_path)
 
 

@@ -135,7 +135,7 @@ def test_a_refusal_is_passed_on(train: Train, tmp_path: Path) -> None:
     done = capture(tmp_path, "--rank", "0")
 
     assert (2, "") == (done.returncode, done.stdout)
-    assert "refused: the script records memory history itself" in done.stderr
+    assert "refused: its memory history is being recorded already. Remove" in done.stderr
 
 
 def test_a_process_that_ends_while_it_records(train: Train, tmp_path: Path) -> None:

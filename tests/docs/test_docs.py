@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from torchmem import sdk
 from torchmem.cli.main import COMMANDS
+from torchmem.sdk._session import Session
 from torchmem.sdk._settings import PREFIX, Settings
 
+SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
@@ -55,6 +62,54 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_percentages_are_written_alike(root: Path) -> None:
+    """No page has a space before the percent sign."""
+    pages = [*(root / name for name in PAGES), *(root / "docs").rglob("*.md")]
+    spaced = {str(page.relative_to(root)) for page in pages if re.search(r"\d %", page.read_text())}
+
+    assert {"docs/prediction.md"} >= spaced
+
+
+def python_blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the place and the code of each Python block of a page."""
+    text = page.read_text()
+    for match in re.finditer(r"^( *)```python\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, match.start()) + 2
+        yield f"{page.name}:{line}", textwrap.dedent(match[2])
+
+
+def test_every_python_block_can_call_what_it_calls(root: Path) -> None:
+    """The code on the pages compiles, and its calls of the SDK have the parameters they need."""
+    pages = [*(root / name for name in PAGES), *(root / "docs").rglob("*.md")]
+    blocks = [block for page in pages for block in python_blocks(page)]
+    assert any(calls(ast.parse(code)) for _, code in blocks)
+    for place, code in blocks:
+        compile(code, place, "exec")
+        for owner, name, call in calls(ast.parse(code)):
+            function = getattr(owner, name, None)
+            assert function, f"{place}: there is no {name}"
+            itself = [None] if owner is Session else []
+            keywords = [keyword.arg for keyword in call.keywords if keyword.arg]
+            inspect.signature(function).bind(*itself, *call.args, **dict.fromkeys(keywords))
+            if name == "instrument":
+                assert set(keywords) - {"run"} <= {
+                    each.name for each in dataclasses.fields(Settings)
+                }
+
+
+def calls(tree: ast.AST) -> list[tuple[object, str, ast.Call]]:
+    """Return the calls `sdk.NAME(...)` and `session.NAME(...)`."""
+    owners = {"sdk": sdk, "session": Session}
+    return [
+        (owners[node.func.value.id], node.func.attr, node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in owners
+    ]
 
 
 def test_the_readme_is_short(readme: str) -> None:

@@ -65,7 +65,7 @@ def test_the_shares_on_the_page_are_right() -> None:
         for pattern in (UNREAD, DETAIL)
     ]
     stated = re.search(
-        r"first list drops about (\d+) %.* second drops about (\d+) %", " ".join(PAGE.split())
+        r"first list drops about (\d+)%.* second drops about (\d+)%", " ".join(PAGE.split())
     )
     assert stated
     assert [100 * share for share in shares] == pytest.approx(

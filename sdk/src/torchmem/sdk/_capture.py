@@ -216,8 +216,10 @@ class Capture:
             self._refuse("this allocator, or this version of PyTorch, records no memory history.")
         elif recording:
             self._refuse(
-                "the script records memory history itself, or capture_on_oom=trace does, and that "
-                "recording is left alone."
+                "its memory history is being recorded already. Remove "
+                "torch.cuda.memory._record_memory_history() from the script and "
+                "capture_on_oom=trace from its settings, or save that recording in the script "
+                "with torch.cuda.memory._dump_snapshot(FILE)."
             )
         else:
             self._history.start()

@@ -33,7 +33,7 @@ from torchmem.whatif.result import (
 from torchmem.whatif.settings import Candidate
 
 ESTIMATE_MARGIN = 0.1
-"""The smallest saving by an estimate that counts; estimates were off by up to 5.8 %."""
+"""The smallest saving by an estimate that counts; estimates were off by up to 5.8%."""
 
 
 def switch_all(

@@ -149,7 +149,7 @@ def _time(sample: Any) -> int:
 
 
 def _share(percent: int) -> float | None:
-    """Return a ratio; more than 100 % is a row that the driver did not fill in."""
+    """Return a ratio; more than 100% is a row that the driver did not fill in."""
     return percent / 100 if percent <= 100 else None
 
 

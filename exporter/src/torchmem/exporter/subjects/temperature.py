@@ -20,7 +20,7 @@ _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 _MAX_CELSIUS = 300
 _MAX_FANS = 64
-_MAX_FAN_PERCENT = 200  # nvml.h: a speed may exceed 100 %
+_MAX_FAN_PERCENT = 200  # nvml.h: a speed may exceed 100%
 
 
 @dataclass(frozen=True, slots=True)

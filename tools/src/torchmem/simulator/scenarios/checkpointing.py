@@ -71,9 +71,9 @@ SCENARIO = Scenario(
     name="checkpointing",
     summary="Layers are recomputed in bursts; sequences get a little longer now and then, and "
     "blocks cached for shorter ones cannot be used.",
-    reproduces="up to 30 % of the reserved peak is lost where layers are recomputed",
+    reproduces="up to 30% of the reserved peak is lost where layers are recomputed",
     source="GMLake, arXiv 2401.08156 and its README",
-    simulated="30 % slack at the peak",
+    simulated="30% slack at the peak",
     effects="reserved memory climbs in six steps while the allocated peak hardly moves; no retry",
     train=train,
 )

@@ -114,9 +114,9 @@ SCENARIO = Scenario(
     name="fragmentation",
     summary="Long-lived small tensors pin the segments of ever larger ones, until one rank runs "
     "out of memory with many GB free.",
-    reproduces="a small request fails with 40 % of the GPU free in pieces: 50 MB with 13 of 32 GB",
+    reproduces="a small request fails with 40% of the GPU free in pieces: 50 MB with 13 of 32 GB",
     source="pytorch/pytorch#44742, by the mechanism of #35901",
-    simulated="158 MiB fail with 41 % of the GPU free in pieces",
+    simulated="158 MiB fail with 41% of the GPU free in pieces",
     effects="fragmentation and stranded memory rise, and retries with them; the last rank fails of "
     "fragmentation, the others start new epochs",
     train=train,

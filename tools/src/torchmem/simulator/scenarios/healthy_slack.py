@@ -35,9 +35,9 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 SCENARIO = Scenario(
     name="healthy-slack",
     summary="A third of the reserved memory is unused but releasable: no retry, no risk.",
-    reproduces="31 to 43 % slack without a single retry",
+    reproduces="31 to 43% slack without a single retry",
     source="meta-pytorch/torchrec#3770",
-    simulated="37 % slack, no retry",
+    simulated="37% slack, no retry",
     effects="fragmentation near 1 and much cached memory, all of it releasable; no alert",
     train=train,
 )

@@ -71,7 +71,7 @@ SCENARIO = Scenario(
     "the end, the last rank keeps features that pin the cache.",
     reproduces="cycles of 8 and 15.5 GB on a 16 GB GPU, then out of memory in the validation of "
     "the 39th epoch",
-    source="huggingface/pytorch-image-models#80 (EfficientNet, 55 % of the GPU in training)",
+    source="huggingface/pytorch-image-models#80 (EfficientNet, 55% of the GPU in training)",
     simulated="8.0 and 15.5 GB; fails in the validation of epoch 39",
     effects="reserved memory doubles in each validation; the last rank fails of fragmentation",
     train=train,

@@ -57,9 +57,9 @@ SCENARIO = Scenario(
     name="qkv",
     summary="Queries, keys and values of ever shorter sequences waste the cached blocks of longer "
     "ones, until one rank runs out of memory.",
-    reproduces="out of memory with 60 % allocated; at most 43 % of the memory was wasted",
+    reproduces="out of memory with 60% allocated; at most 43% of the memory was wasted",
     source="STAlloc, arXiv 2507.16274 (pipelines with recomputation; here attention alone)",
-    simulated="63 % of the GPU allocated, 36 % free in pieces",
+    simulated="63% of the GPU allocated, 36% free in pieces",
     effects="the last rank's reserved memory climbs while its allocated peak stays, then it fails "
     "of fragmentation; the others retry now and then",
     train=train,

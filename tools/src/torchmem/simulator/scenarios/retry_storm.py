@@ -49,9 +49,9 @@ SCENARIO = Scenario(
     name="retry-storm",
     summary="Two streams need a large buffer each and cannot use each other's cache: in the end "
     "two retries per step, but no error.",
-    reproduces="two retries per step (the counter reads 5, 7, 9) at 91 % reserved",
+    reproduces="two retries per step (the counter reads 5, 7, 9) at 91% reserved",
     source="pytorch/torchtitan#1558 (DeepSeek-v3 proxy)",
-    simulated="2 retries in each step at 91 % reserved",
+    simulated="2 retries in each step at 91% reserved",
     effects="retries accelerate from epoch to epoch, and no rank fails",
     train=train,
 )

@@ -58,10 +58,10 @@ SCENARIO = Scenario(
     name="rl-phases",
     summary="Generation and training alternate and leave memory in the cache that the other cannot "
     "use; halfway, the script starts to empty it between them.",
-    reproduces="52 % of 127 GB reserved is slack after training; 37 % once the cache is emptied "
+    reproduces="52% of 127 GB reserved is slack after training; 37% once the cache is emptied "
     "between phases",
     source="nvidia-cosmos/cosmos-rl#388 (Qwen2.5-7B)",
-    simulated="52.1 % of 127.0 GB, then 37.0 % of 96.6 GB",
+    simulated="52.1% of 127.0 GB, then 37.0% of 96.6 GB",
     effects="reserved memory falls by 30 GB halfway, allocated memory stays",
     train=train,
     card_bytes=140 * GIB,

@@ -50,9 +50,9 @@ SCENARIO = Scenario(
     name="variable-length",
     summary="Sequences get longer in three stages, and each stage leaves memory in the cache that "
     "the next cannot use.",
-    reproduces="16.39 GiB are reserved where 10.83 would suffice, 34 % less",
+    reproduces="16.39 GiB are reserved where 10.83 would suffice, 34% less",
     source="meta-pytorch/torchtune#1185 (Llama3-8B QLoRA; no waste with expandable segments)",
-    simulated="16.55 GiB reserved, 10.80 allocated, 35 % slack",
+    simulated="16.55 GiB reserved, 10.80 allocated, 35% slack",
     effects="reserved memory climbs in three steps, all of it releasable; no retry",
     train=train,
     card_bytes=40 * GIB,
