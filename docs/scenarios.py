@@ -24,7 +24,7 @@ visible.
 COLUMNS = ("scenario", "what happens", "published number", "source", "simulated", "effects")
 TAIL = """\
 `--real` runs the same allocations with tensors on your own GPUs, scaled to their memory.
-`colocated` and `neighbour` need the simulation, because they include other processes. On a GPU that
+`colocated` and `neighbor` need the simulation, because they include other processes. On a GPU that
 is not shared, out-of-memory errors then have the cause *limit* or *fragmentation*, because each
 rank is limited to its share of the GPU.
 """

@@ -69,7 +69,7 @@ torch.cuda.set_per_process_memory_fraction(0.25)
 held = take(800)
 fail(600)
 """
-NEIGHBOUR = """
+NEIGHBOR = """
 code = (
     "import torch; x = torch.empty(2500 << 20, dtype=torch.uint8, device='cuda');"
     "print(flush=True); input()"
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "pending": (PENDING, "pending", None),
     "small segment": (SMALL_SEGMENT, "fragmentation", "small_segment"),
     "limit": (LIMITED, "limit", None),
-    "external": (NEIGHBOUR, "external", None),
+    "external": (NEIGHBOR, "external", None),
 }
 Failing = Callable[[str, str], tuple[str, OomReport]]
 

@@ -105,7 +105,7 @@ def test_the_list_fits_the_terminal(
     ("arguments", "sentence"),
     [
         (["--scenario", "fragmentaton"], "did you mean 'fragmentation'"),
-        (["--scenario", "neighbour", "--real"], "without --real"),
+        (["--scenario", "neighbor", "--real"], "without --real"),
         (["--ranks", "0"], "--ranks"),
         (["--listen", "nowhere"], "HOST:PORT"),
     ],

@@ -22,7 +22,7 @@ from torchmem.simulator.card import CARD_BYTES, CONTEXT_BYTES, CardUse, Simulate
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.scenarios import SCENARIOS, Worker
 from torchmem.simulator.scenarios.leak import LEAKED_BYTES
-from torchmem.simulator.scenarios.neighbour import NEIGHBOR_BYTES
+from torchmem.simulator.scenarios.neighbor import NEIGHBOR_BYTES
 from torchmem.simulator.scenarios.phase_change import EPOCHS, TRAINED
 
 RANKS = 2
@@ -35,7 +35,7 @@ CAUSES = {
     ("leak", FIRST): "capacity",
     ("leak", LAST): "capacity",
     ("imbalanced-ranks", FIRST): "capacity",
-    ("neighbour", FIRST): "external",
+    ("neighbor", FIRST): "external",
     ("colocated", LAST): "external",
     ("phase-change", LAST): "fragmentation",
 }
@@ -335,9 +335,9 @@ def test_imbalanced_ranks() -> None:
     assert max(step.reserved_peak for step in other.steps) < 0.55 * first.oom.total
 
 
-def test_neighbour() -> None:
+def test_neighbor() -> None:
     """572 MiB fail after three processes of 414 MiB came; this process did not grow."""
-    run = play("neighbour", FIRST, 60)
+    run = play("neighbor", FIRST, 60)
     cells = run.allocator.card.use.cells
     assert run.oom is not None
 

@@ -1,4 +1,4 @@
-"""Scenario `neighbour`: other processes start to use the first rank's card, one after another.
+"""Scenario `neighbor`: other processes start to use the first rank's GPU, one after another.
 
 This happens if `torch.cuda.set_device` is missing: each of the other ranks opens a CUDA context on
 the first card as well. The training takes the same memory in each step. It releases its cache after
@@ -53,7 +53,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
 
 
 SCENARIO = Scenario(
-    name="neighbour",
+    name="neighbor",
     summary="Other processes open contexts on the first rank's GPU, until its own memory no "
     "longer fits.",
     reproduces="572 MiB fail on a 40 GB GPU where three other processes hold 414 MiB each",
