@@ -66,6 +66,15 @@ def test_a_size_has_the_largest_unit_that_fits(size: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("like", "text"),
+    [(512, "20971520 bytes"), (1536, "20480.00 KiB"), (MIB, "20.00 MiB"), (GIB, "0.02 GiB")],
+)
+def test_sizes_of_a_table_have_one_unit(like: int, text: str) -> None:
+    """A size is shown in the unit of another one."""
+    assert text == format_size(20 * MIB, like)
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [
         ("24GB", 24 * 10**9),

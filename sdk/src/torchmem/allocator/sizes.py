@@ -49,14 +49,17 @@ def get_allocation_size(size: int) -> int:
     return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
 
 
-def format_size(size: int) -> str:
-    """Format `size`: "512 bytes", "1.50 MiB", "1.00 GiB"."""
-    if size < 1 << 10:
+def format_size(size: int, like: int | None = None) -> str:
+    """Format `size`: "512 bytes", "1.50 MiB", "1.00 GiB".
+
+    With `like`, the unit is that of this size, so that the sizes of a table have one unit.
+    """
+    measure = size if like is None else like
+    if measure < 1 << 10:
         return f"{size} bytes"
     for unit, shift in (("KiB", 10), ("MiB", 20)):
-        number = round(size / (1 << shift), 2)
-        if number < 1024:
-            return f"{number:.2f} {unit}"
+        if round(measure / (1 << shift), 2) < 1024:
+            return f"{size / (1 << shift):.2f} {unit}"
     return f"{size / GIB:.2f} GiB"
 
 

@@ -78,7 +78,8 @@ def table(result: WhatIf) -> Iterator[str]:
     replayed = [replay for replay in result.outcomes if replay.refused is None]
     if any(replay.start == "switched" for replay in replayed):
         yield "Switched in the running process where the trace begins:"
-    yield from aligned([*HEADINGS, *(_row(result, replay) for replay in replayed)])
+    largest = max((replay.peak_reserved for replay in replayed), default=0)
+    yield from aligned([*HEADINGS, *(_row(result, replay, largest) for replay in replayed)])
     refused = defaultdict[str, list[str]](list)
     for replay in result.outcomes:
         if replay.refused is not None:
@@ -123,13 +124,14 @@ def _percent(share: float) -> str:
     return "100%" if share == 1 else f"{min(share, 0.9999):.2%}"
 
 
-def _row(result: WhatIf, replay: ReplayResult) -> tuple[str, ...]:
+def _row(result: WhatIf, replay: ReplayResult, largest: int) -> tuple[str, ...]:
+    """Return the cells of one setting; sizes have the unit of the largest one in the table."""
     is_known = result.card_bytes is not None or replay.ooms or replay.retries
     return (
         _marked(result, replay.name),
-        format_size(replay.peak_reserved),
-        format_size(replay.peak_allocated),
-        format_size(replay.worst_stranded),
+        format_size(replay.peak_reserved, largest),
+        format_size(replay.peak_allocated, largest),
+        format_size(replay.worst_stranded, largest),
         f"{replay.retries:,}" if is_known else "?",
         _oom(result, replay) if is_known else "?",
         f"{replay.device_allocs:,}",
