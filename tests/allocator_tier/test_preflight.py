@@ -317,7 +317,7 @@ ENDINGS = {
     "trains in a forked child": ("in_a_child(9, 3)", "finished", 3),
     "is stopped in a forked child": ("in_a_child(0, 1000)", "steps", STEPS),
     "forks a child that trains on the CPU": (
-        "in_a_child(9, 1000, 'cpu'); train(1000)",
+        f"in_a_child(9, {2 * STEPS}, 'cpu'); train(1000)",
         "steps",
         STEPS,
     ),

@@ -152,14 +152,15 @@ def test_an_offloaded_optimizer_state_comes_back_for_its_step(run: Run) -> None:
 from torchmem.sdk.offload import OptimizerOffload
 large = torch.nn.Parameter(torch.zeros(2**27, device="cuda"))
 optimizer = torch.optim.Adam([large])
-session.on_pressure(OptimizerOffload(optimizer))
-places = []
+offload, places = OptimizerOffload(optimizer), []
 def note(*_): places.append(optimizer.state[large]["exp_avg"].device.type)
 optimizer.register_step_post_hook(note)
 for _ in range(3):
+    hook = session.on_pressure(offload)  # each time: a slow one is dropped
     large.grad = torch.zeros_like(large)
     optimizer.step()
     note()
+    hook.remove()
 saved = optimizer.state_dict()["state"][0]["exp_avg"].device.type
 session.close()
 show(places=places, saved=saved, **done("hooks"))
@@ -178,10 +179,11 @@ def test_an_offloaded_module_comes_back_for_its_forward_pass(run: Run) -> None:
         """
 from torchmem.sdk.offload import ModuleOffload
 reference = torch.nn.Linear(2**13, 2**13, device="cuda")
-session.on_pressure(ModuleOffload(reference))
-places, copies = [], []
+offload, places = ModuleOffload(reference), []
 for _ in range(3):
+    hook = session.on_pressure(offload)  # each time: a slow one is dropped
     step()
+    hook.remove()
     places.append(reference.weight.device.type)
     with torch.no_grad():
         reference(torch.zeros(1, 2**13, device="cuda"))
