@@ -16,6 +16,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +31,14 @@ from benchmarks.prediction.candidates import (
     without_keeping,
 )
 from benchmarks.prediction.jobs import DIES_OF_A_BATCH, KINDS, Group, Job, job
-from benchmarks.prediction.promql import Evaluation
-from benchmarks.prediction.recordings import Recording, recording
+from benchmarks.prediction.recordings import Recording, record_all, with_earlier
 from benchmarks.prediction.yardstick import (
     Outcome,
     PlanScore,
     Rule,
     Score,
     effective_group,
-    firing,
+    fires_in_job,
     outcome,
     plan_score,
     score,
@@ -55,14 +55,14 @@ Played = tuple[Job, Group, Recording]
 
 def play(seeds: range, folder: Path) -> list[Played]:
     """Return the jobs of all kinds with their recordings, without those that tell nothing."""
+    jobs = [job(kind, seed) for seed in seeds for kind in KINDS]
+    record_all(jobs, folder)
     played: list[Played] = []
-    for seed in seeds:
-        for kind in KINDS:
-            made = job(kind, seed)
-            recorded = recording(made, folder)
-            group = effective_group(made.group, died=recorded.died is not None)
-            if group is not None:
-                played.append((made, group, recorded))
+    for made in jobs:
+        recorded = with_earlier(made, folder)
+        group = effective_group(made.group, died=recorded.died is not None)
+        if group is not None:
+            played.append((made, group, recorded))
     return played
 
 
@@ -75,10 +75,7 @@ def outcomes(rules: Sequence[Rule], jobs: Sequence[Played]) -> list[Outcome]:
 
 
 def _any_firing(rules: Sequence[Rule], recorded: Recording) -> npt.NDArray[np.bool_]:
-    fires = np.zeros(recorded.scrapes, dtype=bool)
-    for rule in rules:
-        fires |= firing(rule, Evaluation(recorded.series, recorded.scrapes))
-    return fires
+    return reduce(np.logical_or, (fires_in_job(rule, recorded) for rule in rules))
 
 
 def show(scores: Sequence[Score]) -> None:

@@ -25,7 +25,7 @@ _UNITS: Mapping[str, float] = {"s": 1, "m": 60, "h": 3600}
 def shipped(name: str = ALERT) -> Rule:
     """Return an alert of prometheus/rules, with the recording rules that it needs."""
     rules = [
-        rule
+        {**rule, "interval_seconds": _seconds(group["interval"])} if "interval" in group else rule
         for name in FILES
         for group in yaml.safe_load((RULES / name).read_text())["groups"]
         for rule in group["rules"]

@@ -2,7 +2,8 @@
 
 A job is one rank on one card. Its kind says what uses the memory, and its course says when: a share
 of what is left of the card beside the job at its start, over virtual time. Kind and seed determine
-a job. Nothing here knows what is published of it.
+a job. Before most jobs, a job of the same name ran: with the same parameters, or with others.
+Nothing here knows what is published of it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ SHORTEST_GROWTH, LONGEST_GROWTH = 600.0, 3.5 * HOUR
 """Seconds in which the room is used up."""
 STATISTICS_BYTES = 4 * MIB
 COUNTING_ERROR = 0.02
+PACE_ERROR, LEVEL_ERROR = 0.1, 0.03
+"""How much two runs with the same parameters differ: how long growth takes, and where it ends."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 60.0, 2 * HOUR
+"""Seconds between the end of a job and the next one of the same name."""
 
 
 @dataclass(slots=True)
@@ -60,7 +65,10 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job: its scenario, how long a step takes and how long it is watched, in seconds."""
+    """One job: its scenario, how long a step takes and how long it is watched, in seconds.
+
+    `is_earlier` is that of `job`.
+    """
 
     kind: str
     group: Group
@@ -70,6 +78,7 @@ class Job:
     seconds: float
     expandable_segments: bool
     script: Script
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +100,16 @@ class Shape:
 
 
 class Trainer:
-    """A model on the card, and its training steps."""
+    """A model on the card, and its training steps.
 
-    def __init__(self, worker: Worker, shape: Shape, script: Script) -> None:
+    `parameters` draws what is the same in each run with the same parameters, `rng` the rest.
+    """
+
+    def __init__(
+        self, worker: Worker, shape: Shape, script: Script, parameters: Random, rng: Random
+    ) -> None:
         self.worker, self.allocator, self.shape = worker, worker.allocator, shape
-        self.script, self.rng = script, worker.rng()
+        self.script, self.parameters, self.rng = script, parameters, rng
         self.room_bytes = int(worker.capacity * shape.room)
         self._activation_bytes = worker.capacity * shape.activations
 
@@ -206,7 +220,7 @@ Train = Callable[[Trainer, Course, Callable[[], float]], Iterator[ScenarioEvent]
 
 def leak(trainer: Trainer, grown: Course, clock: Callable[[], float]) -> Iterator[ScenarioEvent]:
     """Keep some tensors of each step."""
-    size = int(_log_uniform(trainer.rng, 1 * MIB, 64 * MIB))
+    size = int(_log_uniform(trainer.parameters, 1 * MIB, 64 * MIB))
     kept = 0
     while True:
         yield from trainer.step()
@@ -265,7 +279,7 @@ def neighbor(
     """Share the card with a process that grows; the cache is emptied at each evaluation."""
     card = trainer.allocator.card
     other = card.use.others()[0]
-    pause = trainer.rng.uniform(120, 900)
+    pause = trainer.parameters.uniform(120, 900)
     evaluation = 0
     while True:
         if clock() // pause > evaluation:
@@ -281,8 +295,9 @@ def neighbor(
 
 def phases(trainer: Trainer, grown: Course, clock: Callable[[], float]) -> Iterator[ScenarioEvent]:
     """Generate with a cache of keys and values, then train, in turns; responses get longer."""
-    emptied, length = trainer.rng.random() < 0.5, trainer.rng.randint(3, 12)
-    start = trainer.rng.uniform(0.3, 0.9) * trainer.shape.activations
+    chosen = trainer.parameters
+    emptied, length = chosen.random() < 0.5, chosen.randint(3, 12)
+    start = chosen.uniform(0.3, 0.9) * trainer.shape.activations
     while True:
         share = start + (trainer.shape.room + trainer.shape.activations - start) * grown(clock())
         size = int(share * trainer.worker.capacity / trainer.shape.layers)
@@ -308,8 +323,9 @@ def evaluation(
     trainer: Trainer, _: Course, clock: Callable[[], float], most: float = 0.9
 ) -> Iterator[ScenarioEvent]:
     """Evaluate now and then on batches that use up to `most` of the room more; empty the cache."""
-    pause, emptied = trainer.rng.uniform(300, 2400), trainer.rng.random() < 0.5
-    more = trainer.rng.uniform(-0.5, most) if most < 1 else most
+    chosen = trainer.parameters
+    pause, emptied = chosen.uniform(300, 2400), chosen.random() < 0.5
+    more = chosen.uniform(-0.5, most) if most < 1 else most
     length = 1 + more * trainer.shape.room / trainer.shape.activations
     number = 0
     while True:
@@ -427,7 +443,10 @@ def _course(kind: str, group: Group, rng: Random) -> Course:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What makes a training loop; `loading` is for how many events the weights are loaded."""
+    """What makes a training loop; `loading` is for how many events the weights are loaded.
+
+    `name` is that of the parameters, and `run` that of the run.
+    """
 
     train: Train
     shape: Shape
@@ -435,37 +454,94 @@ class Loop:
     step_seconds: float
     loading: int
     script: Script
+    name: str
+    run: str
+
+    def trainer(self, worker: Worker) -> Trainer:
+        """Return the model of a run."""
+        parameters, rng = _random(self.name), _random(self.run)
+        return Trainer(worker, self.shape, self.script, parameters, rng)
 
 
-def job(kind: str, seed: int) -> Job:
-    """Return a job; equal kinds and seeds give equal jobs."""
+def _random(name: str) -> Random:
+    return Random(name)  # noqa: S311 -- a workload, not a secret
+
+
+def job(kind: str, seed: int, *, is_earlier: bool = False) -> Job:
+    """Return a job, or an earlier run with its parameters; equal arguments give equal jobs."""
     group, train = KINDS[kind]
-    rng = Random(f"{kind}:{seed}")  # noqa: S311 -- a workload, not a secret
+    name = f"{kind}:{seed}"
+    run = f"{name}:earlier" if is_earlier else f"{name}:run"
+    rng = _random(name)
     shape, grown = _shape(kind, rng), _course(kind, group, rng)
+    if is_earlier:
+        grown = _otherwise(grown, kind, group, _random(run))
     step_seconds = rng.choice((5.0, 10.0, 20.0, 40.0))
     loading = rng.randint(5, 40)
     uses_neighbor = train in (neighbor, sudden_neighbor)
     script = _script(kind, seed, shape, grown)
+    loop = Loop(train, shape, grown, step_seconds, loading, script, f"{name}:parameters", run)
     scenario = Scenario(
-        name=f"{kind} {seed}".replace(" ", "-"),
+        name=f"{kind} {seed}{' earlier' * is_earlier}".replace(" ", "-"),
         summary=train.__doc__ or "",
         reproduces="",
         source="",
         simulated="",
         effects="",
-        train=partial(_train, Loop(train, shape, grown, step_seconds, loading, script)),
+        train=partial(_train, loop),
         card_bytes=rng.choice((24, 40, 80, 80, 80, 140)) * GIB,
         neighbors=1 if uses_neighbor else 0,
     )
     # Expandable segments hardly fragment.
     expandable = rng.random() < 0.2 and kind != "fragmentation grows"
     seconds = _seconds(group, grown, rng)
-    return Job(kind, group, seed, scenario, step_seconds, seconds, expandable, script)
+    return Job(kind, group, seed, scenario, step_seconds, seconds, expandable, script, is_earlier)
+
+
+def _otherwise(grown: Course, kind: str, group: Group, rng: Random) -> Course:
+    """Return the course of another run with the same parameters."""
+    pace = rng.uniform(1 - PACE_ERROR, 1 + PACE_ERROR)
+    level = rng.uniform(1 - LEVEL_ERROR, 1 + LEVEL_ERROR) if group == "stops" else 1.0
+    shift = rng.uniform(0, 4 * HOUR) if kind in WAVES else 0.0
+    return lambda seconds: level * grown(seconds / pace + shift)
+
+
+Likeness = Literal["first", "same", "changed"]
+"""What ran before a job under its name: nothing, the same parameters, or others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What ran before a job under its name, how much of it until it was canceled, and the pause."""
+
+    likeness: Likeness
+    job: Job | None = None
+    share: float = 1.0
+    pause_seconds: float = 0.0
+
+
+def before(made: Job) -> Before:
+    """Return what ran before a job: in a third of all jobs each nothing, the same, and another."""
+    rng = _random(f"before:{made.kind}:{made.seed}")
+    likeness: Likeness = rng.choice(("first", "same", "changed"))
+    share = 1.0 if rng.random() < 0.75 else rng.uniform(0.1, 1)
+    pause = _log_uniform(rng, SHORTEST_PAUSE, LONGEST_PAUSE)
+    if likeness == "first":
+        return Before(likeness)
+    if likeness == "same":
+        return Before(likeness, job(made.kind, made.seed, is_earlier=True), share, pause)
+    return Before(likeness, job(rng.choice(_alike(made.kind)), made.seed ^ 1), share, pause)
+
+
+def _alike(kind: str) -> list[str]:
+    """Return the kinds that differ from one in their parameters only."""
+    what = kind.removesuffix(" grows").removesuffix(" stops")
+    return [f"{what} grows", f"{what} stops"] if what in GROWTH else [kind]
 
 
 def _script(kind: str, seed: int, shape: Shape, grown: Course) -> Script:
     """Return a script that knows its largest batch, except if it searches for it."""
-    rng = Random(f"script:{kind}:{seed}")  # noqa: S311 -- a workload, not a secret
+    rng = _random(f"script:{kind}:{seed}")
     longest = shape.room / shape.activations
     highest = max(grown(60.0 * minute) for minute in range(int(LONGEST_SECONDS / 60)))
     if kind == "curriculum grows":
@@ -499,7 +575,7 @@ def _grows(grown: Course, seconds: float) -> bool:
 
 def _train(loop: Loop, worker: Worker) -> Iterator[ScenarioEvent]:
     """Load the model, then train; each event takes the same time."""
-    trainer = Trainer(worker, loop.shape, loop.script)
+    trainer = loop.trainer(worker)
     yield from trainer.load(loop.loading)
     events = 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +24,27 @@ ALERT = "Fires"
 def compare(rule: Rule, recording: Recording) -> str:
     """Return what promtool says of a rule that should fire as evaluated, at each scrape."""
     fires = firing(rule, Evaluation(recording.series, recording.scrapes))
+    count = sum(int(when.sum()) for when in fires.values())
     problem = disagreement(rule, recording, fires)
-    return problem or f"equal at {recording.scrapes} scrapes, firing at {fires.sum()}"
+    return problem or f"equal at {recording.scrapes} scrapes, firing at {count}"
 
 
-def disagreement(rule: Rule, recording: Recording, fires: npt.NDArray[np.bool_]) -> str:
+def disagreement(
+    rule: Rule, recording: Recording, fires: Mapping[Labels, npt.NDArray[np.bool_]]
+) -> str:
     """Return an empty string if promtool fires the alert at exactly these scrapes.
 
-    Otherwise return what promtool prints. The labels of the alert are those of the one rank.
+    Otherwise return what promtool prints.
     """
-    (labels,) = recording.series["torchmem_device_total_bytes"]
-    alerts = [{"exp_labels": dict(labels)}]
     checks = [
         {
             "eval_time": f"{number * SCRAPE_SECONDS:g}s",
             "alertname": ALERT,
-            "exp_alerts": alerts if fired else [],
+            "exp_alerts": [
+                {"exp_labels": dict(labels)} for labels, when in fires.items() if when[number]
+            ],
         }
-        for number, fired in enumerate(fires)
+        for number in range(recording.scrapes)
     ]
     test = {
         "interval": INTERVAL,
@@ -48,11 +53,17 @@ def disagreement(rule: Rule, recording: Recording, fires: npt.NDArray[np.bool_])
     }
     with tempfile.TemporaryDirectory() as folder:
         rules, tests = Path(folder) / "rules.yml", Path(folder) / "tests.yml"
-        group = {"name": "prediction", "interval": INTERVAL, "rules": _rules(rule)}
-        rules.write_text(json.dumps({"groups": [group]}))
+        groups = _groups(rule)
+        rules.write_text(json.dumps({"groups": groups}))
+        names = [group["name"] for group in groups]
         tests.write_text(
             json.dumps(
-                {"rule_files": [str(rules)], "evaluation_interval": INTERVAL, "tests": [test]}
+                {
+                    "rule_files": [str(rules)],
+                    "evaluation_interval": INTERVAL,
+                    "group_eval_order": names,
+                    "tests": [test],
+                }
             )
         )
         command = ["promtool", "test", "rules", str(tests)]
@@ -60,8 +71,17 @@ def disagreement(rule: Rule, recording: Recording, fires: npt.NDArray[np.bool_])
     return "" if result.returncode == 0 else result.stdout + result.stderr
 
 
+def _groups(rule: Rule) -> list[dict[str, Any]]:
+    """Return the rules in groups of one interval each, in their order."""
+    by_interval = groupby(_rules(rule), lambda each: each.pop("interval_seconds", SCRAPE_SECONDS))
+    return [
+        {"name": f"prediction {number}", "interval": f"{interval:g}s", "rules": list(rules)}
+        for number, (interval, rules) in enumerate(by_interval)
+    ]
+
+
 def _rules(rule: Rule) -> list[dict[str, Any]]:
-    keys = ("record", "expr", "labels")
+    keys = ("record", "expr", "labels", "interval_seconds")
     records = [{key: record[key] for key in keys if key in record} for record in rule.records]
     kept = {"keep_firing_for": f"{rule.keep_seconds:g}s"} if rule.keep_seconds else {}
     return [*records, {"alert": ALERT, "expr": rule.alert, "for": f"{rule.for_seconds:g}s"} | kept]

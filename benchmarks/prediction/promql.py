@@ -50,11 +50,18 @@ class Evaluation:
         self.scrapes = scrapes
         self._parsed: dict[str, Any] = {}
 
-    def record(self, name: str, expression: str, labels: Mapping[str, str]) -> None:
-        """Evaluate a recording rule and keep its result, as Prometheus does."""
+    def record(
+        self, name: str, expression: str, labels: Mapping[str, str], interval: int = 1
+    ) -> None:
+        """Evaluate a recording rule and keep its result, as Prometheus does.
+
+        `interval` is the number of scrapes from one evaluation to the next; in between, Prometheus
+        finds the latest value.
+        """
         recorded = self.series.setdefault(name, {})
         for found, values in self.vector(expression).items():
-            recorded[_relabeled(found, labels)] = values
+            kept = np.repeat(values[::interval], interval)[: len(values)]
+            recorded[_relabeled(found, labels)] = kept
 
     def vector(self, expression: str) -> Vector:
         """Return the value of an expression that is a vector, without metric names."""
@@ -288,8 +295,12 @@ def _windows(values: Values, width: int) -> Values:
 
 
 def _extreme(values: Values, width: int, neutral: float, best: Callable[..., Values]) -> Values:
-    windows = _windows(np.where(np.isnan(values), neutral, values), width)
-    found = best(np.where(np.isnan(windows), neutral, windows), axis=1)
+    """Return the best value of each range, from that of ranges half as wide."""
+    found, covered = np.where(np.isnan(values), neutral, values), 1
+    while covered < width + 1:
+        shift = min(covered, width + 1 - covered)
+        before = np.concatenate([np.full(min(shift, len(found)), neutral), found[:-shift]])
+        found, covered = best(found, before), covered + shift
     return np.where(np.isinf(found), np.nan, found)
 
 
@@ -305,8 +316,16 @@ def _derivative(values: Values, width: int) -> Values:
     return np.where(number >= 2, slope, np.nan)
 
 
+def _last(values: Values, width: int) -> Values:
+    """Return the last sample of each range."""
+    found = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
+    recent = (found >= 0) & (np.arange(len(values)) - found <= width)
+    return np.where(recent, values[found], np.nan)
+
+
 _OVER_TIME: Mapping[str, Callable[[Values, int], Values]] = {
-    "min_over_time": lambda values, width: _extreme(values, width, np.inf, np.min),
-    "max_over_time": lambda values, width: _extreme(values, width, -np.inf, np.max),
+    "last_over_time": _last,
+    "min_over_time": lambda values, width: _extreme(values, width, np.inf, np.minimum),
+    "max_over_time": lambda values, width: _extreme(values, width, -np.inf, np.maximum),
     "deriv": _derivative,
 }

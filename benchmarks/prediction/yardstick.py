@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.prediction.jobs import Group
 from benchmarks.prediction.promql import Evaluation
-from benchmarks.prediction.recordings import SCRAPE_SECONDS, Recording
+from benchmarks.prediction.recordings import EARLIER_PID, SCRAPE_SECONDS, Labels, Recording
 
 EARLIEST_SECONDS = 3600.0
 """A warning that ends longer before the OutOfMemoryError does not tell of it."""
@@ -50,15 +50,30 @@ class Outcome:
     ahead: float | None = None
 
 
-def firing(rule: Rule, evaluation: Evaluation) -> npt.NDArray[np.bool_]:
-    """Return at which scrapes the alert of a rule fires."""
+def firing(rule: Rule, evaluation: Evaluation) -> dict[Labels, npt.NDArray[np.bool_]]:
+    """Return at which scrapes the alert of a rule fires, by the labels of its expression."""
     for record in rule.records:
-        evaluation.record(record["record"], record["expr"], record.get("labels", {}))
-    active = np.zeros(evaluation.scrapes, dtype=bool)
-    for values in evaluation.vector(rule.alert).values():
-        active |= ~np.isnan(values)
-    held = _held(active, round(rule.for_seconds / SCRAPE_SECONDS))
-    return _kept(held, active, round(rule.keep_seconds / SCRAPE_SECONDS))
+        evaluation.record(
+            record["record"],
+            record["expr"],
+            record.get("labels", {}),
+            round(record.get("interval_seconds", SCRAPE_SECONDS) / SCRAPE_SECONDS),
+        )
+    fires = {}
+    for labels, values in evaluation.vector(rule.alert).items():
+        active = ~np.isnan(values)
+        held = _held(active, round(rule.for_seconds / SCRAPE_SECONDS))
+        fires[labels] = _kept(held, active, round(rule.keep_seconds / SCRAPE_SECONDS))
+    return fires
+
+
+def fires_in_job(rule: Rule, recording: Recording) -> npt.NDArray[np.bool_]:
+    """Return at which scrapes of a job, from its first to its last, a rule fires."""
+    firing_at = np.zeros(recording.scrapes, dtype=bool)
+    for labels, fires in firing(rule, Evaluation(recording.series, recording.scrapes)).items():
+        if ("pid", EARLIER_PID) not in labels:
+            firing_at |= fires
+    return firing_at[recording.begins : recording.ends]
 
 
 def _held(active: npt.NDArray[np.bool_], scrapes: int) -> npt.NDArray[np.bool_]:
@@ -88,11 +103,12 @@ def _kept(
 
 
 def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np.bool_]) -> Outcome:
-    """Compare when an alert fired with how the job ended."""
+    """Compare when an alert fired in a job with how the job ended."""
     begins = np.flatnonzero(fires & ~np.concatenate([[False], fires[:-1]]))
-    died, true_starts, first_ahead = recording.died, 0, None
+    true_starts, first_ahead = 0, None
     told = tuple(False for _ in AHEAD_SECONDS)
-    if died is not None:
+    if recording.died is not None:
+        died = len(fires) - 1
         earliest = max(0, died - round(EARLIEST_SECONDS / SCRAPE_SECONDS))
         latest = [died - round(ahead / SCRAPE_SECONDS) for ahead in AHEAD_SECONDS]
         told = tuple(bool(fires[earliest : max(0, last + 1)].any()) for last in latest)
@@ -102,7 +118,7 @@ def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np
         kind=kind,
         group=group,
         hours=recording.hours,
-        died=died is not None,
+        died=recording.died is not None,
         told=told,
         starts=len(begins),
         true_starts=true_starts,

@@ -44,13 +44,14 @@ Series = dict[str, dict[int, float]]
 class Pace:
     """How long a rank trains and is watched, what an event takes, and the pause between scrapes.
 
-    All in seconds.
+    `after` is how long it is watched after its end at least. All in seconds.
     """
 
     trained: float = TRAINED_SECONDS
     watched: float = WATCHED_SECONDS
     event: float = TRAINED_SECONDS / STEPS / EVENTS_PER_STEP
     scrape: float = SCRAPE_SECONDS
+    after: float = 0.0
 
 
 @dataclass
@@ -92,7 +93,8 @@ class Rank:
         except OutOfMemoryError:
             state, self.oom_at = "oom", self.now
         self.card.use.cells[0] = 0
-        while self.now < self.pace.watched:
+        until = max(self.pace.watched, self.now + self.pace.after)
+        while self.now < until:
             self.now += self.pace.scrape
             self._scrape(state)
         return self.series
