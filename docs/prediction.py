@@ -23,15 +23,14 @@ fraction (`set_per_process_memory_fraction`) if that is less. As a share of the 
 block that is allocated to a tensor (`torchmem_largest_allocated_block_bytes`, the highest of 10
 minutes). A prediction, `rank:torchmem_peak_margin_exhaustion:seconds`, exists only if
 
-- at the pace of the last 5 minutes 2.5 times the largest block is left within another 5 minutes; or
-  at the pace of the last 15 minutes within another 15 minutes, and less than 6 % of the GPU is left
-  already;
-- each third of these 5 or 15 minutes took more than 0.05 % of the GPU, the last at least half as
+- at the pace of the last 5 or 15 minutes, twice the largest block is left within another 4 minutes;
+- each third of these 5 or 15 minutes took more than 0.15% of the GPU, the last at least half as
   much as the first;
-- less than 8 times the largest block is left already, and less than at any time in the hour before
-  the last 15 minutes, because growth to a level that the rank has reached before is no reason for
-  a warning; and
-- the rank has been stepping for 16 minutes, because loading a model or searching for a batch size
+- less is left than at any time in the hour before the last 10 minutes, because growth to a level
+  that the rank has reached before is no reason for a warning;
+- less is left than a rank of the same number left, minus 0.5% of the GPU, in any run of the same
+  name that finished within the last two days; and
+- the rank has been stepping for 12 minutes, because loading a model or searching for a batch size
   also takes memory fast.
 
 The alert fires if this lasts for half a minute, and keeps firing for 10 minutes after it has ended.
@@ -42,14 +41,22 @@ extrapolating every fall would at some time predict an OOM within the hour for m
 
 The benchmark simulates jobs whose ends are known, in virtual time, with torchmem's simulation of
 PyTorch's allocator and the SDK's own recorder, scraped every 10 seconds. Leaks, KV caches, longer
-sequences, fragmentation, a neighbor on the card, and phases grow in a line, faster and faster,
+sequences, fragmentation, a neighbor on the GPU, and phases grow in a line, faster and faster,
 ever slower, in stairs, or with pauses. In some jobs they grow until memory runs out; in others
-they level off, at 30 to 96 % of what was free, or recede. Other jobs stay flat (batches of one
-length or of many, evaluations, a batch-size search, a card that is 98 % full), or end without
-notice (one long batch, an evaluation that does not fit, a neighbor that takes the rest within
-half a minute). An OOM counts as predicted if the alert fires in the hour before it, and at least
-2 (10) minutes before it. A false alarm is an alert that begins to fire in a job that never runs
+they level off, at 30% to 96% of what was free, or rise and fall (*waves*). Other jobs stay flat:
+batches of one length or of many, evaluations, a batch-size search, or batches that fill the GPU to
+94% or more (*tight*). Others run out of memory without notice: one long batch (*spike*), lengths
+from a distribution without an upper limit (*tail*), an evaluation that does not fit, or a neighbor
+that takes the rest within half a minute.
+
+A third of the jobs are the first of their name. Before another third, a run with the same
+parameters ended, which differs in its batches, by up to 10% in how long its growth takes, and by
+up to 3% in where it stops. Before the last third, a run with other parameters ended: another model,
+and other growth. A quarter of these earlier runs were canceled early; the others finished, or ran
 out of memory.
+
+An OOM counts as predicted if the alert fires in the hour before it, and at least 2 (10) minutes
+before it. A false alarm is an alert that begins to fire in a job that never runs out of memory.
 
 """
 PLAN = """\
@@ -61,11 +68,11 @@ largest batch that will come: the maximum length, the last stage of a curriculum
 document. `session.plan(largest)` tells the SDK its size, in any unit, and `session.batch(size)`
 that of each batch; see [plan](sdk.md#plan). The SDK draws a line through the peaks of the batches
 so far, raised to the highest of them, and publishes what the largest one needs as
-`torchmem_planned_peak_bytes`. `TorchmemPlannedBatchTooLarge` fires if less than 2 % of the GPU
+`torchmem_planned_peak_bytes`. `TorchmemPlannedBatchTooLarge` fires if less than 2% of the GPU
 would be left there for a minute. Without such a line there is no value.
 
 Every script of the benchmark reports its batches, as tokens that it counts with an error of up to
-2 %; only those that search for their batch size have no plan.
+2%; only those that search for their batch size have no plan.
 
 """
 TAIL = """\
@@ -81,6 +88,8 @@ TAIL = """\
 - No rule can distinguish growth that stops just short of the limit from growth that does not.
   Almost all false alarms are of that kind, and here such jobs are more than half of the healthy
   hours, far more than in most fleets. The rate in flat jobs is closer to what to expect.
+- Runs are compared by the label `run`. Give different jobs different names: if they share one, a
+  job that used more memory and finished can delay the warning of another.
 - Long batches without a plan, first evaluations, and neighbors that come within a minute are not
   told. Nothing announces them.
 - Sequences that get longer at random are told late: their peak is a matter of chance.
@@ -88,7 +97,7 @@ TAIL = """\
 - The jobs are synthetic. Measure your own: the alert's history and `torchmem_ooms_total` are in
   your Prometheus.
 
-Run it yourself; the first run takes 20 minutes:
+Run it yourself; the first run takes 40 minutes on two cores:
 
     PYTHONPATH=tests python -m benchmarks.prediction                # these tables
     PYTHONPATH=tests python -m benchmarks.prediction --promtool 20  # the same alerts by Prometheus
@@ -121,9 +130,25 @@ def rendered() -> dict[Path, str]:
     )
     rows = [_row(COLUMNS), "|---" * len(COLUMNS) + "|", *map(_score, results["rules"])]
     kinds = ["| what ended the job | told 2 min ahead |", "|---|---|", *_kinds(shipped["by_kind"])]
-    parts = [jobs, "", *rows, "", f"{worth()} {_precision(shipped)}", "", *kinds, ""]
+    parts = [jobs, "", *rows, "", f"{worth()} {_precision(shipped)}", ""]
+    parts += [*_apart(results["before"]), "", *kinds, ""]
     planned = [_planned(results["plan"]), "", *_plan_kinds(results["plan"]), ""]
     return {PAGE: HEAD + "\n".join(parts) + PLAN + "\n".join(planned) + "\n" + TAIL}
+
+
+def _apart(before: dict[str, Any]) -> list[str]:
+    """Return the table of the shipped rule by what ran before under the name of the job."""
+    names = {
+        "first": "nothing",
+        "same": "the same parameters",
+        "changed": "other parameters",
+    }
+    head = ("what ran before under its name", *COLUMNS[1:3], COLUMNS[4])
+    rows = [
+        (names[kind], *(f"{share:.0%}" for share in each["told"]), f"{each['false_alarms']:.1f}")
+        for kind, each in before.items()
+    ]
+    return [_row(head), "|---" * len(head) + "|", *map(_row, rows)]
 
 
 def _precision(score: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.prediction.jobs import Group
+from benchmarks.prediction.jobs import Group, Likeness
 from benchmarks.prediction.promql import Evaluation
 from benchmarks.prediction.recordings import EARLIER_PID, SCRAPE_SECONDS, Labels, Recording
 
@@ -48,6 +48,7 @@ class Outcome:
     true_starts: int
     firing_hours: float
     ahead: float | None = None
+    likeness: Likeness = "first"
 
 
 def firing(rule: Rule, evaluation: Evaluation) -> dict[Labels, npt.NDArray[np.bool_]]:
@@ -102,7 +103,13 @@ def _kept(
     return fires
 
 
-def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np.bool_]) -> Outcome:
+def outcome(
+    kind: str,
+    group: Group,
+    recording: Recording,
+    fires: npt.NDArray[np.bool_],
+    likeness: Likeness = "first",
+) -> Outcome:
     """Compare when an alert fired in a job with how the job ended."""
     begins = np.flatnonzero(fires & ~np.concatenate([[False], fires[:-1]]))
     true_starts, first_ahead = 0, None
@@ -124,6 +131,7 @@ def outcome(kind: str, group: Group, recording: Recording, fires: npt.NDArray[np
         true_starts=true_starts,
         firing_hours=float(fires.sum()) * SCRAPE_SECONDS / 3600,
         ahead=first_ahead,
+        likeness=likeness,
     )
 
 

@@ -16,6 +16,8 @@ from torchmem.simulator.scenarios import SCENARIOS
 GROUPS = [
     "torchmem_memory",
     "torchmem_trends",
+    "torchmem_history",
+    "torchmem_prediction",
     "torchmem_runs",
     "torchmem_baselines",
     "torchmem_fleet",
