@@ -158,7 +158,7 @@ def _alerts() -> Panel:
         Column("Rank", label="rank", width=60),
         Column("Node", label="instance", link=LINK_TO_NODE),
         Column("GPU", label="gpu", width=60),
-        Column("Since", FIRING_SINCE_MILLISECONDS, unit=Unit.AGO, width=130),
+        Column("Since", FIRING_SINCE_MILLISECONDS, unit=Unit.AGO, width=150),
     ]
     table = joined_table(text, columns, sort="Severity", hidden=["severity"])
     return table.span(16).height(7).min_width(80)
