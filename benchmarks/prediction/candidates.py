@@ -114,10 +114,11 @@ MARGIN = "rank:torchmem_peak_margin:tried"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the margin falls: in so many seconds `left` will be there in less than `within`.
+    """A condition on how fast the margin falls.
 
-    Shares of the device: less than `below` is left, and each third of the time took `fall`, the
-    last at least half as much as the first if `is_steady`.
+    At the pace of the last `seconds`, the margin reaches `left` within `within` seconds. It is
+    below `below`, and each third of the time took more than `fall`, all as shares of the device. If
+    `is_steady`, the last third took at least half as much as the first.
     """
 
     seconds: int
