@@ -28,8 +28,9 @@ minutes). A prediction, `rank:torchmem_peak_margin_exhaustion:seconds`, exists o
   much as the first;
 - less is left than at any time in the hour before the last 10 minutes, because growth to a level
   that the rank has reached before is no reason for a warning;
-- less is left than a rank of the same number left, minus 0.5% of the GPU, in any run of the same
-  name that finished within the last two days; and
+- less is left, by 0.5% of the GPU, than the rank with the same number left in any run of the same
+  name that finished within the last two days (without an exception, a signal, or an OOM in its last
+  10 minutes); and
 - the rank has been stepping for 12 minutes, because loading a model or searching for a batch size
   also takes memory fast.
 

@@ -78,6 +78,7 @@ class Rank:
         self.now, self.scraped, self.steps = 0.0, 0, 0
         self.snapshot_at = 0.0
         self.oom_at: float | None = None
+        self.last_oom_at = 0.0
 
     def play(self) -> Series:
         """Train until the time is over or memory runs out, and scrape until the end."""
@@ -100,6 +101,7 @@ class Rank:
         return self.series
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
+        self.last_oom_at = self.now
         self.recorder.record_oom(device, FailedAllocation(requested, limit, driver_free))
 
     def _live(self, step_ended: bool) -> None:
@@ -153,7 +155,7 @@ class Rank:
     def _dated(self, device: DeviceSample) -> DeviceSample:
         """Replace the recorder's timestamps by simulated ones."""
         layout = device.layout and replace(device.layout, timestamp=self.now)
-        oom = device.last_oom and replace(device.last_oom, timestamp=self.oom_at or self.now)
+        oom = device.last_oom and replace(device.last_oom, timestamp=self.last_oom_at)
         return replace(device, layout=layout, last_oom=oom)
 
     def _nvml(self, state: State) -> Iterator[Metric]:
