@@ -11,7 +11,7 @@ FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-gpu clean
+.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-versions test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -35,7 +35,7 @@ stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if instal
 # Pass `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
 test: $(VENV)/.dev check  ## Run all checks, and all tests that need neither a GPU nor the CUDA build of PyTorch.
 	tests/install-stack.sh
-	$(BIN)/python -m pytest -m 'not allocator and not gpu' --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest -m 'not allocator and not gpu and not versions' --numprocesses 2 $(ARGS)
 
 check: $(VENV)/.dev  ## Check style, types, import directions and generated files.
 	$(BIN)/ruff check .
@@ -72,6 +72,10 @@ $(CUDA_VENV)/.dev: pyproject.toml
 test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
 	tests/install-stack.sh
 	$(CUDA_VENV)/bin/python -m pytest -m allocator --numprocesses 2 --dist loadfile $(ARGS)
+
+# Pass `ARGS='--python 3.12 --torch 2.13.0'` for one pair. `make generate` then writes the table in docs/sdk.md.
+test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.
+	PYTHONPATH=tests $(BIN)/python -m versions $(ARGS)
 
 test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)

@@ -19,8 +19,8 @@ Part = Callable[[], Files]
 
 def rules() -> Files:
     """Return Prometheus's rules, rendered from the shipped thresholds."""
+    from torchmem.allocator.thresholds import defaults
     from torchmem.rules.render import RENDERED_BY, render
-    from torchmem.rules.thresholds import defaults
 
     earlier = (path for path in RULES.glob("*.yml") if path.read_text().startswith(RENDERED_BY))
     current = {RULES / name: text for name, text in render(defaults()).items()}
@@ -50,6 +50,8 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
     lambda: rendered_by("docs.prediction"),
+    lambda: rendered_by("docs.verdict"),
+    lambda: rendered_by("docs.versions"),
     lambda: rendered_by("deploy.kubernetes.build"),
     lambda: rendered_by("deploy.completion"),
 )

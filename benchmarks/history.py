@@ -52,7 +52,7 @@ def origin_seconds(depth: int) -> float:
     return cpu_seconds(lambda: calling_origin(None, None))
 
 
-def by_depth(depth: int, start: Callable[[], None], stop: Callable[[], None]) -> list[str]:
+def by_depth(depth: int, start: Callable[[], object], stop: Callable[[], None]) -> list[str]:
     """Return a row: the depth, an allocation without and with, and the median difference."""
     without, with_stacks = [], []
     for _ in range(TURNS):
@@ -92,7 +92,7 @@ def main() -> None:
 
     torch.cuda.init()
     backend = TorchBackend()
-    rows = [by_depth(depth, backend.start_stacks, backend.stop_stacks) for depth in DEPTHS]
+    rows = [by_depth(depth, backend.start_stacks, backend.stop_history) for depth in DEPTHS]
     stacks = [[str(depth), microseconds(origin_seconds(depth))] for depth in (*DEPTHS, 900)]
     print(table(("frames", "stack at an OOM"), stacks))
     print()

@@ -1,10 +1,10 @@
-"""Measure what a scrape costs the rank that serves its pod (the setting `leader_port`):
+"""What it costs a rank to serve its pod (the setting `leader_port`):
 
     PYTHONPATH=tests python -m benchmarks.leader
 
-CPU milliseconds of the leader's process for one scrape of 1, 8 and 64 ranks that have published all
-that a rank can publish, and for one turn of the election in a rank that does not lead. The client
-is another process.
+CPU milliseconds of the leader's process for the page of 1, 8 and 64 ranks that have published all
+that a rank can publish, and for one turn of the election in a rank that does not lead. What the
+requests cost, `benchmarks.endpoint` measures.
 """
 
 from __future__ import annotations
@@ -15,20 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from support.publishing import own_process, own_sample, publish
-from support.stack import free_port
 
-from torchmem.sdk._leader import Leader
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._leader import Leader, registry
+from torchmem.sdk._page import Page
 
-SCRAPES, TURNS = 50, 2000
-CLIENT = """
-import sys, urllib.request
-for _ in range(int(sys.argv[2])):
-    urllib.request.urlopen(sys.argv[1]).read()
-"""
+PAGES, TURNS = 50, 2000
 
 
 def cpu_milliseconds(act: Callable[[], object], times: int) -> float:
@@ -38,25 +33,24 @@ def cpu_milliseconds(act: Callable[[], object], times: int) -> float:
     return 1000 * (time.process_time() - before) / times
 
 
-def scrape_milliseconds(ranks: int, folder: Path) -> float:
-    """Return the cost of a scrape."""
+def page_milliseconds(ranks: int, folder: Path) -> float:
+    """Return the cost of rendering the page."""
     for rank in range(ranks):
         sample = own_sample(process=own_process(rank=rank))
         publish(folder, sample, f"1-{rank + 1}-1.sample.json")
-    host = sample.process.hostname
-    with closing(Leader(folder / str(os.geteuid()), host, "127.0.0.1", free_port())) as leader:
-        leader.campaign()
-        client = [sys.executable, "-c", CLIENT, leader.url or ""]
-        subprocess.run([*client, "2"], check=True)
-        return cpu_milliseconds(
-            lambda: subprocess.run([*client, str(SCRAPES)], check=True), SCRAPES
-        )
+    served = registry(folder / str(os.geteuid()), sample.process.hostname)
+
+    def render() -> None:
+        for _ in range(PAGES):
+            Page(served).body(openmetrics=True, compressed=True)
+
+    return cpu_milliseconds(render, PAGES)
 
 
 def turn_milliseconds(folder: Path) -> float:
     """Return the cost of a turn of the election while another process holds the lock."""
     holder = [sys.executable, "-c", HOLDER, str(folder)]
-    leader = Leader(folder, "host", "127.0.0.1", 1)
+    leader = Leader(folder, "host", "127.0.0.1", 1, Errors())
 
     def campaign() -> None:
         for _ in range(TURNS):
@@ -72,8 +66,8 @@ def main() -> None:
     """Print the figures."""
     for ranks in (1, 8, 64):
         with tempfile.TemporaryDirectory() as folder:
-            spent = scrape_milliseconds(ranks, Path(folder))
-            print(f"a scrape of {ranks:2} ranks     {spent:8.2f} ms CPU")
+            spent = page_milliseconds(ranks, Path(folder))
+            print(f"a page of {ranks:2} ranks       {spent:8.2f} ms CPU")
     with tempfile.TemporaryDirectory() as folder:
         print(f"a turn without the lock {turn_milliseconds(Path(folder)):8.4f} ms CPU")
 
@@ -81,8 +75,9 @@ def main() -> None:
 HOLDER = """
 import sys
 from pathlib import Path
+from torchmem.sdk._errors import Errors
 from torchmem.sdk._leader import Leader
-leader = Leader(Path(sys.argv[1]), "host", "127.0.0.1", 1)
+leader = Leader(Path(sys.argv[1]), "host", "127.0.0.1", 1, Errors())
 try:
     leader.campaign()
 except OSError:

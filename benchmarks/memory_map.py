@@ -28,7 +28,7 @@ from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.demo.node import SimulatedNode, uuid
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live import memory_map
+from torchmem.exporter.live.map_file import checked
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.testing import FakeNvml
@@ -126,7 +126,7 @@ def measure_maps(page: Page, run_dir: Path) -> None:
                 cpu_seconds(partial(device_of, found)),
                 cpu_seconds(partial(encode, MemoryMap(0.0, [device]))),
             ]
-            decoded = cpu_seconds(partial(memory_map.decode, content, 1.0))
+            decoded = cpu_seconds(partial(checked, content, 1.0))
             cells = [f"{cost * 1000:.1f} ms" for cost in costs]
             cells += [f"{len(content) / 1e3:.0f} KB", f"{decoded * 1000:.1f} ms"]
             print(

@@ -23,8 +23,8 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
+from torchmem.allocator import thresholds
 from torchmem.allocator.settings import ADVICE_LABEL
-from torchmem.rules import thresholds
 from torchmem.sample import catalog, colors
 from torchmem.sample.catalog import MetricSpec
 

@@ -263,7 +263,7 @@ def stack(text: Text, areas: Sequence[Query], total: Query, unit: str) -> timese
     return panel.override_by_query(_letter(len(areas)), _dashed_line())
 
 
-# What a legend calls the components of allocated memory, in stacking order.
+# What a legend calls the components of active memory, in stacking order.
 COMPONENTS = {
     "parameters": "Parameters",
     "gradients": "Gradients",
@@ -271,13 +271,14 @@ COMPONENTS = {
     "optimizer_state": "Optimizer state",
     "held": "Held between steps",
     "step": "Of the current step",
+    "pending": "Waiting for a stream",
     "rounding": "Rounding",
     "other": "Tracked by the script",
 }
 
 
 def component_stack(text: Text, component: Callable[[str], str], total: Query) -> timeseries.Panel:
-    """Return the COMPONENTS of allocated memory as areas that add up to the dashed line `total`.
+    """Return the COMPONENTS of active memory as areas that add up to the dashed line `total`.
 
     `component` returns the expression of the components that match a matcher of their label.
     """

@@ -55,13 +55,24 @@ from dashboards.queries import (
 )
 from grafana_foundation_sdk.builders import timeseries
 
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL
+from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, REMEDY_BY_TREND
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.sample import catalog
 from torchmem.sample.colors import CAUSES, STATES
 
 NO_OOM = "No rank ran out of memory in this time range"
 NEWEST_RUN = "Of several runs, the one with the newest error is shown."
+
+# Why memory ran out now, in two words.
+ONSET_NAMES = {
+    "first_step": "first step",
+    "leak": "leak",
+    "larger_step": "larger steps",
+    "new_phase": "new phase",
+    "outside": "outside",
+    "stranded": "stranded",
+    "tight": "no change",
+}
 
 # The state timeline shows a state as its index here.
 STATE_NUMBERS = tuple(STATES)
@@ -127,10 +138,10 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text(
             "By cause",
-            "Why did they run out of memory? capacity: the job is too large. fragmentation: "
-            "enough memory was free, but not in one piece. limit: the memory fraction. "
-            "external: other programs. pending: a block waited for another stream. library: "
-            "NCCL, cuBLAS or another library got no memory.",
+            "Why did they run out of memory? capacity: the run needed more than the GPU has. "
+            "fragmentation: free memory worth having was not in one piece. limit: the memory "
+            "fraction. external: other programs. pending: a block waited for another stream. "
+            "library: NCCL, cuBLAS or another library got no memory.",
             "None",
         ),
         [
@@ -185,10 +196,24 @@ _CAUSES = (
     f"or {row(DEVICE_ROW, _KILLS, 'cause')})"
 )
 _CAUSE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {_CAUSES})"
-_REMEDY = with_texts(_CAUSE, "remedy", "cause", {**REMEDY_BY_CAUSE, **REMEDY_BY_KILL})
 _CAUSE_COLORS = {**CAUSES, **dict.fromkeys(REMEDY_BY_KILL, STATES["killed"])}
 # Of several lines within the range, that of the newest error.
 _LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
+_ONSET = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'onset')})"
+# What grew has a remedy of its own, in place of that of capacity.
+_GREW = append_matcher(select(catalog.LAST_OOM_INFO), f'onset=~"{"|".join(REMEDY_BY_TREND)}"')
+_GROWN = row(DEVICE_ROW, f"max_over_time(timestamp({_GREW})[$__range:])", "onset")
+_OF_GROWTH = with_texts(
+    f'label_replace(topk by ({", ".join(DEVICE_ROW)}) (1, {_GROWN}), "cause", "capacity", "", "")',
+    "remedy",
+    "onset",
+    REMEDY_BY_TREND,
+)
+_REMEDY = (
+    f"({among((*DEVICE_ROW, 'cause'), row(DEVICE_ROW, _OF_GROWTH, 'cause', 'remedy'), _CAUSE)}) "
+    f"or on ({', '.join(DEVICE_ROW)}) "
+    f"{with_texts(_CAUSE, 'remedy', 'cause', {**REMEDY_BY_CAUSE, **REMEDY_BY_KILL})}"
+)
 _LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
 _TIME = f"({row(DEVICE_ROW, _OOM_MILLISECONDS)} or {_of_failed_rows(_LAST_SAMPLE)})"
 _STORY = link(OOM, "the time around this error", at="When", run="Run", rank="Rank")
@@ -196,22 +221,23 @@ _RANK = link(TRAINING, "Training memory at this time", at="When", run="Run", ran
 
 
 def _bytes(heading: str, query: str) -> Column:
-    return Column(heading, query, unit=Unit.BYTES, width=95)
+    return Column(heading, query, unit=Unit.BYTES, width=90)
 
 
 FAILED = joined_table(
     Text(
         "Ranks that ran out of memory or were killed",
         "Which ranks failed, why, and what helps? These are the last values of each process, kept "
-        "as long as Prometheus retains them. If the stranded bytes are larger than the request, "
-        "the cause is fragmentation. The link in When opens this dashboard, and the link in Rank "
+        "as long as Prometheus retains them. The cause is the change that would have given the "
+        "job room worth having. Why now is what had changed since it ran well: where something "
+        "grew, look there first. The link in When opens this dashboard, and the link in Rank "
         "the dashboard Training memory, for the time around the error. On the node, `torchmem "
         "oom` explains the same error in full.",
         NO_OOM,
     ),
     [
-        Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=125),
-        Column("Run", label="run", width=130),
+        Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=115),
+        Column("Run", label="run", width=110),
         Column("Rank", label="rank", link=_RANK, width=60),
         Column(
             "State",
@@ -221,8 +247,9 @@ FAILED = joined_table(
             width=80,
         ),
         Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=115),
+        Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=95),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
-        Column("Line", _LINE, label="line", width=170),
+        Column("Line", _LINE, label="line", width=110),
         _bytes("Requested", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
         _bytes("Largest free", _of_failed_rows(seen(catalog.LARGEST_FREE_BLOCK))),
         _bytes("Stranded", _of_failed_rows(seen(catalog.FREE, state="stranded"))),

@@ -67,9 +67,9 @@ NUMBERS: list[Panel] = [
         Text(
             "Ranks",
             "What state are the ranks in? A stalled rank is alive but has not finished a step for "
-            "a while. failed: an uncaught exception ended the process. oom and killed: it ended "
-            "that way. A rank that was restarted counts once; an ended rank is shown for 15 "
-            "minutes.",
+            "a while. failed: an uncaught exception or an exit code ended the process. oom and "
+            "killed: it ended that way. A rank that was restarted counts once; an ended rank is "
+            "shown for 15 minutes.",
             "No rank",
         ),
         RANKS_BY_STATE,
@@ -152,7 +152,7 @@ REASONS = {
 }
 REASON_COLORS = {**CAUSES, **TRENDS}
 ALERT_NAMES = {alert: alert.removeprefix("Torchmem") for alert in THREATS} | {"README": "none"}
-REMEDIES = {**REMEDY_BY_CAUSE, **REMEDY_BY_TREND, "none": "–"}
+REMEDIES = {**REMEDY_BY_CAUSE, **{name: REMEDY_BY_TREND[name] for name in TRENDS}, "none": "–"}
 
 
 def _states(states: str) -> str:
@@ -179,8 +179,11 @@ def _listed(expression: str) -> str:
     return among(DEVICE_ROW, row(DEVICE_ROW, expression), _LISTED)
 
 
+_GROWTH = select(catalog.GROWTH)
+
+
 def _share(heading: str, query: str, colored: levels.Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=115)
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=100)
 
 
 DANGER = joined_table(
@@ -189,8 +192,9 @@ DANGER = joined_table(
         f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
         "least headroom, healthy or not, those that will run out of memory within minutes, those "
         "with an alert, and those that have failed. Headroom is the largest tensor that would "
-        "still fit. The reason comes from the alerts, also while they are pending; an alert links "
-        "to its runbook.",
+        "still fit. Growth is what the rank has found to grow, in bytes a step: tensors kept "
+        "between steps, what a step needs, or memory outside the allocator. The reason comes "
+        "from the alerts, also while they are pending; an alert links to its runbook.",
         "No rank of this run publishes samples",
     ),
     [
@@ -205,14 +209,15 @@ DANGER = joined_table(
         Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=95),
         _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
         _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
+        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=80),
         Column("Out of memory in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=130),
-        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
+        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=100),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column(
-            "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=180
+            "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=115),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=100),
     ],
     sort="Of the GPU",
     hidden=("run", "pid"),

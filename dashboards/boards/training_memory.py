@@ -94,11 +94,11 @@ COMPONENTS = component_stack(
         "What the tensors are",
         "Is it the model, its gradients, the optimizer, or what a step allocates? What else lives "
         "between steps, such as caches and lists of outputs, is held. The areas add up to the "
-        "allocated memory, the dashed line, of all ranks.",
+        "active memory, the dashed line, of all ranks: tensors, and what waits for another stream.",
         "The SDK has not counted the tensors yet",
     ),
     lambda matcher: f"sum({live(append_matcher(_COMPONENT, matcher))})",
-    Query(f"sum({live(_COMPONENT)})", "Allocated"),
+    Query(f"sum({live(_COMPONENT)})", "Active"),
 )
 MEMORY: list[Panel] = [
     COMPONENTS,

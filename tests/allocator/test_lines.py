@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.call_stack import Frame
-from torchmem.allocator.lines import MAX_LINES, grown, lines, uses_by_line
+from torchmem.allocator.lines import (
+    MAX_CALLERS,
+    MAX_DIVIDED,
+    MAX_LINES,
+    MAX_PARTS,
+    LineUse,
+    divided,
+    grown,
+    leaking_line,
+    lines,
+    uses_by_line,
+)
 
 TORCH = {"filename": "/v/site-packages/torch/nn/functional.py", "line": 9, "name": "linear"}
 frame = st.fixed_dictionaries(
@@ -96,3 +108,52 @@ def test_a_line_that_is_new_has_grown() -> None:
 
     (use,) = grown(before, after)
     assert (Frame("/home/ann/model.py", 9, "log"), 7, 1) == (use.frame, use.bytes, use.blocks)
+
+
+@given(snapshots)
+def test_parts_of_a_line_hold_no_more_than_the_line(segments: Any) -> None:
+    """They are the largest first, and all of the line where they are few."""
+    found = lines(segments, 0)
+    if found is not None:
+        for use in divided(found, segments, 0, lambda frames: str(len(frames))).held[:MAX_DIVIDED]:
+            sizes = [part.bytes for part in use.parts]
+            assert sizes == sorted(sizes, reverse=True)
+            assert sum(sizes) <= use.bytes
+            assert len(sizes) == MAX_PARTS or sum(sizes) == use.bytes
+
+
+def test_a_line_is_divided_by_caller_and_module() -> None:
+    """A helper's line is told apart by who called it; callers are the user's own, without loops."""
+    helper, again = _own(5, "log"), _own(7, "again")
+    encoder = [TORCH, helper, TORCH, _own(20, "encode"), again, again, _own(99, "main")]
+    decoder = [TORCH, helper, _own(30, "decode"), _own(99, "main")]
+    segments = _segments((6, encoder), (6, encoder), (4, decoder), (1, [TORCH]))
+    found = lines(segments, 0)
+    assert found is not None
+    by_depth = {len(encoder): "encoder.*", len(decoder): "decoder"}
+    use, foreign = divided(found, segments, 0, lambda frames: by_depth.get(len(frames))).held
+    shown = [
+        (part.bytes, part.blocks, part.module, [frame.line for frame in part.callers])
+        for part in use.parts
+    ]
+
+    assert [(12, 2, "encoder.*", [20, 7, 99]), (4, 1, "decoder", [30, 99])] == shown
+    assert MAX_CALLERS == len(use.parts[0].callers)
+    assert [()] == [part.callers for part in foreign.parts]
+
+
+def test_the_line_that_explains_a_growth() -> None:
+    """It is named only if it has most of the growth in the steps between the two looks."""
+    leak, other = Frame("/home/ann/a.py", 3, "log"), Frame("/home/ann/a.py", 9, "f")
+    found = lines(_segments((5, [_own(1)])), 0)
+    assert found is not None
+    with_growth = replace(
+        found, grown=(LineUse(leak, 80, 10), LineUse(other, 9, 1)), grown_steps=10
+    )
+
+    assert leak == leaking_line(with_growth, 8.0)
+    assert [None] * 3 == [
+        leaking_line(with_growth, 20.0),
+        leaking_line(found, 8.0),
+        leaking_line(None, 8.0),
+    ]

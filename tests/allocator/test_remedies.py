@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
-from torchmem.allocator.oom_report import OomReport, failure_reason
+from torchmem.allocator.oom_report import OomReport, Trend, failure_reason
 from torchmem.allocator.remedies import SETTING_REMEDIES, conf_variable, remedies
 
 KEYS = {
@@ -49,6 +49,32 @@ def test_the_components_tell_what_to_reduce(step: int, first: str) -> None:
     """Where most was allocated within the step, the batch comes first, and else the model."""
     components = {"step": step << 30, "parameters": 15 << 30}
     report = replace(CAPACITY, device=replace(CAPACITY.device, components=components))
+
+    assert first in remedies(report)[0].text
+
+
+@pytest.mark.parametrize(("unread", "first"), [(0, "smaller batch"), (200, "Shard parameters")])
+def test_what_many_steps_kept_is_not_of_this_step(unread: int, first: str) -> None:
+    """Bytes since a step that was read long ago are compared with the seconds before the error."""
+    size = 77 << 30
+    components = {"step": 60 << 30, "parameters": 17 << 30}
+    trend = Trend(
+        seconds=(200.0, 2.0),
+        allocated_bytes=(17 << 30, size - (1 << 30)),
+        reserved_bytes=(None, None),
+        active_bytes=(None, None),
+        stranded_bytes=(None, None),
+        fragmentation_ratio=(None, None),
+        headroom_bytes=(None, None),
+        alloc_retries=(None, None),
+        steps=(100, 900),
+    )
+    report = replace(
+        CAPACITY,
+        device=replace(CAPACITY.device, components=components),
+        steps=replace(CAPACITY.steps, count=1000, read_count=1000 - unread),
+        trend=trend,
+    )
 
     assert first in remedies(report)[0].text
 
@@ -107,7 +133,7 @@ def test_fragmentation_below_a_limit_names_the_limit() -> None:
     text, lines = " ".join(failure_reason(STRANDED_LIMIT)), _lines(STRANDED_LIMIT)
 
     assert "of the driver's memory: its memory fraction limits it to 40.00 GiB (50% of the" in text
-    assert "torch.cuda.set_per_process_memory_fraction(0.53, 0)" in lines
+    assert "torch.cuda.set_per_process_memory_fraction(0.92, 0)" in lines
     assert "fraction" not in " ".join(failure_reason(STRANDED)) + _lines(STRANDED)
 
 
@@ -132,7 +158,7 @@ def test_each_cause_has_its_own_first_remedy(name: str) -> None:
     """The first remedy of each kind of OOM differs from those of `capacity`."""
     differs = remedies(BY_NAME[name])[0] not in remedies(BY_NAME["capacity"])
 
-    assert differs == (name not in {"capacity", "bare"})
+    assert differs == (name not in {"capacity", "bare", "first_step", "tight"})
 
 
 def test_the_runbooks_name_only_recommended_settings() -> None:

@@ -194,6 +194,7 @@ def test_effective_settings_are_read_from_a_sample() -> None:
     expected = AllocatorConfig(
         expandable_segments=True,
         max_split_size=64 * MIB,
+        max_non_split_rounding_size=40 * MIB,  # follows large_segment_size
         large_segment_size=40 * MIB,
         roundup_power2_divisions=(2, *[0] * 14, 4),
         throw_on_cudamalloc_oom=True,
@@ -258,3 +259,15 @@ def test_large_segment_size_applies_to_blocks_of_1_to_10_mib() -> None:
     assert [2 * MIB, 40 * MIB, 40 * MIB, 10 * MIB] == [
         config.get_allocation_size(size) for size in sizes
     ]
+
+
+def test_the_size_of_large_segments_decides_which_block_may_be_used() -> None:
+    """The rest that may stay unused follows large_segment_size_mb, unless it is set itself."""
+    conf = "large_segment_size_mb:40,max_split_size_mb:48"
+    block, request = 85 * MIB, 50 * MIB
+
+    assert AllocatorConfig.parse(conf).may_use(block, request)
+    assert not AllocatorConfig.parse("max_split_size_mb:48").may_use(block, request)
+    limited = AllocatorConfig.parse(f"{conf},max_non_split_rounding_mb:41")
+    assert limited.may_use(block, request)
+    assert not limited.may_use(block + 6 * MIB, request)

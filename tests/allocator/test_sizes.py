@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torchmem.allocator.sizes import (
     GIB,
     MIB,
+    format_index,
     format_size,
     get_allocation_size,
     parse_size,
@@ -22,6 +23,15 @@ from torchmem.allocator.sizes import (
 def test_a_request_is_rounded_to_512_bytes(size: int, block: int) -> None:
     """A block is the request rounded up to a multiple of 512 bytes, and at least 512 bytes."""
     assert block == round_size(size)
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [(0.0, "0.00"), (0.844, "0.84"), (0.845001, "0.85"), (0.29, "0.29"), (1 - 1e-12, "0.99")],
+)
+def test_an_index_below_1_is_never_shown_as_1(index: float, text: str) -> None:
+    """A fragmentation index is rounded to two digits, but 1 would say that nothing is free."""
+    assert text == format_index(index)
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,18 @@ import pytest
 from hypothesis import given
 from support.samples import full_sample, samples
 
-from torchmem.allocator import threats as module
+from torchmem.allocator.growth import steps_left
 from torchmem.allocator.memory_use import device_parts
-from torchmem.allocator.sizes import GIB
+from torchmem.allocator.oom_report import format_seconds
+from torchmem.allocator.sizes import GIB, MIB
 from torchmem.allocator.threats import MAX_REMEDIES, advice, threats
-from torchmem.rules.thresholds import defaults
+from torchmem.allocator.thresholds import changed, defaults
+from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import DeviceSample, HostMemory, Sample
 
 FULL = full_sample()
 (DEVICE,) = FULL.devices
-SHARED = (
-    "stranded_ratio",
-    "stranded_bytes",
-    "headroom_ratio",
-    "near_capacity_ratio",
-    "gpu_library_bytes",
-    "library_releasable_bytes",
-    "host_available_ratio",
-)
+SHIPPED = defaults().limits("night", "node1")
 
 
 def _device(headroom: int, flushed: int, stranded: int, **changes: Any) -> DeviceSample:
@@ -38,16 +32,10 @@ def _device(headroom: int, flushed: int, stranded: int, **changes: Any) -> Devic
         stranded_bytes=stranded,
     )
     counters = replace(DEVICE.counters, alloc_retries=0)
-    return replace(DEVICE, layout=layout, counters=counters, **changes)
+    return replace(DEVICE, layout=layout, counters=counters, **{"growth": None, **changes})
 
 
 CALM = replace(FULL, settings_ignored={}, oom_pending=False)
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_the_thresholds_are_those_of_the_alerts(name: str) -> None:
-    """Each threshold has the value of rules/thresholds.yml."""
-    assert float(defaults().values[name]) == getattr(module, name.upper())
 
 
 @pytest.mark.parametrize(
@@ -63,13 +51,75 @@ def test_the_thresholds_are_those_of_the_alerts(name: str) -> None:
 )
 def test_the_cause_to_expect(device: DeviceSample, causes: list[str]) -> None:
     """Stranded memory, a full device, a neighbor, and libraries are told apart."""
-    assert causes == [threat.cause for threat in threats(CALM, device)]
+    assert causes == [threat.cause for threat in threats(CALM, device, SHIPPED)]
+
+
+@pytest.mark.parametrize(
+    ("content", "causes"),
+    [
+        ({"headroom_ratio": 0.02}, []),
+        ({"stranded_bytes": "13GiB"}, []),
+        ({"overrides": [{"match": {"run": "ni.*"}, "headroom_ratio": 0.02}]}, []),
+        ({"overrides": [{"match": {"run": "day"}, "headroom_ratio": 0.02}]}, ["fragmentation"]),
+        ({"near_capacity_ratio": 0.2}, ["fragmentation", "capacity"]),
+    ],
+)
+def test_the_thresholds_of_the_user(content: dict[str, Any], causes: list[str]) -> None:
+    """Changed thresholds, also those of the rank's run alone, decide what threatens it."""
+    limits = changed(content, "a file").limits("night", "node1")
+    device = _device(2 * GIB, 9 * GIB, 12 * GIB, driver_free_bytes=20 * GIB)
+
+    assert causes == [threat.cause for threat in threats(CALM, device, limits)]
+
+
+LEAK = Growth("leak", 8 * MIB, 40, GIB, "held")
+
+
+@pytest.mark.parametrize(
+    ("growth", "words", "remedy"),
+    [
+        (LEAK, "leak: tensors kept between steps grow by 8.00 MiB a step", "keeps tensors"),
+        (replace(LEAK, kind="larger_step"), "Steps need 8.00 MiB more", "more and more"),
+        (replace(LEAK, kind="outside"), "outside PyTorch's allocator grows", "nvidia-smi"),
+    ],
+)
+def test_what_grows_is_a_threat(growth: Growth, words: str, remedy: str) -> None:
+    """A rank with much left says what grows, when it is full, and what to look for, first."""
+    device = _device(10 * GIB, 12 * GIB, 0, driver_free_bytes=20 * GIB, growth=growth)
+    sample = replace(CALM, steps=replace(CALM.steps, count=101, duration_sum_seconds=200.0))
+    (threat,) = threats(sample, device, SHIPPED)
+    (left,) = [steps_left(device)]
+
+    assert words in threat.text
+    assert "since step 40" in threat.text
+    assert left is not None
+    assert f"full in about {int(left):,} steps ({format_seconds(2 * left)})." in threat.text
+    assert growth.kind == threat.onset
+    assert remedy in advice(sample, device, SHIPPED)[0].text
+
+
+def test_a_leak_comes_before_what_is_full() -> None:
+    """In a rank that leaks and is nearly full, the advice begins with the leak."""
+    device = _device(GIB, GIB, 0, driver_free_bytes=20 * GIB, growth=LEAK)
+
+    assert ["leak", None] == [threat.onset for threat in threats(CALM, device, SHIPPED)]
+    assert "keeps tensors" in advice(CALM, device, SHIPPED)[0].text
+
+
+def test_an_override_of_an_instance_applies_to_its_host() -> None:
+    """The override for a node matches the name of the host."""
+    override = {"match": {"instance": "big.*"}, "gpu_library_bytes": "2GiB"}
+    thresholds = changed({"overrides": [override]}, "a file")
+
+    assert 2 * GIB == thresholds.limits("night", "big-1").gpu_library_bytes
+    assert SHIPPED == thresholds.limits("night", "small-1")
 
 
 def test_threats_without_a_cause() -> None:
     """Flushes, ignored settings and host memory are named, after what ends the run."""
     sample = replace(FULL, host=HostMemory(1, 100 * GIB, GIB), oom_pending=True)
-    texts = [threat.text for threat in threats(sample, DEVICE)]
+    device = replace(DEVICE, growth=None)
+    texts = [threat.text for threat in threats(sample, device, SHIPPED)]
 
     assert ["torchmem oom", "flush", "emptied", "Host memory", "expandable_segments"] == [
         next(word for word in words if word in text)
@@ -82,9 +132,9 @@ def test_threats_without_a_cause() -> None:
 def test_there_is_always_advice_for_a_cause(sample: Sample) -> None:
     """A threat with a cause has advice; without one there is none, and never too much."""
     for device in sample.devices:
-        causes = [threat.cause for threat in threats(sample, device) if threat.cause]
-        assert bool(causes) == bool(advice(sample, device))
-        assert len(advice(sample, device)) <= MAX_REMEDIES
+        causes = [threat.cause for threat in threats(sample, device, SHIPPED) if threat.cause]
+        assert bool(causes) == bool(advice(sample, device, SHIPPED))
+        assert len(advice(sample, device, SHIPPED)) <= MAX_REMEDIES
 
 
 def test_the_parts_of_a_device_add_up() -> None:

@@ -5,25 +5,26 @@
 The independent count takes the allocator's own blocks. A block belongs to a component if a tensor
 that Python's garbage collector finds there lies in it. The last line printed is JSON: for each
 step the SDK's components at its end and when they are up to date, the independent ones, and the
-allocated bytes.
+active bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
+import os
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 from torchmem import sdk
+from torchmem.sample.families import View, families
 
 STEPS = 4
 MAX_WAIT_SECONDS = 20.0  # the budget may put off a count
@@ -254,6 +255,26 @@ def raising() -> Case:
     return Case([optimizer], step, {})
 
 
+def prefetch() -> Case:
+    """Batches copied on a stream of their own; each waits for the main stream after its use."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    side, phantom = torch.cuda.Stream(), ctypes.CDLL(None)
+
+    def step() -> None:
+        phantom.phantom_hold_events(0)
+        with torch.cuda.stream(side):
+            batch = torch.randn(5001, WIDTH).to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(side)
+        batch.record_stream(torch.cuda.current_stream())
+        model(batch).square().mean().backward()
+        phantom.phantom_hold_events(int(bool(optimizer.state)))  # from the second step on
+        del batch
+        optimizer.step()
+
+    return Case([optimizer], step, {})
+
+
 def hugging_face() -> Case:
     """A Llama of transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -334,7 +355,9 @@ def independent_components(case: Case) -> dict[str, int]:
     counted = dict.fromkeys([*members, "held", "rounding"], 0)
     for segment in torch.cuda.memory_snapshot():
         for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
+            if block["state"] == "active_pending_free":
+                counted["pending"] = counted.get("pending", 0) + block["size"]
+            elif block["state"] == "active_allocated":
                 owners = [name for name, found in members.items() if block["address"] in found]
                 counted[owners[0] if owners else "held"] += block["requested_size"]
                 counted["rounding"] += block["size"] - block["requested_size"]
@@ -348,20 +371,19 @@ def _content(part: Any) -> object:
 
 
 def served(session: sdk.Session, metric: str = "torchmem_component_bytes") -> dict[str, int]:
-    """Return the components that the process serves now."""
-    with urllib.request.urlopen(f"{session.url}") as answer:  # noqa: S310 - loopback
-        families = text_string_to_metric_families(answer.read().decode())
-        return {
-            sample.labels["component"]: int(sample.value)
-            for family in families
-            for sample in family.samples
-            if sample.name == metric
-        }
+    """Return the components that the process would publish now; its port keeps a page longer."""
+    views = [View(session._monitor.sample(), os.getpid(), "running", gpus={})]
+    return {
+        sample.labels["component"]: int(sample.value)
+        for family in families(views)
+        for sample in family.samples
+        if sample.name == metric
+    }
 
 
 def main(name: str) -> None:
     """Train, and print both counts after every step."""
-    session = sdk.instrument(interval=1e-6, port=0)
+    session = sdk.instrument(interval=1e-6)
     case: Case = globals()[name]()
     for part, tensors in case.tracked.items():
         session.track(part, tensors)
@@ -376,7 +398,8 @@ def main(name: str) -> None:
             time.sleep(0.05)
             session.step()
             found = served(session)
-        rows.append([first, found, independent, torch.cuda.memory_allocated()])
+        active = torch.cuda.memory_stats()["active_bytes.all.current"]
+        rows.append([first, found, independent, active])
         if case.zero_grad:
             for optimizer in case.optimizers:
                 optimizer.zero_grad()

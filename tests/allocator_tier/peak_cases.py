@@ -83,7 +83,7 @@ def step() -> None:
 
 def main() -> None:
     """Train, and print both counts."""
-    session = sdk.instrument(interval=1e-6, port=0)
+    session = sdk.instrument(interval=1e-6)
     for _ in range(STEPS):
         step()
     peaks = served(session, "torchmem_component_peak_bytes")

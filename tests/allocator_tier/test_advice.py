@@ -38,6 +38,18 @@ pieces = [take(size) for _ in range(150) for size in (8, 12)]
 del pieces[::2]
 last = take(1250)
 """
+# Each step keeps its outputs, of 16 MiB.
+LEAK = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+while True:
+    output = model(torch.ones(4096, 1024, device="cuda"))
+    output.sum().backward()
+    optimizer.step()
+    kept.append(output.detach())
+"""
 EXPANDABLE, SEGMENTS = "expandable_segments:True", "large_segment_size_mb:16"
 LAUNCH = [sys.executable, "-m", "torchmem.cli", "run", "--apply-advice", "--name", "night", "--"]
 CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -79,6 +91,20 @@ def test_a_restarted_container_gets_what_a_replay_proved(died: Node) -> None:
 
     assert 0 == done.returncode, done.stderr
     assert f"{SEGMENTS} is added to PYTORCH_ALLOC_CONF by replay" in done.stderr
+
+
+def test_a_leak_is_restarted_as_it_is(tmp_path: Path) -> None:
+    """No setting is added, and the line says that memory leaks, and by how much a step."""
+    node = Node(tmp_path, cards=1)
+    first = start(node, sys.executable, "-c", LEAK)
+    second = start(node, "printenv", "PYTORCH_ALLOC_CONF")
+
+    assert "OutOfMemoryError" in first.stderr
+    assert (1, "") == (second.returncode, second.stdout)
+    (line,) = second.stderr.splitlines()
+    assert line.startswith("torchmem: no setting is added: memory leak: "), line
+    assert "16.00 MiB a step" in line
+    assert line.endswith(", which no setting cures.")
 
 
 def test_a_setting_in_vain_is_withdrawn(died: Node, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ CASES = (
     "tied",
     "kv_cache",
     "raising",
+    "prefetch",
     "hugging_face",
     "fsdp2",
 )
@@ -48,12 +49,12 @@ def test_components_of_the_peak_are_those_of_its_moment(
 
 @pytest.mark.parametrize("case", CASES)
 def test_components_are_those_of_the_blocks(case: str, tmp_path: Path) -> None:
-    """All are absent, or each has the bytes of its blocks and they add up to allocated."""
+    """All are absent, or each has the bytes of its blocks and they add up to the active bytes."""
     rows, errors = _run("component_cases.py", tmp_path, case)
-    for first, found, independent, allocated in rows:
+    for first, found, independent, active in rows:
         assert independent == found
         assert first in ({}, independent) or "kv_cache" in first  # which is counted now and then
-        assert allocated == sum(found.values()) == sum(first.values() or found.values())
+        assert active == sum(found.values()) == sum(first.values() or found.values())
     assert 0 == errors["components"]
 
 
@@ -112,6 +113,104 @@ def test_a_recording_of_the_script_is_left_alone(run: Callable[..., Any], record
     assert (0, "0\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
+def test_a_rank_with_pending_memory_is_exported(
+    run: Callable[..., Any], series: Callable[..., Any]
+) -> None:
+    """With a prefetcher on a stream of its own, the exporter serves all of the rank's series."""
+    done = run(
+        LOOP
+        + """
+import ctypes
+side = torch.cuda.Stream()
+for _ in range(4):
+    with torch.cuda.stream(side): batch = torch.ones(9001, 300, device="cuda")
+    torch.cuda.current_stream().wait_stream(side)
+    batch.record_stream(torch.cuda.current_stream())
+    model(batch).mean().backward()
+    ctypes.CDLL(None).phantom_hold_events(1)
+    del batch
+    optimizer.step()
+session.close()
+"""
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    found = {labels["component"]: size for labels, size in series("torchmem_component_bytes")}
+
+    assert found["pending"] >= 4 * 9001 * 300
+    assert min(found.values()) >= 0
+    assert sum(size for _, size in series("torchmem_active_bytes")) == sum(found.values())
+    assert [4.0] == [count for _, count in series("torchmem_steps_total")]
+    for metric in ("rejected_samples", "impossible_values"):
+        assert not any(count for _, count in series(f"torchmem_exporter_{metric}_total"))
+
+
+@pytest.mark.parametrize("cap", [1, 100])
+def test_buckets_that_gradients_are_views_of_are_gradients(
+    run: Callable[..., Any], cap: int
+) -> None:
+    """With DDP's gradient_as_bucket_view, buckets stay gradients between steps."""
+    done = run(
+        f"""
+import torch.distributed as dist
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+session = sdk.instrument(interval=1e-6, port=0, idle_after=0.01)
+model = torch.nn.Sequential(*[torch.nn.Linear(700, 700) for _ in range(4)]).cuda()
+ddp = torch.nn.parallel.DistributedDataParallel(
+    model, gradient_as_bucket_view=True, bucket_cap_mb={cap})
+"""
+        """
+optimizer = torch.optim.AdamW(ddp.parameters())
+def serve():
+    (sample,) = published()
+    (device,) = [d for d in sample["devices"] if d["components"]] or [{"components": {}}]
+    return device["components"]
+def until(is_done):
+    time.sleep(0.3)
+    end = time.monotonic() + 20
+    while not is_done(serve()) and time.monotonic() < end: time.sleep(0.01)
+    return serve()
+rows = []
+for _ in range(4):
+    ddp(torch.randn(64, 700, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    rows.append(until(lambda found: "step" in found))
+    time.sleep(0.3)
+size = sum(p.nbytes for p in model.parameters())
+print(json.dumps([rows, size, session.errors.counts["components"]]))
+dist.destroy_process_group()
+"""
+    )
+    assert 0 == done.returncode, done.stderr
+    rows, size, errors = json.loads(done.stdout.splitlines()[-1])
+
+    assert [size] * 4 == [row["gradients"] for row in rows]
+    assert [0] * 4 == [row["step"] for row in rows]
+    assert 0 == errors
+
+
+def test_a_buffer_of_gradients_is_not_kept(run: Callable[..., Any]) -> None:
+    """What gradients are views of is found once, and freed when the script drops it."""
+    done = run("""
+from torchmem.sdk._tensors import TensorReader
+reader, flat = TensorReader(torch), torch.zeros(3000, device="cuda")
+parameters = [torch.nn.Parameter(torch.zeros(1000, device="cuda")) for _ in range(3)]
+for parameter, view in zip(parameters, flat.split(1000)): parameter.grad = view
+storages = reader.viewed_storages(parameters)
+def found():
+    sizes = {}
+    for storage in storages: storage.add(sizes)
+    return [size for by_address in sizes.values() for size in by_address.values()]
+rows = [found()]
+for parameter in parameters: parameter.grad = None
+del view; rows.append(found()); before = torch.cuda.memory_allocated()
+del flat; rows += [found(), [before - torch.cuda.memory_allocated()]]
+print(json.dumps(rows))
+""")
+    assert 0 == done.returncode, done.stderr
+    assert [[12_000], [12_000], [], [12_288]] == json.loads(done.stdout)
+
+
 def test_components_at_an_oom(run: Callable[..., Any]) -> None:
     """At an OOM in the backward pass the gradients that exist are counted, and all add up."""
     done = run(
@@ -139,6 +238,37 @@ print(json.dumps([found, Failing.truth, parameters]))
     assert parameters == found["parameters"]
     assert 2 * parameters == found["optimizer_state"]
     assert found["step"] > 0
+
+
+@pytest.mark.parametrize("interval", [1e-6, 3600.0])
+def test_an_oom_in_a_fast_loop_says_since_when(run: Callable[..., Any], interval: float) -> None:
+    """What was allocated since the latest step that was read is not said to be of this step."""
+    done = run(
+        LOOP.replace("1e-6", str(interval))
+        + """
+from torchmem.allocator.oom_report import decode, memory_breakdown
+for _ in range(12): step()
+kept, before = [], torch.cuda.memory_allocated()
+for _ in range(200):
+    kept.append(torch.empty(5 << 20, dtype=torch.uint8, device="cuda")); step()
+leaked = torch.cuda.memory_allocated() - before
+within = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+try: torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError: pass
+(path,) = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.oom.json")
+report = decode(open(path, "rb").read())
+print(json.dumps([dict(memory_breakdown(report)), leaked, report.steps.count]))
+"""
+    )
+    assert 0 == done.returncode, done.stderr
+    parts, leaked, steps = json.loads(done.stdout.splitlines()[-1])
+
+    assert steps == 212
+    named = {name: size for name, size in parts.items() if name.startswith("allocated")}
+    if interval < 1:
+        assert {"allocated within this step": 100 << 20} == named
+    else:
+        assert {f"allocated in the last {212 - 11 + 1} steps": leaked + (100 << 20)} == named
 
 
 def test_parameters_of_modules_without_an_optimizer(run: Callable[..., Any]) -> None:

@@ -9,7 +9,8 @@ import pytest
 from support.phantom import run_on_phantom
 
 from torchmem.allocator.lines import Lines
-from torchmem.allocator.oom_report import decode
+from torchmem.allocator.oom_report import OomReport, decode
+from torchmem.oom.recorded import recorded_leaks
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 pytestmark = pytest.mark.allocator
@@ -48,6 +49,83 @@ except torch.OutOfMemoryError:
     pass
 print(sum(session.errors.counts.values()))
 """
+SHORT = """
+import sys, time, torch
+from torchmem import sdk
+session = sdk.instrument(history="oom")
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+kept = []
+def log(x):
+    kept.append(x * 2)  # LEAK
+while True:
+    optimizer.zero_grad()
+    started = time.monotonic()
+    x = torch.ones(MIB, 1 << 18, device="cuda")
+    model(x[0, :256]).sum().backward()
+    log(x)
+    optimizer.step()
+    time.sleep(max(0, started + SECONDS - time.monotonic()))
+"""
+KEPT = """
+import time, torch
+from torchmem import sdk
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear1, self.linear2 = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)
+    def forward(self, x):
+        x = self.linear1(x)
+        return self.linear2(x.relu())  # KEPT
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+class Odd(torch.Tensor):
+    def __getattribute__(self, name):
+        raise AssertionError(name)
+session = sdk.instrument(SETTINGS)
+model = Model().cuda()
+odd = torch.ones(1 << 20, device="cuda").as_subclass(Odd)
+total = 0
+def main():
+    global total
+    while True:
+        loss = model(torch.ones(8192, 64, device="cuda")).sum()
+        total = total + loss
+        session.step()
+        time.sleep(0.005)
+try:
+    main()
+finally:
+    print(sum(session.errors.counts.values()))
+"""
+HEALTHY = """
+import os, random, time, torch
+from torchmem import sdk
+session = sdk.instrument(history="oom")
+model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 8))
+model = model.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+generator = random.Random(SEED)
+start, starts = torch.cuda.memory._record_memory_history, 0
+def count(enabled="all", *arguments, **keywords):
+    global starts
+    starts += enabled == "state"
+    return start(enabled, *arguments, **keywords)
+torch.cuda.memory._record_memory_history = count
+for number in range(STEPS):
+    length = generator.randint(1, 4096)
+    model(torch.ones(length, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.002)
+print(starts)
+"""
 OWN = """
 history(stacks="python", max_entries=1000)
 held = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.9), dtype=torch.uint8, device="cuda")
@@ -84,15 +162,16 @@ def run(tmp_path: Path) -> Run:
     def run_one(body: str, setting: str) -> tuple[Path, list[str]]:
         script = tmp_path / "train.py"
         script.write_text(PRELUDE.replace("HISTORY", setting) + body)
-        own = {
-            "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
-            "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
-        }
-        done = run_on_phantom(script, memory="4GiB", environment=own)
+        done = run_on_phantom(script, memory="4GiB", environment=_own(tmp_path))
         assert 0 == done.returncode, done.stderr
         return script, done.stdout.splitlines()
 
     return run_one
+
+
+def _own(folder: Path) -> dict[str, str]:
+    names = {"TORCHMEM_RUN_DIR": "run", "PHANTOM_STATE_DIR": "phantom"}
+    return {name: str(folder / own) for name, own in names.items()}
 
 
 def _lines(folder: Path) -> Lines:
@@ -114,6 +193,77 @@ def test_the_line_that_leaks(run: Run, tmp_path: Path, setting: str) -> None:
     assert lines.grown_steps > 0
     if setting == "True":
         assert lines.held[0].bytes > 10 * lines.unknown_bytes
+
+
+@pytest.mark.parametrize("mib", [16, 85])
+def test_the_line_that_leaks_in_a_job_of_seconds(tmp_path: Path, mib: int) -> None:
+    """A leak that fills the GPU within 40 or 220 steps of 5 ms has its line, which grew most."""
+    script = tmp_path / "train.py"
+    script.write_text(SHORT.replace("MIB", str(mib)).replace("SECONDS", "0.005"))
+    done = run_on_phantom(script, memory="3482MiB", environment=_own(tmp_path))
+    leak = script.read_text().split("# LEAK")[0].count("\n") + 1
+    lines = _lines(tmp_path)
+
+    assert "OutOfMemoryError" in done.stderr
+    assert (str(script), leak) == (lines.grown[0].frame.file, lines.grown[0].frame.line)
+    assert lines.grown[0].blocks == lines.grown_steps > 10
+
+
+def _report(folder: Path, settings: str) -> tuple[str, OomReport]:
+    script = folder / "train.py"
+    script.write_text(KEPT.replace("SETTINGS", settings))
+    done = run_on_phantom(script, memory="3482MiB", environment=_own(folder))
+    (path,) = folder.rglob(f"*{REPORT_SUFFIX}")
+    assert "0" == done.stdout.strip(), done.stderr
+    assert "OutOfMemoryError" in done.stderr
+    return script.read_text(), decode(path.read_bytes())
+
+
+def test_the_module_and_the_callers_of_a_line(tmp_path: Path) -> None:
+    """A line of `forward` that keeps memory stands with its modules, and with who called them.
+
+    The job has no optimizer, so only the points of the run's history show its growth.
+    """
+    text, report = _report(tmp_path, 'history="oom"')
+    assert report.lines is not None
+    grown, line = report.lines.grown[0], text.split("# KEPT")[0].count("\n") + 1
+    part = grown.parts[0]
+
+    assert line == grown.frame.line
+    assert ["layers.*", "layers.*.linear2"] == [each.module for each in grown.parts]
+    assert ["forward", "main", "<module>"] == [frame.function for frame in part.callers]
+
+
+@pytest.mark.parametrize("settings", ["", 'history="oom"'])
+def test_what_the_tensors_are(tmp_path: Path, settings: str) -> None:
+    """A process that dies of an OOM leaves the shapes of its tensors, and runs no code of them."""
+    _, report = _report(tmp_path, settings)
+    largest, allocator = report.tensors[0], report.device.allocator
+
+    assert allocator is not None
+    assert ((8192, 512), "float32") == (largest.shape, largest.dtype)
+    assert largest.bytes == largest.count * (8192 * 512 * 4) > allocator.allocated_bytes.total / 2
+
+
+def test_a_recording_with_stacks_names_the_line_that_leaks(tmp_path: Path) -> None:
+    """With `capture_on_oom="trace"` and `history=True` the recording has stacks."""
+    text, report = _report(tmp_path, 'history=True, capture_on_oom="trace"')
+    (path,) = tmp_path.rglob(f"*{REPORT_SUFFIX}")
+    leak, *_ = recorded_leaks(path, report)
+
+    assert text.split("# KEPT")[0].count("\n") + 1 == leak.line.line
+    assert report.lines is not None
+    assert leak.line.line == report.lines.held[0].frame.line
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_job_is_not_recorded(tmp_path: Path, seed: int) -> None:
+    """Batches of random lengths start no recording, neither in the first steps nor later."""
+    script = tmp_path / "train.py"
+    script.write_text(HEALTHY.replace("SEED", str(seed)).replace("STEPS", "600"))
+    done = run_on_phantom(script, memory="4GiB", environment=_own(tmp_path))
+
+    assert ("0\n", 0) == (done.stdout, done.returncode), done.stderr
 
 
 def test_without_the_setting_nothing_is_recorded(run: Run, tmp_path: Path) -> None:

@@ -280,3 +280,41 @@ except torch.OutOfMemoryError:
 """)
 
     assert (0, "0 True\n") == (done.returncode, done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("stacks", [False, True])
+def test_the_profiler_sees_the_same_allocations(run: Run, stacks: bool) -> None:
+    """PyTorch's profiler records the same memory events, and sums them as without the SDK.
+
+    With stacks its sums by function count an allocation once more for each Python thread, of which
+    the SDK has one.
+    """
+    program = f"""
+from torch.profiler import ProfilerActivity, profile
+INSTRUMENT
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+with profile(
+    activities=[ProfilerActivity.CPU], profile_memory=True, with_stack={stacks}
+) as profiler:
+    for _ in range(3):
+        model(torch.ones(64, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def is_memory(event):
+    try:
+        return event.name() == "[memory]"
+    except UnicodeDecodeError:  # PyTorch 2.13 may lose the name of a function of the profiler's own
+        return False
+events = profiler.profiler.kineto_results.events()
+print([event.nbytes() for event in events if is_memory(event)])
+if not {stacks}:
+    print(sum(event.self_device_memory_usage for event in profiler.key_averages()))
+"""
+    plain, monitored = (
+        run(program.replace("INSTRUMENT", line)) for line in ("pass", "sdk.instrument()")
+    )
+
+    assert (0, 0) == (plain.returncode, monitored.returncode), monitored.stderr
+    assert len(plain.stdout) > 100
+    assert plain.stdout == monitored.stdout

@@ -39,9 +39,9 @@ fail(2000)
 """
 SIDE_STREAM = """
 with torch.cuda.stream(torch.cuda.Stream()):
-    large = take(300); del large
-    pin = take(2); large = take(200); del large
-rest = take(3200)
+    large = take(800); del large
+    pin = take(2); large = take(700); del large
+rest = take(2700)
 fail(100)
 """
 PRIVATE_POOL = """

@@ -288,6 +288,49 @@ def test_inference_has_figures(tmp_path: Path) -> None:
     assert [peaks[0], peaks[2], peaks[1]] == sorted(peaks)
 
 
+LEAK = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+kept = []
+while True:
+    output = model(torch.zeros(2048, 1024, device="cuda"))
+    output.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept.append(output.detach())
+"""
+
+
+def test_a_leak_is_the_headline(tmp_path: Path) -> None:
+    """The steps after which the card is full are those that a longer run makes, give or take 10%.
+
+    A list of outputs of 8 MiB is the leak.
+    """
+    script = tmp_path / "leak.py"
+    script.write_text(LEAK)
+    short, long = (
+        subprocess.run(
+            command(script, "--steps", steps, "--cards", CARD, "--json"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        for steps in ("10", "500")
+    )
+    growth = json.loads(short.stdout)["verdict"]["growth"]
+    report = json.loads(long.stdout)
+    steps = report["outcome"]["steps"]
+
+    assert (1, 1) == (short.returncode, long.returncode)
+    assert ("leak", 8 * MIB) == (growth["kind"], growth["bytes_per_step"])
+    assert 10 + growth["steps_left"] == pytest.approx(steps, rel=0.1)
+    assert report["verdict"]["sentence"].startswith(
+        f"Grows by 8.00 MiB a step, full after {steps} steps: a leak, or data"
+    )
+
+
 def test_another_allocator_is_rejected(place: Place) -> None:
     """Without PyTorch's caching allocator there is one sentence and exit code 2."""
     done = place.preflight("--alloc-conf", "backend:cudaMallocAsync")

@@ -26,11 +26,22 @@ def test_ports_are_open_to_this_machine_only(service: dict[str, Any]) -> None:
 
 @EACH
 def test_images_are_pinned(service: dict[str, Any]) -> None:
-    """Each image has an exact version; that of the exporter is the version of this package."""
-    name, tag = service["image"].split(":")
-    assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
+    """Each image has an exact version and a digest; the exporter has this package's version."""
+    name, tag = service["image"].split(":", 1)
+    version, _, digest = tag.partition("@")
+    assert re.fullmatch(r"v?\d+\.\d+\.\d+", version)
     if name == OWN_IMAGE:
         assert f'\nversion = "{tag}"\n' in (ROOT / "pyproject.toml").read_text()
+    else:
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+
+
+def test_both_files_have_the_same_images() -> None:
+    """What the GPU file starts besides is an image of the other file."""
+    images = {service["image"] for service in SERVICES.values()}
+    assert {
+        service["image"] for service in GPU["services"].values() if "image" in service
+    } <= images
 
 
 @EACH
@@ -236,13 +247,13 @@ def test_no_gpu_is_needed_without_the_gpu_file() -> None:
 
 
 def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
-    """Both stages use Python 3.12 slim, without a Dockerfile frontend or apt; the user is 9847.
+    """Both stages use one Python 3.12 slim, without a Dockerfile frontend or apt; the user is 9847.
 
-    The base floats, which the file says, unless a build argument pins it.
+    The base has an exact version and a digest.
     """
     text = (ROOT / "exporter" / "Dockerfile").read_text()
-    assert "\n# The base image floats" in text
-    assert "\nARG PYTHON_IMAGE=python:3.12-slim\n" in text
+    base = r"^ARG PYTHON_IMAGE=python:3\.12\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}$"
+    assert re.search(base, text, re.MULTILINE)
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
     assert "# syntax=" not in text
     assert "apt-get" not in text

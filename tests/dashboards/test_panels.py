@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.dashboards import BOARDS, PANELS, Json, panels_of
 
-from torchmem.rules import thresholds
+from torchmem.allocator import thresholds
 from torchmem.sample import colors
 
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)

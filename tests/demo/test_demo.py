@@ -127,7 +127,7 @@ def test_without_a_terminal_each_rank_has_a_line() -> None:
         pid=12,
         state="running",
         parts=parts,
-        allocated_bytes=20 * GIB,
+        tensor_bytes=20 * GIB,
         reserved_bytes=24 * GIB,
         headroom_flush_bytes=GIB,
         fragmentation_ratio=0.999,
@@ -138,8 +138,8 @@ def test_without_a_terminal_each_rank_has_a_line() -> None:
     node = Node(gpus=(Gpu(ranks=(known, unknown, Rank(rank=7, pid=99))),))
 
     assert (
-        "    5 s  rank 0 exited   allocated     – GiB  reserved     – GiB  stranded     – GiB  "
+        "    5 s  rank 0 exited   tensors     – GiB  reserved     – GiB  stranded     – GiB  "
         "headroom     – GiB  FI –  retries –  OOMs –\n"
-        "    5 s  rank 1 running  allocated  20.0 GiB  reserved  24.0 GiB  stranded   3.0 GiB  "
+        "    5 s  rank 1 running  tensors  20.0 GiB  reserved  24.0 GiB  stranded   3.0 GiB  "
         "headroom   1.0 GiB  FI 0.99  retries 2  OOMs 1"
     ) == plain(5.0, node, [11, 12])

@@ -129,7 +129,9 @@ def test_every_command_is_shown(readme: str) -> None:
 def test_the_example_of_an_oom_is_real(readme: str, root: Path) -> None:
     """Every line of the README's example is printed by `torchmem oom`, in this order."""
     example = readme.split("$ torchmem oom\n")[1].split("```", maxsplit=1)[0].splitlines()
-    printed = iter((root / "tests" / "oom" / "golden" / "stranded.txt").read_text().splitlines())
+    printed = iter(
+        (root / "tests" / "oom" / "golden" / "leak_and_stranded.txt").read_text().splitlines()
+    )
 
     assert [line for line in example if line != "…" and line not in printed] == []
 

@@ -19,6 +19,7 @@ from torchmem.cli.main import main
 from torchmem.doctor import gpus, node, servers, software
 from torchmem.doctor.check import Check, Place
 from torchmem.doctor.text import WIDTH, page
+from torchmem.exporter.binding import OutdatedBinding
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions
 from torchmem.exporter.nvml import NvmlDownError
@@ -274,3 +275,13 @@ def test_the_command_tells_by_its_exit_code(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= WIDTH
     assert 1 == main([*flags, "--exporter", "http://127.0.0.1:1", "--json"])
     assert "problem" in {check["status"] for check in json.loads(capsys.readouterr().out)}
+
+
+def test_an_outdated_binding_is_a_problem(place: Place) -> None:
+    """If another package has replaced pynvml, the check names it and the commands to run."""
+    outdated = OutdatedBinding("nvidia-ml-py3", "7.352.0")
+    nvml = FakeNvml(lambda: [GPU], Versions("580.1", outdated_binding=outdated))
+    check = by_subject(gpus.checks(place, lambda: nvml))["pynvml"]
+
+    assert ("problem", True) == (check.status, "nvidia-ml-py3 7.352.0" in check.found)
+    assert (check.next_step or "").startswith("pip uninstall --yes nvidia-ml-py3 && pip install")

@@ -149,7 +149,7 @@ WITHOUT_DATA = (
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
     r"|Pinned memory A|Memory released A"
     r"|Growth of the peak per hour A"
-    r"|Allocator settings B|Out of memory in A|Ranks with the least headroom E"
+    r"|Allocator settings B|Out of memory in A|Ranks with the least headroom [EF]"
     r"|Deviation from the usual [ABC]|Samples per second A"
     r"|Ranks with the least headroom B|Firing alerts [AB]|Cost of the waste A"
     r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Given back while asleep A"

@@ -20,13 +20,14 @@ import bcrypt
 import pytest
 from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
-from support.raw_http import connect
+from support.raw_http import ask, connect, status
 
 from torchmem.exporter import command, config, main
 from torchmem.exporter.config import ALL_INTERFACES, Settings
 from torchmem.sample.errors import UsageError
 
 EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
+GET_HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -173,6 +174,26 @@ def test_waiting_passwords_do_not_disturb_the_exit(run_dir: Path, tmp_path: Path
 
     assert 0 == popen.returncode, rest
     assert "Traceback" not in rest
+
+
+def test_a_stop_does_not_end_it(run_dir: Path) -> None:
+    """After Ctrl-Z and `fg`, or SIGSTOP and SIGCONT, the exporter goes on serving."""
+    command = [*EXPORTER, "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
+        assert popen.stderr is not None
+        served = re.search(r"http://\S+", next(line for line in popen.stderr if "serving" in line))
+        assert served is not None
+        for _ in range(2):
+            popen.send_signal(signal.SIGSTOP)
+            time.sleep(1.2)  # longer than the exporter waits for a signal
+            popen.send_signal(signal.SIGCONT)
+            assert 200 == status(ask(served[0], GET_HEALTHY))
+        popen.send_signal(signal.SIGSTOP)
+        popen.terminate()
+        popen.send_signal(signal.SIGCONT)
+        rest = popen.communicate(timeout=60)[1]
+
+    assert 0 == popen.returncode, rest
 
 
 def test_further_signals_have_no_effect(run_dir: Path) -> None:

@@ -23,7 +23,10 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.server import serve
-from torchmem.sdk._outputs import Endpoint
+from torchmem.sdk._endpoint import Endpoint
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._outputs import registry
+from torchmem.sdk._page import Page
 from torchmem.sdk._settings import Settings
 
 NODE = {"127.0.0.1", "10.0.0.5", "::1", "fd00::5"}
@@ -145,7 +148,7 @@ scrape_configs:
 def test_prometheus_discovers_a_rank(url: str, run_dir: Path, tmp_path: Path) -> None:
     """Prometheus finds a rank's endpoint, scrapes it, and drops it when the rank ends."""
     sample = own_sample(process=own_process(rank=3))
-    endpoint = Endpoint.open(Settings(port=0), 0, lambda: sample)
+    endpoint = Endpoint.open(Settings(port=0), 0, Page(registry(lambda: sample)), Errors())
     file = publish(run_dir, replace(sample, metrics_url=endpoint.url))
     configuration, address = tmp_path / "prometheus.yml", f"127.0.0.1:{free_port()}"
     configuration.write_text(PROMETHEUS.format(url=url))

@@ -95,7 +95,8 @@ def functions_of_the_exporter() -> set[str]:
         for node in ast.walk(ast.parse(file.read_text()))
     )
     texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
-    return {text for text in texts if re.fullmatch(r"nvml[A-Z]\w+", text)}
+    names = {text for text in texts if re.fullmatch(r"nvml[A-Z]\w+", text)}
+    return {name for name in names if not isinstance(getattr(pynvml, name, None), int)}
 
 
 def symbols_of(function: str) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,10 +13,11 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from support.collectors import EmptyCollector
 from support.raw_http import ask, connect, everything, status
+from support.users import needs_root
 from support.waiting import until
 
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.web.connections import Limits
+from torchmem.exporter.web.connections import Connections, Limits
 
 LONG = 600.0
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -25,17 +28,23 @@ Open = Callable[..., ExporterServer]
 
 
 class Families(EmptyCollector):
-    """A collector of one family with a number of series, which it returns when the gate is open."""
+    """A collector of one family with a number of series, which it returns when the gate is open.
 
-    def __init__(self, series: int = 1, gate: threading.Event | None = None) -> None:
-        self._series, self._gate = series, gate
+    `bytes_of_text`: of the help text, which is new in every collection.
+    """
+
+    def __init__(
+        self, series: int = 1, gate: threading.Event | None = None, bytes_of_text: int = 0
+    ) -> None:
+        self._series, self._gate, self._bytes_of_text = series, gate, bytes_of_text
         self.runs = 0
 
     def collect(self) -> list[Metric]:
         """Return the family."""
         self.runs += 1
         assert self._gate is None or self._gate.wait(120)
-        family = GaugeMetricFamily("something", "Numbers.", labels=["number"])
+        text = "Numbers." + "x" * self._bytes_of_text
+        family = GaugeMetricFamily("something", text, labels=["number"])
         for number in range(self._series):
             family.add_metric([str(number)], number)
         return [family]
@@ -212,19 +221,56 @@ def _has_been_reset(client: socket.socket) -> bool:
     return False
 
 
-def test_memory_of_unread_answers_is_limited(open_server: Open) -> None:
-    """When unread answers exceed the limit together, the oldest clients are disconnected."""
-    server = open_server(
-        series=300_000, unsent_bytes=8 << 20, unsent_seconds=LONG, idle_seconds=LONG
-    )
-    with ExitStack() as stack:
-        greedy = [stack.enter_context(connect(server.url)) for _ in range(6)]
-        for client in greedy:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.sendall(GET_METRICS)
-        until(lambda: sum(_has_been_reset(client) for client in greedy) >= 3)
+def test_memory_of_unread_answers_is_limited() -> None:
+    """When clients hold the bodies of many collections, those who hold the oldest lose theirs."""
+    limits = Limits(unsent_bytes=10 << 20, unsent_seconds=LONG, sweep_seconds=LONG)
+    with (
+        closing(serve(Families(bytes_of_text=4 << 20), limits=limits)) as server,
+        ExitStack() as stack,
+    ):
+        greedy = [stack.enter_context(begin_to_read(server)) for _ in range(6)]
+        newest = ask(server.url, GET_METRICS.replace(b"\r\n\r\n", CLOSE))
+        until(lambda: all(_has_been_reset(client) for client in greedy[:4]))
 
-        assert is_served(server)
+        assert len(newest) > 4 << 20
+
+
+def test_a_body_that_many_receive_counts_once() -> None:
+    """Clients of the same collection do not cost each other the answer."""
+    gate = threading.Event()
+    limits = Limits(unsent_bytes=5 << 20, unsent_seconds=LONG, sweep_seconds=LONG)
+    collector = Families(gate=gate, bytes_of_text=4 << 20)
+    with closing(serve(collector, limits=limits)) as server, ExitStack() as stack:
+        clients = [stack.enter_context(connect(server.url)) for _ in range(6)]
+        for client in clients:
+            client.sendall(GET_METRICS.replace(b"\r\n\r\n", CLOSE))
+        asked = [ask(server.url, GET) for _ in range(2)]  # now the scrapes wait
+        gate.set()
+        answers = [everything(client) for client in clients]
+
+    assert [200, 200] == list(map(status, asked))
+    assert 1 == collector.runs
+    assert all(len(answer) > 4 << 20 for answer in answers)
+
+
+def test_one_party_does_not_take_all_the_time_to_send() -> None:
+    """After a burst it waits for the rest of its bytes; another party does not."""
+    limits = Limits(bytes_per_second=1 << 20)
+    connections = Connections(limits, lambda: None, lambda _: asyncio.Protocol())
+    greedy = [connections.delay("greedy", 1 << 20) for _ in range(4)]
+
+    assert 0.0 == greedy[0]
+    assert 1.9 < greedy[3] <= 3.0
+    assert 0.0 == connections.delay("other", 1 << 20)
+
+
+def begin_to_read(server: ExporterServer) -> socket.socket:
+    """Scrape, and read nothing but the first byte of the answer."""
+    client = connect(server.url)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.sendall(GET_METRICS.replace(b"\r\n\r\n", CLOSE))
+    assert client.recv(1) == b"H"
+    return client
 
 
 def test_many_requests_at_once_on_one_connection(open_server: Open) -> None:
@@ -272,6 +318,41 @@ def test_clients_with_many_connections_do_not_keep_others_out(clients: int) -> N
         gate.set()
 
         assert 2 == (received + everything(other)).count(b"HTTP/1.1 200 OK")
+
+
+@needs_root
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_user_of_this_machine_does_not_keep_others_out(reads: bool) -> None:
+    """A user who takes all connections, from the same address or from many, loses one to others."""
+    gate = threading.Event()
+    limits = Limits(connections=16, unsent_seconds=LONG, sweep_seconds=LONG)
+    collector = Families(gate=gate if reads else None, bytes_of_text=4 << 20)
+    with closing(serve(collector, limits=limits)) as server, ExitStack() as stack:
+        stack.callback(gate.set)
+        for number in range(16):
+            client = stack.enter_context(connect_as(61002, f"127.0.0.{1 + number % 9}", server))
+            client.sendall(GET_METRICS)
+            if not reads:
+                client.recv(1)
+        other = stack.enter_context(connect(server.url))
+        other.sendall(GET_HEALTHY + GET_METRICS.replace(b"\r\n\r\n", CLOSE))
+        received = other.recv(4096)  # now the scrape starts
+        gate.set()
+
+        assert 2 == (received + everything(other)).count(b"HTTP/1.1 200 OK")
+
+
+def connect_as(user: int, address: str, server: ExporterServer) -> socket.socket:
+    """Open a connection as another user, who owns the socket."""
+    os.seteuid(user)
+    try:
+        client = socket.socket()
+    finally:
+        os.seteuid(0)
+    client.settimeout(60)
+    client.bind((address, 0))
+    client.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    return client
 
 
 def test_limits_do_not_disconnect_a_busy_client(open_server: Open) -> None:

@@ -382,6 +382,23 @@ def test_a_value_does_not_outlive_its_process() -> None:
     assert {} == card.scrape()
 
 
+def test_the_start_outlives_a_gap() -> None:
+    """A rank whose file could not be read for a while has its start again, until 15 minutes."""
+    card = Card(others=GIB)
+    card.scrape()
+    card.libraries = GIB
+    card.scrape(is_alive=False)
+    card.read()
+    card.scrape()
+    assert card.context == card.start
+
+    card.now += 1000
+    card.scrape(is_alive=False)
+    card.read()
+    card.scrape()
+    assert None is card.start
+
+
 def test_the_start_is_kept_while_libraries_take_memory() -> None:
     """What a rank held when its SDK first read the card stays apart from what came later."""
     card = Card(others=GIB)

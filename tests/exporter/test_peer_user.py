@@ -15,6 +15,8 @@ import pytest
 from support.users import as_user, needs_root
 
 from torchmem.exporter.web.peer_user import ADMITTED, may_look, peer_user
+from torchmem.exporter.web.socket_owner import diagnosed_owner, listed_owners
+from torchmem.sample.procfs import PROC
 
 ADDRESSES = [
     pytest.param(socket.AF_INET, "127.0.0.1", "127.0.0.1", id="IPv4"),
@@ -100,6 +102,19 @@ def test_a_client_elsewhere_has_no_user(scope: dict[str, Any]) -> None:
     assert peer_user(scope, Path("/nowhere")) is None
 
 
+def test_the_table_shows_what_sock_diag_does(tmp_path: Path) -> None:
+    """Where sock_diag is not allowed, the kernel's table says who a client is."""
+    with (
+        listening(socket.AF_INET, "127.0.0.1") as listener,
+        socket.create_connection(listener.getsockname(), timeout=30) as client,
+        listener.accept()[0],
+    ):
+        ends = client.getsockname(), client.getpeername()
+        assert os.geteuid() == diagnosed_owner(*ends)
+        assert [os.geteuid()] == list(listed_owners(*ends, PROC))
+        assert [] == list(listed_owners(*ends, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("headers", "is_trusted"),
     [
@@ -112,13 +127,19 @@ def test_a_client_elsewhere_has_no_user(scope: dict[str, Any]) -> None:
         ({"host": "localhost", "sec-fetch-site": "none"}, True),
         ({"host": "localhost", "sec-fetch-site": "cross-site"}, False),
         ({"host": "localhost", "sec-fetch-site": "same-site"}, False),
+        ({"host": "localhost", "x-forwarded-for": "192.0.2.1"}, False),
+        ({"host": "localhost", "x-forwarded-proto": "https"}, False),
+        ({"host": "localhost", "x-real-ip": "192.0.2.1"}, False),
+        ({"host": "localhost", "forwarded": "for=192.0.2.1"}, False),
+        ({"host": "localhost", "via": "1.1 proxy"}, False),
+        ({"host": "localhost", "via": ""}, False),
         ({"host": "rebound.example:9847"}, False),
         ({"host": "localhost.example"}, False),
         ({"host": ""}, False),
     ],
 )
-def test_a_page_of_another_site_has_no_user(headers: dict[str, str], is_trusted: bool) -> None:
-    """Neither one that links to the exporter, nor one whose name leads to this machine."""
+def test_whom_the_kernel_cannot_show(headers: dict[str, str], is_trusted: bool) -> None:
+    """Clients of a proxy, pages that link to the exporter, and sites whose name leads here."""
     with (
         listening(socket.AF_INET, "127.0.0.1") as listener,
         socket.create_connection(listener.getsockname(), timeout=30),

@@ -95,22 +95,11 @@ INVALID: dict[str, tuple[Callable[[Path], None], str]] = {
     "newer schema": (write(sample_with(("schema",), 2)), "unknown_schema"),
     "number as text": (write(sample_with(("process", "rank"), "0")), "malformed"),
     "unknown ending": (write(sample_with(("ended",), "paused")), "malformed"),
-    "negative bytes": (
-        write(sample_with(("devices", 0, "allocator", "reserved_bytes", "large"), -1)),
-        "out_of_bounds",
-    ),
+    "negative rank": (write(sample_with(("process", "rank"), -1)), "out_of_bounds"),
     "number beyond 64 bits": (write(sample_with(("timestamp",), 10**400)), "out_of_bounds"),
     "pid zero": (write(sample_with(("process", "pid"), 0)), "out_of_bounds"),
     "pid beyond Linux": (write(sample_with(("process", "pid"), 1 << 40)), "out_of_bounds"),
     "short histogram": (write(sample_with(("steps", "duration_counts"), [1, 2])), "out_of_bounds"),
-    "short block histogram": (
-        write(sample_with(("devices", 0, "layout", "free_block_counts"), [1])),
-        "out_of_bounds",
-    ),
-    "free block beyond free bytes": (
-        write(sample_with(("devices", 0, "layout", "largest_free_block_bytes"), 1 << 60)),
-        "out_of_bounds",
-    ),
     "a thousand labels": (
         write(sample_with(("process", "labels"), {str(n): "x" for n in range(1000)})),
         "out_of_bounds",
@@ -120,6 +109,28 @@ INVALID: dict[str, tuple[Callable[[Path], None], str]] = {
         "out_of_bounds",
     ),
 }
+
+
+IMPOSSIBLE = {
+    "negative": sample_with(("devices", 0, "components", "rounding"), -5_988_656),
+    "too_large": sample_with(("devices", 0, "driver_free_bytes"), 1 << 70),
+    "contradictory": sample_with(("devices", 0, "layout", "free_block_counts"), [1]),
+}
+
+
+@pytest.mark.parametrize("reason", IMPOSSIBLE)
+def test_an_impossible_value_is_left_out_and_counted_once(
+    open_exporter: OpenExporter, run_dir: Path, reason: str
+) -> None:
+    """A rank with an impossible value keeps its other series, as with samples of older SDKs."""
+    write(IMPOSSIBLE[reason])(user_directory(run_dir) / NAME)
+    exporter = open_exporter()
+    for _ in range(3):
+        shown = scrape(exporter)
+
+    assert 1 == shown.value("torchmem_exporter_impossible_values_total", reason=reason)
+    assert 1 == len(shown.matching("torchmem_steps_total"))
+    assert 2 == len(shown.matching("torchmem_reserved_bytes"))
 
 
 @pytest.mark.parametrize("kind", INVALID)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -33,6 +34,7 @@ from torchmem.exporter.scrapes import (
     TEXT,
     Collector,
     Format,
+    Scrapes,
     accepts_gzip,
     answer_seconds,
     choose_format,
@@ -269,6 +271,36 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
     assert MAX_CONCURRENT_SCRAPES_PER_CLIENT == statuses.count(200)
 
 
+class Slow(EmptyCollector):
+    """A collector that takes a while, and notes when it begins and ends."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = []
+
+    def collect(self) -> list[Metric]:
+        """Return nothing."""
+        begun = time.monotonic()
+        time.sleep(0.1)
+        self.times.append((begun, time.monotonic()))
+        return []
+
+
+def test_a_party_rests_between_its_collections() -> None:
+    """One that scrapes without a pause leaves two thirds of the time to others; each is new."""
+    collector = Slow()
+
+    async def scrape() -> None:
+        scrapes = Scrapes(collector)
+        for _ in range(3):
+            await scrapes.collection_for("greedy", None)
+
+    asyncio.run(scrape())
+    ends, begins = [end for _, end in collector.times], [begin for begin, _ in collector.times]
+
+    assert 3 == len(begins)
+    assert all(begin - end >= 0.19 for begin, end in zip(begins[1:], ends[:-1], strict=True))
+
+
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [
@@ -409,5 +441,5 @@ def test_uvicorn_has_the_minor_version_that_the_server_was_written_for(root: Pat
     of this one, run the tests, then change the pins and the version here.
     """
     assert '"uvicorn>=0.54,<0.55"' in (root / "pyproject.toml").read_text()
-    assert "\nuvicorn==0.54." in (root / "exporter" / "constraints.txt").read_text()
+    assert "\nuvicorn==0.54." in (root / "exporter" / "requirements.txt").read_text()
     assert uvicorn.__version__.startswith("0.54.")

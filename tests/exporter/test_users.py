@@ -21,8 +21,9 @@ from torchmem.exporter.budgets import (
     page_cost,
 )
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import MAX_OLD_FILES, MAX_USERS, RunDirectory, decode
+from torchmem.exporter.run_directory import MAX_USERS, RunDirectory, decode
 from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.user_directories import MAX_OLD_FILES
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, sample_name
 from torchmem.sample.sample import Process, Sample, encode
 from torchmem.sdk._publish import SampleFile, make_user_directory

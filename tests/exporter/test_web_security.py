@@ -25,9 +25,10 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS_PER_CLIENT, BasicAuth, BusyError
+from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS_PER_CLIENT, BasicAuth
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.exporter.web.connections import Limits
+from torchmem.exporter.web.fair_queue import BusyError
 
 PASSWORD = "correct horse"  # noqa: S105 - of this test
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()

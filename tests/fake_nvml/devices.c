@@ -12,6 +12,9 @@ NVML(InitWithFlags, unsigned flags)
     return code;
 }
 
+/* Called by old bindings. */
+NVML(Init_v2, void) { return nvmlInitWithFlags(0); }
+
 NVML(Shutdown, void)
 {
     nvmlReturn_t code = answer("nvmlShutdown", NULL, NULL, NULL);

@@ -10,7 +10,7 @@ import pytest
 from support.fuzz import TARGETS, make_input
 
 INPUTS = 200
-SLOW = {"snapshot_file": 20, "run_directory": 40, "thresholds_file": 40}
+SLOW = {"snapshot_file": 20, "run_directory": 40, "thresholds_file": 40, "map_requests": 40}
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 
 

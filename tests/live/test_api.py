@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+from support import reports
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 from support.waiting import until
 
+from torchmem.allocator.oom_report import encode as encode_report
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT
+from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT, LiveApi
 from torchmem.exporter.live.state import NodeState, decode
+from torchmem.exporter.live.states import Ranks, States
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.web.fair_queue import FairQueue
+from torchmem.sample.run_directory import report_name
 
 GIB = 1 << 30
 
@@ -123,6 +133,37 @@ def test_clients_share_collections(run_dir: Path) -> None:
 
     assert codes == [200] * 10
     assert len(readings) <= first + 2
+
+
+def test_words_about_a_rank_are_made_once_for_each_collection(run_dir: Path) -> None:
+    """However often clients ask, the run directory is searched for its report once."""
+    sample = publish(run_dir, own_sample())
+    report = sample.with_name(report_name(sample.name, 1))
+    report.write_bytes(encode_report(reports.STRANDED))
+    exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
+    exporter.collect()
+    found = replace(exporter.found(), time=time.time() + 1)
+
+    async def collect() -> None:
+        """Leave what was found as it is."""
+
+    queue = FairQueue("test", 1)
+    api = LiveApi(States(collect, lambda: found), Ranks(lambda: found), run_dir, queue)
+    app = Starlette(routes=[Route("/api/v1/rank", api.rank)])
+    asked = {"id": found.published[0].id, "gpu": UUID}
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            first = await client.get("/api/v1/rank", params=asked)
+            report.unlink()
+            return [first, await client.get("/api/v1/rank", params=asked)]
+
+    first, second = asyncio.run(ask())
+    exporter.close()
+
+    assert "oom" in first.json()
+    assert first.json() == second.json()
 
 
 def test_server_closes_while_a_stream_is_open(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ def test_what_if_side_by_side(opened: Page, tmp_path: Path) -> None:
         (b'{"a": 1}', "neither an OOM report"),
         (b"", "neither a memory snapshot nor JSON"),
         (b'{"oom": {"cause": "x"}, "process": {"run": 7}, "device": {}}', "ran out of memory"),
-        (b'{"verdict": {}, "outcomes": [null, 3, {}]}', "GPU"),
+        (b'{"verdict": {}, "outcomes": [null, 3, {}]}', "Peak reserved"),
     ],
 )
 def test_other_files_are_refused(opened: Page, tmp_path: Path, content: bytes, words: str) -> None:
@@ -293,3 +294,59 @@ def test_other_files_are_refused(opened: Page, tmp_path: Path, content: bytes, w
     path.write_bytes(content)
     choose(opened, path)
     assert words in shown(opened)
+
+
+def renderer_bytes(page: Page) -> int:
+    """Return the highest resident memory of the browser's renderers so far."""
+    peaks = [0]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            command = status.with_name("cmdline").read_bytes()
+            if b"--type=renderer" in command and page.is_ancestor_of(int(status.parent.name)):
+                fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                peaks.append(int(fields["VmHWM"].split()[0]) * 1024)
+    return max(peaks)
+
+
+def with_stacks(events: int) -> bytes:
+    """Return a snapshot in which almost everything is Python stacks, as with PyTorch's default."""
+    frames = [{"name": f"f{i}", "filename": f"/a/{i}.py", "line": i} for i in range(2000)]
+    trace = [
+        {
+            "action": "alloc" if index % 2 == 0 else "free_completed",
+            "addr": (1 << 40) + (index // 2 % 64) * 4096,
+            "size": 4096,
+            "stream": 0,
+            "time_us": 10**15 + index,
+            "frames": [frames[(index + depth * 7) % 2000] for depth in range(40)],
+        }
+        for index in range(events)
+    ]
+    segment = {
+        "device": 0, "address": 1 << 40, "total_size": 1 << 21, "segment_type": "small",
+        "blocks": [{"size": 1 << 21, "state": "inactive"}],
+    }  # fmt: skip
+    return pickle.dumps({"segments": [segment], "device_traces": [trace]}, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda: b"\x80\x04" + b"]" * (40 << 20) + b".", "more values than this page"),
+        (lambda: b"\x80\x04" + b"K\x01" * (20 << 20) + b".", "more values than this page"),
+        (lambda: b"\x80\x04" + b"X\x0b\0\0\0hello world0" * (3 << 20) + b".", "damaged"),
+        (lambda: b"\x80\x04](" + (b"}" * 999 + b"e(") * 6000 + b"e.", "not a memory snapshot"),
+        (lambda: with_stacks(150_000), "150,000"),
+    ],
+    ids=["lists", "numbers", "texts", "dicts", "stacks"],
+)
+def test_a_file_of_forty_megabytes_takes_bounded_memory(
+    opened: Page, tmp_path: Path, content: Callable[[], bytes], words: str
+) -> None:
+    """Whatever is in it, the browser needs at most 700 MiB, and a snapshot is shown."""
+    path = tmp_path / "large.pickle"
+    path.write_bytes(content())
+    opened.choose(INPUT, path)
+    opened.wait(f"document.body.innerText.includes({json.dumps(words)})")
+
+    assert renderer_bytes(opened) < 700 << 20

@@ -19,6 +19,7 @@ from support.publishing import own_sample, publish, replace_file
 from support.snapshots import segments
 from support.waiting import until
 
+from torchmem.allocator.sizes import format_index
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.demo.node import SimulatedNode, uuid
 from torchmem.exporter.collect import Exporter
@@ -131,7 +132,7 @@ def test_the_map_says_what_it_shows(page: Page, server: ExporterServer, run_dir:
 
     summary = text(page, ".map-summary")
     layout = memory_map.devices[0].layout
-    assert f"{int((layout.fragmentation_ratio or 0) * 100) / 100:.2f}" in summary
+    assert f"fragmentation index is {format_index(layout.fragmentation_ratio or 0)}." in summary
     assert "40.0 MiB in private pools" in summary
     assert summary in page.evaluate(f"document.querySelector('{CANVAS}').ariaLabel")
     rows = text(page, ".map-legend tbody").split("\n")

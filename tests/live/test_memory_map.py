@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given, settings
 from support import raw_http
@@ -26,7 +28,8 @@ from support.waiting import until
 from torchmem import sdk
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live.memory_map import Requests, decode
+from torchmem.exporter.live.map_file import MAX_COMMAS, MAX_OBJECTS, MapFiles, checked
+from torchmem.exporter.live.memory_map import Requests
 from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.testing import FakeNvml
@@ -93,6 +96,11 @@ def rank(run_dir: Path, **changes: Any) -> Path:
 def requests(run_dir: Path) -> list[Path]:
     """The requests of the exporter."""
     return sorted(request_directory(run_dir, os.geteuid()).glob("*"))
+
+
+def decode(gzipped: bytes) -> MemoryMap:
+    """Decode what a browser gets."""
+    return msgspec.json.decode(gzip.decompress(gzipped), type=MemoryMap, strict=True)
 
 
 def test_a_rank_is_asked_and_its_map_is_served(run_dir: Path, client: httpx.Client) -> None:
@@ -235,9 +243,9 @@ def test_from_the_sdk_to_the_browser(run_dir: Path, client: httpx.Client) -> Non
 @settings(max_examples=40, deadline=None)
 @given(segments())
 def test_a_map_survives_the_exporter(found: list[SegmentInfo]) -> None:
-    """What the SDK writes is what is decoded."""
+    """What the SDK writes is what a browser gets."""
     memory_map = map_of(found, timestamp=NOW - 1)
-    assert memory_map == decode(encode(memory_map), NOW)
+    assert memory_map == decode(checked(encode(memory_map), NOW))
 
 
 def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -284,7 +292,62 @@ HOSTILE = {
 def test_a_hostile_map_is_refused(name: str) -> None:
     """With one sentence, whatever is wrong with it."""
     with pytest.raises(ValueError, match=r"^[A-Z].*\.$"):
-        decode(HOSTILE[name], NOW)
+        checked(HOSTILE[name], NOW)
+
+
+def empty_segments(count: int) -> bytes:
+    """A map that is valid but for its number of segments without blocks."""
+    content = json.loads(gzip.decompress(encode(full_map())))
+    empty = {**_first(content), "sizes": [], "states": ""}
+    content["devices"][0]["segments"] = [empty] * count
+    return gzip.compress(json.dumps(content, separators=(",", ":")).encode())
+
+
+def long_list(count: int) -> bytes:
+    """A map with a list of numbers in place of a text."""
+    text = json.dumps(json.loads(gzip.decompress(encode(full_map()))))
+    return gzip.compress(text.replace('"uuid": "', f'"uuid": [{"0," * count}0], "x": "').encode())
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        lambda: empty_segments(MAX_OBJECTS),
+        lambda: long_list(MAX_COMMAS),
+        lambda: gzip.compress(b"[" * MAX_JSON_BYTES),
+        lambda: gzip.compress(b'{"timestamp":1,"devices":"' + b"x" * MAX_JSON_BYTES),
+        lambda: gzip.compress(bytes(MAX_JSON_BYTES - 1)),
+    ],
+)
+def test_a_bomb_is_refused_before_it_is_decoded(bomb: Callable[[], bytes]) -> None:
+    """What expands a thousandfold, as text or as objects, takes little more than its text."""
+    data = bomb()
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"^[A-Z].*\.$"):
+        checked(data, NOW)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < MAX_JSON_BYTES + (8 << 20)
+
+
+def test_a_refused_map_is_read_once(run_dir: Path) -> None:
+    """Whoever asks again gets the same sentence, until the file changes."""
+    path, reads = rank(run_dir), list[bytes]()
+
+    def refuse(data: bytes, _: float) -> bytes:
+        reads.append(data)
+        raise ValueError("The map is too large.")
+
+    files = MapFiles(run_dir, refuse)
+    (published,) = RunDirectory(run_dir).read(time.time())
+    for content in (b"one", b"two"):
+        replace_file(path, content)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="too large"):
+                files.read(published, NOW)
+
+    assert [b"one", b"two"] == reads
 
 
 def test_a_time_in_the_future_is_now() -> None:
@@ -294,7 +357,7 @@ def test_a_time_in_the_future_is_now() -> None:
         content.update(timestamp=1e18)
         content["devices"][0]["uuid"] = "GPU\x1b[31m"
 
-    found: MemoryMap = decode(_changed(change), NOW)
+    found = decode(checked(_changed(change), NOW))
     assert (NOW, "GPU\ufffd[31m") == (found.timestamp, found.devices[0].uuid)
 
 
@@ -317,11 +380,3 @@ def test_a_file_that_is_no_map_costs_only_its_own_user(
     answer = ask(run_dir, client)
     assert (409, True) == (answer.status_code, answer.json()["error"].endswith("."))
     assert "torchmem_allocated_bytes" in client.get("/metrics").text
-
-
-def test_an_exporter_that_cannot_ask_says_why(run_dir: Path, client: httpx.Client) -> None:
-    """Its directory belongs to someone else, or is none."""
-    request_directory(run_dir, os.geteuid()).write_text("")
-    rank(run_dir)
-    answer = ask(run_dir, client)
-    assert (409, True) == (answer.status_code, "map-requests" in answer.json()["error"])

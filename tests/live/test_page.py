@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,6 +20,8 @@ from support.collectors import EmptyCollector
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.oom_report import encode
+from torchmem.allocator.sizes import format_index
+from torchmem.allocator.thresholds import defaults
 from torchmem.demo.node import SimulatedNode, cuda_bytes, uuid
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
@@ -28,6 +31,7 @@ from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.report import text as report_text
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
 from torchmem.simulator.card import CardUse, SimulatedCard
@@ -74,7 +78,7 @@ def test_a_rank_appears_changes_and_dies(page: Page, run_dir: Path) -> None:
         path.with_name(report_name(path.name, 1)).write_bytes(encode(reports.STRANDED))
         publish(run_dir, own_sample(uuid(0), ended="oom", timestamp=time.time()))
         page.wait(f"document.querySelector('{RANK}').textContent.includes('out of memory')")
-        page.wait("document.querySelector('.oom')?.textContent.includes('fragmentation')")
+        page.wait("document.querySelector('.oom')?.textContent.includes('Fragmentation')")
         page.wait("document.querySelector('.stack')?.textContent.includes('MLP.forward')")
         assert "died of an OutOfMemoryError" in page.evaluate(
             f"document.querySelector('{RANK}').textContent"
@@ -100,6 +104,23 @@ def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
         assert widths[part["name"]] / whole == pytest.approx(share, abs=0.005)
 
 
+def test_the_whole_run_is_there_from_the_start(page: Page, run_dir: Path) -> None:
+    """A page that was opened late shows the run from its first step, and what grows in it."""
+    publish(run_dir, own_sample(uuid(0)))
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelector('{RANK}')")
+        page.click(RANK)
+        page.wait("document.querySelector('.whole-run .uplot')")
+        label = page.evaluate("document.querySelector('.whole-run [role=img]').ariaLabel")
+        page.click("role=tab[name=Why]")
+        page.wait("document.querySelector('.threats')")
+        threats = page.evaluate("document.querySelector('.threats').textContent")
+
+    assert "allocated up to 39.0 GiB, peak so far up to 51.0 GiB" in label
+    assert "Memory leak: tensors kept between steps grow by 1.00 GiB a step" in threats
+
+
 def test_it_reconnects_after_a_restart(page: Page, run_dir: Path) -> None:
     """An exporter that stops is missed, and followed again once it is back."""
     publish(run_dir, own_sample(uuid(0)))
@@ -117,8 +138,10 @@ def test_names_never_become_markup(page: Page, run_dir: Path) -> None:
     """Markup in the name of a run, a script or a part is text wherever the page shows it."""
     name = "<img src=x onerror=document.title='owned'>\"'><script>1</script>"
     sample = own_sample(uuid(0), own_process(run=name, script=name))
-    allocated = sum(sample.devices[0].components.values())
-    device = replace(sample.devices[0], components={name: allocated})
+    components = dict(sample.devices[0].components)
+    pending = components.pop("pending")
+    named = {name: sum(components.values()), "pending": pending}
+    device = replace(sample.devices[0], components=named)
     publish(run_dir, replace(sample, devices=(device,)))
     with node_of(run_dir) as server:
         page.goto(server.url)
@@ -220,6 +243,36 @@ def test_every_scenario_of_the_demo(page: Page, run_dir: Path) -> None:
 
     dead = {gpu["name"] for gpu in state["gpus"] if gpu["ranks"][0]["state"] == "oom"}
     assert {"fragmentation", "leak"} <= dead
+
+
+def test_every_screen_has_the_same_fragmentation(page: Page, run_dir: Path) -> None:
+    """The index is never rounded up to 1: on the rank's row, in Now and Why, and in the report."""
+    sample = own_sample(uuid(0))
+    (device,) = sample.devices
+    assert device.layout is not None
+    layout = replace(device.layout, largest_free_block_bytes=50 << 20)
+    sample = replace(sample, devices=(replace(device, layout=layout),))
+    publish(run_dir, sample)
+    assert layout.fragmentation_ratio is not None
+    assert layout.fragmentation_ratio > 0.997
+    shown = {"report": report_text.page(sample, time.time(), {}, defaults().limits("", ""))}
+    with node_of(run_dir) as server:
+        page.goto(server.url)
+        page.wait(f"document.querySelector('{RANK}')")
+        shown["row"] = page.evaluate("document.querySelector('.values').textContent")
+        page.click(RANK)
+        for tab in ("Now", "Why"):
+            page.click(f"role=tab[name={tab}]")
+            page.wait("document.querySelector('.facts-list')")
+            shown[tab] = page.evaluate("document.querySelector('.facts-list').textContent")
+        indices = [number / 997 for number in range(998)]
+        page_js = page.evaluate("document.querySelector('script[type=module]').src")
+        format_js = page_js.replace("page.js", "format.js")
+        script = f"import('{format_js}').then(({{ ratio }}) => {indices}.map(ratio))"
+        assert page.evaluate(script) == [format_index(index) for index in indices]
+
+    found = {name: re.findall(r"(?:fragmentation|FI)\s*(\d[.\d]*)", shown[name]) for name in shown}
+    assert found == {name: ["0.99"] for name in shown}
 
 
 def test_sixteen_gpus_with_64_ranks_each(page: Page, run_dir: Path) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import devices, full_sample
 
-from torchmem.exporter.live.parts import LEGEND, Part, card_parts, plausible, rank_parts
+from torchmem.exporter.live.parts import (
+    LEGEND,
+    Part,
+    card_parts,
+    plausible,
+    rank_parts,
+    tensor_bytes,
+)
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample.sample import DeviceSample
 
 GIB = 1 << 30
+MIB = 1 << 20
 NAMES = [entry.name for entry in LEGEND]
 
 
@@ -67,6 +77,59 @@ def test_parts_of_a_known_rank() -> None:
     assert abs(parts["stranded"] / (parts["stranded"] + parts["releasable"]) - free) < 1e-6
 
 
+def test_tensors_in_the_middle_of_a_step() -> None:
+    """Tensors are one number of one moment: that of the snapshot, if it shows more in use.
+
+    What lasts from step to step was there as well; gradients and the step cannot be told apart.
+    """
+    device = full_sample().devices[0]
+    assert device.layout is not None
+    layout = replace(device.layout, stranded_bytes=5 * GIB, pending_free_bytes=2 * GIB)
+    in_use = 60 * GIB + (2 << 20) - layout.free_bytes - layout.private_free_bytes
+    device = replace(device, layout=replace(layout, in_use_bytes=in_use))
+    parts = {part.label or part.name: part.bytes for part in rank_parts(device, GIB)}
+
+    assert in_use == 47 * GIB + GIB // 2 + (2 << 20)
+    assert parts["pending"] == 2 * GIB
+    assert parts["parameters"] == 8 * GIB
+    assert "gradients" not in parts
+    assert "step" not in parts
+    assert tensor_bytes(device, GIB) == in_use - parts["pending"]
+    assert parts["gradients_or_step"] == in_use - sum(
+        parts[name] for name in ("parameters", "optimizer_state", "kv_cache", "held", "pending")
+    )
+
+
+@given(devices)
+def test_tensors_are_the_parts_of_tensors(device: DeviceSample) -> None:
+    """The bytes of tensors are those of the parts that neither wait for a stream nor are free."""
+    parts = rank_parts(device, None)
+    others = {"pending", "stranded", "releasable", "private_pools", "cached", "outside_allocator"}
+
+    expected = total(tuple(part for part in parts if part.name not in others))
+    assert tensor_bytes(device, None) == (None if device.allocator is None else expected)
+
+
+def test_what_came_since_the_snapshot_is_no_tensor() -> None:
+    """Memory that was reserved after an early snapshot is cached, unless it is in use now."""
+    device = full_sample().devices[0]
+    assert device.layout is not None
+    early = replace(
+        device.layout,
+        in_use_bytes=GIB,
+        releasable_bytes=GIB,
+        stranded_bytes=0,
+        private_free_bytes=0,
+        largest_free_block_bytes=GIB,
+    )
+    parts = {part.name: part.bytes for part in rank_parts(replace(device, layout=early), None)}
+
+    assert {"releasable": GIB, "cached": 18 * GIB + MIB} == {
+        name: parts[name] for name in ("releasable", "cached")
+    }
+    assert "step" not in parts
+
+
 def test_a_card_without_nvml() -> None:
     """Without NVML, what is neither free nor PyTorch's is one part, and free is the driver's."""
     parts = card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], 5 * GIB)
@@ -76,6 +139,12 @@ def test_a_card_without_nvml() -> None:
         Part("not_pytorch", GIB),
         Part("free", 5 * GIB),
     )
+
+
+def test_unknown_memory_is_not_in_use() -> None:
+    """Without NVML and a running rank, only what ranks hold is known."""
+    assert card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], None) == (Part("held", 4 * GIB),)
+    assert card_parts(10 * GIB, None, [], None) == ()
 
 
 def test_ranks_that_do_not_fit_together_shrink_what_is_free_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,21 @@ from support import reports, samples
 from support.publishing import own_sample, publish
 
 from torchmem.allocator.oom_report import OomReport, encode
+from torchmem.allocator.thresholds import changed
 from torchmem.exporter.collect import Exporter
+from torchmem.exporter.config import Settings
+from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.state import Found, node_state
 from torchmem.exporter.live.state import encode as encode_document
 from torchmem.exporter.live.why import OomWhy, RankWhy, oom_why, rank_why
+from torchmem.exporter.main import reload
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published, RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Ending, Sample
+
+NODE = FakeNvml.of(*(FakeGpu(GpuIdentity(index, f"GPU-{index}")) for index in range(4)))
 
 
 def published(run_dir: Path, sample: Sample, report: OomReport | None = None) -> Path:
@@ -31,9 +38,9 @@ def published(run_dir: Path, sample: Sample, report: OomReport | None = None) ->
     return path
 
 
-def ask(run_dir: Path, *, may_look: bool = False) -> RankWhy:
+def ask(run_dir: Path, nvml: FakeNvml | None = None, *, may_look: bool = False) -> RankWhy:
     """Return the words about the only rank of the run directory."""
-    exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
+    exporter = Exporter(nvml or FakeNvml.of(), RunDirectory(run_dir))
     exporter.collect()
     exporter.close()
     (item,) = exporter.found().published
@@ -47,7 +54,7 @@ def test_only_the_owner_sees_the_stack(tmp_path: Path, may_look: bool) -> None:
     why = ask(tmp_path / "run", may_look=may_look)
 
     assert isinstance(why.oom, OomWhy)
-    assert "fragmentation" in why.oom.summary
+    assert "Fragmentation" in why.oom.summary
     assert why.oom.advice
     assert [call.function for call in why.oom.stack if call.package is None] == (
         ["MLP.forward", "GPT.forward", "train", "<module>"] if may_look else []
@@ -65,10 +72,66 @@ def test_a_running_rank(tmp_path: Path) -> None:
     assert why.holds.startswith("16.00 GiB optimizer state")
     assert why.next_request is not None
     assert "a larger one fails" in why.next_request
-    assert why.threats[0].cause == "fragmentation"
     assert any("expandable_segments" in line for item in why.advice for line in item.lines)
     assert why.ending is None
     assert why.oom is None
+    assert why.run is not None
+    assert (1, 5, 10) == tuple(why.run.x)
+    assert ["leak", None] == [threat.onset for threat in why.threats[:2]]
+    assert ["capacity", "fragmentation"] == [threat.cause for threat in why.threats[:2]]
+
+
+def test_the_thresholds_of_the_user(tmp_path: Path) -> None:
+    """Changed thresholds are in force in the state, which `top` shows too, and in the words."""
+    published(tmp_path / "run", own_sample())
+    content = {"overrides": [{"match": {"run": "night"}, "stranded_bytes": "70GiB"}]}
+    exporter = Exporter(
+        FakeNvml.of(),
+        RunDirectory(tmp_path / "run"),
+        thresholds=changed({"fragmentation_ratio": 0.9, **content}, "a file"),
+    )
+    exporter.collect()
+    exporter.close()
+    found = exporter.found()
+    (rank,) = node_state(found).gpus[0].ranks
+    (item,) = found.published
+    why = rank_why(found, tmp_path / "run", item, item.sample.devices[0], may_look=False)
+
+    assert rank.fragmentation_ratio is not None
+    assert 0.7 < rank.fragmentation_ratio < 0.9
+    assert not rank.has_severe_fragmentation
+    assert "fragmentation" not in {item.cause for item in (*rank.why, *why.threats)}
+
+
+def test_a_reload_applies_new_thresholds(tmp_path: Path) -> None:
+    """New thresholds apply at a reload; a file that cannot be used leaves the old ones."""
+    published(tmp_path / "run", own_sample())
+    file = tmp_path / "thresholds.yml"
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
+    settings = Settings(run_dir=tmp_path / "run", thresholds=file)
+
+    def severe(text: str) -> bool:
+        file.write_text(text)
+        reload(exporter, settings, lambda: settings)
+        exporter.collect()
+        return node_state(exporter.found()).gpus[0].ranks[0].has_severe_fragmentation
+
+    assert [False, False, True] == [
+        severe("fragmentation_ratio: 0.9"),
+        severe("fragmentation_ratio: 9"),
+        severe("fragmentation_ratio: 0.5"),
+    ]
+    exporter.close()
+
+
+def test_severe_fragmentation(tmp_path: Path) -> None:
+    """The state says where the index is above the shipped threshold."""
+    published(tmp_path / "run", own_sample())
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
+    exporter.collect()
+    exporter.close()
+
+    assert node_state(exporter.found()).gpus[0].ranks[0].has_severe_fragmentation
 
 
 @pytest.mark.parametrize(
@@ -109,10 +172,24 @@ def test_a_report_that_is_a_link(tmp_path: Path) -> None:
     assert ask(tmp_path / "run").oom is None
 
 
-@given(reports.reports, st.booleans())
-def test_every_valid_report_has_words(report: OomReport, may_look: bool) -> None:
+@given(reports.reports, st.none() | st.integers(0, 7), st.booleans())
+def test_every_valid_report_has_words(report: OomReport, gpu: int | None, may_look: bool) -> None:
     """Whatever a report says, its words can be encoded."""
-    assert encode_document(oom_why(report, may_look=may_look))
+    assert encode_document(oom_why(report, gpu, may_look=may_look))
+
+
+def test_the_gpu_has_nvmls_index(tmp_path: Path) -> None:
+    """Rank 3, whose process calls its only GPU cuda:0, ran out of memory on GPU 3."""
+    device = replace(own_sample().devices[0], uuid="GPU-3")
+    report = replace(reports.STRANDED, device=replace(reports.STRANDED.device, uuid="GPU-3"))
+    published(tmp_path / "run", own_sample(devices=(device,)), report)
+
+    oom = ask(tmp_path / "run", NODE).oom
+    assert oom is not None
+    assert " on GPU 3." in oom.reason
+    oom = ask(tmp_path / "run").oom
+    assert oom is not None
+    assert " on cuda:0." in oom.reason
 
 
 @given(samples.samples)
@@ -122,4 +199,7 @@ def test_every_valid_sample_has_a_state(sample: Sample) -> None:
     state = node_state(Found(0.0, Reading(FakeNvml.of()), [item]))
 
     assert encode_document(state)
-    assert all(sum(p.bytes for p in gpu.parts) == (gpu.total_bytes or 0) for gpu in state.gpus)
+    for gpu in state.gpus:
+        known = sum(part.bytes for part in gpu.parts)
+        is_known = any(part.name == "free" for part in gpu.parts)
+        assert known == (gpu.total_bytes or 0) or (known < (gpu.total_bytes or 0) and not is_known)

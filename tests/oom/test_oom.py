@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from support.reports import BY_NAME, CAPACITY, LIMIT, STRANDED, reports
+from support.reports import BY_NAME, CAPACITY, LEAK, LIMIT, STRANDED, reports
 from support.users import as_user, needs_root
 
 from torchmem.allocator.oom_report import OomReport, decode, encode
@@ -67,7 +67,7 @@ def test_the_text_for_each_kind(tmp_path: Path, name: str) -> None:
 @given(reports)
 def test_every_report_has_a_page(report: OomReport) -> None:
     """Any report that can be read has a page, without characters that control a terminal."""
-    shown = page(Path("report"), decode(encode(report)))
+    shown = page(Path("report"), decode(encode(report)), {})
 
     assert all(line.isprintable() for line in shown.splitlines())
 
@@ -93,11 +93,17 @@ def test_the_list_is_newest_first_and_skips_junk(tmp_path: Path, put: Put) -> No
     assert ["fragmentation (stranded)", "capacity"] == [row.split("  ")[-1] for row in lines[::2]]
 
 
-def test_json_is_the_report_itself(tmp_path: Path, put: Put) -> None:
-    """`--json` prints the reports as the SDK wrote them, one per line."""
-    path = put(STRANDED)
+def test_json_is_the_report_with_the_verdict_in_words(tmp_path: Path, put: Put) -> None:
+    """`--json` prints the reports as the SDK wrote them, one per line, with a headline."""
+    path = put(LEAK)
+    written, printed = json.loads(path.read_bytes()), json.loads(oom("--json", path).stdout)
+    verdict = printed.pop("verdict")
+    del written["verdict"]
 
-    assert json.loads(path.read_bytes()) == json.loads(oom("--json", path).stdout)
+    assert written == printed
+    assert ("capacity", "leak") == (verdict["cause"], verdict["onset"])
+    assert oom(path).stdout.replace("\n", " ").startswith(f"{verdict['headline']}. ")
+    assert "compaction" == verdict["gains"][0]["change"]
     assert 1 == len(oom("--json", "--list", "--run-dir", tmp_path).stdout.splitlines())
 
 
@@ -169,3 +175,12 @@ def test_a_directory_without_a_report_is_named(tmp_path: Path, directory: str) -
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
     assert f"no OOM report in {tmp_path}" in done.stderr
     assert "sdk.instrument()" in done.stderr
+
+
+def test_the_sparkline_of_a_run_is_even_in_steps() -> None:
+    """A leak that grows evenly looks so, although its first steps were read more often."""
+    rows = page(Path("report"), LEAK, {}).splitlines()
+    row = next(row for row in rows if row.startswith("  allocated"))
+
+    assert row.split()[1][:15].count("▄") >= 2
+    assert "█" == row.split()[1][-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from importlib.metadata import requires
 from pathlib import Path
@@ -19,13 +21,14 @@ PORT = 9847
 USER = "9847:9847"
 
 
-def pins() -> dict[str, str]:
-    """Return the pinned version of each package in the image."""
-    lines = (ROOT / "exporter" / "constraints.txt").read_text().splitlines()
+def pins(name: str = "requirements.txt") -> dict[str, list[str]]:
+    """Return the hashes of each pinned package of a file, by package."""
+    text = (ROOT / "exporter" / name).read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all("==" in line for line in lines)
     return {
-        canonicalize_name(line.split("==")[0]): line.split("==")[1]
+        canonicalize_name(line.split("==")[0]): re.findall(r"--hash=sha256:([0-9a-f]{64})\b", line)
         for line in lines
-        if not line.startswith("#")
     }
 
 
@@ -51,6 +54,50 @@ def test_every_dependency_is_pinned() -> None:
         new = {requirement for name in new for requirement in _requirements(name)} - seen
         seen |= new
     assert seen == set(pins())
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "build-requirements.txt"])
+def test_pip_installs_only_known_files(name: str) -> None:
+    """Each package has hashes, and pip refuses files without one, from wherever they come."""
+    assert all(pins(name).values())
+    assert f"-r exporter/{name}" in DOCKERFILE.replace("\\\n", "")
+    assert "http" not in (ROOT / "exporter" / name).read_text()
+    for command in re.findall(r"pip (?:--python \S+ )?install .*", DOCKERFILE.replace("\\\n", "")):
+        for part in command.split("&&"):
+            assert "--require-hashes" in part or "--no-index" in part or "install" not in part
+
+
+IMAGE = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
+PINNED = ("docker-compose.yml", "docker-compose.gpu.yml", "exporter/Dockerfile")
+
+
+@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
+@pytest.mark.parametrize("digest", ["sha256:" + "5" * 64, "", "sha256:short"])
+def test_images_are_pinned_to_the_newest_digest(tmp_path: Path, digest: str) -> None:
+    """The script writes the digest that the registry gives, and stops if it gives none."""
+    for name in (*PINNED, "deploy/pin_images.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '\"{digest}\"'\n")
+    docker.chmod(0o755)
+    before = [(tmp_path / name).read_text() for name in PINNED]
+    done = subprocess.run(
+        [tmp_path / "deploy/pin_images.sh"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    after = [(tmp_path / name).read_text() for name in PINNED]
+
+    if len(digest) < 64:
+        assert (1, before) == (done.returncode, after)
+        assert "no digest for" in done.stderr
+    else:
+        assert 0 == done.returncode
+        assert after == [re.sub(r"sha256:[0-9a-f]{64}", digest, text) for text in before]
+        assert {digest} == {image.split("@")[1] for image in IMAGE.findall("".join(after))}
 
 
 def test_the_user_is_not_root() -> None:

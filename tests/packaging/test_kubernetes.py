@@ -164,6 +164,35 @@ def test_a_training_pod_never_waits_for_the_exporter() -> None:
     assert {"POD_NAME", "POD_NAMESPACE"} <= set(environment)
 
 
+@pytest.mark.parametrize("name", ["training-job", "training-job-leader"])
+def test_a_training_pod_is_not_root(name: str) -> None:
+    """The examples run as a user of their own, as the exporter tells tenants apart by user ID."""
+    job = manifest_of(FOLDER / "examples" / f"{name}.yaml", "Job")["spec"]["template"]["spec"]
+    context = job["securityContext"]
+    assert (True, True) == (context["runAsNonRoot"], context["runAsUser"] > 0)
+    assert context["runAsUser"] != POD["securityContext"]["runAsUser"]
+    for container in job["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_only_prometheus_may_connect() -> None:
+    """The policy covers the exporter's pods, which have a network of their own, and their port.
+
+    A client is known by its namespace, because each tenant chooses the labels of its own pods.
+    """
+    policy = manifest_of(FOLDER / "network-policy" / "networkpolicy.yaml", "NetworkPolicy")["spec"]
+    labels = DAEMONSET["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert not POD.get("hostNetwork")
+    assert {"Ingress", "Egress"} == set(policy["policyTypes"])
+    assert [] == policy["egress"]
+    (rule,) = policy["ingress"]
+    assert [EXPORTER["ports"][0]["name"]] == [port["port"] for port in rule["ports"]]
+    for client in rule["from"]:
+        assert "kubernetes.io/metadata.name" in client["namespaceSelector"]["matchLabels"]
+
+
 def test_the_pod_monitor_finds_the_leader() -> None:
     """Job and PodMonitor of the example without an exporter agree on label, port and address.
 
@@ -203,7 +232,8 @@ def built(folder: Path) -> str:
         (BASE, {"Namespace", "DaemonSet", "Service"}),
         (
             OVERLAY,
-            {"Namespace", "DaemonSet", "Service", "PodMonitor", "PrometheusRule", "ConfigMap"},
+            {"Namespace", "DaemonSet", "Service", "NetworkPolicy"}
+            | {"PodMonitor", "PrometheusRule", "ConfigMap"},
         ),
     ],
     ids=["base", "gpu-operator"],

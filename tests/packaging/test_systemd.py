@@ -13,7 +13,7 @@ from torchmem.sample.run_directory import SYSTEM_RUN_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "torchmem-exporter.service"
-MAX_EXPOSURE = 2.0  # of 10, by `systemd-analyze security`; 1.6 with systemd 252
+MAX_EXPOSURE = 2.0  # of 10, by `systemd-analyze security`; 1.7 with systemd 252
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"

@@ -13,6 +13,7 @@ from random import Random
 
 from torchmem.allocator.call_stack import CallStack, Frame, Origin
 from torchmem.allocator.settings import ADVICE_LABEL
+from torchmem.allocator.verdict import Circumstances
 from torchmem.exporter.run_directory import Published
 from torchmem.sample.procfs import pid_namespace
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
@@ -106,6 +107,7 @@ class Trainer:
         if self.is_live and now >= self.life.end:
             self.end(self.life.ending, self.life.end)
         self._recorder.measure_snapshot()
+        self._recorder.judge_growth()
 
     def published(self, now: float) -> Published | None:
         """Return what an exporter knows of the process at `now`; None once it has forgotten it."""
@@ -142,6 +144,7 @@ class Trainer:
         self._durations[bisect_left(STEP_DURATION_BOUNDS, self.played - self._last_step)] += 1
         self._steps, self._last_step = self._steps + 1, self.played
         self._read_stats()
+        self._recorder.add_points(self._steps)
 
     def _read_stats(self) -> None:
         self._recorder.read_stats()
@@ -156,7 +159,7 @@ class Trainer:
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self._oom_at = self.played
         failed = FailedAllocation(requested, limit, driver_free, ORIGIN)
-        self._recorder.record_oom(device, failed)
+        self._recorder.record_oom(device, failed, Circumstances(self._steps))
         self.used_bytes = self.card.use.own()
 
     def _sample(self, now: float) -> Sample:
@@ -204,7 +207,7 @@ class Trainer:
         layout = device.layout and replace(device.layout, timestamp=taken)
         oom = device.last_oom and replace(device.last_oom, timestamp=min(self._oom_at, now))
         dated = replace(device, layout=layout, last_oom=oom, stats_timestamp=moment)
-        peak = device.allocator.allocated_peak_bytes if device.allocator else 0
+        peak = (device.allocator and device.allocator.allocated_peak_bytes) or 0
         phases = {"forward": peak * 15 // 16, "backward": peak}
         return replace(dated, components=self._components(device), phase_peaks=phases)
 

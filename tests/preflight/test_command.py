@@ -110,19 +110,81 @@ def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
     check_golden("run_again.txt", stdout)
 
 
-def test_retries_and_growth_are_reported(run: Preflight) -> None:
-    """A run with retries barely fits; growth is reported with the steps until the card is full."""
-    code, stdout, _ = run(
-        PlayedScript(leak=5 * MIB), "--card", "1.6GB", "--setting", "expandable_segments:True"
+def test_growth_is_the_headline(run: Preflight) -> None:
+    """It leads, with the steps until the card is full, and decides: the exit code is 1."""
+    flags = "--card", "1.6GB", "--cards", "1.6GB,2GB,80GB", "--setting", "expandable_segments:True"
+    code, stdout, _ = run(PlayedScript(leak=5 * MIB), *flags)
+    document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
+    verdict, text = document["verdict"], " ".join(stdout.split())
+    left = verdict["growth"]["steps_left"]
+
+    assert (1, False, None) == (code, verdict["fits"], verdict["fits_with"])
+    assert verdict["sentence"] in text
+    assert re.match(
+        rf"Grows by 5\.\d\d MiB a step, full after about {left} more steps: a leak, or data that "
+        r"the script accumulates\. For 20 steps it barely fits a phantom GPU of 1\.6GB: ",
+        verdict["sentence"],
     )
+    assert "; PyTorch had to empty its cache 1 time to satisfy a request" in text
+    assert re.search(r"  growth per step +5\.\d\d MiB\n", stdout)
+    check_golden("grows.txt", stdout)
+
+
+def test_other_gpus_are_full_later(run: Preflight) -> None:
+    """Each GPU of the table has its own steps left, and one that is never full soon fits."""
+    flags = "--card", "1.6GB", "--cards", "1.6GB,2GB,80GB", "--setting", "expandable_segments:True"
+    document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
+    own, larger, largest = document["comparison"]["cards"]
+
+    assert document["verdict"]["growth"]["steps_left"] == own["steps_left"] < larger["steps_left"]
+    assert [False, False, True] == [each["fits"] for each in (own, larger, largest)]
+    assert largest["steps_left"] is None
+
+
+def test_growth_that_has_filled_the_card_is_the_headline(run: Preflight) -> None:
+    """A leak that ran out of memory is told by the run with more memory; no setting helps."""
+    script = PlayedScript(leak=40 * MIB)
+    code, stdout, _ = run(script, "--card", "1.6GB", "--json")
+    verdict = json.loads(stdout)["verdict"]
+
+    assert (1, False, None) == (code, verdict["fits"], verdict["fits_with"])
+    assert re.match(
+        r"Grows by 4\d\.\d\d MiB a step, full after 1\d steps: a leak, .* accumulates\. "
+        r"Does not fit a phantom GPU of 1\.6GB: in step 1\d, ",
+        verdict["sentence"],
+    )
+    assert 0 == verdict["growth"]["steps_left"]
+    assert "It fits with" not in verdict["sentence"]
+
+
+def test_the_growth_of_a_whole_run_is_a_note(run: Preflight) -> None:
+    """A script that ended by itself did fit."""
+    whole = PlayedScript(leak=5 * MIB, then=ends("finished"))
+    code, stdout, _ = run(whole, "--card", "2GB")
 
     assert 0 == code
-    assert "Barely fits a phantom GPU of 1.6GB" in stdout
-    assert "; PyTorch had to empty its cache 1 time to satisfy a request" in " ".join(
-        stdout.split()
-    )
-    assert re.search(r"  growth per step +5\.\d\d MiB\n", stdout)
-    assert re.search(r"Memory on GPU 0 grows by 5\.\d\d MiB per step", stdout)
+    assert "Fits a phantom GPU of 2GB" in stdout
+    assert re.search(r"  - Grows by 5\.\d\d MiB a step, full after", stdout)
+
+
+def test_the_growth_of_a_few_steps_is_unknown(run: Preflight) -> None:
+    """It decides nothing, and the table says that it is not known."""
+    code, stdout, _ = run(PlayedScript(leak=40 * MIB), "--card", "2GB", "--steps", "1")
+
+    assert 0 == code
+    assert re.search(r"  growth per step +unknown \(too few steps\)\n", stdout)
+
+
+def test_a_rank_whose_memory_grows_does_not_fit(run: Preflight) -> None:
+    """Its row says so, the first sentence tells the growth, and the exit code is 1."""
+    script = PlayedScript(leak=5 * MIB)
+    flags = "--card", "2GB", "--world-size", "16", "--ranks", "0,9"
+    code, stdout, _ = run(script, *flags)
+
+    assert 1 == code
+    assert 2 == len(re.findall(r"  grows$", stdout, re.MULTILINE))
+    assert "2 of 2 do not fit a phantom GPU of 2GB." in " ".join(stdout.split())
+    assert "Grows by 5." in stdout
 
 
 def test_the_json_of_one_run(run: Preflight) -> None:
@@ -212,7 +274,8 @@ def test_the_largest_batch_is_confirmed_in_a_longer_run(run: Preflight) -> None:
     runs = [(each["value"], each["steps"], each["fits"]) for each in document["tries"]]
     best = document["best"]
 
-    assert (0, 20) == (code, document["best_steps"])
+    assert (1, 20) == (code, document["best_steps"])
+    assert document["verdict"]["sentence"].startswith("Grows by 60.")
     assert {(best, 20, True), (best + 1, 20, False)} <= set(runs)
     assert any(fits for value, steps, fits in runs if value > best and steps == 5)
     assert "tried for 20 optimizer steps" in document["verdict"]["sentence"]
@@ -270,8 +333,8 @@ def test_several_cards_have_a_column_each(run: Preflight) -> None:
     _, stdout, _ = run(PlayedScript(then=then), "--card", "2GB", "--gpus", "2")
 
     assert "Preflight on 2 GPUs, each a phantom GPU of 2GB" in stdout
-    assert re.search(r"^ +GPU 1 +GPU 0$", stdout, re.MULTILINE)
-    assert "on GPU 0, the fullest, including the CUDA context" in " ".join(stdout.split())
+    assert re.search(r"^ +cuda:1 +cuda:0$", stdout, re.MULTILINE)
+    assert "on cuda:0, the fullest, including the CUDA context" in " ".join(stdout.split())
 
 
 def ends(ended: Ended, **more: object) -> Callable[[RunPlan, RunResult], RunResult]:

@@ -9,7 +9,8 @@ import pytest
 from support.whatif_results import KEEP
 
 from torchmem.preflight.comparison import Comparison
-from torchmem.preflight.report import PreflightReport, Verdict, refuted_settings
+from torchmem.preflight.report import PreflightReport, refuted_settings
+from torchmem.preflight.verdict import Verdict
 from torchmem.whatif.result import FailedRequest, ReplayResult
 
 OOM = FailedRequest(1, 2, 3, 4, 5)

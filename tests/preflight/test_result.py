@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.preflight.result import Ended, StepMemory, growth, read_result
+from torchmem.preflight.growth import kept_per_step
+from torchmem.preflight.result import Ended, StepMemory, read_result
 from torchmem.sample.errors import UsageError
 
 STEPS = 20
@@ -115,19 +116,19 @@ def steps(allocated: list[int]) -> list[StepMemory]:
 @given(st.integers(1, GIB), st.integers(8, 60))
 def test_growth_of_a_steady_leak_is_exact(leak: int, number: int) -> None:
     """A leak of a constant number of bytes per step is reported to the byte."""
-    assert leak == growth(steps([GIB + step * leak for step in range(number)]))
+    assert leak == kept_per_step(steps([GIB + step * leak for step in range(number)]))
 
 
 @given(st.lists(st.integers(0, GIB), min_size=1, max_size=6))
 def test_growth_of_a_short_run_is_unknown(allocated: list[int]) -> None:
     """With too few steps the growth is None, not 0."""
-    assert growth(steps(allocated)) is None
+    assert kept_per_step(steps(allocated)) is None
 
 
 @given(st.integers(0, STEPS - 1), st.integers(1, GIB))
 def test_a_single_allocation_is_not_growth(when: int, size: int) -> None:
     """The optimizer's state, for example, is allocated once, in any step."""
-    assert 0 == growth(steps([GIB + size * (step >= when) for step in range(STEPS)]))
+    assert 0 == kept_per_step(steps([GIB + size * (step >= when) for step in range(STEPS)]))
 
 
 @given(
@@ -137,9 +138,9 @@ def test_a_single_allocation_is_not_growth(when: int, size: int) -> None:
 )
 def test_memory_that_is_freed_again_is_not_growth(half: list[int]) -> None:
     """Batches of different lengths leave different amounts of memory allocated."""
-    assert 0 == growth(steps([0, *half, *reversed(half)]))
+    assert 0 == kept_per_step(steps([0, *half, *reversed(half)]))
 
 
 def test_shrinking_memory_is_not_growth() -> None:
     """Growth is never negative."""
-    assert 0 == growth(steps([GIB - step * MIB for step in range(STEPS)]))
+    assert 0 == kept_per_step(steps([GIB - step * MIB for step in range(STEPS)]))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,29 @@ from support.samples import full_sample, samples
 from support.users import as_user, needs_root
 
 from torchmem.allocator.sizes import GIB
-from torchmem.capture.processes import ProcessFilter, find_process
+from torchmem.allocator.thresholds import THRESHOLDS_VARIABLE, defaults
+from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
+from torchmem.pages.page import MAX_PAGE_BYTES
+from torchmem.report import html
 from torchmem.report.text import WIDTH, page
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import Sample
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_700_000_203.0
+LIMITS = defaults().limits("night", "node1")
+UUID = "GPU-3a7c03e1-5f42-9d08-b3c6-3d41e80f2a93"
 FULL = full_sample()
 (DEVICE,) = FULL.devices
 
 
-def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
+def report(
+    *arguments: str | Path, path: str | Path = "/nowhere", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command; `path` has its nvidia-smi."""
     return subprocess.run(
         [sys.executable, "-m", "torchmem.cli", "report", *map(str, arguments)],
-        env={"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "utf-8"},
+        env={"PATH": f"{path}:/usr/bin:/bin", "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         encoding="utf-8",
         timeout=60,
@@ -49,6 +57,7 @@ assert DEVICE.layout is not None
 BY_NAME = {
     "full": FULL,
     "well": _changed(
+        growth=None,
         last_oom=None,
         counters=replace(DEVICE.counters, ooms={}, alloc_retries=0),
         layout=replace(DEVICE.layout, headroom_bytes=5 * GIB),
@@ -57,6 +66,7 @@ BY_NAME = {
     "external": _changed(layout=replace(DEVICE.layout, headroom_flush_bytes=GIB)),
     "library": _changed(driver_free_bytes=GIB // 4),
     "asleep": _changed(
+        growth=None,
         last_oom=None,
         counters=replace(DEVICE.counters, ooms={}, alloc_retries=0),
         driver_free_bytes=70 * GIB,
@@ -76,7 +86,7 @@ BY_NAME = {
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_the_text(name: str) -> None:
     """The text is the golden one, and no line but those to type is longer than 80 columns."""
-    output, golden = page(BY_NAME[name], NOW), GOLDEN / f"{name}.txt"
+    output, golden = page(BY_NAME[name], NOW, {}, LIMITS), GOLDEN / f"{name}.txt"
     if "WRITE_GOLDEN" in os.environ:
         golden.write_text(output)
 
@@ -88,7 +98,7 @@ def test_the_text(name: str) -> None:
 @given(samples)
 def test_every_sample_has_a_report(sample: Sample) -> None:
     """Whatever a sample lacks, it can be shown."""
-    assert sample.devices == () or page(sample, NOW)
+    assert sample.devices == () or page(sample, NOW, {}, LIMITS)
 
 
 def test_the_rank_of_a_directory(tmp_path: Path) -> None:
@@ -99,6 +109,21 @@ def test_the_rank_of_a_directory(tmp_path: Path) -> None:
     assert (0, "") == (done.returncode, done.stderr)
     assert "run night (train.py), rank 0 of 8: running" in done.stdout
     assert "50.00 GiB allocated, 62.00 GiB reserved" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("listed", "name"), [(f"2, GPU-2\\n3, {UUID}", "GPU 3  "), ("No devices", "cuda:0  ")]
+)
+def test_the_gpu_has_nvmls_index(tmp_path: Path, listed: str, name: str) -> None:
+    """A process's only GPU is GPU 3 for nvidia-smi; without it, it has PyTorch's name."""
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\nprintf '{listed}\\n'\n")
+    command.chmod(0o755)
+    publish(tmp_path / "run", own_sample(devices=(replace(DEVICE, uuid=UUID),)))
+    done = report("--run-dir", tmp_path / "run", path=tmp_path)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.splitlines()[2].startswith(name)
 
 
 def test_json(tmp_path: Path) -> None:
@@ -114,11 +139,37 @@ def test_json(tmp_path: Path) -> None:
     assert "expandable_segments" == device["advice"][0]["setting"]
 
 
+def test_a_rank_that_has_ended_is_shown_if_none_is_running(tmp_path: Path) -> None:
+    """Its last state stays in the directory, and the first line says that it has ended."""
+    publish(tmp_path, own_sample(ended="exited"))
+    done = report("--run-dir", tmp_path)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "run night (train.py), rank 0 of 8: exited" in done.stdout
+
+
+def test_the_thresholds_of_the_user(tmp_path: Path) -> None:
+    """A file given by flag or by environment changes the threats; a wrong one exits with 2."""
+    publish(tmp_path / "run", own_sample())
+    file = tmp_path / "thresholds.yml"
+    file.write_text("stranded_bytes: 70GiB\n")
+    where = ("--run-dir", tmp_path / "run")
+    by_flag = report(*where, "--thresholds", file)
+    by_environment = report(*where, **{THRESHOLDS_VARIABLE: str(file)})
+
+    assert "lies beside live tensors" in report(*where).stdout
+    assert "lies beside live tensors" not in by_flag.stdout
+    assert by_environment.stdout.split("Threats")[1] == by_flag.stdout.split("Threats")[1]
+    assert "Threats" in by_flag.stdout
+    file.write_text("stranded_byte: 1GiB\n")
+    wrong = report(*where, "--thresholds", file)
+    assert (2, True) == (wrong.returncode, "did you mean 'stranded_bytes'?" in wrong.stderr)
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "sentence"),
     [
         (own_sample(), ["--rank", "5"], "matches; running processes: rank 0 of run night"),
-        (own_sample(ended="exited"), [], "has ended; select a running process."),
         (own_sample(devices=()), [], "has not used a GPU yet."),
         (
             replace(own_sample(), steps=5),  # type: ignore[arg-type]
@@ -157,3 +208,39 @@ def test_ranks_of_other_users(shared_dir: Path) -> None:
         return str(caught.value)
 
     assert "running processes: none" in as_user(61001, look)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """`--html FILE` writes a page with the same text, and `-` prints the page alone."""
+    publish(tmp_path / "run", own_sample())
+    where, file = ("--run-dir", tmp_path / "run"), tmp_path / "rank.html"
+    done = report(*where, "--html", file)
+    content = file.read_text()
+    device = json.loads(content.split('id="document">')[1].split("</script>")[0])["devices"][0]
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert escape(done.stdout) in content
+    assert "Enable expandable segments" in str(device["advice"])
+    assert "fragmentation" in [threat["cause"] for threat in device["threats"]]
+    assert report(*where, "--html", "-").stdout.startswith("<!doctype html>")
+    wrong = report(*where, "--html", tmp_path / "rank.txt")
+    assert (2, "name a file that ends in .html" in wrong.stderr) == (wrong.returncode, True)
+
+
+@given(samples)
+def test_every_sample_has_a_page(sample: Sample) -> None:
+    """Whatever a sample lacks, its page is below the limit."""
+    process = TrainingProcess(Path("/nowhere"), 0, sample.process, 1, alive=True)
+    content = html.page(html.Subject(process, sample, NOW, {}), LIMITS)
+
+    assert len(content) < MAX_PAGE_BYTES
+
+
+def test_a_page_of_many_devices_stays_small() -> None:
+    """More devices than a node has are cut, and the page says so."""
+    sample = replace(FULL, devices=(DEVICE,) * 64)
+    process = TrainingProcess(Path("/nowhere"), 0, sample.process, 1, alive=True)
+    content = html.page(html.Subject(process, sample, NOW, {}), LIMITS)
+
+    assert len(content) < MAX_PAGE_BYTES
+    assert b"<li>16 of 64 devices are shown</li>" in content

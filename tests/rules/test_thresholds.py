@@ -11,8 +11,9 @@ import pytest
 import yaml
 from support.promql import ROOT
 
+from torchmem.allocator.thresholds import changed, defaults, defaults_text, scope
+from torchmem.exporter.thresholds import load
 from torchmem.rules.render import render, templates
-from torchmem.rules.thresholds import defaults, defaults_text, load, scope
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import APPLICATION_XIDS
 
@@ -45,6 +46,14 @@ def test_ignored_xids_are_those_of_applications() -> None:
     shipped = yaml.safe_load(defaults_text())["gpu_ignored_xids"]
 
     assert list(APPLICATION_XIDS) == shipped
+
+
+def test_the_shipped_file_is_yaml() -> None:
+    """Without a YAML parser, the shipped thresholds are read as YAML has them."""
+    content = yaml.safe_load(defaults_text())
+
+    assert changed(content, "the shipped file") == defaults()
+    assert len(content) == len(defaults().values) + len(["overrides"])
 
 
 def test_every_threshold_is_used() -> None:
@@ -136,7 +145,7 @@ def test_rules_contain_the_values_and_urls(file: Path) -> None:
     )
     texts = render(load(file))
 
-    assert "torchmem_fragmentation_ratio > 0.85" in texts["alerts-memory.yml"]
+    assert "last_over_time(torchmem_fragmentation_ratio[2m]) > 0.85" in texts["alerts-memory.yml"]
     assert 'torchmem_free_bytes{state="stranded"} > 2147483648' in texts["alerts-memory.yml"]
     assert 'up{job="gpus"} == 0\n        for: 5m' in texts["alerts-monitoring.yml"]
     down = yaml.safe_load(texts["alerts-monitoring.yml"])["groups"][0]["rules"][0]["annotations"]

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,15 @@ import pytest
 from support import reports
 from support.recordings import in_small_pieces, write
 
+from torchmem.allocator.headline import headline
 from torchmem.allocator.oom_report import OomReport, encode
-from torchmem.run.advice import MAX_REPORTS, Advice, find_advice
-from torchmem.run.replay import Replayed
+from torchmem.allocator.verdict import Gain, Verdict, Why
+from torchmem.run.advice import Advice, find_advice
+from torchmem.run.attempts import MAX_REPORTS
+from torchmem.run.replay import Question, Replayed
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX
 from torchmem.sample.run_directory import report_name, sample_name
-from torchmem.sample.sample import Sample, Steps
+from torchmem.sample.sample import OomCause, OomDetail, Sample, Steps
 from torchmem.sample.sample import encode as encode_sample
 
 ADVICE = "expandable_segments:True"
@@ -36,14 +39,14 @@ class Replays:
     def __init__(self, answer: Replayed) -> None:
         self.settings: list[list[str]] = []
         self.present: list[Mapping[str, str]] = []
+        self.room: list[int] = []
         self._answer = answer
 
-    def __call__(
-        self, _path: Path, _device: int, present: Mapping[str, str], settings: Sequence[str]
-    ) -> Replayed:
+    def __call__(self, _path: Path, question: Question) -> Replayed:
         """Return the answer."""
-        self.present.append(present)
-        self.settings.append(list(settings))
+        self.present.append(question.present)
+        self.settings.append(list(question.settings))
+        self.room.append(question.room)
         return self._answer
 
 
@@ -87,6 +90,13 @@ def launch(
     )
     assert 0 == done.returncode, done.stderr
     return tuple(done.stdout.splitlines()), done.stderr.splitlines()
+
+
+def judged(cause: OomCause, why: Why, gain: Gain) -> OomReport:
+    """Return the report of an OOM with this verdict."""
+    detail: OomDetail | None = "stranded" if cause == "fragmentation" else None
+    oom = replace(reports.STRANDED.oom, cause=cause, detail=detail, onset=why.onset)
+    return replace(reports.STRANDED, oom=oom, verdict=Verdict(cause, detail, why, (gain,)))
 
 
 def attempt(
@@ -166,14 +176,16 @@ def test_only_fragmentation_with_a_setting_first_changes_anything(
         "stranded": ADVICE,
         "stranded_limit": ADVICE,
         "expandable": "roundup_power2_divisions:8",
+        "leak_and_stranded": ADVICE,
+        "not_grown": ADVICE,
     }
 
     assert expected.get(name, "") == launch(tmp_path)[0][2]
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(100, False), (390, False), (391, True)])
+@pytest.mark.parametrize(("steps", "kept"), [(100, False), (390, False), (428, False), (429, True)])
 def test_advice_that_does_no_better_is_withdrawn(tmp_path: Path, steps: int, kept: bool) -> None:
-    """It stays only if the attempt that had it ran for more steps."""
+    """It stays only if the attempt that had it ran for at least a tenth more steps."""
     attempt(tmp_path, 1, 390)
     attempt(tmp_path, 2, steps, advice=ADVICE)
     values, lines = launch(tmp_path)
@@ -194,6 +206,121 @@ def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
     attempt(tmp_path, 3, 500, advice="withdrawn")
 
     assert {"TORCHMEM_ADVICE": "withdrawn"} == found(tmp_path).environment
+
+
+LEAK = Why("leak", 70 * reports.GIB, 8 * reports.MIB, 2, "held")
+LEAKS = judged("capacity", LEAK, Gain("compaction", 96 * reports.MIB, 12.0, matters=False))
+BOTH = judged("fragmentation", LEAK, Gain("compaction", 9 * reports.GIB, 1152.0, matters=True))
+TIGHT = judged(
+    "capacity",
+    Why("stranded", 9 * reports.GIB),
+    Gain("compaction", reports.GIB, None, matters=False),
+)
+
+
+def test_a_leak_gets_no_setting(tmp_path: Path) -> None:
+    """One line says that memory leaks, with or without a recording, which is not replayed."""
+    record(attempt(tmp_path, 1, 390, report=LEAKS))
+    values, lines = launch(tmp_path)
+    replays = Replays(Replayed(ADVICE))
+    found(tmp_path, replays)
+
+    assert UNCHANGED == values
+    assert [] == replays.settings
+    (line,) = lines
+    assert line.startswith("torchmem: no setting is added: memory leak: tensors kept between steps")
+    assert "8.00 MiB a step" in line
+    assert line.endswith(", which no setting cures.")
+
+
+def test_what_a_setting_gains_of_a_leak_is_said(tmp_path: Path) -> None:
+    """A setting is added where it makes room for many steps, and the line says how many."""
+    attempt(tmp_path, 1, 390, report=BOTH)
+    advice = found(tmp_path)
+
+    assert ADVICE == advice.environment["TORCHMEM_ADVICE"]
+    assert "room for about 1,152 more" in advice.sentence
+
+
+def test_only_expandable_segments_are_a_rule_where_memory_grows(tmp_path: Path) -> None:
+    """Other settings do not gain what compaction would; a replay may prove one."""
+    detail = replace(BOTH.oom, detail="small_segment")
+    path = attempt(tmp_path, 1, 390, report=replace(BOTH, oom=detail))
+    without = found(tmp_path)
+    record(path)
+
+    assert not without.environment
+    assert without.sentence.startswith("no setting is added: ")
+    proved = found(tmp_path, Replays(Replayed(SEGMENTS)))
+    assert SEGMENTS == proved.environment["TORCHMEM_ADVICE"]
+
+
+def test_a_replay_must_leave_room_where_memory_grows(tmp_path: Path) -> None:
+    """It ends with the failed request, so that a tenth of the steps done must fit after it."""
+    record(attempt(tmp_path, 1, 390, report=BOTH))
+    asked = Replays(Replayed(failed=(ADVICE,)))
+    advice = found(tmp_path, asked)
+
+    assert [39 * 8 * reports.MIB] == asked.room
+    assert not advice.environment
+    assert advice.sentence.endswith("it does so too or soon after.")
+
+
+def test_room_that_does_not_matter_needs_a_replay(tmp_path: Path) -> None:
+    """The report's rule is not applied then; a setting that a replay has proved is."""
+    path = attempt(tmp_path, 1, 390, report=TIGHT)
+    without = found(tmp_path)
+    record(path)
+
+    assert not without.environment
+    assert "TORCHMEM_CAPTURE_ON_OOM=trace" in without.sentence
+    problem = found(tmp_path, Replays(Replayed(problem="it is damaged.")))
+    assert not problem.environment
+    assert problem.sentence.endswith(" it is damaged.")
+    proved = found(tmp_path, Replays(Replayed(SEGMENTS)))
+    assert SEGMENTS == proved.environment["TORCHMEM_ADVICE"]
+    assert "by fragmentation" not in proved.sentence
+
+
+@pytest.mark.parametrize("name", sorted(reports.BY_NAME))
+def test_one_line_says_why_nothing_is_added(tmp_path: Path, name: str) -> None:
+    """Whatever the cause, there is a line, with the verdict if no setting is added."""
+    report = reports.BY_NAME[name]
+    attempt(tmp_path, 1, 390, report=report)
+    advice = found(tmp_path)
+
+    assert 1 == len(advice.sentence.splitlines())
+    if not advice.environment:
+        ended = replace(report, steps=Steps(390))
+        assert headline(ended)[1:] in advice.sentence
+
+
+def test_a_leak_gets_a_setting_at_most_once(tmp_path: Path) -> None:
+    """Attempts of 216, 221, 221 and 221 steps: the setting is taken back after the first of 221."""
+    given = []
+    for number, steps in enumerate((216, 221, 221, 221), 1):
+        given.append(found(tmp_path).environment.get("TORCHMEM_ADVICE", ""))
+        attempt(tmp_path, number, steps, advice=given[-1])
+
+    assert ["", ADVICE, "withdrawn", "withdrawn"] == given
+
+
+def test_a_setting_that_helps_stays_for_all_later_attempts(tmp_path: Path) -> None:
+    """It is compared with the attempt that lacked it, not with the one before that had it."""
+    attempt(tmp_path, 1, 100)
+    for number in (2, 3, 4):
+        assert ADVICE == found(tmp_path).environment["TORCHMEM_ADVICE"]
+        attempt(tmp_path, number, 200, advice=ADVICE)
+
+    assert ADVICE == found(tmp_path).environment["TORCHMEM_ADVICE"]
+
+
+def test_steps_that_were_not_counted_decide_as_none(tmp_path: Path) -> None:
+    """A job without an optimizer has no steps to compare, so the setting is tried once."""
+    attempt(tmp_path, 1, 0)
+    attempt(tmp_path, 2, 0, advice=ADVICE)
+
+    assert "withdrawn" == found(tmp_path).environment["TORCHMEM_ADVICE"]
 
 
 def test_a_launcher_within_another_leaves_its_advice(tmp_path: Path) -> None:
@@ -234,7 +361,7 @@ def test_more_reports_than_the_sdk_keeps_are_not_read(tmp_path: Path) -> None:
     oldest = attempt(tmp_path, 1, 390)
     os.utime(oldest, (1, 1))
     for number in range(2, 2 + MAX_REPORTS):
-        attempt(tmp_path, number, 390, report=reports.BY_NAME["capacity"])
+        attempt(tmp_path, number, 390, report=replace(reports.STRANDED, survived=True))
 
     assert not found(tmp_path).sentence
 

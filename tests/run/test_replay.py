@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.recordings import RecordedJob, in_small_pieces, write
 
-from torchmem.allocator.sizes import MIB
-from torchmem.run.replay import SETTINGS, Replayed, answers, replay
+from torchmem.allocator.sizes import GIB, MIB
+from torchmem.run.replay import SETTINGS, Question, Replayed, answers, replay
 from torchmem.simulator.card import CONTEXT_BYTES
 
 EXPANDABLE = "expandable_segments:True"
@@ -37,14 +38,20 @@ JOBS = {
 
 def asked(path: Path, *settings: str) -> list[tuple[str, str]]:
     """Return the answers for a recording of GPU 0, in this process."""
-    return list(answers({"recording": str(path), "device": 0, "present": {}, "settings": settings}))
+    return list(answers(job(path, settings)))
+
+
+def job(path: Path, settings: tuple[str, ...], room: int = 0) -> dict[str, Any]:
+    """Return what the child process gets."""
+    fixed = {"recording": str(path), "device": 0, "present": {}}
+    return {**fixed, "settings": settings, "room": room}
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_first_setting_that_suffices_wins(tmp_path: Path, name: str) -> None:
     """Settings are replayed in their order, until memory suffices or none is left."""
-    job, enough, failed = JOBS[name]
-    path = write(job.snapshot(), tmp_path / "rank0.pickle")
+    recorded, enough, failed = JOBS[name]
+    path = write(recorded.snapshot(), tmp_path / "rank0.pickle")
     expected = [("not enough", setting) for setting in failed if "max_split" not in setting]
     found = [answer for answer in asked(path, *SETTINGS) if "max_split" not in answer[1]]
 
@@ -56,14 +63,24 @@ def test_a_child_process_answers(tmp_path: Path) -> None:
     path = write(JOBS["pages"][0].snapshot(), tmp_path / "rank0.pickle")
     settings = (EXPANDABLE, "large_segment_size_mb:16")
 
-    assert Replayed("large_segment_size_mb:16", (EXPANDABLE,)) == replay(path, 0, {}, settings)
-    assert Replayed(failed=settings[:1]) == replay(path, 0, {"backend": "native"}, settings[:1])
+    other = Question(0, {"backend": "native"}, settings[:1])
+
+    assert Replayed(settings[1], settings[:1]) == replay(path, Question(0, {}, settings))
+    assert Replayed(failed=settings[:1]) == replay(path, other)
+
+
+def test_the_room_that_must_be_left_counts(tmp_path: Path) -> None:
+    """A setting under which the recording just ends is not enough for the steps that follow."""
+    path = write(JOBS["phases"][0].snapshot(), tmp_path / "rank0.pickle")
+    little, much = (next(answers(job(path, (EXPANDABLE,), room)))[0] for room in (MIB, GIB))
+
+    assert ("enough", "not enough") == (little, much)
 
 
 def test_a_replay_that_takes_too_long_shows_nothing(tmp_path: Path) -> None:
     """It ends, and the problem is one sentence."""
     path = write(JOBS["pages"][0].snapshot(), tmp_path / "rank0.pickle")
-    found = replay(path, 0, {}, SETTINGS, seconds=0.001)
+    found = replay(path, Question(0, {}, SETTINGS), seconds=0.001)
 
     assert Replayed(problem="its replay took too much time or memory.") == found
 

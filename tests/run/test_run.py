@@ -111,21 +111,14 @@ def test_a_process_without_torch_loads_only_the_hook() -> None:
 
 
 def test_a_module_named_torch_that_is_not_pytorch_is_left_alone(tmp_path: Path) -> None:
-    """The module keeps its loader, no finder stays behind, and the SDK is not loaded."""
+    """The module keeps its loader, and the SDK is not loaded."""
     (tmp_path / "torch.py").write_text("VALUE = 3\n")
     code = """
 import sys, torch
 print('torchmem.sdk' in sys.modules, torch.VALUE)
-print(type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__, len(sys.meta_path))
+print(type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)
 """
-    plain = subprocess.run(
-        [sys.executable, "-c", "import sys; print(len(sys.meta_path))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    expected = f"False 3\nSourceFileLoader SourceFileLoader {plain.stdout}"
-    assert expected == python(code, tmp_path)
+    assert "False 3\nSourceFileLoader SourceFileLoader\n" == python(code, tmp_path)
 
 
 @pytest.mark.parametrize("content", ["raise RuntimeError('broken')", "", "import nothing_of_this"])
@@ -201,7 +194,5 @@ def test_zero_turns_it_off() -> None:
     """TORCHMEM=0 in a part of the job leaves that part alone."""
     done = torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", SHOW)
     assert "torchmem.run.torch_import" in done.stdout
-    code = (
-        "import sys; print([type(f).__module__ for f in sys.meta_path if hasattr(f, '_callback')])"
-    )
+    code = "import sys; print([f for f in sys.meta_path if 'torch_import' in type(f).__module__])"
     assert "[]\n" == torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", code).stdout

@@ -35,6 +35,7 @@ UNITLESS = {
     "torchmem_blocks",
     "torchmem_exporter_collector_success",
     "torchmem_exporter_run_directory_free_inodes",
+    "torchmem_step_growth_start_steps",
     "torchmem_exporter_run_directory_inodes",
     "torchmem_exporter_run_directory_problem",
     "torchmem_process_kill_cause",

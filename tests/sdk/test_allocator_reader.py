@@ -51,20 +51,6 @@ def test_snapshots_pause_while_history_cannot_be_left_out(version: Version) -> N
     assert (len(torch.snapshots) == 1) == (version >= (2, 11))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_stacks_of_the_sdks_own_do_not_pause_snapshots(version: Version) -> None:
-    """They leave at most one entry; with more, the script has put its own recording in place."""
-    torch = fake_torch(version, segments=SEGMENTS, recording=True)
-    reader = AllocatorReader(torch, {})
-    reader.records_stacks = True
-    torch.traces.append([{"action": "snapshot"}])
-    assert SEGMENTS == reader.segments() == reader.segments()
-
-    torch.traces[0].append({"action": "alloc"})
-    assert SEGMENTS == reader.segments()
-    assert (reader.segments() is not None) == (version >= (2, 11))
-
-
 def test_settings_cost_no_snapshot_of_their_own() -> None:
     """They come with the newest snapshot; only the first call takes one."""
     torch = fake_torch(segments=SEGMENTS)

@@ -28,7 +28,7 @@ def peaks_after_a_step() -> ComponentPeaks:
 
 def test_a_peak_before_anything_is_known_is_unknown() -> None:
     """The peak of the first step has no components."""
-    assert ({}, None) == peaks_after_a_step().values(0, 510)
+    assert ({}, None) == peaks_after_a_step().values(0, 500, 510)
 
 
 def test_a_peak_in_the_optimizer_has_all_gradients() -> None:
@@ -37,7 +37,7 @@ def test_a_peak_in_the_optimizer_has_all_gradients() -> None:
     peaks.before_optimizer({0: 500}, {0: 100})
     peaks.at_step({0: 700}, AT_STEP)
 
-    found, timestamp = peaks.values(0, 720)
+    found, timestamp = peaks.values(0, 700, 720)
 
     assert LASTING | {"gradients": 100, "step": 250, "rounding": 20} == found
     assert timestamp is not None
@@ -51,7 +51,7 @@ def test_a_peak_before_the_optimizer_leaves_gradients_open(gradients: Any) -> No
     peaks.before_optimizer({0: 700}, gradients)
     peaks.at_step({0: 700}, AT_STEP)
 
-    assert LASTING | {"gradients_or_step": 350, "rounding": 20} == peaks.values(0, 720)[0]
+    assert LASTING | {"gradients_or_step": 350, "rounding": 20} == peaks.values(0, 700, 720)[0]
     assert not peaks.is_exact(0)
 
 
@@ -60,7 +60,7 @@ def test_a_peak_in_a_step_that_was_not_watched_is_open() -> None:
     peaks = peaks_after_a_step()
     peaks.at_step({0: 700}, AT_STEP)
 
-    assert LASTING | {"gradients_or_step": 350, "rounding": 20} == peaks.values(0, 720)[0]
+    assert LASTING | {"gradients_or_step": 350, "rounding": 20} == peaks.values(0, 700, 720)[0]
 
 
 def test_a_peak_while_states_appear_is_unknown() -> None:
@@ -69,7 +69,7 @@ def test_a_peak_while_states_appear_is_unknown() -> None:
     peaks.before_optimizer({0: 500}, {0: 100})
     peaks.at_step({0: 700}, {0: AT_STEP[0] | {"optimizer_state": 400}})
 
-    assert ({}, None) == peaks.values(0, 720)
+    assert ({}, None) == peaks.values(0, 700, 720)
 
 
 @pytest.mark.parametrize(("recorded", "exact"), [(699, False), (700, True)])
@@ -81,7 +81,7 @@ def test_a_recorded_step_counts_if_it_has_the_peak(recorded: int, exact: bool) -
     peaks.at_step({0: 700}, AT_STEP)
 
     split = {"gradients": 30, "step": 320} if exact else {"gradients_or_step": 350}
-    assert LASTING | split | {"rounding": 0} == peaks.values(0, 700)[0]
+    assert LASTING | split | {"rounding": 0} == peaks.values(0, 700, 700)[0]
 
 
 def test_what_a_recorded_step_had_freed_is_not_held() -> None:
@@ -90,7 +90,7 @@ def test_what_a_recorded_step_had_freed_is_not_held() -> None:
     peaks.in_recorded_step(0, StepPeak(700, 30, released=20), AT_STEP[0])
 
     expected = LASTING | {"held": 30, "gradients": 30, "step": 340, "rounding": 0}
-    assert expected == peaks.values(0, 700)[0]
+    assert expected == peaks.values(0, 700, 700)[0]
 
 
 def test_a_leak_does_not_hide_the_peak() -> None:
@@ -98,7 +98,29 @@ def test_a_leak_does_not_hide_the_peak() -> None:
     peaks = peaks_after_a_step()
     peaks.at_step({0: 700}, {0: AT_STEP[0] | {"held": 60}})
 
-    assert LASTING | {"gradients_or_step": 350, "rounding": 0} == peaks.values(0, 700)[0]
+    assert LASTING | {"gradients_or_step": 350, "rounding": 0} == peaks.values(0, 700, 700)[0]
+
+
+def test_a_peak_that_is_newer_than_the_latest_step_is_unknown() -> None:
+    """Both peaks are of one read: an older requested one is not subtracted from a newer active one.
+
+    As at an OutOfMemoryError, or in a read between steps.
+    """
+    peaks = peaks_after_a_step()
+    peaks.at_step({0: 700}, AT_STEP)
+
+    assert 20 == peaks.values(0, 700, 720)[0]["rounding"]
+    assert ({}, None) == peaks.values(0, 6_500_000_700, 6_500_000_720)
+
+
+def test_what_waited_for_a_stream_was_not_held() -> None:
+    """Pending memory that a recorded step has released is not missing in `held` at its peak."""
+    peaks = ComponentPeaks()
+    peaks.at_step({0: 500}, {0: AT_STEP[0] | {"pending": 80}})
+    peaks.in_recorded_step(0, StepPeak(700, 30, released=90), AT_STEP[0])
+
+    expected = LASTING | {"held": 40, "gradients": 30, "step": 330, "rounding": 0}
+    assert expected == peaks.values(0, 700, 700)[0]
 
 
 def test_without_optimizers_the_rest_is_the_step() -> None:
@@ -108,7 +130,7 @@ def test_without_optimizers_the_rest_is_the_step() -> None:
     peaks.at_step({0: 900}, {0: {"kv_cache": 300, "held": 100}})
 
     expected = {"kv_cache": 300, "held": 100, "step": 500, "rounding": 0}
-    assert expected == peaks.values(0, 900)[0]
+    assert expected == peaks.values(0, 900, 900)[0]
 
 
 def entry(action: str, address: int, size: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
+from torchmem.sample.sample import Allocator, ByPool
 from torchmem.sdk._components import Components
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._optimizers import MAX_MEMBERS, MAX_OPTIMIZERS
@@ -26,7 +27,9 @@ class Training:
     def __init__(self, parameters: Sequence[int] = (100, 200, 300)) -> None:
         self.counter = FakeCounter()
         self.errors = Errors()
-        self.components = Components(self.counter, self.errors, self.counter.clock)
+        self.components = Components(
+            self.counter, self.errors, self.counter.clock, None, self.counter.clock
+        )
         self.optimizers: list[FakeOptimizer] = []
         self.held = 1000
         self.parts: dict[str, list[FakeTensor]] = {}
@@ -74,10 +77,16 @@ class Training:
     def _bytes(self, values: object) -> int:
         return sum(tensor.size for tensor in self.counter.tensors(values))
 
-    def read(self, moment: Any = "step", more: int = 0) -> dict[str, int]:
-        """Read the components with `more` bytes allocated in addition."""
+    def read(
+        self, moment: Any = "step", more: int = 0, pending: tuple[int, int] = (0, 0)
+    ) -> dict[str, int]:
+        """Read the components with `more` bytes allocated in addition.
+
+        `pending`: the bytes that were requested of pending blocks, and those of the blocks.
+        """
         requested = sum(self.truth().values()) - 7 + more
-        return self.components.read({0: allocator(requested, 7)}, moment).get(0, {})
+        stats = allocator(requested, 7, pending)
+        return self.components.read({0: stats}, moment).get(0, {})
 
     def step(self, seconds: float = 1000.0) -> dict[str, int]:
         """Run one step after a while, and read at its end."""
@@ -167,6 +176,56 @@ def test_between_steps_what_was_added_is_the_step() -> None:
     assert lasting | {"step": 5000} == training.read("idle", more=5000)
 
 
+@given(st.integers(1, 10**9), st.integers(0, 10**6))
+def test_pending_memory_is_a_component(requested: int, rounding: int) -> None:
+    """Freed memory that waits for a stream is `pending`; all others are as without it."""
+    training = Training()
+    lasting = training.step()
+
+    found = training.read("step", 0, (requested, requested + rounding))
+
+    assert lasting | {"pending": requested + rounding} == found
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**6), st.data())
+def test_pending_memory_at_the_first_step(
+    held: int, pending: int, slack: int, data: st.DataObject
+) -> None:
+    """All components add up to the active bytes, and only `held` and `rounding` are estimates."""
+    training = Training()
+    training.held, training.counter.now = held, 1000.0
+    blocks = pending, pending + data.draw(st.integers(0, slack))
+    training.backward()
+    training.optimize()
+
+    found = training.read("step", 0, blocks)
+
+    truth = training.truth()
+    assert sum(truth.values()) + blocks[1] == sum(found.values())
+    assert min(found.values()) >= 0
+    assert truth["held"] - slack <= found["held"] <= truth["held"]
+    assert all(found[name] == truth[name] for name in truth.keys() - {"held", "rounding"})
+
+
+impossible = st.integers(-(1 << 40), 1 << 40)
+
+
+@given(*[impossible] * 4, st.sampled_from(["step", "idle", "oom"]))
+def test_impossible_statistics_give_possible_components(
+    allocated: int, active: int, requested: int, reserved: int, moment: Any
+) -> None:
+    """Whatever the statistics say, no component is negative; they add up, or there are none."""
+    training = Training()
+    training.step()
+    sizes = [ByPool(0, size) for size in (allocated, active, reserved, requested)]
+    stats = Allocator(sizes[0], sizes[1], sizes[2], sizes[3], None, 0, 0, 0)
+
+    found = training.components.read({0: stats}, moment).get(0, {})
+
+    assert min(found.values(), default=0) >= 0
+    assert not found or sum(found.values()) == active
+
+
 def test_another_thread_does_not_look_at_gradients(
     in_thread: Callable[[Callable[[], Any]], Any],
 ) -> None:
@@ -197,7 +256,7 @@ def in_thread() -> Callable[[Callable[[], Any]], Any]:
 def test_nothing_is_known_without_optimizer_and_parts() -> None:
     """Without an optimizer or a tracked part there are no components."""
     counter = FakeCounter()
-    components = Components(counter, Errors(), counter.clock)
+    components = Components(counter, Errors(), counter.clock, None, counter.clock)
 
     assert {} == components.read({0: allocator(500)}, "step")
 
@@ -205,7 +264,7 @@ def test_nothing_is_known_without_optimizer_and_parts() -> None:
 def test_tracked_parts_are_counted_alone() -> None:
     """Without an optimizer the parts are shown, and everything else as `held`."""
     counter = FakeCounter()
-    components = Components(counter, Errors(), counter.clock)
+    components = Components(counter, Errors(), counter.clock, None, counter.clock)
     cache = [FakeTensor(30), FakeTensor(40)]
     components.tracked.set("kv_cache", lambda: cache)
     components.tracked.set("weights", weights := FakeTensor(100))
@@ -232,7 +291,7 @@ def test_a_tracked_parameter_counts_as_the_part() -> None:
 def test_tracked_tensors_are_not_kept_alive() -> None:
     """What the script frees is gone at the next step."""
     counter = FakeCounter()
-    components = Components(counter, Errors(), counter.clock)
+    components = Components(counter, Errors(), counter.clock, None, counter.clock)
     cache = [FakeTensor(30)]
     components.tracked.set("kv_cache", cache)
     assert 30 == components.read({0: allocator(100)}, "step")[0]["kv_cache"]
@@ -244,11 +303,99 @@ def test_tracked_tensors_are_not_kept_alive() -> None:
     assert 0 == components.read({0: allocator(100)}, "step")[0]["kv_cache"]
 
 
+def test_a_preempted_count_does_not_freeze_a_part() -> None:
+    """What a count costs is CPU time; after one that waited for a core the part stays current."""
+    counter, waits = FakeCounter(), [5.0]
+    cache = [FakeTensor(30)]
+    components = Components(counter, Errors(), counter.clock, None, lambda: 0.0)
+
+    def blocks() -> list[FakeTensor]:
+        counter.now += waits.pop() if waits else 0.0
+        return cache
+
+    components.tracked.set("kv_cache", blocks)
+    components.read({0: allocator(500)}, "step")
+    cache.append(FakeTensor(50))
+    counter.now += 1.0
+
+    assert 80 == components.read({0: allocator(500)}, "step")[0]["kv_cache"]
+
+
+def test_one_slow_count_does_not_freeze_a_part() -> None:
+    """After one count in which the garbage collector ran, the part is current within a minute."""
+    counter, cpu = FakeCounter(), [1.0, 0.0]
+    cache = [FakeTensor(30)]
+    components = Components(
+        counter, Errors(), counter.clock, None, lambda: cpu.pop() if cpu[1:] else cpu[0]
+    )
+    components.tracked.set("kv_cache", lambda: cache)
+    components.read({0: allocator(500)}, "step")
+    cache.append(FakeTensor(50))
+    counter.now += 61.0
+
+    assert 80 == components.read({0: allocator(500)}, "step")[0]["kv_cache"]
+
+
+def test_a_part_that_is_too_old_is_left_out() -> None:
+    """Without a step for a minute, a callable's tensors are not known; with the next one they are.
+
+    The components are then unknown between steps, because its bytes would be taken for the step's.
+    """
+    training = Training()
+    cache = training.parts["kv_cache"] = [FakeTensor(30)]
+    training.components.tracked.set("kv_cache", lambda: cache)
+    training.step()
+    training.step()
+    training.counter.now += 50
+    assert 30 == training.read("idle")["kv_cache"]
+
+    training.counter.now += 50
+    assert {} == training.read("idle")
+    assert training.step() in ({}, training.truth())
+    assert training.truth() == training.step()
+
+
+def test_a_callable_is_called_at_the_first_step() -> None:
+    """A read before the first step, which does not call it, does not put it off."""
+    counter = FakeCounter()
+    components = Components(counter, Errors(), counter.clock, None, counter.clock)
+    cache = [FakeTensor(30)]
+    components.tracked.set("kv_cache", lambda: cache)
+
+    assert {} == components.read({0: allocator(500)}, "idle")
+    assert 30 == components.read({0: allocator(500)}, "step")[0]["kv_cache"]
+
+
+def test_a_part_that_is_never_called_is_not_zero() -> None:
+    """In inference without steps, a callable is unknown."""
+    counter = FakeCounter()
+    components = Components(counter, Errors(), counter.clock, None, counter.clock)
+    components.tracked.set("kv_cache", lambda: [FakeTensor(30)])
+    components.tracked.set("weights", weights := FakeTensor(100))
+
+    assert weights.size == 100
+    assert {"weights": 100, "held": 400, "rounding": 0} == components.read(
+        {0: allocator(500)}, "idle"
+    )[0]
+
+
+def test_a_part_that_costs_too_much_is_left_out() -> None:
+    """A part with so many tensors that it would be counted once in many minutes is not shown."""
+    training = Training()
+    lasting = training.step()
+    many = [FakeTensor(0) for _ in range(40_000)]
+    training.components.tracked.set("many", many)
+    for _ in range(3):
+        found = training.step()
+
+    assert lasting == found
+
+
 @pytest.mark.parametrize("name", ["", "parameters", "x" * 65, 7])
 def test_an_impossible_name_is_ignored(name: Any, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and nothing is raised."""
     counter = FakeCounter()
-    components = Components(counter, Errors(), counter.clock)
+    components = Components(counter, Errors(), counter.clock, None, counter.clock)
     components.tracked.set(name, FakeTensor(1))
 
     assert {} == components.read({0: allocator(100)}, "step")

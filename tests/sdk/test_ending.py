@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from torchmem.allocator.oom_report import decode
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.sdk._ending import ending_of, library_oom
+from torchmem.sdk._exit_calls import ExitCalls
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Published = Callable[[], list[dict[str, Any]]]
@@ -141,12 +143,7 @@ waiting = SimulatedBackend([allocator], initialized=False)
 session = sdk.instrument(backend=waiting)
 assert before == (sys.excepthook, threading.excepthook, sys.exit)
 waiting.init()
-assert before[0] != sys.excepthook and before[2] == sys.exit
-try:
-    allocator.malloc(2 << 30)
-except OutOfMemoryError:
-    pass
-assert before[2] != sys.exit
+assert before[0] != sys.excepthook and before[2] != sys.exit
 session.close()
 assert before == (sys.excepthook, threading.excepthook, sys.exit)
 """)
@@ -171,7 +168,7 @@ except OutOfMemoryError:
         ("sys.exit(3)", "", ("oom", 3)),
         ("pass", "sys.exit(3)", ("oom", 3)),
         ("pass", "sys.exit(0)", ("exited", 0)),
-        ("pass", "backend.step(); sys.exit(3)", ("exited", 3)),
+        ("pass", "backend.step(); sys.exit(3)", ("failed", 3)),
         ("raise ValueError", "", ("oom", 1)),
         ("backend.step()", "raise ValueError", ("failed", 1)),
         ("backend.step()", "raise KeyboardInterrupt", ("exited", -2)),
@@ -190,9 +187,17 @@ def test_the_ending_after_a_caught_oom(
     ("body", "ending"),
     [
         ("raise ValueError", "failed"),
-        ("raise RuntimeError('CUDA error: out of memory')", "oom"),
+        pytest.param(
+            "raise RuntimeError('CUDA error: out of memory')",
+            "oom",
+            marks=pytest.mark.skipif(
+                sys.version_info >= (3, 13), reason="Python tells only the exit code"
+            ),
+        ),
         ("allocator.malloc(2 << 30)", "oom"),
         ("sys.exit(0)", "exited"),
+        ("sys.exit(3)", "failed"),
+        ("raise SystemExit('no')", "failed"),
         ("pass", "exited"),
     ],
 )
@@ -212,6 +217,64 @@ process.start(); process.join()
     assert [ending] == [sample["ended"] for sample in published()]
 
 
+PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("sys.exit(3)", ("failed", 3)),
+        ("sys.exit('no data')", ("failed", 1)),
+        ("sys.exit([1])", ("failed", 1)),
+        ("sys.exit(256)", ("exited", 0)),
+        ("sys.exit()", ("exited", 0)),
+        ("sys.exit(False)", ("exited", 0)),
+        ("def main(): return 4\nsys.exit(main())", ("failed", 4)),
+        (PARSER + "parser.parse_args(['--unknown'])", ("failed", 2)),
+        (PARSER + "parser.parse_args(['--help'])", ("exited", 0)),
+        (
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nsignal.raise_signal(15)",
+            ("failed", 5),
+        ),
+        ("try: raise KeyError\nfinally: sys.exit(6)", ("failed", 6)),
+        ("try: raise KeyboardInterrupt\nexcept KeyboardInterrupt: sys.exit(130)", ("exited", 130)),
+        ("try: sys.exit(3)\nexcept SystemExit: pass", ("exited", 0)),
+        ("try: sys.exit(3)\nexcept SystemExit as error: kept = error", ("exited", 0)),
+        ("try: sys.exit(3)\nfinally: sys.exit(0)", ("exited", 0)),
+        ("try: sys.exit(0)\nfinally: sys.exit(3)", ("failed", 3)),
+        ("try: sys.exit(3)\nexcept SystemExit: raise ValueError", ("failed", 1)),
+        ("threading.Thread(target=sys.exit, args=(3,)).start()", ("exited", 0)),
+        ("try: sys.exit(1, 2)\nexcept TypeError: sys.exit(7)", ("failed", 7)),
+    ],
+)
+def test_an_exit_with_an_error_code_is_a_failure(
+    run_script: Run, published: Published, script: str, expected: tuple[str, int]
+) -> None:
+    """Only the call of `sys.exit` that ends the process counts, and its status is unchanged."""
+    done = run_script(f"sdk.instrument(backend=backend); backend.step()\n{script}")
+
+    assert [expected] == [(sample["ended"], done.returncode) for sample in published()]
+
+
+def test_an_error_in_a_with_block_is_a_failure(run_script: Run, published: Published) -> None:
+    """The end of the block sees every SystemExit, also one that is raised without `sys.exit`."""
+    run_script("with sdk.instrument(backend=backend): backend.step(); raise SystemExit(3)")
+
+    assert ["failed"] == [sample["ended"] for sample in published()]
+
+
+def test_sys_exit_is_pickled_by_name(run_script: Run) -> None:
+    """A function that names `sys.exit` can be sent to another process."""
+    done = run_script("""
+import pickle
+sdk.instrument(backend=backend); backend.step()
+assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
+assert (sys.exit.__module__, sys.exit.__qualname__) == ("sys", "exit")
+""")
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 def test_ctrl_c_in_the_hook_is_not_lost(run_script: Run) -> None:
     """What a signal handler raises while the error is recorded reaches the interpreter."""
     done = run_script("""
@@ -229,3 +292,19 @@ raise RuntimeError("CUDA error: out of memory")
     assert 1 == done.returncode
     assert "KeyboardInterrupt" in done.stderr
     assert "RuntimeError: CUDA error: out of memory" in done.stderr
+
+
+def test_an_exit_close_to_the_recursion_limit_is_still_an_exit() -> None:
+    """What the SDK notes about a call may not fit on the stack; the script gets its SystemExit."""
+
+    def exhausted(_: BaseException | None) -> bool:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    calls = ExitCalls(exhausted)
+    calls.install()
+    try:
+        with pytest.raises(SystemExit) as raised:
+            sys.exit(3)
+    finally:
+        calls.remove()
+    assert 3 == raised.value.code

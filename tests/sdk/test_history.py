@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torchmem.sdk._cost import HISTORY_RESERVE_SECONDS, CpuMeter
 from torchmem.sdk._errors import Errors
 from torchmem.sdk._history import (
     EXHAUSTION_SECONDS,
+    GROWTH_LINGER_SECONDS,
     LINGER_SECONDS,
     LOW_MARGIN,
     MIN_TREND_SECONDS,
@@ -69,11 +71,17 @@ class Training:
     def is_recording(self) -> bool:
         return self.backend.history_enabled() is True
 
-    def read(self, seconds: float = 1.0) -> None:
+    def read(self, seconds: float = 1.0, step: int | None = None) -> None:
         """Read the statistics after some seconds."""
         self.clock.now += seconds
         self.recorder.read_stats()
-        self.history.after_read()
+        self.history.after_read(step)
+
+    def read_early(self, step: int) -> None:
+        """Take a point of the run's history at a step's end."""
+        self.clock.now += 0.005
+        self.recorder.read_early(step)
+        self.history.after_early_read(step)
 
     def hold(self, mib: int) -> None:
         """Allocate a tensor that stays."""
@@ -154,6 +162,66 @@ def test_a_slow_fall_does_not() -> None:
         training.hold(4)
         training.read(EXHAUSTION_SECONDS / 20)
         assert not training.is_recording
+
+
+def test_growth_from_step_to_step_starts_it_at_once() -> None:
+    """A leak that fills the device within seconds is recorded after a few steps."""
+    training = Training("oom")
+    for step in range(1, 9):
+        training.hold(10)
+        training.read(0.005, step)
+
+    assert training.is_recording
+    training.read(GROWTH_LINGER_SECONDS - 1)
+    assert training.is_recording
+    training.read(2)
+    assert not training.is_recording
+
+
+def test_growth_between_early_points_starts_it() -> None:
+    """Where only the points of the run's history are read, they start it too."""
+    training = Training("oom")
+    training.read(1.0, 1)
+    for step in range(2, 10):
+        training.hold(10)
+        training.read_early(step)
+
+    assert training.is_recording
+
+
+def test_growth_by_the_history_of_the_run_starts_it() -> None:
+    """A leak that batches of random sizes hide from a few steps is recorded once it is certain."""
+    training, generator = Training("oom"), random.Random(3)
+    for step in range(1, 61):
+        training.hold(5)
+        passing = training.allocator.malloc(generator.randint(1, 60) * MIB)
+        training.read(30.0, step)
+        training.recorder.add_points(step)
+        training.recorder.judge_growth()
+        training.allocator.free(passing)
+
+    assert training.is_recording
+
+
+def test_the_looks_come_with_the_steps() -> None:
+    """In a job of seconds the lines are compared after 2, 4, 8 … recorded steps."""
+    training = Training("oom")
+    training.history = LineHistory(
+        resolve({"history": "oom"}, {}),
+        training.recorder,
+        training.errors,
+        training.meter,
+        training.clock,
+    )
+    training.hold(950)
+    training.read(1.0, 100)
+    looks = []
+    for step in range(101, 135):
+        if step >= training.history.next_look:
+            looks.append(step)
+        training.history.at_step(step)
+
+    assert [102, 104, 108, 116, 132] == looks
 
 
 @pytest.mark.parametrize("setting", ["oom", True])

@@ -20,6 +20,7 @@ from support.waiting import until
 
 from torchmem.sample.families import View
 from torchmem.sample.sample import State
+from torchmem.sdk._errors import Errors
 from torchmem.sdk._leader import LOCK_NAME, Leader, distinct
 from torchmem.sdk._session import Session
 from torchmem.simulator.backend import SimulatedBackend
@@ -192,7 +193,7 @@ def test_a_port_of_another_program_is_reported_once(
 
 def leader_of(run_dir: Path, hostname: str = "node1") -> Leader:
     """Return a leader that serves what is published in `run_dir`."""
-    leader = Leader(run_dir / str(os.geteuid()), hostname, "127.0.0.1", free_port())
+    leader = Leader(run_dir / str(os.geteuid()), hostname, "127.0.0.1", free_port(), Errors())
     leader.campaign()
     return leader
 

@@ -40,6 +40,7 @@ def test_the_scalars_of_a_rank() -> None:
         "torchmem/rank0/component_bytes/optimizer_state": 16 * GIB,
         "torchmem/rank0/component_bytes/kv_cache": 2 * GIB,
         "torchmem/rank0/component_bytes/held": 5 * GIB + (1 << 20),
+        "torchmem/rank0/component_bytes/pending": GIB,
         "torchmem/rank0/component_bytes/rounding": GIB,
         "torchmem/rank0/alloc_retries_total": 3,
         "torchmem/rank0/ooms_total": 1,

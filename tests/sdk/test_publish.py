@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -276,6 +277,31 @@ def test_the_directory_of_another_user_is_given_up(tmp_path: Path) -> None:
     assert squatted != make_user_directory(tmp_path)
     with pytest.raises(PermissionError):
         restore_directory(squatted)
+
+
+def squat_with_many_names(run_dir: Path) -> None:
+    """Take this user's name, and 500 names like those of its fallback, for another user."""
+    for name in (str(os.geteuid()), *(f"{os.geteuid()}-{n:016x}" for n in range(500))):
+        (run_dir / name).mkdir()
+        os.chown(run_dir / name, 61001, 61001)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving directories to another user needs root")
+@pytest.mark.parametrize("is_lock_held", [False, True])
+def test_processes_share_one_fallback(tmp_path: Path, is_lock_held: bool) -> None:
+    """All processes of a user whose name is taken publish in one directory, however many start."""
+    squat_with_many_names(tmp_path)
+    holder = os.open(tmp_path, os.O_RDONLY)
+    if is_lock_held:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        first = make_user_directory(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(make_user_directory, [tmp_path] * 8))
+    os.close(holder)
+
+    assert 1 == len(found)
+    assert not is_lock_held or found == {first}
+    assert os.geteuid() == found.pop().stat().st_uid
 
 
 def test_threads_create_one_directory(tmp_path: Path) -> None:

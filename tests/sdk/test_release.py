@@ -631,3 +631,54 @@ def test_what_a_job_took_before_is_not_held_against_a_release(
             account.end_window(usual)
 
     assert not account.published().given_up
+
+
+@pytest.mark.parametrize("by_script", [False, True])
+def test_after_a_release_the_sample_is_true_at_once(
+    counting: CountingBackend, open_session: Opener, published: Published, by_script: bool
+) -> None:
+    """What went to the driver is not releasable any more, and is headroom; a snapshot follows."""
+    session = open_session(counting, interval=0.005, snapshot_interval=3600.0)
+    counting.allocator.malloc(10 * MIB)
+    train(counting, 3000)
+    layout = partial(lambda: published()[0]["devices"][0]["layout"])
+    until(lambda: published() and (layout() or {}).get("releasable_bytes") == 3000 * MIB)
+    snapshot = layout()["timestamp"]
+
+    if by_script:
+        counting.empty_cache()
+        counting.step()
+    else:
+        session.release()
+    until(lambda: layout()["releasable_bytes"] == 0)
+    assert 4086 * MIB == layout()["headroom_bytes"]
+    until(lambda: layout()["timestamp"] > snapshot)
+    assert 4086 * MIB == layout()["headroom_bytes"]
+    assert layout()["free_block_counts"] is not None
+
+
+class BusyBackend(CountingBackend):
+    """A process whose main thread stays in a call to C, once it is busy."""
+
+    is_busy = False
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        if not self.is_busy:
+            call()
+
+
+def test_a_release_has_its_own_snapshot(
+    card: SimulatedCard, open_session: Opener, published: Published
+) -> None:
+    """It comes although the script then waits in a call to C, where nothing can be read."""
+    busy = BusyBackend(card)
+    session = open_session(busy, interval=0.005, snapshot_budget=1.0, snapshot_interval=1e-9)
+    busy.allocator.malloc(10 * MIB)
+    train(busy, 3000)
+    layout = partial(lambda: published()[0]["devices"][0]["layout"])
+    until(lambda: published() and (layout() or {}).get("releasable_bytes") == 3000 * MIB)
+
+    busy.is_busy = True
+    time.sleep(0.02)
+    session.release()
+    until(lambda: layout()["releasable_bytes"] == 0 and layout()["in_use_bytes"] == 10 * MIB)

@@ -17,7 +17,7 @@ from support.waiting import until
 
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sdk import instrument
+from torchmem.sdk import current_session, instrument
 from torchmem.sdk._device import MonotonicCounter
 from torchmem.sdk._session import Session
 from torchmem.sdk._settings import Settings
@@ -85,7 +85,7 @@ def test_a_provisional_session_yields_until_cuda_is_up(
     third.close()
 
     assert (True, "script") == (first.closed, second.settings.run)
-    assert second is third
+    assert second is third is current_session()
 
 
 class Distributed(SimulatedBackend):
@@ -342,6 +342,26 @@ def test_statistics_and_layout_come_without_any_step(
     assert 420 * MIB == devices[0]["allocator"]["reserved_bytes"]["large"]
     assert 400 * MIB == devices[0]["layout"]["releasable_bytes"]
     assert 1004 * MIB == devices[0]["layout"]["headroom_flush_bytes"]
+
+
+def test_a_snapshot_follows_soon_when_memory_is_taken(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
+) -> None:
+    """An early snapshot, taken before the first step has reserved its memory, is replaced."""
+    kept = allocator.malloc(8 * MIB)
+    open_session(backend, interval=0.01, idle_after=0.01, snapshot_interval=3600.0)
+
+    def layout() -> dict[str, Any]:
+        known = [d["layout"] for sample in published() for d in sample["devices"] if d["layout"]]
+        return dict(known[0]) if known else {}
+
+    until(lambda: layout().get("in_use_bytes") == kept.size)
+    allocator.free(allocator.malloc(400 * MIB))
+    backend.step()
+    until(lambda: layout()["releasable_bytes"] == 400 * MIB)
 
 
 class InterruptingBackend(SimulatedBackend):

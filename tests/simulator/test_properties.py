@@ -202,6 +202,7 @@ def test_headroom_is_exact(program: list[tuple[str, int, int]]) -> None:
             )
             headroom = layout.headroom_flush_bytes if flush else layout.headroom_bytes
             assert headroom is not None
+            assert layout.segments is not None
             retries = allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
             stream = 0 if not layout.segments.total or has_stream_0(allocator) else 7
             if headroom + extra:

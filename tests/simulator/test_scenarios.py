@@ -120,8 +120,8 @@ def play(
             if measured_every is not None and len(run.steps) % measured_every == 0:
                 run.measure()
             if event == "step":
-                run.end_step()
                 on_step()
+                run.end_step()
             if len(run.steps) >= length * steps:
                 break
     except OutOfMemoryError as error:

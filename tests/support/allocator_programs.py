@@ -62,6 +62,7 @@ SETTINGS = {
         "garbage_collection_threshold:0.5,max_split_size_mb:96", 0.7, streams=3
     ),
     "large_segments": Setting("large_segment_size_mb:40"),
+    "large_segments_max_split": Setting("large_segment_size_mb:40,max_split_size_mb:48"),
     "expandable": Setting("expandable_segments:True", streams=2),
     "expandable_fraction": Setting(
         "expandable_segments:True,large_segment_size_mb:32", fraction=0.5, streams=2

@@ -22,12 +22,16 @@ from support.raw_http import ask, everything, status
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.live.memory_map import CannotAskError, Requests
+from torchmem.exporter.run_directory import Published, RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.testing import FakeNvml
 from torchmem.exporter.web.connections import Limits
+from torchmem.sample.memory_map import request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
+from torchmem.sdk._errors import Errors
+from torchmem.sdk._memory_map import MapPublisher
 
 ATTACKER = 61002
 """User ID of the hostile files, if the tests run as root."""
@@ -121,6 +125,51 @@ def run_directory(content: bytes) -> bool:
         assert metrics.value("torchmem_process_state", rank="0", run="night", state="running") == 1
     refused = metrics.by("reason", "torchmem_exporter_rejected_samples_total")
     return not any(refused.values())
+
+
+def map_requests(content: bytes) -> bool:
+    """Check that nothing in the place of requests for maps speaks for another user.
+
+    The bytes are the seed of what another user puts there. The rank is not asked, until the
+    exporter asks; if that cannot ask, it says why.
+    """
+    rng = random.Random(content)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        run_dir.chmod(0o3777)
+        sample = publish(run_dir, own_sample())
+        for user in (0, os.geteuid(), ATTACKER):
+            with contextlib.suppress(OSError, ValueError):
+                _squat_requests(rng, request_directory(run_dir, user), sample)
+        publisher = MapPublisher(sample, Errors(), enabled=True)
+        publisher.tick(keep=False)
+        assert os.geteuid() != 0 or not publisher.is_asked
+        path = str(sample.relative_to(run_dir))
+        rank = Published(own_sample(), 1, "running", True, uid=os.geteuid(), path=path)
+        problem = ""
+        try:
+            Requests(run_dir).touch(rank, time.time())
+        except CannotAskError as error:
+            problem = str(error)
+        assert problem.isprintable(), problem
+        if problem:
+            return False
+        publisher.tick(keep=False)
+        assert publisher.is_asked
+    return True
+
+
+def _squat_requests(rng: random.Random, taken: Path, sample: Path) -> None:
+    """Put a directory with anything in it, or something that is none, in the place of requests."""
+    if rng.random() < 0.7:
+        taken.mkdir()
+        name = rng.choice((sample.name.removesuffix(SAMPLE_SUFFIX), *TEXTS)).replace("/", "_")
+        _make(rng, taken / name)
+        _give_away(taken / name)
+        taken.chmod(rng.choice((0o700, 0o755, 0o777, 0o000)))
+    else:
+        _make(rng, taken)
+    _give_away(taken)
 
 
 @functools.cache

@@ -30,6 +30,14 @@ class Page:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
+    def is_ancestor_of(self, pid: int) -> bool:
+        """Return whether a process is one of this browser's. Raises OSError if it has ended."""
+        while pid > 1:
+            if pid == self._process.pid:
+                return True
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return False
+
     def goto(self, url: str) -> None:
         """Open a URL."""
         self._do("goto", url=url)

@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -24,20 +26,23 @@ from support import attacked_exporter, reports
 from support.exposition import Exposition
 from support.hostile import Documents, hostile, json_bytes, pickle_bytes
 from support.maps import full_map
+from support.publishing import own_sample
 from support.recordings import varying_lengths
-from support.samples import full_sample
+from support.samples import UUID, full_sample
 
 from torchmem.allocator import oom_report
 from torchmem.allocator.settings import AllocatorConfig, rejection_reason
+from torchmem.allocator.thresholds import defaults, defaults_text
 from torchmem.cli.main import main
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
-from torchmem.exporter.live import memory_map
+from torchmem.exporter.live import map_file
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.run_directory import Published, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
+from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
 from torchmem.oom import text as oom_text
@@ -45,13 +50,19 @@ from torchmem.preflight.result import ProcessReport, no_verdict_error, read_resu
 from torchmem.recording.content import InvalidSnapshotError, check
 from torchmem.recording.worker import load
 from torchmem.report import text as report_text
-from torchmem.rules import thresholds
-from torchmem.sample import capture_messages, process_messages
+from torchmem.sample import capture_messages, process_messages, release_messages
 from torchmem.sample.errors import UsageError
+from torchmem.sample.memory_map import MemoryMap
 from torchmem.sample.memory_map import encode as encode_map
 from torchmem.sample.procfs import start_ticks
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
+from torchmem.sdk._neighbors import offering_neighbors
+from torchmem.sdk._requests import RequestFile, RequestRefusedError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class _Families:
@@ -95,7 +106,7 @@ def web_config_file(content: bytes) -> bool:
 
 def thresholds_file(content: bytes) -> bool:
     """Check the file of `torchmem rules`."""
-    return _with_file(content, thresholds.load)
+    return _with_file(content, load_thresholds)
 
 
 def yaml_file(content: bytes) -> bool:
@@ -143,7 +154,7 @@ def oom_report_file(content: bytes) -> bool:
     except UsageError as error:
         _check_sentence(str(error))
         return False
-    page = oom_text.page(Path("1-2-3-0.oom.json"), report)
+    page = oom_text.page(Path("1-2-3-0.oom.json"), report, {})
     assert page.replace("\n", "").isprintable(), page
     assert oom_text.table([(Path("1-2-3-0.oom.json"), report)])
     assert oom_report.decode(oom_report.encode(report)) == report
@@ -152,27 +163,60 @@ def oom_report_file(content: bytes) -> bool:
 
 def capture_message(content: bytes) -> bool:
     """Check a request to record memory history, and the answer to one."""
-    return any([_is_request(content), _is_answer(content)])
+    return True in [_is_message(content, read) for read in _READERS[:2]]
 
 
-def _is_request(content: bytes) -> bool:
+def release_message(content: bytes) -> bool:
+    """Check a request to return memory, and the answer to one."""
+    return True in [_is_message(content, read) for read in _READERS[2:]]
+
+
+_READERS: tuple[Callable[[bytes], DataclassInstance], ...] = (
+    capture_messages.decode_request,
+    capture_messages.decode_answer,
+    release_messages.decode_request,
+    release_messages.decode_answer,
+)
+
+
+def _is_message(content: bytes, read: Callable[[bytes], DataclassInstance]) -> bool:
     try:
-        request = capture_messages.decode_request(content)
+        message = read(content)
     except ValueError as error:
         _check_sentence(str(error))
         return False
-    assert capture_messages.decode_request(process_messages.encode(request)) == request
+    again = read(process_messages.encode(message))
+    assert repr(again) == repr(message)  # NaN is not equal to itself
     return True
 
 
-def _is_answer(content: bytes) -> bool:
-    try:
-        answer = capture_messages.decode_answer(content)
-    except ValueError as error:
-        _check_sentence(str(error))
-        return False
-    assert capture_messages.decode_answer(process_messages.encode(answer)) == answer
+def request_file(content: bytes) -> bool:
+    """Check that a process grants the request in a file, or refuses it with a sentence."""
+    return True in [_is_granted(content, read) for read in _READERS[::2]]
+
+
+def _is_granted(content: bytes, read: Callable[[bytes], object]) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        sample = Path(name) / f"1-2-3{SAMPLE_SUFFIX}"
+        file = RequestFile(sample, ".request", ".answer", read)
+        process_messages.sibling_path(sample, ".request").write_bytes(content)
+        assert file.changed()
+        try:
+            assert file.read() is not None
+        except RequestRefusedError as error:
+            _check_sentence(str(error))
+            return False
     return True
+
+
+def neighbor_sample(content: bytes) -> bool:
+    """Check that a process asks another one only if its sample offers memory on that device."""
+    with tempfile.TemporaryDirectory() as name:
+        own = Path(name) / f"1-2-3{SAMPLE_SUFFIX}"
+        own.with_name(f"4-5-6{SAMPLE_SUFFIX}").write_bytes(content)
+        offering = list(offering_neighbors(own, UUID))
+    assert set(offering) <= {own.with_name(f"4-5-6{SAMPLE_SUFFIX}")}
+    return bool(offering)
 
 
 def memory_map_file(content: bytes) -> bool:
@@ -182,10 +226,11 @@ def memory_map_file(content: bytes) -> bool:
 
 def _is_map(content: bytes) -> bool:
     try:
-        found = memory_map.decode(content, now=1.8e9)
+        written = map_file.checked(content, now=1.8e9)
     except ValueError as error:
         _check_sentence(str(error))
         return False
+    found = msgspec.json.decode(gzip.decompress(written), type=MemoryMap, strict=True)
     assert 0 <= found.timestamp <= 1.8e9
     for device in found.devices:
         assert device.large_page_bytes > 0
@@ -194,7 +239,7 @@ def _is_map(content: bytes) -> bool:
             assert len(segment.states) == len(segment.sizes) > 0
             assert set(segment.states) <= set("apfAPF")
             assert 0 < sum(segment.sizes) < 1 << 53
-    assert memory_map.decode(encode_map(found), now=1.8e9) == found
+    assert map_file.checked(encode_map(found), now=1.8e9) == written
     return True
 
 
@@ -231,7 +276,7 @@ def rank_report(content: bytes) -> bool:
         sample = decode_sample(content)
     except (ValueError, RecursionError):
         return False
-    page = report_text.page(sample, now=1.8e9)
+    page = report_text.page(sample, 1.8e9, {}, defaults().limits("", ""))
     assert all(map(str.isprintable, page.splitlines())), page
     return True
 
@@ -295,6 +340,12 @@ def _samples() -> Documents:
     return Documents([json.loads(encode(full_sample()))], json_bytes)
 
 
+def _offers() -> Documents:
+    tree = json.loads(encode(own_sample()))
+    tree["devices"][0] |= {"uuid": UUID, "releases": {"neighbors": {"times": 1}}}
+    return Documents([tree], json_bytes)
+
+
 def _maps() -> Documents:
     return Documents([json.loads(gzip.decompress(encode_map(full_map())))], json_bytes)
 
@@ -305,9 +356,13 @@ def _reports() -> Documents:
 
 
 def _messages() -> Documents:
+    asked = 1_700_000_000_000_000_000
     messages = (
         capture_messages.CaptureRequest(20.0),
-        capture_messages.CaptureAnswer(1_700_000_000_000_000_000, "refused", "it is stopped."),
+        capture_messages.CaptureAnswer(asked, "refused", "it is stopped."),
+        release_messages.ReleaseRequest("neighbors", 1 << 30),
+        release_messages.ReleaseAnswer(asked, "done", {UUID: 5 << 20, "0": 1}, 0.25),
+        release_messages.ReleaseAnswer(asked, "refused", {}, reason="it is turned off."),
     )
     return Documents([asdict(message) for message in messages], json_bytes)
 
@@ -366,7 +421,7 @@ def _web_configs() -> Documents:
 
 
 def _thresholds() -> Documents:
-    values = yaml.safe_load(thresholds.defaults_text())
+    values = yaml.safe_load(defaults_text())
     override = {"match": {"run": "llm-.*"}, "fragmentation_ratio": 0.8}
     return Documents([values, {"overrides": [override]}], json_bytes)
 
@@ -415,6 +470,10 @@ TARGETS: dict[str, Target] = {
     "memory_map_file": Target(memory_map_file, 120, (), _maps, _written(_maps)),
     "oom_report_file": Target(oom_report_file, 120, (), _reports, _written(_reports)),
     "capture_message": Target(capture_message, 300, (), _messages, _written(_messages)),
+    "release_message": Target(release_message, 300, (), _messages, _written(_messages)),
+    "request_file": Target(request_file, 100, (), _messages, _written(_messages)),
+    "neighbor_sample": Target(neighbor_sample, 100, (), _offers, _written(_offers)),
+    "map_requests": Target(attacked_exporter.map_requests, 20),
     "snapshot": Target(snapshot, 260, (), lambda: _snapshots(2), _written(lambda: _snapshots(2))),
     "snapshot_file": Target(snapshot_file, 2, (), lambda: _snapshots(4)),
     "preflight_report": Target(

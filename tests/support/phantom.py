@@ -29,17 +29,18 @@ def run_on_phantom(
     state: Path | None = None,
     devices: int = 1,
     folder: Path | None = None,
+    python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script with its arguments, or `-c` and code, on cards with `memory` bytes.
 
     `environment` is added to this process's. `state` is by default its PHANTOM_STATE_DIR. The
-    script runs in `folder`, by default in that of this process.
+    script runs in `folder`, by default in that of this process, with the interpreter `python`.
     """
-    cards = phantom_variables(str(memory), devices)
+    cards = phantom_variables(str(memory), devices, python)
     place = {} if state is None else {"PHANTOM_STATE_DIR": str(state)}
     variables = os.environ | environment | place | cards
     conf = variables.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    server = torch_server(conf if "backend:" in conf else "")
+    server = torch_server(conf if "backend:" in conf else "", python)
     return server.run([*map(str, script)], variables, folder or Path.cwd())
 
 
@@ -59,10 +60,11 @@ def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
 
 
 @cache
-def phantom_variables(memory: str, devices: int) -> dict[str, str]:
+def phantom_variables(memory: str, devices: int, python: str = sys.executable) -> dict[str, str]:
     """Return the variables of `python -m torchmem.phantom`, without the folder of the cards."""
-    torch = find_torch(sys.executable, os.environ)
-    set_here = phantom_environment(parse_card(memory), devices, Path(), {}, torch)
+    torch = find_torch(python, os.environ)
+    cache = {name: value for name, value in os.environ.items() if name == "XDG_CACHE_HOME"}
+    set_here = phantom_environment(parse_card(memory), devices, Path(), cache, torch)
     del set_here["PHANTOM_STATE_DIR"]
     return set_here
 
@@ -74,13 +76,13 @@ class TorchServer:
     allocator's backend.
     """
 
-    def __init__(self, alloc_conf: str) -> None:
+    def __init__(self, alloc_conf: str, python: str = sys.executable) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", SERVER, str(theirs.fileno())],
+                [python, "-W", "ignore", SERVER, str(theirs.fileno())],
                 env=os.environ
-                | phantom_variables(SCRIPT_MEMORY, 1)
+                | phantom_variables(SCRIPT_MEMORY, 1, python)
                 | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -110,9 +112,9 @@ class TorchServer:
 
 
 @cache
-def torch_server(alloc_conf: str) -> TorchServer:
+def torch_server(alloc_conf: str, python: str = sys.executable) -> TorchServer:
     """Return the server of this process, which ends with it."""
-    server = TorchServer(alloc_conf)
+    server = TorchServer(alloc_conf, python)
     atexit.register(server.close)
     return server
 

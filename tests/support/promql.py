@@ -31,7 +31,7 @@ FACTS = {
         "garbage_collection_threshold",
         "pytorch_cuda_alloc_conf",
     },
-    "torchmem_last_oom_info": {"line", "function"},
+    "torchmem_last_oom_info": {"line", "function", "onset"},
     "torchmem_process_info": {"advice"},
     "torchmem_exporter_build_info": {"version", "python_version"},
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version"},

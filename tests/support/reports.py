@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import get_args
 
 from hypothesis import strategies as st
 from support import samples
 
 from torchmem.allocator.call_stack import CallStack, Frame, Origin
-from torchmem.allocator.lines import Lines, LineUse
+from torchmem.allocator.lines import LinePart, Lines, LineUse
 from torchmem.allocator.oom_report import OomReport, Trend
+from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.allocator.verdict import Change, Gain, Verdict, Why
+from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
+    ONSETS,
+    OOM_CAUSES,
     Allocator,
     BlockCounts,
     ByPool,
@@ -59,7 +65,42 @@ origins = st.builds(
     st.sampled_from([None, "", "MmBackward0"]),
     st.sampled_from([None, "rollout"]),
 )
-uses = st.lists(st.builds(LineUse, frames, samples.size, samples.count), max_size=4).map(tuple)
+parts = st.builds(
+    LinePart,
+    samples.size,
+    samples.count,
+    st.lists(frames, max_size=3).map(tuple),
+    st.none() | st.text(max_size=9),
+)
+uses = st.lists(
+    st.builds(LineUse, frames, samples.size, samples.count, st.lists(parts, max_size=3).map(tuple)),
+    max_size=4,
+).map(tuple)
+tensors = st.builds(
+    TensorGroup,
+    samples.count,
+    st.none() | st.lists(samples.count, max_size=4).map(tuple),
+    st.none() | st.sampled_from(["float32", "int64"]),
+    samples.size,
+)
+positive = st.none() | st.floats(1, 1e15)
+gains = st.builds(Gain, st.sampled_from(get_args(Change)), samples.size, positive, st.booleans())
+whys = st.builds(
+    Why,
+    st.sampled_from(ONSETS),
+    st.none() | samples.size,
+    positive,
+    st.none() | samples.count,
+    st.sampled_from([None, "held", "kv_cache"]),
+    st.sampled_from([None, "evaluate()"]),
+)
+verdicts = st.builds(
+    Verdict,
+    st.sampled_from(OOM_CAUSES),
+    st.none(),
+    st.none() | whys,
+    st.lists(gains, max_size=3).map(tuple),
+)
 reports = st.builds(
     OomReport,
     timestamp=samples.seconds,
@@ -79,6 +120,8 @@ reports = st.builds(
     origin=st.none() | origins,
     lines=st.none()
     | st.builds(Lines, uses, samples.size, samples.size, uses, st.integers(0, 1 << 30)),
+    tensors=st.lists(tensors, max_size=4).map(tuple),
+    verdict=st.none() | verdicts,
 )
 
 
@@ -279,6 +322,103 @@ BARE = replace(
     allocator_settings={},
 )
 
+
+def _judged(report: OomReport, verdict: Verdict) -> OomReport:
+    onset = verdict.why.onset if verdict.why else None
+    oom = replace(report.oom, cause=verdict.cause, detail=verdict.detail, onset=onset)
+    return replace(report, oom=oom, verdict=verdict)
+
+
+# Each of the first steps is read, and later ones once a second.
+_STEPS = (*range(1, 40, 2), *range(50, 390, 40))
+_KEPT = tuple(22 * GIB + step * 144 * MIB for step in _STEPS)
+_LEAKED = RunHistory(
+    _STEPS,
+    tuple(0.5 * step for step in _STEPS),
+    _KEPT,
+    tuple(size + 3 * GIB for size in _KEPT),
+    (None,) * len(_STEPS),
+    (2 * GIB,) * len(_STEPS),
+)
+LEAK = _judged(
+    replace(CAPACITY, device=replace(CAPACITY.device, run_history=_LEAKED)),
+    Verdict(
+        "capacity",
+        None,
+        Why("leak", 55 * GIB, 144.5 * MIB, 7, "held"),
+        (Gain("compaction", 500 * MIB, 3.46, matters=False),),
+    ),
+)
+LEAK_AND_STRANDED = _judged(
+    STRANDED,
+    Verdict(
+        "fragmentation",
+        "stranded",
+        Why("leak", 30 * GIB, 80.0 * MIB, 7, "held"),
+        (Gain("compaction", 13 * GIB, 166.4, matters=True),),
+    ),
+)
+_ENCODER = (Frame("/home/ann/gpt/model.py", 120, "GPT.forward"), *_MAIN)
+LEAK_WITH_LINES = replace(
+    LEAK,
+    lines=Lines(
+        (
+            LineUse(
+                Frame("/home/ann/gpt/model.py", 88, "MLP.forward"),
+                56 * GIB,
+                96,
+                (
+                    LinePart(40 * GIB, 64, _ENCODER, "encoder.layers.*.linear1"),
+                    LinePart(14 * GIB, 32, _ENCODER[1:], "decoder.layers.*"),
+                    LinePart(2 * GIB, 32),
+                ),
+            ),
+            LineUse(Frame("/home/ann/gpt/train.py", 66, "log"), GIB, 9),
+        ),
+        other_bytes=0,
+        unknown_bytes=20 * GIB,
+        grown=(
+            LineUse(Frame("/home/ann/gpt/train.py", 66, "log"), GIB, 9, (LinePart(GIB, 9, _MAIN),)),
+            LineUse(Frame("/home/ann/gpt/model.py", 8, "forward"), 56 * MIB, 9),
+        ),
+        grown_steps=12,
+    ),
+    tensors=(
+        TensorGroup(216, (8, 128, 8000), "float32", 52 * GIB),
+        TensorGroup(12, (), "int64", GIB),
+        TensorGroup(1, (4,), "int64", 512),
+        TensorGroup(700, None, None, 2 * GIB),
+    ),
+)
+NOT_GROWN = _judged(
+    STRANDED,
+    Verdict(
+        "fragmentation",
+        "stranded",
+        Why("stranded", 14 * GIB),
+        (Gain("compaction", 13 * GIB, None, matters=True),),
+    ),
+)
+LONGER_BATCHES = _judged(
+    CAPACITY, Verdict("capacity", None, Why("larger_step", 31 * GIB, 82.0 * MIB, 7))
+)
+LONG_BATCH = _judged(CAPACITY, Verdict("capacity", None, Why("larger_step", 9 * GIB)))
+FIRST_STEP = _judged(replace(CAPACITY, steps=Steps()), Verdict("capacity", None, Why("first_step")))
+EVALUATION = _judged(
+    CAPACITY, Verdict("capacity", None, Why("new_phase", 5 * GIB, phase="evaluate()"))
+)
+COPY = _judged(CAPACITY, Verdict("capacity", None, Why("new_phase", 12 * GIB, since_step=300)))
+OUTSIDE = _judged(
+    EXTERNAL,
+    Verdict(
+        "external",
+        None,
+        Why("outside", 58 * GIB),
+        (Gain("neighbors", 55 * GIB, None, matters=True),),
+    ),
+)
+TIGHT = _judged(CAPACITY, Verdict("capacity", None, Why("tight", 300 * MIB)))
+
 BY_NAME = {
     "capacity": CAPACITY,
     "stranded": STRANDED,
@@ -293,4 +433,15 @@ BY_NAME = {
     "external": EXTERNAL,
     "larger": LARGER,
     "bare": BARE,
+    "leak": LEAK,
+    "leak_with_lines": LEAK_WITH_LINES,
+    "leak_and_stranded": LEAK_AND_STRANDED,
+    "not_grown": NOT_GROWN,
+    "longer_batches": LONGER_BATCHES,
+    "long_batch": LONG_BATCH,
+    "first_step": FIRST_STEP,
+    "evaluation": EVALUATION,
+    "copy": COPY,
+    "outside": OUTSIDE,
+    "tight": TIGHT,
 }

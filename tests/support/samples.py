@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     HOOK_FAULTS,
+    ONSETS,
     OOM_CAUSES,
     RELEASE_TIERS,
     STEP_DURATION_BOUNDS,
@@ -46,18 +48,19 @@ def _optional(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 layouts = st.builds(
     Layout,
     timestamp=seconds,
-    segments=pools,
-    blocks=st.builds(BlockCounts, pools, pools, pools),
+    segments=_optional(pools),
+    blocks=_optional(st.builds(BlockCounts, pools, pools, pools)),
     releasable_bytes=size,
     stranded_bytes=size,
-    largest_free_block_bytes=st.just(0),
-    free_block_counts=st.tuples(*[count] * (len(FREE_BLOCK_BOUNDS) + 1)),
+    largest_free_block_bytes=_optional(st.just(0)),
+    free_block_counts=_optional(st.tuples(*[count] * (len(FREE_BLOCK_BOUNDS) + 1))),
     private_used_bytes=size,
     private_free_bytes=size,
     headroom_bytes=_optional(size),
     headroom_flush_bytes=_optional(size),
     pending_free_bytes=_optional(size),
     largest_allocated_block_bytes=_optional(size),
+    in_use_bytes=_optional(size),
 )
 ooms = st.builds(
     OomRecord,
@@ -67,6 +70,38 @@ ooms = st.builds(
     _optional(st.sampled_from(get_args(OomDetail))),
     _optional(st.just("train.py:7")),
     _optional(st.just("step")),
+    _optional(st.sampled_from(ONSETS)),
+)
+
+
+@st.composite
+def _run_histories(draw: st.DrawFn) -> RunHistory:
+    """Draw a history of any length, whose columns have one length and whose time goes on."""
+    number = draw(st.integers(0, MAX_POINTS))
+
+    def column(values: st.SearchStrategy[Any]) -> tuple[Any, ...]:
+        return tuple(draw(st.lists(values, min_size=number, max_size=number)))
+
+    return RunHistory(
+        steps=tuple(sorted(column(count))),
+        seconds=tuple(sorted(column(seconds))),
+        allocated_bytes=column(size),
+        peak_bytes=column(size),
+        stranded_bytes=column(_optional(size)),
+        outside_bytes=column(_optional(size)),
+        first_components=draw(st.dictionaries(text, size, max_size=3)),
+        last_components=draw(st.dictionaries(text, size, max_size=3)),
+    )
+
+
+run_histories = _run_histories()
+growths = st.builds(
+    Growth,
+    st.sampled_from(get_args(GrowthKind)),
+    st.floats(1, 1e12),
+    count,
+    size,
+    _optional(st.sampled_from(["held", "kv_cache"])),
 )
 in_use = pools | undivided
 allocators = st.builds(
@@ -96,6 +131,8 @@ devices = st.builds(
     component_peak_timestamp=_optional(seconds),
     first_read=_optional(st.builds(FirstRead, seconds, size, size)),
     releases=st.dictionaries(st.sampled_from(RELEASE_TIERS), releases, max_size=4),
+    run_history=_optional(run_histories),
+    growth=_optional(growths),
 )
 processes = st.builds(
     Process,
@@ -136,7 +173,7 @@ samples = st.builds(
     metrics_url=_optional(text),
     stall_after_seconds=_optional(seconds),
     host=_optional(st.builds(HostMemory, size, _optional(size), _optional(size))),
-    pinned=_optional(st.builds(PinnedMemory, size, size)),
+    pinned=_optional(st.builds(PinnedMemory, size, size, _optional(seconds))),
     hooks_dropped=st.dictionaries(st.sampled_from(HOOK_FAULTS), count, max_size=3),
 )
 
@@ -176,9 +213,16 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             headroom_flush_bytes=9 * gib,
             pending_free_bytes=gib,
             largest_allocated_block_bytes=3 * gib,
+            in_use_bytes=81 * gib // 2,
         ),
         last_oom=OomRecord(
-            1_700_000_100.0, 3 * gib, "fragmentation", "stranded", "model.py:88", "GPT.forward"
+            1_700_000_100.0,
+            3 * gib,
+            "fragmentation",
+            "stranded",
+            "model.py:88",
+            "GPT.forward",
+            "stranded",
         ),
         phase_peaks={"forward": 48 * gib},
         stats_timestamp=1_700_000_002.0,
@@ -191,6 +235,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             "optimizer_state": 16 * gib,
             "kv_cache": 2 * gib,
             "held": 5 * gib + (1 << 20),
+            "pending": gib,
             "rounding": gib,
         },
         component_peaks={
@@ -199,7 +244,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             "optimizer_state": 16 * gib,
             "kv_cache": 2 * gib,
             "held": 5 * gib,
-            "step": 17 * gib,
+            "step": 18 * gib,
             "rounding": gib,
         },
         component_peak_timestamp=1_700_000_001.0,
@@ -208,6 +253,17 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             "gradual": Releases(3, gib, None, given_up=True),
             "cache": Releases(2, 5 * gib, 0.25),
         },
+        run_history=RunHistory(
+            (1, 5, 10),
+            (0.0, 4.0, 9.5),
+            (30 * gib, 34 * gib, 39 * gib),
+            (43 * gib, 46 * gib, 51 * gib),
+            (None, 12 * gib, 12 * gib),
+            (gib, gib, gib),
+            {"parameters": 8 * gib, "held": gib},
+            {"parameters": 8 * gib, "held": 10 * gib},
+        ),
+        growth=Growth("leak", float(gib), 1, 9 * gib, "held"),
     )
     process = Process(
         pid=pid,
@@ -233,6 +289,6 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         allocator_settings={"backend": "native", "expandable_segments": "False"},
         settings_ignored={"expandable_segments": True},
         host=HostMemory(6 * gib, 64 * gib, 20 * gib),
-        pinned=PinnedMemory(2 * gib, gib),
+        pinned=PinnedMemory(2 * gib, gib, 1_700_000_190.0),
         hooks_dropped={"raised": 1, "slow": 0, "empty": 0},
     )

@@ -14,6 +14,7 @@ from random import Random
 from prometheus_client.core import Metric
 
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
+from torchmem.allocator.verdict import Circumstances
 from torchmem.sample import catalog
 from torchmem.sample.families import View, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
@@ -102,7 +103,8 @@ class Rank:
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self.last_oom_at = self.now
-        self.recorder.record_oom(device, FailedAllocation(requested, limit, driver_free))
+        failed = FailedAllocation(requested, limit, driver_free)
+        self.recorder.record_oom(device, failed, Circumstances(self.steps))
 
     def _live(self, step_ended: bool) -> None:
         self.now += self.pace.event
@@ -113,12 +115,14 @@ class Rank:
             self.steps += 1
             self.before_read(self.recorder)
             self.recorder.read_stats("step")
+            self.recorder.add_points(self.steps)
         self._scrape("running")
 
     def _scrape(self, state: State) -> None:
         if self.now < self.scraped * self.pace.scrape:
             return
         self.recorder.measure_snapshot()
+        self.recorder.judge_growth()
         view = View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
@@ -142,7 +146,7 @@ class Rank:
         return 1000 + self.rank
 
     def _sample(self) -> Sample:
-        durations = Steps().duration_counts
+        durations = (*Steps().duration_counts[:-1], self.steps)
         return Sample(
             timestamp=self.now,
             process=Process(self._pid, None, None, "n", self.name, self.rank),
@@ -198,7 +202,11 @@ def instance(name: str) -> str:
 
 
 def promtool_values(values: dict[int, float]) -> str:
-    """Return one value per scrape until the last, in promtool's notation."""
+    """Return one value per scrape until the last, in promtool's notation.
+
+    As in Prometheus, a series that a scrape lacks ends there.
+    """
     return " ".join(
-        f"{values[number]:.17g}" if number in values else "_" for number in range(max(values) + 1)
+        f"{values[number]:.17g}" if number in values else "stale" if number - 1 in values else "_"
+        for number in range(max(values) + 2)
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from torchmem.allocator.backend import Storages
+from torchmem.allocator.backend import Storages, WeakStorage
 from torchmem.sample.sample import Allocator, ByPool
 
 addresses = count(1 << 40, 1 << 30)
@@ -67,8 +67,16 @@ class FakeCounter:
         """Return which have one."""
         return tuple(parameter.grad is not None for parameter in parameters)
 
+    def viewed_storages(self, parameters: Iterable[Any]) -> list[WeakStorage]:
+        """Return nothing: no gradient is a view."""
+        return []
 
-def allocator(requested: int, rounding: int = 0) -> Allocator:
-    """Statistics with these bytes."""
-    allocated, pool = ByPool(0, requested + rounding), ByPool(0, requested)
-    return Allocator(allocated, allocated, allocated, pool, None, 0, 0, 0)
+
+def allocator(requested: int, rounding: int = 0, pending: tuple[int, int] = (0, 0)) -> Allocator:
+    """Statistics with these bytes of tensors.
+
+    `pending`: the bytes that were requested of blocks that wait for a stream, and of the blocks.
+    """
+    allocated = ByPool(0, requested + rounding)
+    active, pool = ByPool(0, allocated.total + pending[1]), ByPool(0, requested + pending[0])
+    return Allocator(allocated, active, active, pool, None, 0, 0, 0)

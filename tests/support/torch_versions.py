@@ -2,8 +2,8 @@
 
 Source of the versions: torch/cuda/memory.py and torch/csrc/cuda/Module.cpp of the releases.
 `allocator_settings` in the snapshot since 2.3, `uuid` of a device 2.5,
-`get_per_process_memory_fraction` 2.6, `mempool_id` 2.8, `include_traces` 2.11. ROCm builds use the
-same names.
+`get_per_process_memory_fraction` 2.6, `mempool_id` 2.8, `include_traces` 2.11. For private
+functions see torchmem.sdk.private_calls. ROCm builds use the same names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def fake_torch(
 ) -> SimpleNamespace:
     """Return the module of one version.
 
-    `snapshots` lists the arguments of each snapshot, and `traces` is the history in them.
+    `snapshots` lists the arguments of each snapshot, except for a pool that does not exist, and
+    `traces` is the history in them.
     """
     snapshots: list[tuple[object, ...]] = []
     traces: list[list[dict[str, Any]]] = []
@@ -42,11 +43,12 @@ def fake_torch(
             "expandable_segments": False,
         }
 
-    def snapshot(*arguments: object) -> dict[str, Any]:
+    def snapshot(*arguments: Any) -> dict[str, Any]:
         allowed = 0 if version < (2, 8) else 1
         if len(arguments) != allowed or (version < (2, 11) and any(arguments)):
             raise TypeError(arguments)
-        snapshots.append(arguments)
+        if arguments[:1] in ((), (None,)) or arguments[0][0] == 0:
+            snapshots.append(arguments)
         return raw
 
     memory = SimpleNamespace(memory_snapshot=_memory_snapshot(version))
@@ -77,7 +79,7 @@ def _c_module(
         "_cuda_memorySnapshot": snapshot,
         "_cuda_isHistoryEnabled": lambda: recording,
     }
-    if version >= (2, 5):
+    if version >= (2, 12):
         functions["_cuda_cudaCachingAllocator_is_enabled"] = lambda: caching
     return SimpleNamespace(**functions)
 

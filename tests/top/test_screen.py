@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from torchmem.rules.thresholds import defaults
 from torchmem.sample import colors
 from torchmem.top.bars import LETTERS, Looks, scaled
 from torchmem.top.node import AwayError, Node, Part, read
-from torchmem.top.screen import SEVERE_FRAGMENTATION, Screen, drawn, page
+from torchmem.top.screen import Screen, drawn, page
 from torchmem.top.view import ORDERS, View, keys, press
 
 HERE = Path(__file__).parent
@@ -270,8 +269,3 @@ def test_the_filter(node: Node) -> None:
     assert "No run has 'qx' in its name" in draw(Screen(node, URL, view))
     assert View() == press(view, "escape", [])
     assert 4 == len(keys(View(filter="NIGHT").groups(node)))
-
-
-def test_the_threshold_is_that_of_the_alerts() -> None:
-    """The screen and the alerts use the same threshold for fragmentation."""
-    assert float(defaults().values["fragmentation_ratio"]) == SEVERE_FRAGMENTATION

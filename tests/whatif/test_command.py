@@ -138,7 +138,7 @@ def test_a_device_is_chosen(tmp_path: Path) -> None:
     assert [[0, 1], [1]] == devices
     assert (2, "") == (refused.returncode, refused.stdout)
     assert (
-        f"{path} has no allocation trace of GPU 7: pass --device with one of 0, 1."
+        f"{path} has no allocation trace of cuda:7: pass --device with one of 0, 1."
         in refused.stderr
     )
 
@@ -178,7 +178,7 @@ def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
     assert root.tag.endswith("svg")
     for outcome in json.loads(done.stdout)["outcomes"]:
         assert outcome["name"] in text
-    assert "rank0.pickle, GPU 0" in text
+    assert "rank0.pickle, cuda:0" in text
 
 
 def test_the_cards_of_a_preflight_are_known(

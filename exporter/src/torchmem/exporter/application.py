@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from html import escape
@@ -13,18 +13,19 @@ from importlib.metadata import version
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from torchmem.exporter.discovery import HOST, own_addresses, target_groups
+from torchmem.exporter.discovery import HOST, ServiceDiscovery
 from torchmem.exporter.live.api import LiveApi
 from torchmem.exporter.live.map_api import MapApi
 from torchmem.exporter.live.page import page, static_file
-from torchmem.exporter.live.states import States
-from torchmem.exporter.run_directory import Published
-from torchmem.exporter.scrapes import Collector, Scrapes, SharedCall
+from torchmem.exporter.live.states import Ranks, States
+from torchmem.exporter.scrape_limits import NODE_LIMITS, as_yaml
+from torchmem.exporter.scrapes import Collector, Scrapes
 from torchmem.exporter.web.access import Access
 from torchmem.exporter.web.config import WebConfig
+from torchmem.exporter.web.fair_queue import FairQueue
 
 _LINKS = (
     ("/metrics", "Metrics", "the endpoint that Prometheus scrapes"),
@@ -35,6 +36,9 @@ _LINKS = (
 _PAGE_ROUTES = (Route("/", page), Route("/static/{digest}/{name}", static_file))
 _STATE_SECONDS = 5.0
 """How long a client of the state waits for a driver that hangs."""
+_MAX_WAITING = 8  # requests of one client about ranks and maps
+_LIVE_SHARE = 0.25
+"""The largest share of the time that such requests take, however many there are."""
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6878; --line: #d9dfe7; --card: #fff;
@@ -60,7 +64,11 @@ pre, code { font: 13px/1.5 ui-monospace, monospace } code { white-space: nowrap 
 
 
 def application(
-    collector: Collector, config: Callable[[], WebConfig] = WebConfig, *, web_ui: bool = True
+    collector: Collector,
+    config: Callable[[], WebConfig] = WebConfig,
+    *,
+    web_ui: bool = True,
+    allowed_hosts: Collection[str] = (),
 ) -> Starlette:
     """Return the ASGI application; `web_ui`: whether `/` is the live page.
 
@@ -69,9 +77,10 @@ def application(
     """
     scrapes = Scrapes(collector)
     states = States(partial(scrapes.collection, _STATE_SECONDS), collector.found)
-    api = LiveApi(states, collector.run_dir)
-    maps = MapApi(lambda: collector.found().published, collector.run_dir)
-    published = SharedCall(lambda: (collector.published(), own_addresses()))
+    ranks, queue = Ranks(collector.found), FairQueue("torchmem-live", _MAX_WAITING, _LIVE_SHARE)
+    api = LiveApi(states, ranks, collector.run_dir, queue)
+    maps = MapApi(ranks, collector.run_dir, queue)
+    discovery = ServiceDiscovery(collector)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -81,7 +90,7 @@ def application(
 
     routes = [
         Route("/metrics", scrapes.metrics),
-        Route("/sd", partial(_service_discovery, published)),
+        Route("/sd", discovery.answer),
         Route("/-/healthy", _healthy),
         Route("/-/ready", scrapes.ready),
         Route("/api/v1/state", api.state),
@@ -90,23 +99,11 @@ def application(
         Route("/api/v1/map", maps.answer),
         *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]
-    middleware = [Middleware(Access, config=config)]
+    middleware = [Middleware(Access, config=config, allowed_hosts=allowed_hosts)]
     app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
     app.state.close_streams = api.close
     return app
-
-
-async def _service_discovery(
-    published: SharedCall[tuple[Sequence[Published], set[str]]], request: Request
-) -> Response:
-    """Answer the whole list or an error; on an error Prometheus keeps the list it has."""
-    try:
-        processes, addresses = await published.result()
-    except OSError as error:
-        return PlainTextResponse(f"Cannot read the run directory: {error.strerror}.\n", 500)
-    host, client = request.headers.get("host", ""), request.client.host if request.client else ""
-    return JSONResponse(target_groups(processes, host, client, addresses))
 
 
 async def _healthy(_: Request) -> Response:
@@ -145,6 +142,6 @@ def landing_page(version_: str, node: str, address: str, *, secure: bool) -> str
 def _scrape_config(address: str, *, secure: bool) -> str:
     scheme = "    scheme: https\n" if secure else ""
     return (
-        f"scrape_configs:\n  - job_name: torchmem\n{scheme}"
+        f"scrape_configs:\n  - job_name: torchmem\n{scheme}{as_yaml(NODE_LIMITS, '    ')}"
         f"    static_configs:\n      - targets: ['{address}']"
     )

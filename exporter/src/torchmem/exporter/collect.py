@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from torchmem.allocator.thresholds import Thresholds, defaults
 from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
@@ -82,7 +83,8 @@ class Exporter:
     collector succeeds if all other GPUs responded. `clock` returns Unix seconds.
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
-    `workers`: the threads that call the driver.
+    `thresholds`: of the live page, by default the shipped ones; `workers`: the threads that call
+    the driver.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -94,6 +96,7 @@ class Exporter:
         *,
         processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU,
         pcie_throughput: bool = False,
+        thresholds: Thresholds | None = None,
         workers: Workers[GpuLabels] | None = None,
     ) -> None:
         self._driver = Driver(nvml)
@@ -107,7 +110,10 @@ class Exporter:
         self._started = clock()
         self._workers = workers or Workers()
         self.configure(
-            deadline_seconds, processes_per_gpu=processes_per_gpu, pcie_throughput=pcie_throughput
+            deadline_seconds,
+            processes_per_gpu=processes_per_gpu,
+            pcie_throughput=pcie_throughput,
+            thresholds=thresholds or defaults(),
         )
         self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
@@ -117,11 +123,17 @@ class Exporter:
         self._lock = threading.Lock()
 
     def configure(
-        self, deadline_seconds: float, *, processes_per_gpu: int, pcie_throughput: bool
+        self,
+        deadline_seconds: float,
+        *,
+        processes_per_gpu: int,
+        pcie_throughput: bool,
+        thresholds: Thresholds,
     ) -> None:
         """Set what can change while the exporter runs; it applies from the next collection on."""
         self._deadline_seconds = deadline_seconds
         self._processes_per_gpu = processes_per_gpu
+        self._thresholds = thresholds
         self._collectors = {
             name: collect
             for name, collect in COLLECTORS.items()
@@ -257,6 +269,7 @@ class Exporter:
             gpus,
             outside=self._outside.held,
             kill_causes=self._hosts.kill_causes,
+            thresholds=self._thresholds,
         )
         return results
 
@@ -295,6 +308,8 @@ def own_families(
     yield family(catalog.COLLECTOR_DURATION, seconds)
     rejected = [((reason,), count) for reason, count in run_directory.rejections.items()]
     yield family(catalog.REJECTED_SAMPLES, rejected)
+    left_out = [((reason,), count) for reason, count in run_directory.faults.items()]
+    yield family(catalog.IMPOSSIBLE_VALUES, left_out)
     yield from run_directory_families(run_directory.status)
 
 

@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them"
     )
     parser.add_argument(
+        "--thresholds",
+        metavar="FILE.yml",
+        help="thresholds of `torchmem rules`, for the live page and `torchmem top`",
+    )
+    parser.add_argument(
         "--print-config", action="store_true", help="print the effective settings as YAML and exit"
     )
     parser.add_argument(
@@ -56,6 +61,13 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="serve the live page at / (default: yes)",
+    )
+    group.add_argument(
+        "--web.allowed-host",
+        dest="allowed_hosts",
+        metavar="NAME",
+        action="append",
+        help="host name by which browsers here may open the page, too; can be repeated",
     )
     group.add_argument(
         "--otlp",

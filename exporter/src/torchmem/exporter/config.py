@@ -33,7 +33,9 @@ class Settings:
     of a process that ended are kept. `scrape_deadline_seconds`: how long a scrape waits for the
     driver. `pcie_throughput`: measure it, which takes the driver 40 ms for each GPU.
     `processes_per_gpu`: maximum number of processes exported for each GPU, the largest first.
-    `web_ui`: serve the live page at `/`.
+    `web_ui`: serve the live page at `/`. `allowed_hosts`: further names by which browsers may open
+    it on this machine; addresses, localhost and the node's name are always allowed.
+    `thresholds`: the file of `torchmem rules`, for the live page.
     `otlp`: also send the metrics by OTLP, as OpenTelemetry's environment variables say.
     """
 
@@ -46,6 +48,8 @@ class Settings:
     pcie_throughput: bool = False
     processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU
     web_ui: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    thresholds: Path | None = None
     otlp: bool = False
 
     @property
@@ -61,10 +65,7 @@ class Settings:
 
     def as_yaml(self) -> str:
         """Return a configuration file with the same settings."""
-        values = {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(self).items()
-        }
+        values = {name: _plain(value) for name, value in asdict(self).items()}
         text: str = yaml.safe_dump(values, sort_keys=False, width=1 << 16)
         return text
 
@@ -78,8 +79,9 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     values = asdict(defaults if file is None else _from_file(file, defaults))
     values |= {name: value for name, value in flags.items() if value is not None}
     values["run_dir"] = Path(values["run_dir"])
-    web_config_file = values["web_config_file"]
-    values["web_config_file"] = Path(web_config_file) if web_config_file else None
+    for name in ("web_config_file", "thresholds"):
+        values[name] = Path(values[name]) if values[name] else None
+    values["allowed_hosts"] = tuple(values["allowed_hosts"])
     return Settings(**values)
 
 
@@ -99,8 +101,16 @@ def _from_file(file: Path, defaults: Settings) -> Settings:
             "processes_per_gpu", defaults.processes_per_gpu, "processes"
         ),
         web_ui=section.flag("web_ui", defaults.web_ui),
+        allowed_hosts=section.texts("allowed_hosts"),
+        thresholds=_path(section, "thresholds"),
         otlp=section.flag("otlp", defaults.otlp),
     )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _path(section: Section, key: str) -> Path | None:

@@ -5,16 +5,53 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from torchmem.exporter.run_directory import Published
+from torchmem.exporter.scrapes import Collector, SharedCall
+from torchmem.exporter.web.clients import requester
+from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.sample.sample import LIVE_STATES, Process
 
+MAX_WAITING_PER_CLIENT = 8
+_MAX_SHARE = 0.25
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
+
+
+class ServiceDiscovery:
+    """Answers with the endpoints of training processes.
+
+    The whole list or an error: on an error Prometheus keeps the list that it has.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._published = SharedCall(
+            "torchmem-sd", lambda: (collector.published(), own_addresses())
+        )
+        self._queue = FairQueue("torchmem-sd-answer", MAX_WAITING_PER_CLIENT, _MAX_SHARE)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer /sd."""
+        try:
+            processes, addresses = await self._published.result()
+            answer = partial(_answer, request, processes, addresses)
+            return await self._queue.run(requester(request.scope), answer)
+        except OSError as error:
+            return PlainTextResponse(f"Cannot read the run directory: {error.strerror}.\n", 500)
+        except BusyError:
+            return PlainTextResponse("Too many requests are waiting: try again later.\n", 503)
+
+
+def _answer(request: Request, processes: Sequence[Published], addresses: set[str]) -> Response:
+    host, client = request.headers.get("host", ""), request.client.host if request.client else ""
+    return JSONResponse(target_groups(processes, host, client, addresses))
 
 
 def target_groups(

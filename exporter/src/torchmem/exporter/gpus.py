@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from torchmem.exporter.binding import OutdatedBinding
 from torchmem.exporter.nvml import Device
 
 if TYPE_CHECKING:
@@ -49,11 +50,15 @@ class GpuFault:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Versions of the driver, of NVML, and the newest CUDA that the driver supports (as 13.0)."""
+    """Versions of the driver, of NVML, and the newest CUDA that the driver supports (as 13.0).
+
+    `outdated_binding` is an installed pynvml that lacks functions of NVML, None if it is complete.
+    """
 
     driver: str | None = None
     nvml: str | None = None
     cuda: str | None = None
+    outdated_binding: OutdatedBinding | None = None
 
 
 class GpuValue:

@@ -20,7 +20,7 @@ from functools import partial
 
 from prometheus_client import generate_latest
 
-from torchmem.exporter import config
+from torchmem.exporter import config, thresholds
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.driver import PyNvml
@@ -28,11 +28,12 @@ from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
+from torchmem.sample.signals import wait_for_signal
 
 _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_RELOADED = {"scrape_deadline_seconds", "processes_per_gpu", "pcie_throughput"}
+_RELOADED = {"scrape_deadline_seconds", "processes_per_gpu", "pcie_throughput", "thresholds"}
 _LAST_SEND_SECONDS = 0.5
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings.scrape_deadline_seconds,
         processes_per_gpu=settings.processes_per_gpu,
         pcie_throughput=settings.pcie_throughput,
+        thresholds=thresholds.load(settings.thresholds),
     )
     with closing(exporter):
         if arguments.once:
@@ -102,17 +104,18 @@ def serve_until_signal(
         web=web,
         heartbeat=heartbeat,
         web_ui=settings.web_ui,
+        allowed_hosts=settings.allowed_hosts,
     )
     with closing(running) as server, closing(exporter), sending(exporter, otlp=settings.otlp):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         notify_systemd("READY=1")
         while not server.stopped.is_set():
-            received = signal.sigtimedwait(_SIGNALS, 1)
-            if received is not None and received.si_signo != signal.SIGHUP:
-                break
-            if received is not None:
+            received = wait_for_signal(_SIGNALS, 1)
+            if received == signal.SIGHUP:
                 web.reload()
                 settings = reload(exporter, settings, load) if load else settings
+            elif received is not None:
+                break
         notify_systemd("STOPPING=1")
         if server.stopped.is_set():
             raise TorchmemError(
@@ -147,6 +150,7 @@ def reload(exporter: Exporter, settings: Settings, load: Callable[[], Settings])
     """
     try:
         loaded = load()
+        loaded_thresholds = thresholds.load(loaded.thresholds)
     except UsageError as error:
         _log.error("the configuration was not reloaded: %s", error)
         return settings
@@ -154,6 +158,7 @@ def reload(exporter: Exporter, settings: Settings, load: Callable[[], Settings])
         loaded.scrape_deadline_seconds,
         processes_per_gpu=loaded.processes_per_gpu,
         pcie_throughput=loaded.pcie_throughput,
+        thresholds=loaded_thresholds,
     )
     names = [setting.name for setting in fields(Settings) if setting.name not in _RELOADED]
     changed = [name for name in names if getattr(loaded, name) != getattr(settings, name)]

@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
+
+from torchmem.exporter.binding import OutdatedBinding, outdated_binding
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +92,15 @@ class NvmlLibrary:
         """The binding itself; raises NvmlDownError where pynvml is not installed."""
         if self._module is None:
             self._module = _import_pynvml()
+            outdated = self.outdated_binding
+            if outdated:
+                _log.warning("%s; replace it: %s", outdated, outdated.remedy)
         return self._module
+
+    @cached_property
+    def outdated_binding(self) -> OutdatedBinding | None:
+        """What is wrong with the installed pynvml, if anything."""
+        return outdated_binding(self.module)
 
     def require(self, name: str, *arguments: Any) -> Any:
         """Call a function without which nothing can be read; raise NvmlDownError if it fails."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from typing import Literal, get_args
 
-from torchmem.sample.run_directory import is_user_directory
 from torchmem.sample.untrusted import printable
 
 _log = logging.getLogger(__name__)
 
 MAX_LOGGED = 1024  # users and reasons
+MAX_COUNTED = 8192  # users and reasons that are told apart; further ones are counted as one user
+_OTHERS = -1
 
 Reason = Literal[
     "not_regular",  # symlink, FIFO, socket, device, directory
@@ -24,6 +26,7 @@ Reason = Literal[
     "foreign_owner",  # the owner is not that of the directory, or not that of the process it names
     "too_many",  # more files, devices or directories than one user may have
     "over_budget",  # more bytes or series than one user may publish
+    "series_churn",  # more new series than one user may create in an hour
     "duplicate",  # another file has the same rank, pid and run
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
@@ -55,23 +58,19 @@ class Refusals:
             self._log(path, owner, reason)
 
     def exceed(self, path: str, owner: int, reason: Reason) -> None:
-        """Note a file beyond its owner's limits; only more of them than before are counted."""
-        self._excess[owner, reason] += 1
+        """Note something that this scan refuses; only more of them than before are counted."""
+        key = owner, reason
+        if key not in self._excess and len(self._excess) >= MAX_COUNTED:
+            key = _OTHERS, reason
+        self._excess[key] += 1
         self._log(path, owner, reason)
 
-    def end_scan(self) -> None:
-        """Count the files beyond the limits that the last scan did not have."""
+    def end_scan(self, paths: Collection[str]) -> None:
+        """Count what this scan refused and the last one did not; forget all files but `paths`."""
         for (_, reason), more in (self._excess - self._last_excess).items():
             self.counts[reason] += more
         self._last_excess, self._excess = self._excess, Counter()
-
-    def forget_all_but(self, paths: set[str]) -> None:
-        """Forget rejected files that are gone; directories stay until their names are free."""
-        self._refused = {
-            path: version
-            for path, version in self._refused.items()
-            if path in paths or is_user_directory(path)
-        }
+        self._refused = {path: self._refused[path] for path in paths if path in self._refused}
 
     def _log(self, path: str, owner: int, reason: Reason) -> None:
         if (owner, reason) not in self._logged and len(self._logged) < MAX_LOGGED:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,7 @@ from torchmem.exporter.budgets import (
     Budget,
     page_cost,
 )
+from torchmem.exporter.churn import Churn, series_ids
 from torchmem.exporter.directory_status import (
     OVERFLOW_UID,
     PROBLEM_TEXTS,
@@ -37,26 +39,21 @@ from torchmem.exporter.directory_status import (
     directory_status,
 )
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
+from torchmem.exporter.user_directories import FileVersion, list_files
 from torchmem.sample.process_table import ProcessKey, ProcessTable, process_key, process_state
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
-    MAX_ENTRIES,
     MAX_SAMPLE_BYTES,
-    MAX_USER_ENTRIES,
-    SAMPLE_SUFFIX,
-    is_user_directory,
 )
 from torchmem.sample.sample import (
-    FREE_BLOCK_BOUNDS,
     LIVE_STATES,
-    MAX_COMPONENTS,
     SCHEMA_VERSION,
     STEP_DURATION_BOUNDS,
     DeviceSample,
-    Layout,
     Sample,
     State,
     distinct_devices,
+    possible,
 )
 from torchmem.sample.untrusted import (
     UntrustedFileError,
@@ -64,12 +61,12 @@ from torchmem.sample.untrusted import (
     read_untrusted,
     sanitize_json,
 )
+from torchmem.sample.validity import FAULT_REASONS, Fault, FaultReason
 
 _log = logging.getLogger(__name__)
 
 MAX_USERS = 256
-MAX_DIRECTORIES_PER_USER = 64
-MAX_OLD_FILES = 4096  # of processes with an older torchmem, in the run directory itself
+MAX_TRIED_FILES = 8  # of a user, to find one that is worth a place among those users
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 
 
@@ -98,58 +95,33 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileVersion:
-    """One version of one file, identified by its change time (ctime), which users cannot set.
+class _File:
+    """A decoded file. `seen`: when this version was first read.
 
-    `directory` is the name of the user's directory, empty for the run directory itself. `user`
-    names the owner, or in a user namespace that does not map the owner, the directory.
+    `page_bytes` are those of its series on the page. `texts` is a hash of all text in the file, and
+    so of everything that becomes a label.
     """
 
-    directory: str
-    name: str
-    inode: int
-    size: int
-    changed_ns: int
-    mtime: float
-    uid: int
-    regular: bool
-
-    @classmethod
-    def of(cls, directory: str, name: str, status: os.stat_result) -> _FileVersion:
-        return cls(
-            directory,
-            name,
-            status.st_ino,
-            status.st_size,
-            status.st_ctime_ns,
-            status.st_mtime,
-            status.st_uid,
-            stat.S_ISREG(status.st_mode),
-        )
-
-    @property
-    def path(self) -> str:
-        return f"{self.directory}/{self.name}" if self.directory else self.name
-
-    @property
-    def user(self) -> str:
-        return self.directory if self.uid == OVERFLOW_UID and self.directory else str(self.uid)
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A decoded file. `seen`: when this version was first read; `cost`: its series and bytes."""
-
-    version: _FileVersion
+    version: FileVersion
     sample: Sample
     seen: float
-    cost: tuple[int, int] | None = None
+    texts: int
+    page_bytes: int | None = None
 
     @property
     def written(self) -> float:
         """When it was written, in Unix seconds; never later than it was first read."""
         return min(self.version.mtime, self.version.changed_ns / 1e9, self.seen)
 
+
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"|null')
+"""The strings of a JSON document, keys included, and what it leaves open."""
+_LIVE, _SHOWN, _NEW = range(3)
+"""Users with a process that is known to be alive, others who have been exported, and the rest."""
+
+msgspec.json.Decoder(Sample)
+# msgspec 0.22 examines a class at its first use, and a second thread that uses the class meanwhile
+# ends the process with signal 11. So it is done here, where only one thread runs.
 
 _Claimant = tuple[str, int | None]
 """User and pid namespace of a process."""
@@ -169,17 +141,20 @@ class RunDirectory:
         path: Path,
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
         processes: ProcessTable | None = None,
+        churn: Churn | None = None,
     ) -> None:
         self.path = path
         self.status = DirectoryStatus()
         self._ttl_seconds = ttl_seconds
         self._processes = processes or ProcessTable()
-        self._files: dict[str, tuple[_FileVersion, _File | None]] = {}
+        self._files: dict[str, tuple[FileVersion, _File | None]] = {}
         self._last_seen: dict[tuple[str, ProcessKey], float] = {}
-        self._users: dict[str, None] = {}
-        self._owners: dict[tuple[str, int], int] = {}
+        self._users: dict[str, int] = {}
         self._holders: dict[_Identity, str] = {}
         self._refusals = Refusals()
+        self._churn = churn or Churn()
+        self.faults = Counter[FaultReason](dict.fromkeys(FAULT_REASONS, 0))
+        """Values that were left out because they are impossible, in all versions of all files."""
 
     @property
     def namespace(self) -> int | None:
@@ -199,14 +174,17 @@ class RunDirectory:
         with self._open() as directory:
             if directory is None:
                 return []
-            versions = self._list(directory)
-            self._forget_all_but(
-                {version.path for listed in versions.values() for version in listed}
-            )
-            published = list(self._publish_all(directory, versions, now))
+            listed = list_files(directory, self._users, self._refusals)
+            paths = {version.path for versions in listed.values() for version in versions}
+            self._forget_all_but(paths)
+            chosen = self._chosen(directory, listed, now)
+            published = list(self._publish_all(directory, chosen, now))
+        self._users = {file.version.user: _SHOWN for file, _ in published}
+        self._users |= {file.version.user: _LIVE for file, item in published if item.attributed}
         known = (file.sample.process for _, file in self._files.values() if file)
         self._processes.forget_all_but(set(map(process_key, known)))
-        self._refusals.end_scan()
+        self._refusals.end_scan(paths)
+        self._churn.end_scan(now)
         return self._without_duplicates(published)
 
     @contextmanager
@@ -217,6 +195,7 @@ class RunDirectory:
         except FileNotFoundError:
             self._set_status(DirectoryStatus(None if can_appear(self.path) else "missing"))
             self._forget_all_but(set())
+            self._refusals.end_scan(())
             yield None
             return
         except OSError:
@@ -233,87 +212,75 @@ class RunDirectory:
             _log.warning("run directory %s: %s", self.path, PROBLEM_TEXTS[status.problem])
         self.status = status
 
-    def _list(self, directory: int) -> dict[str, list[_FileVersion]]:
-        """Return the sample files of each user, newest first."""
-        listed: dict[str, list[_FileVersion]] = {}
-        for version in self._scan(directory):
-            listed.setdefault(version.user, []).append(version)
-        self._users = {user: None for user in (*self._users, *listed) if user in listed}
-        for user in islice(self._users, MAX_USERS, None):
-            version = listed.pop(user)[0]
+    def _chosen(
+        self, directory: int, listed: Mapping[str, list[FileVersion]], now: float
+    ) -> Iterable[list[FileVersion]]:
+        """Return the files of the users to export.
+
+        If there are too many users, those with a process that is known to be alive come first, then
+        those who have been exported so far, then those with the newest files. Users without a file
+        that can be exported take no place.
+        """
+        if len(listed) <= MAX_USERS:
+            return listed.values()
+        node, ranks = Budget.of_node(), dict[str, tuple[bool, bool, int]]()
+        for user in sorted(
+            listed, key=lambda user: (user not in self._users, listed[user][0].size)
+        ):
+            best = self._best(directory, listed[user], node, now)
+            if best is not None:
+                ranks[user] = best.attributed, user in self._users, listed[user][0].changed_ns
+        chosen = sorted(ranks, key=lambda user: ranks[user], reverse=True)
+        for user in chosen[MAX_USERS:]:
+            version = listed[user][0]
             self._refusals.exceed(version.path, version.uid, "too_many")
-        self._users = dict.fromkeys(islice(self._users, MAX_USERS))
-        for versions in listed.values():
-            versions.sort(key=lambda version: version.changed_ns, reverse=True)
-        return listed
+        for user in listed.keys() - chosen[:MAX_USERS]:
+            self._forget(listed[user])
+        return [listed[user] for user in chosen[:MAX_USERS]]
 
-    def _scan(self, directory: int) -> Iterator[_FileVersion]:
-        """Yield every sample file that its owner alone could have put there."""
-        old, names = list[os.DirEntry[str]](), dict[tuple[str, int], os.DirEntry[str]]()
-        with os.scandir(directory) as entries:
-            for entry in islice(entries, MAX_ENTRIES):
-                if is_user_directory(entry.name):
-                    names[entry.name, entry.inode()] = entry
-                elif entry.name.endswith(SAMPLE_SUFFIX) and len(old) < MAX_OLD_FILES:
-                    old.append(entry)
-            yield from _versions("", old)
-            self._owners = {key: owner for key, owner in self._owners.items() if key in names}
-            directories = self._directories(names)
-        for name, owner in directories:
-            yield from self._scan_user(directory, name, owner)
+    def _best(
+        self, directory: int, versions: Iterable[FileVersion], node: Budget, now: float
+    ) -> Published | None:
+        """Return one of a user's newest processes, if possible one that is known to be alive."""
+        best: Published | None = None
+        for version in islice(versions, MAX_TRIED_FILES):
+            if not node.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)}):
+                self._refusals.exceed(version.path, version.uid, "over_budget")
+                break
+            file = self._load(directory, version, now)
+            best = (self._publish(directory, file, now) if file else None) or best
+            if best and best.attributed:
+                break
+        return best
 
-    def _directories(
-        self, names: Mapping[tuple[str, int], os.DirEntry[str]]
-    ) -> list[tuple[str, int]]:
-        """Return each user's directories within the limit, the one with the user's name first."""
-        for key, entry in names.items():
-            if key not in self._owners:
-                with contextlib.suppress(OSError):
-                    self._owners[key] = entry.stat(follow_symlinks=False).st_uid
-        count = Counter[int]()
-        chosen = []
-        ordered = sorted(self._owners.items(), key=lambda item: (item[0][0] != str(item[1]), item))
-        for key, owner in ordered:
-            count[owner] += 1
-            if owner == OVERFLOW_UID or count[owner] <= MAX_DIRECTORIES_PER_USER:
-                chosen.append((key[0], owner))
-            else:
-                self._refusals.exceed(key[0], owner, "too_many")
-        return chosen
-
-    def _scan_user(self, directory: int, name: str, owner: int) -> list[_FileVersion]:
-        """Return the sample files in a user's directory that belong to the same user."""
-        try:
-            with (
-                open_untrusted_directory(name, directory=directory) as (descriptor, status),
-                os.scandir(descriptor) as entries,
-            ):
-                samples = (item for item in entries if item.name.endswith(SAMPLE_SUFFIX))
-                versions = list(_versions(name, islice(samples, MAX_USER_ENTRIES)))
-        except UntrustedFileError as error:
-            self._refusals.once(name, owner, error.problem, error.problem)
-            return []
-        except OSError:  # removed in the meantime
-            return []
+    def _forget(self, versions: Iterable[FileVersion]) -> None:
+        """Forget decoded samples that are not exported; those that are refused stay known."""
         for version in versions:
-            if version.uid != status.st_uid:
-                self._reject(version, "foreign_owner")
-        return [version for version in versions if version.uid == status.st_uid]
+            if self._files.get(version.path, (None, None))[1]:
+                del self._files[version.path]
 
     def _publish_all(
-        self, directory: int, listed: Mapping[str, list[_FileVersion]], now: float
+        self, directory: int, listed: Iterable[list[FileVersion]], now: float
     ) -> Iterator[tuple[_File, Published]]:
-        """Yield the processes within each user's budget; users who publish least come first."""
+        """Yield the processes within each user's budget; users who publish least come first.
+
+        Before them come the users with processes that are known to be alive, and then those who
+        have been exported so far. Those who come later have together the share of one of them.
+        """
         node = Budget.of_node()
-        users = sorted(listed.values(), key=_total_bytes)
-        for position, versions in enumerate(users):
-            budget = node.share(len(users) - position)
-            given = replace(budget)
-            yield from self._publish_user(directory, versions, budget, now)
-            node.take_all(budget, given)
+        groups = tuple[list[list[FileVersion]], ...]([] for _ in range(_NEW + 1))
+        for versions in listed:
+            groups[self._users.get(versions[0].user, _NEW)].append(versions)
+        for number, group in enumerate(groups):
+            later = any(groups[number + 1 :])
+            for position, versions in enumerate(sorted(group, key=_total_bytes)):
+                budget = node.share(len(group) - position + later)
+                given = replace(budget)
+                yield from self._publish_user(directory, versions, budget, now)
+                node.take_all(budget, given)
 
     def _publish_user(
-        self, directory: int, versions: Iterable[_FileVersion], budget: Budget, now: float
+        self, directory: int, versions: Iterable[FileVersion], budget: Budget, now: float
     ) -> Iterator[tuple[_File, Published]]:
         """Yield the processes of one user, newest first, up to the first one beyond the budget.
 
@@ -327,37 +294,52 @@ class RunDirectory:
             reason = reason or self._refuse_unread(version, budget)
             file = None if reason else self._load(directory, version, now)
             item = self._publish(directory, file, now) if file else None
-            if file and item:
-                reason = self._refuse_read(file, budget, is_small=is_small)
+            series = self._admit(file, item, now) if file and item else None
+            if file and item and series is None:
+                self._refusals.exceed(version.path, version.uid, "series_churn")
+                continue
+            if file and series is not None:
+                reason = self._refuse_read(file, series, budget, is_small=is_small)
             if reason and now - version.changed_ns / 1e9 <= self._ttl_seconds:
                 self._refusals.exceed(version.path, version.uid, reason)
             elif file and item and not reason:
                 yield file, item
 
+    def _admit(self, file: _File, item: Published, now: float) -> int | None:
+        """Return the number of series of the process, None if its user may not create them."""
+        process = item.sample.process
+        numbers = process.pid_namespace, process.local_rank, process.world_size
+        key = file.texts, process.rank, item.pid, *numbers
+        read = partial(series_ids, item.sample, item.pid)
+        user = file.version.user
+        return self._churn.admit(user, key, read, now, is_live=item.attributed)
+
     @staticmethod
-    def _refuse_unread(version: _FileVersion, budget: Budget) -> Reason | None:
+    def _refuse_unread(version: FileVersion, budget: Budget) -> Reason | None:
         """Take what reading the file costs, or return why it is not read."""
         if not budget.take({"files": 1}):
             return "too_many"
         is_within = budget.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)})
         return None if is_within else "over_budget"
 
-    def _refuse_read(self, file: _File, budget: Budget, *, is_small: bool) -> Reason | None:
+    def _refuse_read(
+        self, file: _File, series: int, budget: Budget, *, is_small: bool
+    ) -> Reason | None:
         """Take what the process costs on the page, or return why it is not exported."""
         if not budget.take({"devices": len(file.sample.devices)}):
             return "too_many"
-        return None if is_small or self._take_page(file, budget) else "over_budget"
+        is_within = budget.take({"series": series}) and (is_small or self._take_page(file, budget))
+        return None if is_within else "over_budget"
 
     def _take_page(self, file: _File, budget: Budget) -> bool:
-        """Take what the sample costs on the page, which is measured once for each version."""
-        if file.cost is None:
-            file = replace(file, cost=page_cost(file.sample))
+        """Take the bytes of the sample on the page, which are measured once for each version."""
+        if file.page_bytes is None:
+            file = replace(file, page_bytes=page_cost(file.sample)[1])
             self._files[file.version.path] = file.version, file
-        assert file.cost is not None  # noqa: S101 - set above
-        series, size = file.cost
-        return budget.take({"series": series, "page_bytes": size})
+        assert file.page_bytes is not None  # noqa: S101 - set above
+        return budget.take({"page_bytes": file.page_bytes})
 
-    def _load(self, directory: int, listed: _FileVersion, now: float) -> _File | None:
+    def _load(self, directory: int, listed: FileVersion, now: float) -> _File | None:
         version, file = self._files.get(listed.path, (None, None))
         if version != listed:
             version, file = self._decode(directory, listed, now)
@@ -365,12 +347,15 @@ class RunDirectory:
         return file
 
     def _decode(
-        self, directory: int, listed: _FileVersion, now: float
-    ) -> tuple[_FileVersion, _File | None]:
+        self, directory: int, listed: FileVersion, now: float
+    ) -> tuple[FileVersion, _File | None]:
         version = listed
         try:
             version, data = _read(directory, listed)
-            return version, _File(version, not_after(decode(data), now), now)
+            sample, faults = decode_possible(data)
+            self.faults.update(fault.reason for fault in faults)
+            texts = hash(tuple(_TEXTS.findall(data)))
+            return version, _File(version, not_after(sample, now), now, texts)
         except RejectedSampleError as error:
             self._reject(version, error.reason)
         except FileNotFoundError:
@@ -438,13 +423,12 @@ class RunDirectory:
             newest.setdefault(key, (file, item))
         return newest.values()
 
-    def _reject(self, version: _FileVersion, reason: Reason) -> None:
+    def _reject(self, version: FileVersion, reason: Reason) -> None:
         """Count each version of a file once, not at every scrape."""
         self._refusals.once(version.path, version.uid, reason, version)
 
     def _forget_all_but(self, paths: set[str]) -> None:
         self._files = {path: entry for path, entry in self._files.items() if path in paths}
-        self._refusals.forget_all_but(paths)
         known = {
             (file.version.user, process_key(file.sample.process))
             for _, file in self._files.values()
@@ -453,7 +437,7 @@ class RunDirectory:
         self._last_seen = {key: seen for key, seen in self._last_seen.items() if key in known}
 
 
-def _total_bytes(versions: Iterable[_FileVersion]) -> int:
+def _total_bytes(versions: Iterable[FileVersion]) -> int:
     return sum(min(version.size, MAX_SAMPLE_BYTES) for version in versions)
 
 
@@ -477,7 +461,7 @@ def _long_pid(pid: int, claimant: _Claimant) -> str:
     return f"{pid}@{namespace or 0}-{user}"
 
 
-def _remove_old(directory: int, version: _FileVersion) -> None:
+def _remove_old(directory: int, version: FileVersion) -> None:
     """Remove a file of an older torchmem, which the exporter can do as the directory's owner."""
     if not version.directory:
         with contextlib.suppress(OSError):
@@ -491,7 +475,9 @@ def not_after(sample: Sample, now: float) -> Sample:
         steps = replace(steps, last_timestamp=now)
     if steps.progress_timestamp is not None and steps.progress_timestamp > now:
         steps = replace(steps, progress_timestamp=now)
-    process = sample.process
+    pinned, process = sample.pinned, sample.process
+    if pinned is not None and pinned.timestamp is not None and pinned.timestamp > now:
+        pinned = replace(pinned, timestamp=now)
     if process.start_timestamp is not None and process.start_timestamp > now:
         process = replace(process, start_timestamp=now)
     return replace(
@@ -499,6 +485,7 @@ def not_after(sample: Sample, now: float) -> Sample:
         timestamp=min(sample.timestamp, now),
         process=process,
         steps=steps,
+        pinned=pinned,
         devices=tuple(_device_not_after(device, now) for device in sample.devices),
     )
 
@@ -518,25 +505,31 @@ def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
 
 
 def decode(data: bytes) -> Sample:
+    """Return the sample in a file; raise the errors of `decode_possible`."""
+    return decode_possible(data)[0]
+
+
+def decode_possible(data: bytes) -> tuple[Sample, tuple[Fault, ...]]:
     """Decode a sample file: strict types, bounded sizes and numbers, sanitized text.
 
-    Raises RejectedSampleError for anything that a healthy SDK of this schema does not write.
+    Returns the sample without what cannot be true, and what was left out. Raises
+    RejectedSampleError for anything else that a healthy SDK of this schema does not write.
     """
     try:
         raw = msgspec.json.decode(data)
         if isinstance(raw, dict) and raw.get("schema") != SCHEMA_VERSION:
             raise RejectedSampleError("unknown_schema")
-        sample = msgspec.convert(_sanitized(raw), Sample, strict=True)
+        sample, faults = possible(msgspec.convert(_sanitized(raw), Sample, strict=True))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RejectedSampleError("malformed") from error
-    if not _is_consistent(sample):
+    if sample is None or not _is_consistent(sample):
         raise RejectedSampleError("out_of_bounds")
-    return replace(sample, devices=distinct_devices(sample.devices))
+    return replace(sample, devices=distinct_devices(sample.devices)), faults
 
 
 def _sanitized(raw: Any) -> Any:
     try:
-        return sanitize_json(raw)
+        return sanitize_json(raw, keeps_numbers=True)
     except ValueError as error:
         raise RejectedSampleError("out_of_bounds") from error
 
@@ -545,28 +538,10 @@ def _is_consistent(sample: Sample) -> bool:
     return (
         0 < sample.process.pid <= MAX_PID
         and len(sample.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
-        and all(_is_plausible(device.layout) for device in sample.devices if device.layout)
-        and all(map(_has_few_components, sample.devices))
     )
 
 
-def _has_few_components(device: DeviceSample) -> bool:
-    return max(len(device.components), len(device.component_peaks)) <= MAX_COMPONENTS
-
-
-def _is_plausible(layout: Layout) -> bool:
-    complete = len(layout.free_block_counts) == len(FREE_BLOCK_BOUNDS) + 1
-    return complete and layout.largest_free_block_bytes <= layout.free_bytes
-
-
-def _versions(directory: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[_FileVersion]:
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            status = entry.stat(follow_symlinks=False)
-            yield _FileVersion.of(directory, entry.name, status)
-
-
-def _read(directory: int, listed: _FileVersion) -> tuple[_FileVersion, bytes]:
+def _read(directory: int, listed: FileVersion) -> tuple[FileVersion, bytes]:
     """Return the file's current version and content.
 
     Raises RejectedSampleError, or FileNotFoundError when the file is gone.
@@ -588,4 +563,4 @@ def _read(directory: int, listed: _FileVersion) -> tuple[_FileVersion, bytes]:
                 )
     except UntrustedFileError as error:
         raise RejectedSampleError(error.problem) from error
-    return _FileVersion.of(listed.directory, listed.name, status), data
+    return FileVersion.of(listed.directory, listed.name, status), data

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -23,10 +26,13 @@ from starlette.responses import PlainTextResponse, Response
 
 from torchmem.exporter.live.state import Found
 from torchmem.exporter.run_directory import Published
-from torchmem.exporter.web.connections import client_of
+from torchmem.exporter.web.clients import party, requester
+from torchmem.exporter.web.fair_queue import in_thread
 
 MAX_CONCURRENT_SCRAPES_PER_CLIENT = 32
 MARGIN_SECONDS = 0.5
+REST = 2.0  # times as long as the collection took
+MAX_REST_SECONDS = 2.0
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
 _GZIP_LEVEL = 1  # exposition text shrinks twentyfold already; higher levels cost CPU every scrape
@@ -75,64 +81,90 @@ class Format:
 
     content_type: str
     encode: Callable[[CollectorRegistry], bytes]
+    end: bytes = b""
 
 
 TEXT = Format("text/plain; version=0.0.4; charset=utf-8", generate_latest)
-OPENMETRICS = Format("application/openmetrics-text; version=1.0.0; charset=utf-8", _openmetrics)
+OPENMETRICS = Format(
+    "application/openmetrics-text; version=1.0.0; charset=utf-8", _openmetrics, b"# EOF\n"
+)
 
 
 class SharedCall(Generic[T]):
-    """Runs a function in a thread. Callers that arrive while it runs share its result."""
+    """Runs a function in a thread of its own. Callers that arrive while it runs share its result.
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    The result is not kept for later callers.
+    """
+
+    def __init__(self, name: str, function: Callable[[], T]) -> None:
         self._function = function
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._running: asyncio.Task[T] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether callers share a call that has begun."""
+        return self._running is not None
 
     async def result(self, seconds: float | None = None) -> T:
         """Return the result. Raises TimeoutError after `seconds`; the call continues for others."""
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(asyncio.to_thread(self._function))
+        if self._running is None:
+            self._running = in_thread(self._thread, self._function)
+            self._running.add_done_callback(self._forget)
         running = self._running
         done, _ = await asyncio.wait({running}, timeout=seconds)
         if not done:
             raise TimeoutError
         return running.result()
 
+    def _forget(self, _: asyncio.Task[T]) -> None:
+        self._running = None
+
 
 class Collection:
-    """The families of one collection. Each encoding is made once, in a thread."""
+    """The families of one collection. Each encoding is made once, in the thread `encoding`."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = _Families(families)
-        self._bodies: dict[tuple[Format, bool], asyncio.Future[bytes]] = {}
+    def __init__(self, families: Sequence[Metric], encoding: Executor) -> None:
+        self._families, self._encoding = families, encoding
+        self._bodies: dict[tuple[Format, bool], asyncio.Task[bytes]] = {}
 
     async def body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
         plain = await self._once(
-            (exposition_format, False),
-            lambda: asyncio.to_thread(exposition_format.encode, self._families),
+            (exposition_format, False), partial(_encoded, self._families, exposition_format)
         )
         if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
         compressed = await self._once(
-            (exposition_format, True), lambda: asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
+            (exposition_format, True), partial(gzip.compress, plain, _GZIP_LEVEL)
         )
         return compressed, True
 
-    async def _once(self, key: tuple[Format, bool], make: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def _once(self, key: tuple[Format, bool], make: Callable[[], bytes]) -> bytes:
         if key not in self._bodies:
-            self._bodies[key] = asyncio.ensure_future(make())
+            self._bodies[key] = in_thread(self._encoding, make)
         return await asyncio.shield(self._bodies[key])
+
+
+def _encoded(families: Sequence[Metric], exposition_format: Format) -> bytes:
+    """Return the exposition; one family at a time, which takes a third of the memory."""
+    end = exposition_format.end
+    parts = (exposition_format.encode(_Families([family])) for family in families)
+    return b"".join([*(part.removesuffix(end) for part in parts), end])
 
 
 class Scrapes:
     """The handlers of /metrics and /-/ready."""
 
     def __init__(self, collector: Collector) -> None:
-        self._whole = SharedCall(lambda: Collection(collector.collect()))
-        self._known = SharedCall(lambda: Collection(collector.known()))
+        encoding = ThreadPoolExecutor(1, thread_name_prefix="torchmem-encode")
+        self._whole = SharedCall(
+            "torchmem-collect", lambda: Collection(collector.collect(), encoding)
+        )
+        self._known = SharedCall("torchmem-known", lambda: Collection(collector.known(), encoding))
         self._waiting = Counter[str]()
         self._collected = False
+        self._rests_until: dict[str, float] = {}
 
     async def collection(self, seconds: float | None = None) -> Collection:
         """Return a whole collection, or what is known after `seconds` while it continues."""
@@ -143,9 +175,31 @@ class Scrapes:
         self._collected = True
         return collection
 
+    async def collection_for(self, party: str, seconds: float | None) -> Collection:
+        """Return a collection as above, which a party that has just had one begins after a rest.
+
+        It shares those that others begin. So one client that scrapes without a pause leaves two
+        thirds of the time to the others.
+        """
+        rest = self._rests_until.get(party, 0.0) - time.monotonic()
+        if rest > 0 and not self._whole.is_running:
+            if seconds is not None:
+                rest = min(rest, seconds / 2)
+                seconds -= rest
+            await asyncio.sleep(rest)
+        if self._whole.is_running:
+            return await self.collection(seconds)
+        begun = time.monotonic()
+        try:
+            return await self.collection(seconds)
+        finally:
+            now = time.monotonic()
+            self._rests_until = {p: until for p, until in self._rests_until.items() if until > now}
+            self._rests_until[party] = now + min(REST * (now - begun), MAX_REST_SECONDS)
+
     async def metrics(self, request: Request) -> Response:
         """Answer /metrics in the format that the client prefers; 503 beyond the limit."""
-        client = client_of(request.client.host) if request.client else ""
+        client = requester(request.scope)
         if self._waiting[client] >= MAX_CONCURRENT_SCRAPES_PER_CLIENT:
             return PlainTextResponse("Too many concurrent scrapes: try again later.\n", 503)
         self._waiting[client] += 1
@@ -162,7 +216,8 @@ class Scrapes:
         return PlainTextResponse("Not ready: the first collection has not finished.\n", 503)
 
     async def _exposition(self, request: Request) -> Response:
-        collection = await self.collection(answer_seconds(request.headers.get(TIMEOUT_HEADER)))
+        seconds = answer_seconds(request.headers.get(TIMEOUT_HEADER))
+        collection = await self.collection_for(party(request.scope), seconds)
         exposition_format = choose_format(request.headers.get("accept", ""))
         gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
         body, compressed = await collection.body(exposition_format, compress=gzipped)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import uvicorn
@@ -138,16 +138,17 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     limits: Limits = DEFAULT_LIMITS,
     heartbeat: Callable[[], None] = lambda: None,
     web_ui: bool = True,
+    allowed_hosts: Collection[str] = (),
 ) -> ExporterServer:
     """Serve `collector` on a thread, on `listener` if given, else on `host` and `port`.
 
     Port 0 takes a free port. `heartbeat` is called about once a second while the server responds.
-    `web_ui`: whether `/` is the live page.
+    `web_ui`: whether `/` is the live page. `allowed_hosts`: see `web.host_names`.
     Raises UsageError when the address cannot be used.
     """
     web = web or LiveConfig()
     listener = listener or _listen(host, port)
-    app = application(collector, web.current, web_ui=web_ui)
+    app = application(collector, web.current, web_ui=web_ui, allowed_hosts=allowed_hosts)
     server = _Server(app, listener, web, limits, heartbeat)
     return ExporterServer(listener, server, "https" if web.current().tls else "http")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.sample import PinnedMemory
 
 T = TypeVar("T")
@@ -22,6 +23,13 @@ Storages = dict[int, dict[int, int]]
 OomObserver = Callable[[int, int, int, int], None]
 """Called with the device index, the request rounded up to a segment, the process's memory limit (or
 the device's total) and the driver's free memory, all in bytes."""
+
+
+class WeakStorage(Protocol):
+    """A storage that is not kept alive."""
+
+    def add(self, found: Storages) -> None:
+        """Add the storage if it still exists."""
 
 
 class TensorCounter(Protocol):
@@ -39,6 +47,9 @@ class TensorCounter(Protocol):
     def have_gradients(self, parameters: Sequence[Any]) -> tuple[bool, ...]:
         """Return which parameters have a gradient; for the thread that trains."""
 
+    def viewed_storages(self, parameters: Iterable[Any]) -> list[WeakStorage]:
+        """Return the storages that gradients are views of; for the thread that trains."""
+
 
 class Modules(Protocol):
     """Finds the script's modules."""
@@ -52,6 +63,9 @@ class Modules(Protocol):
 
     def submodules(self, module: object) -> list[ref[Any]]:
         """Return the direct submodules of a module."""
+
+    def named_submodules(self, module: object) -> list[tuple[str, ref[Any]]]:
+        """Return the direct submodules of a module with their names."""
 
     def parameters(self, module: object) -> list[Any]:
         """Return the parameters of a module without those of its submodules."""
@@ -123,17 +137,26 @@ class Backend(Protocol):
     def history_enabled(self) -> bool | None:
         """Return whether memory history is being recorded; None if this is unsupported."""
 
-    def start_history(self, max_entries: int) -> None:
-        """Record allocations with their Python stacks, the latest `max_entries` of each device."""
+    def owns_history(self) -> bool:
+        """Return whether the history is the SDK's, started by one of the methods below.
+
+        It no longer is once the script starts its own, or stops this one.
+        """
+
+    def start_history(self, max_entries: int) -> bool:
+        """Record allocations with their Python stacks, the latest `max_entries` of each device.
+
+        Return False if history is being recorded already.
+        """
 
     def stop_history(self) -> None:
-        """Stop recording and discard what was recorded."""
+        """Stop the SDK's recording and discard what was recorded; do nothing if there is none."""
 
-    def start_stacks(self) -> None:
-        """Record the Python stack of each live block, without a history of freed ones."""
+    def start_stacks(self) -> bool:
+        """Record the Python stack of each live block, without a history of freed ones.
 
-    def stop_stacks(self) -> None:
-        """Stop what `start_stacks` has started, unless the script records its own history now."""
+        Return False if history is being recorded already.
+        """
 
     def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
         """Record allocations and frees without stacks, the latest `max_entries` of each device.
@@ -194,6 +217,9 @@ class Backend(Protocol):
         Its name is empty if this version of PyTorch does not tell it.
         """
 
+    def is_training(self) -> bool:
+        """Return whether autograd records in this thread, or runs a backward pass."""
+
     def current_stream(self, device: int) -> int | None:
         """Return the calling thread's stream as numbered in snapshots; None if unknown."""
 
@@ -221,6 +247,12 @@ class Backend(Protocol):
 
     def tensor_counter(self) -> TensorCounter | None:
         """Return what finds the script's tensors; None if this allocator has none."""
+
+    def python_tensors(self, device: int) -> tuple[TensorGroup, ...] | None:
+        """Return the tensors on a device that are Python objects; None if that is not known.
+
+        May take 0.2 s.
+        """
 
     def modules(self) -> Modules | None:
         """Return what finds the script's modules; None if there are none."""

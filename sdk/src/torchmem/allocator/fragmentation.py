@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from torchmem.allocator.headroom import (
@@ -49,6 +49,7 @@ class _DeviceTotals:
     """
 
     large_page: int
+    reserved_bytes: int = 0
     small: _PoolCounts = field(default_factory=_PoolCounts)
     large: _PoolCounts = field(default_factory=_PoolCounts)
     free_sizes: list[int] = field(default_factory=list)
@@ -65,6 +66,21 @@ class _DeviceTotals:
     flushed_ranges: dict[int, list[SegmentInfo]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The layout of one device in a snapshot, and what tells the headroom at a later time.
+
+    `reserved_bytes` are those of all pools. `cached` is the free memory for requests on the main
+    stream, and `flushed` is the same after a flush.
+    """
+
+    layout: Layout
+    reserved_bytes: int
+    cached: CachedFree
+    flushed: CachedFree
+    config: AllocatorConfig
+
+
 def measure(
     segments: Iterable[SegmentInfo],
     device: int,
@@ -72,7 +88,18 @@ def measure(
     available: AvailableMemory | None = None,
     config: AllocatorConfig = DEFAULT_CONFIG,
 ) -> Layout:
-    """Return the layout of the default pools of one device.
+    """Return the layout of the default pools of one device; the arguments are `measurement`'s."""
+    return measurement(segments, device, timestamp, available, config).layout
+
+
+def measurement(
+    segments: Iterable[SegmentInfo],
+    device: int,
+    timestamp: float,
+    available: AvailableMemory | None = None,
+    config: AllocatorConfig = DEFAULT_CONFIG,
+) -> Measurement:
+    """Measure one device.
 
     Args:
         segments: the whole snapshot.
@@ -85,6 +112,20 @@ def measure(
     for segment in segments:
         if segment["device"] == device:
             _add_segment(totals, segment)
+    cached, flushed = (_cached_free(totals, config, flush=flush) for flush in (False, True))
+    layout = _layout(totals, timestamp)
+    was_disabled = totals.has_expandable and not config.expandable_segments
+    if available is not None and config.known and not was_disabled:
+        layout = replace(
+            layout,
+            headroom_bytes=headroom(cached, available, config, flush=False),
+            headroom_flush_bytes=headroom(flushed, available, config, flush=True),
+        )
+    return Measurement(layout, totals.reserved_bytes, cached, flushed, config)
+
+
+def _layout(totals: _DeviceTotals, timestamp: float) -> Layout:
+    """Return the layout without the headroom."""
     return Layout(
         timestamp=timestamp,
         segments=ByPool(totals.small.segments, totals.large.segments),
@@ -95,10 +136,11 @@ def measure(
         free_block_counts=_histogram(totals.free_sizes),
         private_used_bytes=totals.private_used_bytes,
         private_free_bytes=totals.private_free_bytes,
-        headroom_bytes=_headroom(totals, available, config, flush=False),
-        headroom_flush_bytes=_headroom(totals, available, config, flush=True),
+        headroom_bytes=None,
+        headroom_flush_bytes=None,
         pending_free_bytes=totals.pending_bytes,
         largest_allocated_block_bytes=totals.largest_allocated,
+        in_use_bytes=totals.reserved_bytes - sum(totals.free_sizes) - totals.private_free_bytes,
     )
 
 
@@ -118,6 +160,7 @@ def _histogram(sizes: list[int]) -> tuple[int, ...]:
 
 
 def _add_segment(totals: _DeviceTotals, segment: SegmentInfo) -> None:
+    totals.reserved_bytes += segment["total_size"]
     if segment["segment_pool_id"] != DEFAULT_POOL:
         totals.private_used_bytes += segment["active_size"]
         totals.private_free_bytes += segment["total_size"] - segment["active_size"]
@@ -205,29 +248,18 @@ def main_stream(reserved_by_stream: dict[int, int]) -> int:
     return max(reserved_by_stream, key=lambda stream: reserved_by_stream[stream])
 
 
-def _headroom(
-    totals: _DeviceTotals,
-    available: AvailableMemory | None,
-    config: AllocatorConfig,
-    *,
-    flush: bool,
-) -> int | None:
-    """Return the headroom on the main stream.
+def _cached_free(totals: _DeviceTotals, config: AllocatorConfig, *, flush: bool) -> CachedFree:
+    """Return the free memory for requests on the main stream, now or after a flush.
 
-    Return None if the available memory or the settings are unknown, or if expandable segments were
-    disabled after use. Blocks that wait for another stream count as in use, but a flush waits for
-    them: what they make releasable goes to the driver. A block that thereby becomes free beside a
-    live one serves no request, because the allocator does not search again (up to PyTorch 2.15,
+    Blocks that wait for another stream count as in use, but a flush waits for them: what they make
+    releasable goes to the driver. A block that thereby becomes free beside a live one serves no
+    request, because the allocator does not search again (up to PyTorch 2.15,
     pytorch/pytorch#189504).
     """
-    was_disabled = totals.has_expandable and not config.expandable_segments
-    if available is None or not config.known or was_disabled:
-        return None
     stream = main_stream(totals.reserved_by_stream)
     by_stream = totals.flushed_ranges if flush else totals.ranges
     ranges = sorted(by_stream.get(stream, []), key=itemgetter("address"))
     ends = tuple(range_ends(ranges, config.large_segment_size))
     small, large = (totals.largest_by_stream.get((pool, stream), 0) for pool in ("small", "large"))
     releasable = totals.flushed_bytes if flush else totals.releasable_bytes
-    cached = CachedFree(small, large, releasable, ends)
-    return headroom(cached, available, config, flush=flush)
+    return CachedFree(small, large, releasable, ends)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from torchmem.allocator.settings import AllocatorConfig
@@ -65,6 +65,22 @@ class CachedFree:
     largest_large: int
     releasable: int
     ends: tuple[RangeEnd, ...] = ()
+
+    def after(self, returned: int, free: int) -> CachedFree:
+        """Return what is certainly left of it later.
+
+        Since then `returned` bytes have gone to the driver, and at most `free` bytes are free.
+        """
+
+        def left(size: int) -> int:
+            return max(0, min(free, size - returned))
+
+        return CachedFree(
+            left(self.largest_small),
+            left(self.largest_large),
+            left(self.releasable),
+            tuple(replace(end, free=left(end.free)) for end in self.ends),
+        )
 
 
 def headroom(

@@ -52,6 +52,12 @@ def device_map(
     mapped = DeviceMap(
         device.index, device.uuid, device.total_bytes, config.large_segment_size, layout, found
     )
+    return thinned(mapped, max_blocks)
+
+
+def thinned(mapped: DeviceMap, max_blocks: int) -> DeviceMap:
+    """Return a map with at most `max_blocks` blocks, small neighbors drawn as one."""
+    found = mapped.segments
     count = _count(found)
     if count <= max_blocks:
         return mapped
@@ -63,7 +69,8 @@ def device_map(
         left = _count(merged)
         if left <= max_blocks:
             break
-    return _cut(replace(mapped, segments=merged, merged_blocks=count - left), max_blocks)
+    lost = mapped.merged_blocks + count - left
+    return _cut(replace(mapped, segments=merged, merged_blocks=lost), max_blocks)
 
 
 def _count(segments: Iterable[SegmentMap]) -> int:
@@ -118,4 +125,4 @@ def _cut(mapped: DeviceMap, max_blocks: int) -> DeviceMap:
         else:
             omitted += sum(segment.sizes)
     kept.sort(key=lambda segment: segment.address)
-    return replace(mapped, segments=kept, omitted_bytes=omitted)
+    return replace(mapped, segments=kept, omitted_bytes=mapped.omitted_bytes + omitted)

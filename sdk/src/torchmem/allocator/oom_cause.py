@@ -1,7 +1,8 @@
-"""Classify an OOM of PyTorch's allocator: capacity, fragmentation, limit, external, or pending.
+"""What an OOM of PyTorch's allocator leaves to judge: the request, and the memory that was free.
 
-The inputs are taken after the allocator has emptied its cache: the arguments of the observer in
-PyTorch's CUDACachingAllocator.cpp (2.13, `OutOfMemoryObserver`), the statistics and the snapshot.
+`torchmem.allocator.verdict` judges. The inputs are taken after the allocator has emptied its cache:
+the arguments of the observer in PyTorch's CUDACachingAllocator.cpp (2.13, `OutOfMemoryObserver`),
+the statistics and the snapshot.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 
 from torchmem.allocator.sizes import LARGE_BUFFER, MIN_LARGE_ALLOC, SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
-from torchmem.sample.sample import OomCause, OomDetail
+from torchmem.sample.sample import OomDetail
 
 # A context and its libraries take 200 to 700 MB; memory beyond that belongs to other processes.
 CONTEXT_ALLOWANCE_BYTES = 1 << 30
+# With NCCL's communicators: each takes up to a few hundred MB, and jobs have one to ten of them.
+COMMUNICATORS_ALLOWANCE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,28 @@ class OomFacts:
         """Bytes of the device held by other processes and other libraries; 0 without a total."""
         return 0 if self.total is None else max(0, self.total - self.driver_free - self.reserved)
 
+    def foreign(self, at_start: int | None, *, is_alone: bool) -> int:
+        """Return the least that other processes hold.
+
+        `at_start` is what was outside the allocator at the first read, None if unknown. What came
+        later may be of this process's own communicators, up to an allowance, unless it `is_alone`.
+        """
+        if at_start is None:
+            return max(0, self.outside - CONTEXT_ALLOWANCE_BYTES)
+        if is_alone:
+            return max(0, self.outside - min(at_start, CONTEXT_ALLOWANCE_BYTES))
+        at_start, own = min(at_start, self.outside), COMMUNICATORS_ALLOWANCE_BYTES
+        return max(0, at_start - CONTEXT_ALLOWANCE_BYTES, self.outside - own)
+
     @property
     def obtainable(self) -> int:
         """Bytes the driver can still give to this process; negative if it is over its limit."""
+        return self.obtainable_of(self.driver_free)
+
+    def obtainable_of(self, driver_free: int) -> int:
+        """Return how many bytes the process could take if the driver had this many free."""
         limited = self.total is not None and self.limit < self.total
-        return min(self.driver_free, self.limit - self.reserved) if limited else self.driver_free
+        return min(driver_free, self.limit - self.reserved) if limited else driver_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +122,8 @@ def largest_free_blocks(
     return LargestFreeBlocks(**largest)
 
 
-def classify(facts: OomFacts, blocks: LargestFreeBlocks | None = None) -> OomCause:
-    """Return the cause of the OOM; `blocks` is None without a snapshot.
-
-    It is pending if a block fits but became free only after PyTorch had searched, while it waited
-    for the streams (pytorch/pytorch#189504, up to 2.15), and fragmentation if the request would
-    have fitted after compacting PyTorch's own memory.
-    """
-    if blocks is not None and blocks.own >= facts.needed:
-        return "pending"
-    free = facts.cached_free + facts.private_free
-    if facts.obtainable + free >= facts.requested:
-        return "fragmentation"
-    if facts.driver_free + free >= facts.requested:
-        return "limit"
-    foreign = facts.outside - CONTEXT_ALLOWANCE_BYTES
-    if foreign > 0 and facts.driver_free + free + foreign >= facts.requested:
-        return "external"
-    return "capacity"
-
-
 def fragmentation_detail(facts: OomFacts, blocks: LargestFreeBlocks) -> OomDetail:
-    """Return the kind of fragmentation; valid only if `classify` returned fragmentation.
+    """Return the kind of fragmentation; valid only if that is the cause.
 
     stream, pool: a block fits, but on another stream, or in a pool that the request may not use.
     small_segment: the request was rounded up to a whole segment (`get_allocation_size`, 1 to

@@ -6,14 +6,17 @@ The SDK writes each report as one file of a few KB in the run directory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torchmem.allocator.call_stack import Origin
+from torchmem.allocator.gpu_name import gpu_name
 from torchmem.allocator.lines import Lines
-from torchmem.allocator.memory_use import device_parts, outside_bytes
+from torchmem.allocator.memory_use import Use, device_uses, outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
+from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.allocator.verdict import Verdict
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
@@ -62,7 +65,11 @@ class OomReport:
         layout_before: the layout of the latest periodic snapshot, which still includes the cache.
         origin: where in the program the memory was asked for.
         lines: the lines that held the memory, if their stacks were recorded.
+        tensors: the tensors of the device that Python has an object of, in groups; empty if that is
+            not known.
         survived: whether the process is known to have gone on.
+        verdict: the cause, the onset, and what each change would have given; None in reports of
+            older versions.
     """
 
     timestamp: float
@@ -78,7 +85,9 @@ class OomReport:
     trend: Trend = Trend()
     origin: Origin | None = None
     lines: Lines | None = None
+    tensors: tuple[TensorGroup, ...] = ()
     survived: bool = False
+    verdict: Verdict | None = None
     schema: int = SCHEMA_VERSION
 
     @property
@@ -149,7 +158,8 @@ def _checked(report: OomReport) -> OomReport:
     times = [report.timestamp, report.oom.timestamp, *(layout.timestamp for layout in layouts)]
     if max(times) > MAX_TIMESTAMP:
         raise ValueError("a time is out of bounds")
-    if any(len(layout.free_block_counts) != len(FREE_BLOCK_BOUNDS) + 1 for layout in layouts):
+    counts = [layout.free_block_counts for layout in layouts]
+    if any(count is not None and len(count) != len(FREE_BLOCK_BOUNDS) + 1 for count in counts):
         raise ValueError("a histogram has a wrong number of buckets")
     if len({len(getattr(report.trend, column.name)) for column in fields(Trend)}) > 1:
         raise ValueError("the columns of the trend differ in length")
@@ -157,8 +167,8 @@ def _checked(report: OomReport) -> OomReport:
 
 
 CAUSE_SUMMARIES: dict[OomCause, str] = {
-    "capacity": "too little memory, however it is arranged",
-    "fragmentation": "enough free memory, but not in one piece",
+    "capacity": "the run needed more memory than the GPU has",
+    "fragmentation": "free memory worth having, but not in one piece",
     "limit": "the process reached its own memory limit",
     "external": "other processes hold the memory of the GPU",
     "pending": "a block that fits was still waiting for another stream",
@@ -182,13 +192,14 @@ def summary(report: OomReport) -> str:
     return f"Out of memory ({report.oom.cause}): {CAUSE_SUMMARIES[report.oom.cause]}"
 
 
-def failure_reason(report: OomReport) -> tuple[str, ...]:
-    """Return why the request failed, in a few sentences with numbers."""
+def failure_reason(report: OomReport, gpu: int | None = None) -> tuple[str, ...]:
+    """Return why the request failed, in a few sentences with numbers; `gpu` is NVML's index."""
+    name = gpu_name(report.device.index, report.device.uuid, gpu)
     if report.oom.cause == "library":
-        return tuple(_library(report))
+        return tuple(_library(report, name))
     requested = format_size(report.oom.requested_bytes or 0)
     cached, driver = format_size(report.cached_free_bytes), format_size(report.driver_free_bytes)
-    request = f"PyTorch asked the driver for {requested} on GPU {report.device.index}."
+    request = f"PyTorch asked the driver for {requested} on {name}."
     free = (
         f"After PyTorch had emptied its cache, {driver} was free at the driver and {cached} in "
         "PyTorch's own free blocks."
@@ -214,9 +225,9 @@ def _capacity(report: OomReport) -> Sequence[str]:
 
 def _fragmentation(report: OomReport) -> Sequence[str]:
     layout, detail = report.layout, report.oom.detail
-    largest = format_size(layout.largest_free_block_bytes) if layout else ""
+    largest = layout.largest_free_block_bytes if layout else None
     return (
-        f"The largest of these blocks is {largest}." if largest else "",
+        "" if largest is None else f"The largest of these blocks is {format_size(largest)}.",
         FRAGMENTATION_REASONS[detail] if detail else "",
         _limit_beside(report),
     )
@@ -257,22 +268,22 @@ def _external(report: OomReport) -> Sequence[str]:
 
 
 def _pending(report: OomReport) -> Sequence[str]:
-    layout = report.layout
-    largest = f" ({format_size(layout.largest_free_block_bytes)})" if layout else ""
+    largest = report.layout.largest_free_block_bytes if report.layout else None
+    size = "" if largest is None else f" ({format_size(largest)})"
     reason = (
-        f"The largest of these blocks{largest} fits the request, but still waited for another "
+        f"The largest of these blocks{size} fits the request, but still waited for another "
         "stream when PyTorch searched. When it became free, PyTorch asked only the driver "
         "(pytorch/pytorch#189504)."
     )
     return (reason,)
 
 
-def _library(report: OomReport) -> Iterator[str]:
+def _library(report: OomReport, gpu: str) -> Iterator[str]:
     requested, reserved = report.oom.requested_bytes, report.reserved_bytes
     size = "memory" if requested is None else format_size(requested)
     yield (
-        f"A library such as NCCL, cuBLAS, cuDNN or Triton asked the driver for {size} on GPU "
-        f"{report.device.index}, outside PyTorch's allocator."
+        f"A library such as NCCL, cuBLAS, cuDNN or Triton asked the driver for {size} on {gpu}, "
+        "outside PyTorch's allocator."
     )
     yield f"The driver had {format_size(report.driver_free_bytes)} free."
     if reserved is not None and report.layout is not None:
@@ -283,23 +294,28 @@ def _library(report: OomReport) -> Iterator[str]:
         )
 
 
-_REASONS: dict[OomCause, Callable[[OomReport], Sequence[str]]] = {
+_REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {
     "capacity": _capacity,
     "fragmentation": _fragmentation,
     "limit": _limit,
     "external": _external,
     "pending": _pending,
-    "library": lambda report: tuple(_library(report)),
 }
 
 
 def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
+    """Return the words and the bytes of `memory_uses`."""
+    return [(use.label, use.bytes) for use in memory_uses(report)]
+
+
+def memory_uses(report: OomReport) -> list[Use]:
     """Return the use of the device's memory at the OOM, in bytes that add up to its total.
 
     Parts of 0 bytes are left out. Return an empty list if the use is unknown.
     """
     private_free = report.layout.private_free_bytes if report.layout else 0
-    return device_parts(report.device, report.driver_free_bytes, private_free)
+    unread = report.steps.unread
+    return device_uses(report.device, report.driver_free_bytes, private_free, unread)
 
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from torchmem.allocator.gpu_name import gpu_name
+from torchmem.allocator.growth import room_left
+from torchmem.allocator.headline import short_headline
 from torchmem.allocator.memory_use import outside_at_start, outside_bytes, unbacked_bytes
-from torchmem.allocator.oom_report import CAUSE_SUMMARIES, format_seconds
+from torchmem.allocator.oom_report import format_seconds
 from torchmem.allocator.settings import LAST_PARSED
-from torchmem.allocator.sizes import format_size
+from torchmem.allocator.sizes import format_index, format_size
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,
@@ -35,17 +38,23 @@ class Fact:
     text: str
 
 
-def heading(sample: Sample, device: DeviceSample, now: float) -> tuple[str, ...]:
-    """Return who this is: the rank, its process, and its device, one line each."""
+def heading(
+    sample: Sample, device: DeviceSample, now: float, gpu: int | None = None
+) -> tuple[str, ...]:
+    """Return who this is: the rank, its process, and its GPU, one line each.
+
+    `gpu` is NVML's index.
+    """
     process = sample.process
     of = f" of {process.world_size}" if process.world_size else ""
     script = f" ({process.script})" if process.script else ""
     state = sample.ended or live_state(sample, now)
+    on = gpu_name(device.index, device.uuid, gpu)
     versions = (f"{name} {text}" for name, text in process.versions.items() if name != "python")
     return (
         f"run {process.run}{script}, rank {process.rank}{of}: {state}",
         f"pid {process.pid} on {process.hostname}, seen {_ago(sample.timestamp, now)}",
-        "  ".join(filter(None, (f"GPU {device.index}", device.name, *versions))),
+        "  ".join(filter(None, (on, device.name, *versions))),
     )
 
 
@@ -59,7 +68,7 @@ def facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, ...]:
         *_outside(device, now),
         *_cache(device, now),
         *_events(sample, device, now),
-        *_host(sample),
+        *_host(sample, now),
         *settings_facts(sample.allocator_settings),
     )
 
@@ -82,7 +91,7 @@ def ending(sample: Sample, state: State) -> str | None:
     oom = next((device.last_oom for device in sample.devices if device.last_oom), None)
     if state == "oom" and oom:
         line = f" at {oom.line}" if oom.line else ""
-        return f"It died of an OutOfMemoryError{line} ({oom.cause}): {CAUSE_SUMMARIES[oom.cause]}."
+        return f"It died of an OutOfMemoryError{line}: {short_headline(oom)}."
     return _ENDINGS.get(state)
 
 
@@ -92,12 +101,11 @@ def _ago(timestamp: float, now: float) -> str:
 
 def memory_facts(device: DeviceSample) -> Iterator[Fact]:
     """Yield the peaks, what they left of the device, and the peaks of phases."""
-    allocator, free = device.allocator, device.driver_free_bytes
-    if allocator is None:
+    if device.allocator is None:
         return
-    yield Fact("peaks", _peaks(allocator))
-    if free is not None and unbacked_bytes(device, free) is None:
-        left = max(0, allocator.reserved_bytes.total + free - allocator.active_peak_bytes)
+    yield from _peaks(device.allocator)
+    left = room_left(device)
+    if left is not None:
         share = f" ({left / device.total_bytes:.1%} of the GPU)" if device.total_bytes else ""
         yield Fact("left at the peak", f"{format_size(left)}{share}")
     if device.phase_peaks:
@@ -105,9 +113,11 @@ def memory_facts(device: DeviceSample) -> Iterator[Fact]:
         yield Fact("phases", ", ".join(f"{name} {format_size(peak)}" for name, peak in highest))
 
 
-def _peaks(allocator: Allocator) -> str:
+def _peaks(allocator: Allocator) -> Iterator[Fact]:
     allocated, reserved = allocator.allocated_peak_bytes, allocator.reserved_peak_bytes
-    return f"{format_size(allocated)} allocated, {format_size(reserved)} reserved"
+    if allocated is not None and reserved is not None:
+        text = f"{format_size(allocated)} allocated, {format_size(reserved)} reserved"
+        yield Fact("peaks", text)
 
 
 def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
@@ -142,30 +152,41 @@ def _cache(device: DeviceSample, now: float) -> Iterator[Fact]:
     if headroom is not None and flushed is not None:
         after = f", {format_size(flushed)} after a flush of the cache" if flushed > headroom else ""
         yield Fact("largest request", f"{format_size(headroom)}{after}")
-    yield Fact("cache", _free(layout))
-    yield Fact("blocks", f"{_blocks(layout)}; counted {_ago(layout.timestamp, now)}")
+    yield Fact("cache", f"{_free(layout)}; {_snapshot_ago(layout, now)}")
+    blocks = _blocks(layout)
+    if blocks is not None:
+        yield Fact("blocks", f"{blocks}; {_snapshot_ago(layout, now)}")
+
+
+def _snapshot_ago(layout: Layout, now: float) -> str:
+    """Return the age of what a snapshot showed, in the middle of a step."""
+    return f"in the snapshot {_ago(layout.timestamp, now)}"
 
 
 def _free(layout: Layout) -> str:
     releasable, stranded = format_size(layout.releasable_bytes), format_size(layout.stranded_bytes)
+    shown = f"{releasable} releasable, {stranded} stranded beside live tensors"
+    if layout.largest_free_block_bytes is None:
+        return f"at most {shown}, as PyTorch has returned memory to the driver since it was counted"
     ratio = layout.fragmentation_ratio
-    shown = "" if ratio is None else f"; fragmentation {ratio:.2f}"
-    return f"{releasable} releasable, {stranded} stranded beside live tensors{shown}"
+    return shown if ratio is None else f"{shown}; fragmentation {format_index(ratio)}"
 
 
-def _blocks(layout: Layout) -> str:
-    used, free = layout.blocks.active_allocated.total, layout.blocks.inactive.total
-    largest = format_size(layout.largest_free_block_bytes)
+def _blocks(layout: Layout) -> str | None:
+    """Return the number of blocks, None if it is unknown."""
+    blocks, segments, largest = layout.blocks, layout.segments, layout.largest_free_block_bytes
+    if blocks is None or segments is None or largest is None:
+        return None
     return (
-        f"{used:,} in use and {free:,} free in {layout.segments.total:,} segments, the largest "
-        f"free one {largest}"
+        f"{blocks.active_allocated.total:,} in use and {blocks.inactive.total:,} free in "
+        f"{segments.total:,} segments, the largest free one {format_size(largest)}"
     )
 
 
 def _events(sample: Sample, device: DeviceSample, now: float) -> Iterator[Fact]:
     counters, steps = device.counters, sample.steps
     if steps.count:
-        mean = steps.duration_sum_seconds / (steps.count - 1) if steps.count > 1 else None
+        mean = steps.mean_seconds
         each = f", {mean:.2f} s each" if mean else ""
         last = steps.last_timestamp
         newest = "" if last is None else f", the last one {_ago(last, now)}"
@@ -185,7 +206,7 @@ def _ooms(device: DeviceSample, ooms: Mapping[OomCause, int], now: float) -> str
     return f"{causes}; the last one{line}, {_ago(last.timestamp, now)}"
 
 
-def _host(sample: Sample) -> Iterator[Fact]:
+def _host(sample: Sample, now: float) -> Iterator[Fact]:
     host, pinned = sample.host, sample.pinned
     if host is not None:
         left, limit = host.available_bytes, host.limit_bytes
@@ -194,7 +215,8 @@ def _host(sample: Sample) -> Iterator[Fact]:
         yield Fact("host memory", f"{format_size(host.rss_bytes)}{of}")
     if pinned is not None and pinned.used_bytes + pinned.cached_bytes:
         used, cached = format_size(pinned.used_bytes), format_size(pinned.cached_bytes)
-        yield Fact("pinned", f"{used} used, {cached} cached")
+        read = "" if pinned.timestamp is None else f"; read {_ago(pinned.timestamp, now)}"
+        yield Fact("pinned", f"{used} used, {cached} cached{read}")
 
 
 def settings_facts(settings: Mapping[str, str]) -> Iterator[Fact]:

@@ -7,15 +7,17 @@ and the runbooks take their allocator settings from this file.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
-from torchmem.sample.sample import OomCause, OomDetail
+from torchmem.allocator.verdict import CAUSE_BY_CHANGE, Change, Gain, Why
+from torchmem.sample.sample import Onset, OomCause, OomDetail
 
 SETTING_REMEDIES = {
     "expandable_segments": "Enable expandable segments, which grow and shrink page by page. "
@@ -68,8 +70,15 @@ REMEDY_BY_TREND: Mapping[str, str] = {
         "Look for new NCCL communicators (process groups created in a loop), loaded inference "
         "engines, and CUDA graphs of other libraries"
     ),
+    "larger_step": (
+        "Find out why steps need more: longer sequences, larger batches, a graph that is kept over "
+        "several backward passes"
+    ),
+    "new_phase": (
+        "Run evaluation and generation under torch.no_grad(), and keep what they return off the GPU"
+    ),
 }
-"""What to look for before memory that grows runs out."""
+"""What to look for by what grows, before memory runs out and after it did, likewise."""
 
 OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The name that all CUDA builds read, and before any other."""
@@ -86,25 +95,90 @@ WORTH_RELEASING = 0.05
 """The share of the device's memory from which cached memory is worth a remedy."""
 MOSTLY_ACTIVATIONS = 0.5
 """The share of tensor memory allocated within a step that points to activations."""
+RECENT_SECONDS = 10.0
+"""Seconds in which what a leak adds is not counted as part of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to do: a sentence, lines to type, and the allocator setting with its new value."""
+    """One thing to do: a sentence, lines to type, and the allocator setting with its new value.
+
+    `gain_bytes` is the room that it makes beyond the failed request, and `gain_steps` the steps
+    that fit into it where memory grows; both are None if unknown. They are estimates.
+    """
 
     text: str
     lines: tuple[str, ...] = ()
     setting: str | None = None
     value: str | None = None
+    gain_bytes: int | None = None
+    gain_steps: float | None = None
 
 
 def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, ...]:
-    """Return what to do, the most promising first, without settings that are already in effect.
+    """Return what to do, what gains most first, without settings that are already in effect.
 
     `refuted` are allocator settings under which a replay of the same run fails too.
     """
-    every = _REMEDIES[report.oom.cause](report)
-    return tuple(remedy for remedy in every if remedy.setting not in refuted)
+    kept = [remedy for remedy in _all(report) if remedy.setting not in refuted]
+    found = {remedy.text: remedy for remedy in reversed(kept)}
+    unique = [remedy for remedy in kept if found.pop(remedy.text, None)]
+    return tuple(sorted(unique, key=lambda remedy: -(remedy.gain_bytes or 0)))
+
+
+def _all(report: OomReport) -> Iterator[Remedy]:
+    verdict = report.verdict
+    if verdict is None:
+        yield from _REMEDIES[report.oom.cause](report)
+        return
+    why, gains = verdict.why, verdict.material
+    if why and why.onset in _BY_ONSET:
+        yield from _BY_ONSET[why.onset](report, why)
+    for gain in gains:
+        yield from _with_gain(_REMEDIES[CAUSE_BY_CHANGE[gain.change]](report), gain)
+    is_leak = why is not None and why.onset == "leak"
+    if not gains and not is_leak:
+        yield from _REMEDIES[verdict.cause](report)
+
+
+def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:
+    """Yield the remedies of one cause: what the change gains, the first of them gains."""
+    for number, remedy in enumerate(found):
+        first = number == 0
+        yield replace(remedy, gain_bytes=gain.bytes, gain_steps=gain.steps) if first else remedy
+
+
+def gain_sentence(remedy: Remedy) -> str:
+    """Return what a remedy gains, as a sentence after its text; empty if that is unknown."""
+    if remedy.gain_bytes is None:
+        return ""
+    size = format_size(remedy.gain_bytes)
+    if remedy.gain_steps is None:
+        return f" Gains about {size}."
+    steps = int(remedy.gain_steps)
+    return f" Gains about {size}, {steps:,} step{'s' * (steps != 1)} (an estimate)."
+
+
+def would_not_help(report: OomReport) -> str | None:
+    """Return what would not have helped, as a sentence; None if there is nothing to say."""
+    verdict, total = report.verdict, report.device.total_bytes
+    if verdict is None or not total:
+        return None
+    useless = [gain for gain in verdict.gains if not gain.matters]
+    names = [
+        f"{_USELESS[gain.change]} (room for {_room(gain)})"
+        for gain in useless
+        if gain.change in _USELESS
+    ]
+    return f"Would not have helped: {', '.join(names)}." if names else None
+
+
+def _room(gain: Gain) -> str:
+    size = f"{format_size(gain.bytes)} more"
+    if gain.steps is None:
+        return size
+    steps = int(gain.steps)
+    return f"{size}, about {steps:,} step{'s' * (steps != 1)}"
 
 
 def conf_variable(versions: Mapping[str, str]) -> str:
@@ -249,6 +323,49 @@ def _pending(_: OomReport) -> Iterator[Remedy]:
     )
 
 
+def _leak(_: OomReport, why: Why) -> Iterator[Remedy]:
+    known = _KEEPERS.get(why.component or "")
+    text = known or (
+        "Find what keeps tensors from step to step: a sum of losses (use loss.item()), a list of "
+        "outputs (append output.detach().cpu()), a cache without a bound, a hook that stores "
+        "activations."
+    )
+    yield Remedy(text, gain_bytes=why.bytes)
+
+
+def _larger_step(_: OomReport, why: Why) -> Iterator[Remedy]:
+    if why.bytes_per_step is None:
+        text = "Bound what one step can need: truncate or split the longest sequences or batches."
+    else:
+        text = (
+            "Find out why steps need more and more: batches or sequences that get longer, or a "
+            "graph that is kept over several backward passes."
+        )
+    yield Remedy(text, gain_bytes=why.bytes)
+
+
+def _new_phase(_: OomReport, why: Why) -> Iterator[Remedy]:
+    if why.phase is None:
+        text = "Move what appeared then to host memory, or create it before the first step."
+        yield Remedy(text, gain_bytes=why.bytes)
+        return
+    yield Remedy(
+        "If gradients are not needed there, do not record graphs, and do not keep outputs on the "
+        "GPU.",
+        ("with torch.no_grad(): ...",),
+        gain_bytes=why.bytes,
+    )
+
+
+def _outside(_: OomReport, why: Why) -> Iterator[Remedy]:
+    yield Remedy(
+        "Find out what took memory outside PyTorch's allocator: another process (nvidia-smi), NCCL "
+        "communicators created in a loop, an inference engine.",
+        ("nvidia-smi",),
+        gain_bytes=why.bytes,
+    )
+
+
 def _small_segment(report: OomReport) -> Iterator[Remedy]:
     in_effect = "large_segment_size_mb" in _last_parsed(report)
     if torch_version(report.process.versions) >= (2, 11) and not in_effect:
@@ -279,14 +396,17 @@ def _activations(report: OomReport) -> float:
     """Return the share of tensor memory that was allocated within the step.
 
     Where the components do not tell it, the allocated memory is compared with its minimum between
-    steps; the share is 1 if that is unknown.
+    steps, in the seconds before if many steps were not read; the share is 1 if that is unknown.
     """
     components = report.device.components
-    if components.get("step"):
-        return components["step"] / sum(components.values())
+    if components.get("step") and not report.steps.unread:
+        return components["step"] / (sum(components.values()) - components.get("pending", 0))
     allocator, trend = report.device.allocator, report.trend
-    samples = zip(trend.allocated_bytes, trend.steps, strict=True)
-    between_steps = [size for size, steps in samples if size and steps]
+    samples = zip(trend.seconds, trend.allocated_bytes, trend.steps, strict=True)
+    oldest = min(trend.seconds, default=0.0) + RECENT_SECONDS if report.steps.unread else math.inf
+    between_steps = [
+        size for seconds, size, steps in samples if size and steps and seconds <= oldest
+    ]
     now = allocator.allocated_bytes.total if allocator else 0
     return 1 - min(between_steps) / now if between_steps and now else 1.0
 
@@ -321,17 +441,21 @@ def _limit(report: OomReport) -> Iterator[Remedy]:
 
 
 def _raised_limit(report: OomReport) -> Iterator[Remedy]:
-    """Suggest the memory fraction that the request needed, if the driver had that much memory."""
+    """Suggest the memory fraction that leaves only room for libraries, if the driver had memory.
+
+    The request needed less, but others follow it in the same step.
+    """
     total, reserved, limit = report.device.total_bytes, report.reserved_bytes, report.limit_bytes
     requested = report.oom.requested_bytes or 0
     if limit is None or not total or reserved is None or report.driver_free_bytes < requested:
         return
     needed = (reserved + requested) / total
+    most = (reserved + report.driver_free_bytes) / total - (1 - LIBRARY_FRACTION)
     if needed < 1:
-        fraction = min(1.0, int(needed * 100 + 2) / 100)
+        fraction = max(int(100 * most), math.ceil(100 * needed)) / 100
         yield Remedy(
             f"Raise the memory fraction, which limits the process to {format_size(limit)}: this "
-            f"request needed {needed:.2f}, and the driver had enough free memory.",
+            f"request alone needed {needed:.2f}, and up to {fraction:.2f} is free for the step.",
             (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
         )
 
@@ -356,20 +480,41 @@ def _external(report: OomReport) -> Iterator[Remedy]:
 
 
 def _library(report: OomReport) -> Iterator[Remedy]:
-    if _releasable(report):
+    cached = _cached_for_library(report)
+    if cached:
         yield Remedy(
-            f"{format_size(_releasable(report))} was cached in whole segments. Release it before "
-            "the library needs memory: before the first collective, a new process group, or the "
-            "first use of a library in a thread or stream.",
+            f"{format_size(cached)} was cached in whole segments. Release it before the library "
+            "needs memory: before the first collective, a new process group, or the first use of a "
+            "library in a thread or stream.",
             ("torch.cuda.empty_cache()",),
         )
-    index = report.device.index
+    fraction = _library_fraction(report)
     yield Remedy(
         "Keep memory free for libraries: below a memory fraction, PyTorch releases its cache "
         "before it takes the last of the GPU.",
-        (f"torch.cuda.set_per_process_memory_fraction({LIBRARY_FRACTION}, {index})",),
+        (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
     )
     yield from _smaller()
+
+
+def _cached_for_library(report: OomReport) -> int:
+    """Return the bytes that PyTorch had cached in whole segments; 0 if they are few or unknown.
+
+    PyTorch's cache is still there when a library fails, so the report's own layout tells them.
+    """
+    layout, total = report.layout or report.layout_before, report.device.total_bytes
+    if layout is None or total is None:
+        return 0
+    return layout.releasable_bytes if layout.releasable_bytes > WORTH_RELEASING * total else 0
+
+
+def _library_fraction(report: OomReport) -> float:
+    """Return the memory fraction that leaves room for libraries beside what is outside already."""
+    total, outside = report.device.total_bytes, report.outside_bytes
+    if not total or outside is None:
+        return LIBRARY_FRACTION
+    wanted = max((1 - LIBRARY_FRACTION) * total, report.oom.requested_bytes or 0)
+    return max(0.01, int(100 * (total - outside - wanted) / total) / 100)
 
 
 _REMEDIES: dict[OomCause, Callable[[OomReport], Iterable[Remedy]]] = {
@@ -386,3 +531,21 @@ _FRAGMENTATION: dict[OomDetail, Callable[[OomReport], Iterable[Remedy]]] = {
     "pool": _pool,
     "small_segment": _small_segment,
 }
+_BY_ONSET: dict[Onset, Callable[[OomReport, Why], Iterable[Remedy]]] = {
+    "leak": _leak,
+    "larger_step": _larger_step,
+    "new_phase": _new_phase,
+    "outside": _outside,
+}
+_USELESS: dict[Change, str] = {
+    "compaction": "expandable segments or other allocator settings",
+    "limit": "a higher memory fraction",
+    "neighbors": "the memory of other processes",
+    "cache": "torch.cuda.empty_cache()",
+}
+_KEEPERS = {
+    "optimizer_state": "Find out why the optimizer state grows: parameters or optimizers that are "
+    "added in a loop.",
+    "parameters": "Find out why the parameters grow: modules that are created in a loop.",
+}
+"""What to look for, by the component that grew."""

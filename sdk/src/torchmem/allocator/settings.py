@@ -191,8 +191,9 @@ DIVISION_ENTRIES = 16
 class AllocatorConfig:
     """The settings that decide which requests succeed, in bytes and counts.
 
-    Names and defaults: c10/core/AllocatorConfig.h, PyTorch 2.13. `known` is False if the settings
-    in effect are unknown, as with torch before 2.3.
+    Names and defaults: c10/core/AllocatorConfig.h, PyTorch 2.13. Read from text, the default of
+    `max_non_split_rounding_size` is `large_segment_size` (`AcceleratorAllocatorConfig::parseArgs`).
+    `known` is False if the settings in effect are unknown, as with torch before 2.3.
     """
 
     known: bool = True
@@ -212,12 +213,13 @@ class AllocatorConfig:
         Raises ValueError for text that PyTorch does not write.
         """
         split = settings.get("max_split_size")
+        large = _mebibytes(settings, "large_segment_size_mb", LARGE_BUFFER)
         return cls(
             known="expandable_segments" in settings,
             expandable_segments=settings.get("expandable_segments") == "True",
             max_split_size=None if split is None else int(split),
-            max_non_split_rounding_size=_mebibytes(settings, "max_non_split_rounding_mb"),
-            large_segment_size=_mebibytes(settings, "large_segment_size_mb"),
+            max_non_split_rounding_size=_mebibytes(settings, "max_non_split_rounding_mb", large),
+            large_segment_size=large,
             roundup_power2_divisions=_effective_divisions(
                 settings.get("roundup_power2_divisions", "")
             ),
@@ -234,11 +236,12 @@ class AllocatorConfig:
         """
         conf = parse_alloc_conf(text)
         split = conf.get("max_split_size_mb")
+        large = _mebibytes(conf, "large_segment_size_mb", LARGE_BUFFER)
         return cls(
             expandable_segments=conf.get("expandable_segments") == "True",
             max_split_size=None if split is None else int(split) * MIB,
-            max_non_split_rounding_size=_mebibytes(conf, "max_non_split_rounding_mb"),
-            large_segment_size=_mebibytes(conf, "large_segment_size_mb"),
+            max_non_split_rounding_size=_mebibytes(conf, "max_non_split_rounding_mb", large),
+            large_segment_size=large,
             roundup_power2_divisions=parse_divisions(conf.get("roundup_power2_divisions", "0")),
             throw_on_cudamalloc_oom=conf.get("throw_on_cudamalloc_oom") == "True",
             garbage_collection_threshold=float(conf.get("garbage_collection_threshold", 0.0)),
@@ -313,8 +316,8 @@ class AllocatorConfig:
 DEFAULT_CONFIG = AllocatorConfig()
 
 
-def _mebibytes(settings: Mapping[str, str], name: str) -> int:
-    return int(settings[name]) * MIB if name in settings else LARGE_BUFFER
+def _mebibytes(settings: Mapping[str, str], name: str, default: int) -> int:
+    return int(settings[name]) * MIB if name in settings else default
 
 
 def parse_divisions(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ in bytes. This file also formats and parses sizes for people.
 
 from __future__ import annotations
 
+import math
 import re
 
 MIB = 1 << 20
@@ -61,6 +62,15 @@ def format_size(size: int, like: int | None = None) -> str:
         if round(measure / (1 << shift), 2) < 1024:
             return f"{size / (1 << shift):.2f} {unit}"
     return f"{size / GIB:.2f} GiB"
+
+
+def format_index(ratio: float) -> str:
+    """Format a fragmentation index: "0.84".
+
+    It is never rounded up to 1, which it cannot reach. format.js does the same for the live page.
+    """
+    hundredths = math.floor(ratio * 100 + 0.5)
+    return f"{(min(hundredths, 99) if ratio < 1 else hundredths) / 100:.2f}"
 
 
 def parse_size(text: str) -> int:

@@ -82,16 +82,17 @@ RESERVED_PEAK = _group.gauge(
 )
 COMPONENT = _group.gauge(
     "torchmem_component_bytes",
-    "What the allocated bytes consist of: parameters, gradients, optimizer_state, held (what else "
-    "lives between steps), step (allocated since the last step ended), rounding, and the parts "
-    "that the script tracks. They add up to the allocated bytes.",
+    "What the active bytes consist of: parameters, gradients, optimizer_state, held (what else "
+    "lives between steps), step (allocated since the end of the latest step that was read), "
+    "pending (freed, but waiting for another stream), rounding, and the parts that the script "
+    "tracks. They add up to the active bytes.",
     "component",
 )
 COMPONENT_PEAK = _group.gauge(
     "torchmem_component_peak_bytes",
-    "What the allocated bytes consisted of at their peak, with step (allocated within the step: "
-    "activations and temporaries); gradients_or_step where the two cannot be told apart. They add "
-    "up to the allocated peak.",
+    "What the active bytes consisted of at their peak, with step (allocated within the step: "
+    "activations, temporaries, and what of them waits for another stream); gradients_or_step where "
+    "the two cannot be told apart. They add up to the active peak.",
     "component",
 )
 COMPONENT_PEAK_TIMESTAMP = _group.gauge(
@@ -133,6 +134,10 @@ FREE = _group.gauge(
     "torchmem_free_bytes",
     "Cached free bytes: releasable (whole free segments) or stranded (beside live blocks).",
     "state",
+)
+SNAPSHOT_IN_USE = _group.gauge(
+    "torchmem_snapshot_in_use_bytes",
+    "Bytes that were not free in the newest snapshot, in all pools; absent after a release.",
 )
 PENDING_FREE = _group.gauge(
     "torchmem_pending_free_bytes", "Freed bytes that still wait for the event of another stream."
@@ -227,7 +232,21 @@ LAST_OOM_REQUESTED = _group.gauge(
 )
 LAST_OOM_INFO = _group.info(
     "torchmem_last_oom_info",
-    "Line of the script that requested memory at the latest OutOfMemoryError (line, function).",
+    "Line of the script that requested memory at the latest OutOfMemoryError (line, function), and "
+    "what had changed (onset).",
+)
+GROWTH = _group.gauge(
+    "torchmem_step_growth_bytes",
+    "Bytes by which memory grows in each step: what is kept between steps (kind leak), what a step "
+    "needs beside it (larger_step), or what is outside the allocator (outside). Absent if nothing "
+    "grows.",
+    "kind",
+)
+GROWTH_START = _group.gauge(
+    "torchmem_step_growth_start_steps", "Steps that had ended when this growth began.", "kind"
+)
+GROWTH_INFO = _group.info(
+    "torchmem_step_growth_info", "The component that grows (component), where it is known."
 )
 
 _group = _Group("Process and steps", RANK)
@@ -244,7 +263,7 @@ SETTING_IGNORED = _group.gauge(
 PROCESS_STATE = _group.gauge(
     "torchmem_process_state",
     "1 for the current state of the process, else 0: running, stalled, exited, failed (an uncaught "
-    "exception), oom, killed.",
+    "exception or an exit code), oom, killed.",
     "state",
 )
 PROCESS_START = _group.gauge(
@@ -264,6 +283,10 @@ HOST_PINNED = _group.gauge(
     "torchmem_host_pinned_bytes",
     "Pinned host memory of PyTorch's allocator, by state: used, or cached for reuse.",
     "state",
+)
+HOST_PINNED_TIMESTAMP = _group.gauge(
+    "torchmem_host_pinned_timestamp_seconds",
+    "Unix time at which the pinned host memory was read, which is up to 15 seconds ago.",
 )
 HOST_LIMIT = _group.gauge(
     "torchmem_host_limit_bytes",
@@ -326,7 +349,11 @@ OUTSIDE_ALLOCATOR_START = _group.gauge(
 
 _NVML_DEVICES = "NVML: devices and memory"
 _group = _Group(_NVML_DEVICES)
-NVML_UP = _group.gauge("nvml_up", "1 if NVML responds, else 0 with the reason.", "reason")
+NVML_UP = _group.gauge(
+    "nvml_up",
+    "1 if NVML responds, else 0 with the reason; outdated_pynvml at 1: values are missing.",
+    "reason",
+)
 NVML_DRIVER_INFO = _group.info(
     "nvml_driver_info", "Versions of the driver, of NVML and of the latest supported CUDA."
 )
@@ -563,6 +590,11 @@ COLLECTOR_DURATION = _group.gauge(
 REJECTED_SAMPLES = _group.counter(
     "torchmem_exporter_rejected_samples_total",
     "Files in the run directory that were rejected, by reason.",
+    "reason",
+)
+IMPOSSIBLE_VALUES = _group.counter(
+    "torchmem_exporter_impossible_values_total",
+    "Values that were left out of samples because they cannot be true, by reason.",
     "reason",
 )
 RUN_DIRECTORY_PROBLEM = _group.gauge(

@@ -39,6 +39,7 @@ COMPONENTS: Mapping[str, str] = {
     "optimizer_state": "#368e5e",
     "held": "#daa6fc",
     "step": "#984e82",
+    "pending": "#1891f6",
     "rounding": "#9faba9",
     "other": "#eff4ac",
 }
@@ -70,3 +71,15 @@ TRENDS: Mapping[str, str] = {
 """Trends that end in an OOM, likewise."""
 
 SEVERITIES: Mapping[str, str] = {"critical": FAILED, "warning": ATTENTION, "info": NOTICE}
+
+
+def css() -> str:
+    """Return the table as custom properties of CSS, such as --part-free."""
+    tables = {"part": PARTS, "component": COMPONENTS, "state": STATES, "cause": CAUSES}
+    lines = (
+        f"  --{kind}-{name.replace('_', '-')}: {color};"
+        for kind, table in tables.items()
+        for name, color in table.items()
+    )
+    opacity = f"  --free-opacity: {FREE_OPACITY};"
+    return "\n".join([":root {", *lines, opacity, "}", ""])

@@ -156,13 +156,21 @@ def families(views: Sequence[View]) -> Iterator[Metric]:
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
     yield value_family(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
     yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
-    yield info(catalog.LAST_OOM_INFO, [(labels, _line(oom)) for labels, oom in ooms if oom.line])
+    about = [(labels, _about(oom)) for labels, oom in ooms]
+    yield info(catalog.LAST_OOM_INFO, [(labels, known) for labels, known in about if known])
+    growths = [(labels, d.growth) for labels, d in devices if d.growth]
+    yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
+    yield keyed_family(
+        catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
+    )
+    known = [(labels, growth.component) for labels, growth in growths if growth.component]
+    yield info(catalog.GROWTH_INFO, [(labels, {"component": name}) for labels, name in known])
     yield from _process_families(views)
     yield from _host_families(views)
 
 
-def _line(oom: OomRecord) -> dict[str, str]:
-    known = {"line": oom.line, "function": oom.function}
+def _about(oom: OomRecord) -> dict[str, str]:
+    known = {"line": oom.line, "function": oom.function, "onset": oom.onset}
     return {name: text for name, text in known.items() if text}
 
 
@@ -180,9 +188,10 @@ def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Me
 def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
     yield value_family(catalog.SNAPSHOT_TIMESTAMP, rows, lambda layout: layout.timestamp)
     yield _pooled(catalog.SEGMENTS, rows, lambda layout: layout.segments)
-    blocks = chain.from_iterable(_blocks(labels, layout.blocks) for labels, layout in rows)
-    yield family(catalog.BLOCKS, blocks)
+    blocks = [(labels, layout.blocks) for labels, layout in rows if layout.blocks]
+    yield family(catalog.BLOCKS, chain.from_iterable(_blocks(*row) for row in blocks))
     yield keyed_family(catalog.FREE, rows, _free)
+    yield value_family(catalog.SNAPSHOT_IN_USE, rows, lambda layout: layout.in_use_bytes)
     yield value_family(catalog.PENDING_FREE, rows, lambda layout: layout.pending_free_bytes)
     yield value_family(
         catalog.LARGEST_FREE_BLOCK, rows, lambda layout: layout.largest_free_block_bytes
@@ -218,8 +227,9 @@ def _free_block_sizes(rows: Sequence[tuple[Labels, Layout]]) -> Metric:
     spec = catalog.FREE_BLOCK_SIZE
     metric = GaugeHistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
     for labels, layout in rows:
-        buckets = _buckets(FREE_BLOCK_BOUNDS, layout.free_block_counts)
-        metric.add_metric(labels, buckets, layout.free_bytes)
+        if layout.free_block_counts is not None:
+            buckets = _buckets(FREE_BLOCK_BOUNDS, layout.free_block_counts)
+            metric.add_metric(labels, buckets, layout.free_bytes)
     return metric
 
 
@@ -278,6 +288,7 @@ def _host_families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(
         catalog.HOST_PINNED, pinned, lambda p: {"used": p.used_bytes, "cached": p.cached_bytes}
     )
+    yield value_family(catalog.HOST_PINNED_TIMESTAMP, pinned, lambda p: p.timestamp)
 
 
 def _state_set(current: State) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 The process publishes it only while the exporter asks for it. The request is an empty file, named
 like the sample, that the exporter touches every few seconds for as long as someone looks, in a
-directory of its own. Those who may ask are the process's own user, root, and the user who owns the
-run directory, which is the exporter's service: it reads the samples anyway. The map holds addresses
-and sizes, and neither data nor names of tensors nor source lines.
+directory of its own. If it cannot have that directory, because another user has taken the name, it
+asks its own user's processes in their directory. Those who may ask are the process's own user,
+root, and the user who owns the run directory, which is the exporter's service: it reads the samples
+anyway. The map holds addresses and sizes, and neither data nor names of tensors nor source lines.
 
 A map is JSON, compressed with gzip. The exporter decodes it (`torchmem.exporter.live.memory_map`).
 """
@@ -21,6 +22,8 @@ from torchmem.sample.sample import Layout
 
 SCHEMA_VERSION = 1
 MAP_SUFFIX = ".map.json.gz"
+REQUEST_SUFFIX = ".map-request"
+"""Of a request beside the sample."""
 
 # A request that was not touched for this long has ended.
 LEASE_SECONDS = 30.0

@@ -1,10 +1,10 @@
 """The run directory, where processes publish files that the exporter and the commands read.
 
 Every user of the node may write to it. Each user's files are in a directory of that user's own,
-whose name is the user ID. If another user has taken that name, the owner appends 16 random hex
-digits instead. Only the owner of such a directory can put files into it, which readers verify on
-the opened directory. Files of releases before 0.2 lie in the run directory itself and are still
-read.
+whose name is the user ID. If another user has taken that name, the owner's processes share a
+directory whose name has 16 random hex digits appended. Only the owner of such a directory can put
+files into it, which readers verify on the opened directory. Files of releases before 0.2 lie in the
+run directory itself and are still read.
 """
 
 from __future__ import annotations

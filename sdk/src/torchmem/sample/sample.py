@@ -8,33 +8,44 @@ exporter has a faster and stricter decoder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import convert, sanitize_json
+from torchmem.sample.validity import Fault, without_impossible
 
 SCHEMA_VERSION = 1
 
 OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", "library"]
 OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
+Onset = Literal["first_step", "leak", "larger_step", "new_phase", "outside", "stranded", "tight"]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
 ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
 HookFault = Literal["raised", "slow", "empty"]
 
 OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
+ONSETS: tuple[Onset, ...] = get_args(Onset)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = get_args(State)
 RELEASE_TIERS: tuple[ReleaseTier, ...] = get_args(ReleaseTier)
 HOOK_FAULTS: tuple[HookFault, ...] = get_args(HookFault)
 
 Component = Literal[
-    "parameters", "gradients", "optimizer_state", "held", "step", "gradients_or_step", "rounding"
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "held",
+    "step",
+    "gradients_or_step",
+    "pending",
+    "rounding",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 # With the parts that the script tracks.
-MAX_COMPONENTS = 32
+MAX_COMPONENTS = 33
 
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
@@ -74,9 +85,9 @@ class Allocator:
     reserved_bytes: ByPool
     requested_bytes: ByPool | None
     inactive_split_bytes: ByPool | None
-    allocated_peak_bytes: int
-    active_peak_bytes: int
-    reserved_peak_bytes: int
+    allocated_peak_bytes: int | None
+    active_peak_bytes: int | None
+    reserved_peak_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +140,28 @@ class BlockCounts:
 class Layout:
     """What one memory snapshot shows of one device, in bytes; `timestamp` in Unix seconds.
 
-    All fields describe the default pools, except the `private_` ones (CUDA graphs and MemPools).
-    Samples of older versions lack `pending_free_bytes` and `largest_allocated_block_bytes`, which
-    is 0 where no tensor is allocated.
+    All fields describe the default pools, except the `private_` ones (CUDA graphs and MemPools) and
+    `in_use_bytes`: what was not free, in all pools. Samples of older versions lack that one,
+    `pending_free_bytes`, and `largest_allocated_block_bytes`, which is 0 where no tensor is
+    allocated. Once the allocator has returned memory to the driver,
+    `releasable_bytes` and `stranded_bytes` are what can be left at most, and what depends on single
+    blocks is None until the next snapshot.
     """
 
     timestamp: float
-    segments: ByPool
-    blocks: BlockCounts
+    segments: ByPool | None
+    blocks: BlockCounts | None
     releasable_bytes: int
     stranded_bytes: int
-    largest_free_block_bytes: int
-    free_block_counts: tuple[int, ...]
+    largest_free_block_bytes: int | None
+    free_block_counts: tuple[int, ...] | None
     private_used_bytes: int
     private_free_bytes: int
     headroom_bytes: int | None
     headroom_flush_bytes: int | None
     pending_free_bytes: int | None = None
     largest_allocated_block_bytes: int | None = None
+    in_use_bytes: int | None = None
 
     @property
     def free_bytes(self) -> int:
@@ -155,8 +170,8 @@ class Layout:
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """1 − largest free block / free bytes; None when nothing is free."""
-        if self.free_bytes == 0:
+        """1 − largest free block / free bytes; None when nothing is free or it is unknown."""
+        if self.free_bytes == 0 or self.largest_free_block_bytes is None:
             return None
         return 1 - self.largest_free_block_bytes / self.free_bytes
 
@@ -167,7 +182,9 @@ class OomRecord:
 
     `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment, or
     None for a library that did not name it;
-    `detail` is the kind of fragmentation where that is the cause.
+    `cause` is the change that would have given the job room worth having, capacity if none would;
+    `detail` is the kind of fragmentation where that is the cause. `onset` is what had changed, None
+    if that is unknown.
     `line` is the innermost line of the user's own code, as file:line without directories, and
     `function` is its function.
     """
@@ -178,6 +195,7 @@ class OomRecord:
     detail: OomDetail | None = None
     line: str | None = None
     function: str | None = None
+    onset: Onset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +217,18 @@ class DeviceSample:
     `phase_peaks` holds the highest allocated bytes in each phase that the script named.
     `stats_timestamp` is the time at which `allocator`, `counters`, `driver_free_bytes` and
     `limit_bytes` were read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo, and
-    `limit_bytes` is what a memory fraction allows to reserve, None without one. The headroom of
-    `layout` is never above what the driver and the cache leave. Samples of older versions lack
-    these three.
+    `limit_bytes` is what a memory fraction allows to reserve, None without one. If they are newer
+    than `layout`, its headroom is that of their time. Samples of older versions lack these three.
     `planned_peak_bytes` is the active peak to expect of the largest batch that the script plans.
     `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by the
-    name of a part that the script tracks. They add up to the allocated bytes, or are empty.
+    name of a part that the script tracks. They add up to the active bytes, or are empty. Samples of
+    older versions lack `pending`, and add up to the allocated bytes.
     `releases` has an entry for each tier of the setting `release` that is on.
-    `component_peaks` is the same of the peak of the allocated bytes, as known from a step that
-    ended at `component_peak_timestamp`, in Unix seconds.
+    `component_peaks` is the same of the peak of the active bytes, as known from a step that ended
+    at `component_peak_timestamp`, in Unix seconds.
     `first_read` is what the first read of these found, mostly within a second of the creation of
     the CUDA context.
+    `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
     """
 
     index: int
@@ -230,6 +249,8 @@ class DeviceSample:
     component_peak_timestamp: float | None = None
     first_read: FirstRead | None = None
     releases: dict[ReleaseTier, Releases] = field(default_factory=dict)
+    run_history: RunHistory | None = None
+    growth: Growth | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
@@ -250,7 +271,9 @@ class Steps:
     `duration_counts` has one entry for each of STEP_DURATION_BOUNDS and one for longer steps.
     `last_timestamp` is the end of the latest step. `progress_timestamp` is the latest time at which
     a pass of the loop began or ended, such as an evaluation batch. Both are in Unix seconds.
-    Samples of older versions lack `progress_timestamp`.
+    `read_count` is how many steps had ended at the latest read at a step's end. The components
+    `step` and `gradients_or_step` were allocated since then. Samples of older versions lack these
+    two.
     """
 
     count: int = 0
@@ -259,6 +282,17 @@ class Steps:
     samples: int | None = None
     last_timestamp: float | None = None
     progress_timestamp: float | None = None
+    read_count: int | None = None
+
+    @property
+    def unread(self) -> int | None:
+        """Steps that have ended since the latest read at a step's end; None if that is unknown."""
+        return None if self.read_count is None else max(0, self.count - self.read_count)
+
+    @property
+    def mean_seconds(self) -> float | None:
+        """The mean time between two steps; None before the second one."""
+        return self.duration_sum_seconds / (self.count - 1) if self.count > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +324,14 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class PinnedMemory:
-    """Bytes of PyTorch's pinned-memory allocator, from `torch.cuda.host_memory_stats()`."""
+    """Bytes of PyTorch's pinned-memory allocator, from `torch.cuda.host_memory_stats()`.
+
+    `timestamp` is when they were read, in Unix seconds. Samples of older versions lack it.
+    """
 
     used_bytes: int
     cached_bytes: int
+    timestamp: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +406,28 @@ def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
     return "stalled" if stalled else "running"
 
 
+def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
+    """Return the sample without what cannot be true, and what was left out.
+
+    The SDK publishes nothing else, and readers use nothing else. The sample is None if its own time
+    or process is impossible.
+    """
+    return without_impossible(sample, _contradictions)
+
+
+def _contradictions(value: object) -> Mapping[str, Any] | None:
+    if isinstance(value, Layout):
+        counts, largest = value.free_block_counts, value.largest_free_block_bytes
+        complete = counts is None or len(counts) == len(FREE_BLOCK_BOUNDS) + 1
+        return {} if complete and (largest or 0) <= value.free_bytes else None
+    if isinstance(value, RunHistory):
+        return {} if value.is_consistent else None
+    if isinstance(value, DeviceSample):
+        names = ("components", "component_peaks")
+        return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}
+    return {}
+
+
 def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields by name; `asdict` also copies their contents, at 4x the cost."""
     return {name: getattr(value, name) for name in value.__slots__}
@@ -384,9 +444,13 @@ def encode(sample: Sample) -> bytes:
 def decode(data: bytes) -> Sample:
     """Return the sample in a file that any user may have written.
 
-    Raises ValueError or RecursionError for anything else, also for another schema.
+    What cannot be true of it is left out. Raises ValueError or RecursionError for anything else,
+    also for another schema.
     """
-    sample = convert(sanitize_json(json.loads(data)), Sample)
+    raw = sanitize_json(json.loads(data), keeps_numbers=True)
+    sample, _ = possible(convert(raw, Sample))
+    if sample is None:
+        raise ValueError("the time or the process is impossible")
     if sample.schema != SCHEMA_VERSION:
         raise ValueError("the sample has another schema")
     return sample

@@ -138,19 +138,29 @@ def sanitize_text(text: str) -> str:
     return text if text.isascii() else text.encode()[:MAX_TEXT].decode(errors="ignore")
 
 
-def sanitize_json(value: Any) -> Any:
-    """Return a JSON value with sanitized text; raise ValueError if it exceeds a bound."""
+def sanitize_json(value: Any, *, keeps_numbers: bool = False) -> Any:
+    """Return a JSON value with sanitized text; raise ValueError if it exceeds a bound.
+
+    With `keeps_numbers`, a number that is out of bounds becomes an integer that is, too.
+    """
     if isinstance(value, str):
         return sanitize_text(value)
     if isinstance(value, (int, float)):
-        if not 0 <= value <= MAX_NUMBER:
+        if 0 <= value <= MAX_NUMBER:
+            return value
+        if not keeps_numbers:
             raise ValueError("a number is out of bounds")
-        return value
+        return -1 if value < 0 else 2 * MAX_NUMBER
     if isinstance(value, (dict, list)) and len(value) > MAX_ITEMS:
         raise ValueError("a list or mapping is too long")
     if isinstance(value, dict):
-        return {sanitize_text(key): sanitize_json(item) for key, item in value.items()}
-    return [sanitize_json(item) for item in value] if isinstance(value, list) else value
+        return {
+            sanitize_text(key): sanitize_json(item, keeps_numbers=keeps_numbers)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [sanitize_json(item, keeps_numbers=keeps_numbers) for item in value]
+    return value
 
 
 def convert(value: Any, kind: type[T]) -> T:
@@ -176,6 +186,8 @@ def _convert(value: Any, kind: Any, name: str) -> Any:  # noqa: PLR0911 - one ca
         kinds = (arguments[0],) * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) == len(value):
             return tuple(map(_convert, value, kinds, (name,) * len(value)))
+    if origin is list and isinstance(value, list):
+        return [_convert(item, arguments[0], name) for item in value]
     if origin is dict and isinstance(value, dict):
         return {
             _convert(key, arguments[0], name): _convert(item, arguments[1], name)

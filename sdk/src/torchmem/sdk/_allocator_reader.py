@@ -5,21 +5,19 @@ Takes the torch module as an argument.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
 from torchmem.allocator.backend import TraceEntry
 from torchmem.allocator.settings import LAST_PARSED, NO_CACHING, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.sdk._own_recording import OwnRecording
+from torchmem.sdk._snapshot_call import NO_POOL, SnapshotCall
 
 # CudaMallocAsyncAllocator::getDeviceStats fills in these (c10/cuda/CUDAMallocAsyncAllocator.cpp,
 # 2.13).
 ASYNC_STATS = ("allocated_bytes", "active_bytes", "reserved_bytes")
-
-NO_POOL = 1 << 60
 
 
 class AllocatorReader:
@@ -32,12 +30,14 @@ class AllocatorReader:
         self._torch = torch
         self._environment = environment
         self._settings: dict[str, str] | None = None
-        self.records_stacks = False
+        self.recording = OwnRecording(torch, self.history_enabled)
         parameters = inspect.signature(torch.cuda.memory.memory_snapshot).parameters
         # Since 2.11; before, a snapshot always copies the user's whole recorded history.
         self.can_skip_traces = "include_traces" in parameters
-        pool = (None,) if "mempool_id" in parameters else ()  # since 2.8
-        self._arguments: tuple[object, ...] = ((0, 0, False),) if self.can_skip_traces else pool
+        self._arguments = (None,) if "mempool_id" in parameters else ()  # since 2.8
+        call: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # noqa: SLF001 - absent without CUDA
+        self._segments_call = SnapshotCall(call, traces=False)
+        self._traces_call = SnapshotCall(call, NO_POOL, traces=True)
 
     def backend(self) -> str:
         """Return `torch.cuda.get_allocator_backend()`: native, cudaMallocAsync, or pluggable."""
@@ -75,33 +75,20 @@ class AllocatorReader:
         if self.backend() != "native" or (not self.can_skip_traces and self._has_long_history()):
             return None
         if self.can_skip_traces:
-            add_references((0, 0, False))
-        snapshot = self._torch._C._cuda_memorySnapshot(*self._arguments)  # noqa: SLF001
-        if not self.can_skip_traces and _has_history(snapshot):
-            self.records_stacks = False  # the script has started its own recording
-        return cast("Mapping[str, Any]", snapshot)
+            return self._segments_call()
+        read = self._torch._C._cuda_memorySnapshot  # noqa: SLF001
+        return cast("Mapping[str, Any]", read(*self._arguments))
 
     def _has_long_history(self) -> bool:
-        return self.history_enabled() and not self.records_stacks
-
-    def has_own_recording(self) -> bool:
-        """Return whether history is recorded as `TorchBackend.start_stacks` has started it.
-
-        Such a recording has at most one entry.
-        """
-        if not self.records_stacks or not self.history_enabled():
-            return False
-        return not _has_history(self._torch.cuda.memory._snapshot())  # noqa: SLF001
+        """Return whether a snapshot would copy more than the one entry beside our stacks."""
+        return self.history_enabled() and self.recording.kind != "stacks"
 
     def traces(self) -> list[list[TraceEntry]]:
         """Return the recorded history of each device, without any segment (since 2.11).
 
         Asks for the segments of a pool that does not exist.
         """
-        arguments = (NO_POOL, NO_POOL, True)
-        add_references(arguments)
-        snapshot = self._torch._C._cuda_memorySnapshot(arguments)  # noqa: SLF001
-        return cast("list[list[TraceEntry]]", snapshot["device_traces"])
+        return cast("list[list[TraceEntry]]", self._traces_call()["device_traces"])
 
     def history_enabled(self) -> bool:
         """Return `torch._C._cuda_isHistoryEnabled()` (since 2.1).
@@ -131,24 +118,6 @@ class AllocatorReader:
         return any(name in self._environment for name in NO_CACHING) or (
             enabled is not None and not enabled()
         )
-
-
-def _has_history(snapshot: Mapping[str, Any]) -> bool:
-    """Return whether a snapshot has more entries than a recording of stacks alone keeps."""
-    return any(len(trace) > 1 for trace in snapshot.get("device_traces", ()))
-
-
-def add_references(members: tuple[object, ...]) -> None:
-    """Add a reference to each member of the tuple that `_cuda_memorySnapshot` is called with.
-
-    PyTorch takes one reference from each at every call and never returns it (pytorch/pytorch, pull
-    request 196366). Before Python 3.12, which made such objects immortal, `False` would have no
-    reference left after about 20,000 snapshots, or two days, and Python would abort the training.
-    Where PyTorch is correct, one reference too many does no harm.
-    """
-    if sys.version_info < (3, 12):
-        for member in members:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(member))
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -211,24 +211,22 @@ class Capture:
     def _start(self, job: Job, now: float) -> None:
         if self._before_start:
             self._before_start()
-        recording = self._backend.history_enabled()
-        if recording is None:
+        if self._backend.history_enabled() is None:
             self._refuse("this allocator, or this version of PyTorch, records no memory history.")
-        elif recording:
+        elif self._history.start():
+            self._job = replace(job, started=now)
+            self._answer("recording")
+        else:
             self._refuse(
                 "its memory history is being recorded already. Remove "
                 "torch.cuda.memory._record_memory_history() from the script and "
                 "capture_on_oom=trace from its settings, or save that recording in the script "
                 "with torch.cuda.memory._dump_snapshot(FILE)."
             )
-        else:
-            self._history.start()
-            self._job = replace(job, started=now)
-            self._answer("recording")
 
     def _finish(self) -> None:
-        if not self._backend.history_enabled():
-            self._refuse("the script turned memory history off during the recording.")
+        if not self._backend.owns_history():
+            self._refuse("the script turned memory history on or off during the recording.")
             return
         self._job = None
         try:
@@ -248,7 +246,7 @@ class Capture:
     def _stop_history(self) -> None:
         with self._errors.suppress("capture"):
             is_needed = self._job is not None and self._job.started is not None
-            if not is_needed and self._backend.history_enabled():
+            if not is_needed:
                 self._history.stop()
 
     def _answer(self, state: AnswerState, reason: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the allocated bytes consisted of at their peak.
+"""What the active bytes consisted of at their peak.
 
 A read before an optimizer's step and one after it show in which of the two halves of a step the
 peak was reached. During the optimizer's step all gradients exist. Before it, any number of them may
@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from torchmem.allocator.memory_use import PASSING
 from torchmem.sdk._optimizers import Bytes
 from torchmem.sdk._step_trace import StepPeak
 
 Values = Mapping[str, int]
 """Bytes by component."""
 _MODEL = ("parameters", "optimizer_state")
-_PASSING = {"gradients", "step", "gradients_or_step", "rounding"}
 
 
 class ComponentPeaks:
@@ -58,7 +58,8 @@ class ComponentPeaks:
         if is_known and peak.requested >= self._peaks.get(device, 0):
             self._peaks[device] = peak.requested
             known = {"gradients": peak.gradients}
-            held = self._lasting[device].get("held", 0) - peak.released
+            before = self._lasting[device]
+            held = before.get("held", 0) - max(0, peak.released - before.get("pending", 0))
             if held >= 0:
                 known["held"] = held
             self._set(device, self._with_rest(device, known, "step"))
@@ -67,13 +68,19 @@ class ComponentPeaks:
         """Whether gradients and step can be told apart."""
         return "step" in self._known.get(device, ({}, 0.0))[0]
 
-    def values(self, device: int, allocated_peak: int) -> tuple[dict[str, int], float | None]:
-        """Return the components, which add up to the allocated peak, and the time of their step."""
+    def values(
+        self, device: int, requested_peak: int, active_peak: int
+    ) -> tuple[dict[str, int], float | None]:
+        """Return the components, which add up to the active peak, and the time of their step.
+
+        Both peaks are from one read. The components are unknown if the requested peak has risen
+        since the latest step that was read.
+        """
         values, timestamp = self._known.get(device, ({}, 0.0))
-        rounding = allocated_peak - self._peaks.get(device, 0)
-        if not values or rounding < 0:
+        known = self._peaks.get(device, 0)
+        if not values or requested_peak > known or active_peak < known:
             return {}, None
-        return {**values, "rounding": rounding}, timestamp
+        return {**values, "rounding": active_peak - known}, timestamp
 
     def _risen(self, peaks: Bytes) -> list[int]:
         risen = [device for device, peak in peaks.items() if peak > self._peaks.get(device, 0)]
@@ -106,4 +113,4 @@ class ComponentPeaks:
 
 
 def _lasting(values: Values | None) -> dict[str, int]:
-    return {name: size for name, size in (values or {}).items() if name not in _PASSING}
+    return {name: size for name, size in (values or {}).items() if name not in PASSING}

@@ -1,4 +1,4 @@
-"""What holds the allocated bytes: parameters, gradients, optimizer state, and the rest.
+"""What holds the active bytes: parameters, gradients, optimizer state, and the rest.
 
 A read costs microseconds if nothing has changed. The structure of the optimizers and `held` show
 whether the counts are still valid: in training, `held` is exactly the same after every step.
@@ -34,8 +34,9 @@ class Components:
         errors: Errors,
         clock: Clock = time.perf_counter,
         modules: Modules | None = None,
+        cpu_clock: Clock = time.thread_time,
     ) -> None:
-        self.tracked = Tracked(counter, errors, clock)
+        self.tracked = Tracked(counter, errors, cpu_clock)
         self._errors = errors
         self._clock = clock
         self._optimizers = None if counter is None else Optimizers(counter, clock)
@@ -55,7 +56,7 @@ class Components:
                     raise
 
     def read(self, allocators: Allocators, moment: Moment) -> dict[int, Values]:
-        """Return the bytes of each component by device; they add up to the allocated bytes.
+        """Return the bytes of each component by device; they add up to the active bytes.
 
         Devices for which they are not known are missing. `allocators` must be of this moment.
         """
@@ -106,10 +107,10 @@ class Components:
         counted: dict[str, Bytes],
         tracked: Sequence[Storages],
     ) -> dict[int, Values]:
-        held = _rest(allocators, counted)
+        held = self._rest(allocators, counted)
         if self._optimizers and held != self._held:
             counted |= self._optimizers.recount(now, tracked)
-            held = _rest(allocators, counted)
+            held = self._rest(allocators, counted)
         if self._optimizers and "gradients" not in counted:
             return {}
         self._held, self._held_version = held, self.tracked.version
@@ -120,7 +121,7 @@ class Components:
 
         Without any step so far, the two cannot be told apart and count as `held`.
         """
-        rest = _rest(allocators, counted)
+        rest = self._rest(allocators, counted)
         if not self._held and not self._optimizers:
             return _completed(allocators, counted, {"held": rest})
         if self._held_version != self.tracked.version:
@@ -133,6 +134,20 @@ class Components:
         name = "step" if is_split else "gradients_or_step"
         return _completed(allocators, counted, {"held": lasting, name: since})
 
+    def _rest(self, allocators: Allocators, counted: Counted) -> dict[int, int]:
+        """Return the requested bytes of tensors that are not counted, without unknown ones.
+
+        The bytes are known to within the rounding of pending blocks. Those closest to the latest
+        `held` are taken, which does not change in training.
+        """
+        rest = {}
+        for device, allocator in allocators.items():
+            known = sum(values.get(device, 0) for values in counted.values())
+            least, most = _uncounted(allocator, known)
+            if least <= most:
+                rest[device] = min(max(self._held.get(device, least), least), most)
+        return rest
+
 
 def _part_bytes(parts: Mapping[str, Storages]) -> dict[str, Bytes]:
     """Return the bytes of each tracked part; memory in several parts counts as the first one."""
@@ -144,28 +159,31 @@ def _part_bytes(parts: Mapping[str, Storages]) -> dict[str, Bytes]:
     return counted
 
 
-def _rest(allocators: Allocators, counted: Counted) -> dict[int, int]:
-    """Return the requested bytes that are not counted, without devices where more are counted.
+def _uncounted(allocator: Allocator, counted: int) -> tuple[int, int]:
+    """Return bounds of the allocated bytes that are requested and not counted.
 
-    That is so for tensors which are not in the memory of the allocator.
+    PyTorch counts a freed block that waits for another stream in the requested and in the active
+    bytes, but not in the allocated ones; how much of the block was requested is unknown. The bounds
+    contradict each other if more is counted than allocated, as with tensors that are not in the
+    allocator's memory, and if the statistics are impossible.
     """
-    rest = {
-        device: _requested(allocator) - sum(values.get(device, 0) for values in counted.values())
-        for device, allocator in allocators.items()
-    }
-    return {device: size for device, size in rest.items() if size >= 0}
-
-
-def _requested(allocator: Allocator) -> int:
-    return (allocator.requested_bytes or allocator.allocated_bytes).total
+    allocated, active = allocator.allocated_bytes.total, allocator.active_bytes.total
+    requested = active if allocator.requested_bytes is None else allocator.requested_bytes.total
+    if not 0 <= allocated <= active:
+        return 1, 0
+    return max(0, requested - (active - allocated) - counted), min(requested, allocated) - counted
 
 
 def _completed(allocators: Allocators, counted: Counted, rest: Counted) -> dict[int, Values]:
-    """Return all components of the devices that `rest` is known for, with rounding."""
+    """Return all components of the devices that `rest` is known for, with pending and rounding."""
     completed = {}
     for device in rest["held"]:
+        allocator = allocators[device]
+        allocated, active = allocator.allocated_bytes.total, allocator.active_bytes.total
         values = {name: by_device.get(device, 0) for name, by_device in {**counted, **rest}.items()}
-        if allocators[device].requested_bytes is not None:
-            values["rounding"] = allocators[device].allocated_bytes.total - sum(values.values())
+        if allocator.requested_bytes is not None:
+            values["rounding"] = allocated - sum(values.values())
+        if active > allocated:
+            values["pending"] = active - allocated
         completed[device] = values
     return completed

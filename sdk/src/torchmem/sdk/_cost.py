@@ -22,13 +22,20 @@ TICK_BUDGET = 0.0001
 MAX_STRETCH = 5.0
 MAX_STRETCHED_SECONDS = 10.0
 
-# Shortest mean pause between snapshots while someone looks at the memory map. Their budget stays.
-WATCHED_SNAPSHOT_SECONDS = 2.0
+# Shortest mean pause between snapshots if the newest is outdated, as after a release, and while
+# someone looks at the memory map. Their budget stays.
+SOON_SNAPSHOT_SECONDS = 2.0
+
+# Judging what grows, in the background thread.
+GROWTH_BUDGET = 0.00005
 
 # Counting what holds the memory (`_optimizers`): the share of wall time for repeated work, that
 # while a count is spread over many steps, and the longest part of it in one step.
 COMPONENT_BUDGET = 0.0001
 TRACK_BUDGET = 0.0005
+# A part that would be counted more rarely, or whose callable was last called before that, is left
+# out.
+MAX_PART_SECONDS = 60.0
 COUNT_SHARE = 0.005
 MAX_SLICE_SECONDS = 0.005
 # Pauses between two counts: if nothing seems to have changed, and after an unexplained change.
@@ -77,10 +84,23 @@ HOST_READ_SECONDS = 15.0
 # Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
 TEXTFILE_SECONDS = 10.0
 
+# The settings `port` and `leader_port`: the share of wall time for requests, and that for rendering
+# the page they get, which is kept for this time or longer, but never until the next scrape.
+ENDPOINT_BUDGET = 0.005
+MAX_ENDPOINT_PAUSE_SECONDS = 1.0
+PAGE_BUDGET = 0.005
+PAGE_SECONDS = 1.0
+MAX_PAGE_SECONDS = 10.0
+
 # Recordings kept at OutOfMemoryErrors (`_oom_trace`): their share of wall time, and what may be
 # spent at once. One takes up to 3 s and 400 MiB of host memory.
 OOM_TRACE_BUDGET = 0.01
 OOM_TRACE_RESERVE_SECONDS = 10.0
+
+# Details of OOM reports (`_oom_details`): their share of wall time, and what may be spent at once.
+# The tensors of one OOM take up to 0.2 s, its lines 0.1 s and 0.1 s more with 2,000 stacks.
+OOM_DETAILS_BUDGET = 0.01
+OOM_DETAILS_RESERVE_SECONDS = 1.0
 
 # The setting `history`. An allocation with a stack of 20 to 80 Python frames takes 0.8 to 1.6 us
 # more while stacks are recorded (docs/overhead.md).
@@ -90,6 +110,9 @@ RECORDED_ALLOCATION_SECONDS = 0.000002
 HISTORY_BUDGET = 0.005
 HISTORY_RESERVE_SECONDS = 5.0
 HISTORY_RESUME_SECONDS = 1.0
+# What the comparisons of lines may spend at once, beside the budget for snapshots, so that a job of
+# a few seconds has some.
+LOOKS_RESERVE_SECONDS = 0.05
 
 
 class CpuMeter:

@@ -6,7 +6,13 @@ import time
 from dataclasses import replace
 
 from torchmem.allocator.backend import Device
+from torchmem.allocator.fragmentation import Measurement
+from torchmem.allocator.growth import live_growth, room_left
+from torchmem.allocator.headroom import AvailableMemory
+from torchmem.allocator.later_layout import is_outdated, layout_at
+from torchmem.allocator.memory_use import outside_bytes
 from torchmem.allocator.snapshot import NestedStats
+from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import (
     Allocator,
     ByPool,
@@ -20,6 +26,7 @@ from torchmem.sample.sample import (
 )
 from torchmem.sdk._plan import PeakBySize
 from torchmem.sdk._release_account import ReleaseAccount
+from torchmem.sdk._run_history import RunHistoryRecorder
 
 # PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
 COUNTERS = {
@@ -61,7 +68,7 @@ class DeviceRecord:
         self.limit: int | None = None
         self.first_read: FirstRead | None = None
         self.stats_timestamp: float | None = None
-        self.layout: Layout | None = None
+        self.measured: Measurement | None = None
         self.periodic_layout: Layout | None = None
         self.last_oom: OomRecord | None = None
         self.phase_peaks: dict[str, int] = {}
@@ -79,9 +86,13 @@ class DeviceRecord:
         self.releases: dict[ReleaseTier, ReleaseAccount] = {}
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
+        self.run_history = RunHistoryRecorder()
+        self.growth: Growth | None = None
+        self._judged: RunHistory | None = None
 
     def update(self, stats: NestedStats) -> None:
-        """Take one nested statistics dict."""
+        """Take one nested statistics dict, of which the components are not known yet."""
+        self.components, self.component_peaks, self.component_peak_time = {}, {}, None
         self.stats_timestamp = time.time()
         for name in COUNTERS:
             if name in stats:
@@ -131,6 +142,11 @@ class DeviceRecord:
             reserved_peak_bytes=self._peaks["reserved_bytes"],
         )
 
+    @property
+    def layout(self) -> Layout | None:
+        """The layout in the latest snapshot."""
+        return self.measured.layout if self.measured else None
+
     def reserved_bytes(self) -> int:
         """Return the reserved bytes at the latest read; 0 if they are unknown."""
         return self.allocator.reserved_bytes.total if self.allocator else 0
@@ -140,6 +156,40 @@ class DeviceRecord:
         """Retries since the process started; None if they are unknown."""
         counter = self._counters.get("num_alloc_retries")
         return None if counter is None else counter.total
+
+    def add_point(self, steps: int, allocated: int, outside: int | None = None) -> None:
+        """Take a point of the run's history at a step's end, with the peaks kept so far."""
+        stranded = self.layout.stranded_bytes if self.layout else None
+        peak = self._peaks["active_bytes"]
+        self.run_history.add(steps, allocated, peak, stranded=stranded, outside=outside)
+
+    def add_read_point(self, steps: int) -> None:
+        """Take a point of the run's history from the latest read, which is of this moment."""
+        if self.allocator is not None:
+            self.run_history.add_components(steps, self.components)
+            outside = outside_bytes(self._bare_sample(), self.driver_free)
+            self.add_point(steps, self.allocator.allocated_bytes.total, outside)
+
+    def judge_growth(self) -> None:
+        """Judge what grows, unless nothing was added to the history since."""
+        history = self.run_history.published()
+        if history is not None and history is not self._judged:
+            self._judged = history
+            sample = self._bare_sample()
+            self.growth = live_growth(history, sample.total_bytes, room_left(sample))
+
+    def _bare_sample(self) -> DeviceSample:
+        """Return the device and its latest statistics, as the allocator's arithmetic takes them."""
+        device = self.device
+        return DeviceSample(
+            index=device.index,
+            uuid=device.uuid,
+            name=device.name,
+            total_bytes=device.total_bytes,
+            allocator=self.allocator,
+            driver_free_bytes=self.driver_free,
+            limit_bytes=self.limit,
+        )
 
     def end_window(self) -> int:
         """Start a new window and return the highest active bytes of the one that ends.
@@ -180,7 +230,7 @@ class DeviceRecord:
             total_bytes=self.device.total_bytes,
             allocator=allocator,
             counters=self._counts(),
-            layout=self._layout(expandable=expandable),
+            layout=self._layout(),
             last_oom=self.last_oom,
             phase_peaks=dict(self.phase_peaks),
             stats_timestamp=self.stats_timestamp,
@@ -192,36 +242,30 @@ class DeviceRecord:
             component_peak_timestamp=self.component_peak_time,
             first_read=self.first_read,
             releases={tier: account.published() for tier, account in self.releases.items()},
+            run_history=self.run_history.published(),
+            growth=self.growth,
         )
 
-    def _layout(self, *, expandable: bool) -> Layout | None:
-        """Return the layout, with no more headroom than newer statistics leave.
-
-        Since the snapshot, other processes or this one may have taken memory, or the memory
-        fraction may have changed. A request is served by the driver, by the cache, or with
-        expandable segments and after a flush by both.
-        """
-        layout, free = self.layout, self._obtainable_bytes()
-        if layout is None or free is None or self.allocator is None:
-            return layout
-        if self.stats_timestamp is None or self.stats_timestamp < layout.timestamp:
-            return layout
-        cached = self.allocator.reserved_bytes.total - self.allocator.allocated_bytes.total
-        direct = free + cached if expandable else max(free, cached)
-        headroom, flushed = layout.headroom_bytes, layout.headroom_flush_bytes
-        if headroom is None or flushed is None or (headroom <= direct and flushed <= free + cached):
-            return layout
-        return replace(
-            layout,
-            headroom_bytes=min(headroom, direct),
-            headroom_flush_bytes=min(flushed, free + cached),
+    def _layout(self) -> Layout | None:
+        """Return the layout beside the statistics, if these are newer."""
+        free, allocator, measured = self.driver_free, self.allocator, self._earlier()
+        if free is None or allocator is None or measured is None:
+            return self.layout
+        return layout_at(
+            measured, allocator, AvailableMemory(free, self.reserved_bytes(), self.limit)
         )
 
-    def _obtainable_bytes(self) -> int | None:
-        """Return what the allocator could take from the driver at the latest read."""
-        if self.driver_free is None or self.limit is None:
-            return self.driver_free
-        return max(0, min(self.driver_free, self.limit - self.reserved_bytes()))
+    def _earlier(self) -> Measurement | None:
+        """Return the latest snapshot if the statistics were read after it."""
+        measured, read = self.measured, self.stats_timestamp
+        is_earlier = measured and read is not None and measured.layout.timestamp <= read
+        return measured if is_earlier else None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the allocator has returned memory or taken more since the snapshot."""
+        measured, allocator = self._earlier(), self.allocator
+        return measured is not None and allocator is not None and is_outdated(measured, allocator)
 
     def _counts(self) -> Counters:
         totals = {

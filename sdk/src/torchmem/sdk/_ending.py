@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from torchmem.allocator.call_stack import Origin
 from torchmem.sample.sample import Ending
 from torchmem.sdk._call_stack import raising_origin
+from torchmem.sdk._exit_calls import ExitCalls, child_exit_code, is_success
 from torchmem.sdk._interruptions import is_interruption
 
 MAX_CHAIN = 32
@@ -70,18 +71,19 @@ def ending_of(error: BaseException | None, *, oom_pending: bool) -> Ending:
 
     With `oom_pending` no step has finished since an OutOfMemoryError, and any exception counts as
     that OOM. An exit with a code of 0 does not, unless it was called while the OOM was handled.
-    Ctrl-C is an exit.
+    An exit with another code is a failure. Ctrl-C is an exit.
     """
     if error is None:
         return "exited"
     if is_oom(error) or library_oom(error) is not None:
         return "oom"
-    is_clean = isinstance(error, SystemExit) and error.code in {None, 0}
+    is_clean = isinstance(error, SystemExit) and is_success(error.code)
     if oom_pending and not is_clean:
         return "oom"
-    cause = error.__context__ if isinstance(error, SystemExit) else error
-    failed = isinstance(cause, Exception) and not is_clean
-    return "failed" if failed else "exited"
+    if isinstance(error, SystemExit):
+        is_clean = is_clean or isinstance(error.__context__, KeyboardInterrupt)
+        return "exited" if is_clean else "failed"
+    return "failed" if isinstance(error, Exception) else "exited"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -129,15 +131,14 @@ class UncaughtErrors:
     """
 
     def __init__(self, on_error: Callable[[BaseException, bool], None]) -> None:
-        self.exit_ends_oom = False
         self._installed = False
         self._on_error = on_error
-        self._hook, self._thread_hook, self._exit = self.in_main, self._in_thread, self._at_exit
+        self._hook, self._thread_hook = self.in_main, self._in_thread
         self._previous_hook, self._previous_thread_hook = sys.excepthook, threading.excepthook
-        self._previous_exit = sys.exit
+        self._exits = ExitCalls(is_oom)
 
     def install(self) -> None:
-        """Set both hooks, once; each calls the one that was set before."""
+        """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
         if self._installed:
             return
         # In this order an interruption does no harm: the next call does the rest.
@@ -146,7 +147,18 @@ class UncaughtErrors:
         if threading.excepthook is not self._thread_hook:
             self._previous_thread_hook = threading.excepthook
             threading.excepthook = self._thread_hook
+        self._exits.install()
         self._installed = True
+
+    def exit_ending(self, *, oom_pending: bool) -> Ending:
+        """Return the ending of a process that no uncaught exception ends."""
+        exits = self._exits
+        if hasattr(sys, "ps1"):
+            return "exited"
+        is_error = not is_success(child_exit_code())
+        if oom_pending and (is_error or (exits.is_open and exits.is_oom_or_error)):
+            return "oom"
+        return "failed" if is_error or (exits.has_ended and exits.is_error) else "exited"
 
     def remove(self) -> None:
         """Set the previous hooks again, unless someone has replaced these since."""
@@ -154,18 +166,7 @@ class UncaughtErrors:
             sys.excepthook = self._previous_hook
         if threading.excepthook is self._thread_hook:
             threading.excepthook = self._previous_thread_hook
-        if sys.exit is self._exit:
-            sys.exit = self._previous_exit
-
-    def watch_exit(self) -> None:
-        """See calls of `sys.exit` from now on, because SystemExit reaches no hook.
-
-        Called at an OutOfMemoryError, so that `sys.exit` is PyTorch's and the script's own until
-        then.
-        """
-        if sys.exit is not self._exit:
-            self._previous_exit = sys.exit
-            sys.exit = self._exit
+        self._exits.remove()
 
     def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
         """Be `sys.excepthook`."""
@@ -180,9 +181,3 @@ class UncaughtErrors:
                 self._on_error(arguments.exc_value, False)
         finally:
             self._previous_thread_hook(arguments)
-
-    def _at_exit(self, *arguments: Any) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
-            handled = is_oom(sys.exc_info()[1])
-            self.exit_ends_oom = handled or any(code not in {None, 0} for code in arguments)
-        self._previous_exit(*arguments)

@@ -22,6 +22,7 @@ Stage = Literal[
     "release",
     "oom",
     "report",
+    "values",
     "publish",
     "textfile",
     "endpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.sample.host_memory import host_memory
@@ -31,4 +32,5 @@ class HostReader:
         now = time.monotonic()
         if now >= self._next_pinned:
             self._next_pinned = now + HOST_READ_SECONDS
-            self.pinned = self._backend.pinned_memory()
+            read = self._backend.pinned_memory()
+            self.pinned = None if read is None else replace(read, timestamp=time.time())

@@ -56,17 +56,20 @@ class IdleBackend:
         """Return None."""
         return None
 
-    def start_history(self, max_entries: int) -> None:
-        """Do nothing."""
+    def owns_history(self) -> bool:
+        """Return False."""
+        return False
+
+    def start_history(self, max_entries: int) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
 
     def stop_history(self) -> None:
         """Do nothing."""
 
-    def start_stacks(self) -> None:
-        """Do nothing."""
-
-    def stop_stacks(self) -> None:
-        """Do nothing."""
+    def start_stacks(self) -> bool:
+        """Return False."""
+        return False
 
     def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:  # noqa: ARG002
         """Return False."""
@@ -105,6 +108,10 @@ class IdleBackend:
         """Return None."""
         return None
 
+    def is_training(self) -> bool:
+        """Return False."""
+        return False
+
     def current_stream(self, device: int) -> int | None:  # noqa: ARG002
         """Return None."""
         return None
@@ -119,6 +126,9 @@ class IdleBackend:
 
     def on_init(self, callback: Callable[[], None]) -> None:
         """Never run `callback`."""
+
+    def python_tensors(self, device: int) -> None:
+        """Return None."""
 
     def modules(self) -> None:
         """Return None."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from queue import Empty
-from threading import Lock
+from threading import Lock, RLock
 from types import CodeType, FrameType, TracebackType
 from typing import ParamSpec, TypeVar, cast
 
@@ -130,17 +130,17 @@ def ignore(*kinds: type[Exception]) -> Iterator[None]:
             raise
 
 
-def call_if_free(lock: Lock, call: Callable[[], T]) -> T | None:
+def call_if_free(lock: Lock | RLock, call: Callable[[], T]) -> T | None:
     """Call holding the lock, or return None at once if the lock is not free."""
     return _hold(lock, 0.0, lambda is_held: call() if is_held else None)
 
 
-def call_holding(lock: Lock, seconds: float, call: Callable[[], T]) -> T:
+def call_holding(lock: Lock | RLock, seconds: float, call: Callable[[], T]) -> T:
     """Call holding the lock, or without it if it is not free within `seconds`."""
     return _hold(lock, seconds, lambda _: call())
 
 
-def _hold(lock: Lock, seconds: float, call: Callable[[bool], T]) -> T:
+def _hold(lock: Lock | RLock, seconds: float, call: Callable[[bool], T]) -> T:
     """Call with whether the lock is held; what interrupts this never leaves the lock held.
 
     CPython runs signal handlers at the start of a function, after a call, and before a backward

@@ -31,8 +31,10 @@ from torchmem.sample.run_directory import (
 )
 from torchmem.sample.sample import LIVE_STATES, Sample, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
-from torchmem.sdk._errors import log
-from torchmem.sdk._outputs import Endpoint
+from torchmem.sdk._descriptors import Descriptor
+from torchmem.sdk._endpoint import Endpoint
+from torchmem.sdk._errors import Errors, log
+from torchmem.sdk._page import Page
 
 LOCK_NAME = "leader.lock"
 # Files that a leader reads for one scrape; the newest ones.
@@ -49,12 +51,15 @@ class Leader:
     are served, because a directory on a shared volume may hold those of other pods.
     """
 
-    def __init__(self, directory: Path, hostname: str, address: str, port: int) -> None:
+    def __init__(
+        self, directory: Path, hostname: str, address: str, port: int, errors: Errors
+    ) -> None:
         self._directory = directory
         self._hostname = hostname
         self._address = address
         self._port = port
-        self._lock: int | None = None
+        self._errors = errors
+        self._lock: Descriptor | None = None
         self._endpoint: Endpoint | None = None
         self._attempts = 0
         self._closed = False
@@ -69,11 +74,19 @@ class Leader:
 
         Raises OSError if the lock cannot be used, and once if another program has the port.
         """
+        if self._endpoint and not self._endpoint.is_open:  # the script has closed its descriptor
+            self._endpoint.close()
+            self._endpoint = None
         if self._endpoint or self._closed or not self._holds_lock():
             return
         self._attempts += 1
         try:
-            self._endpoint = Endpoint.listen(self._port, self._address, self._registry())
+            self._endpoint = Endpoint.listen(
+                self._port,
+                self._address,
+                Page(registry(self._directory, self._hostname)),
+                self._errors,
+            )
         except OSError as error:
             if self._attempts == MAX_QUIET_ATTEMPTS:
                 raise OSError(
@@ -101,14 +114,9 @@ class Leader:
             self._endpoint.close_in_child()
         self._release_lock()
 
-    def _registry(self) -> CollectorRegistry:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_HostCollector(self._directory, self._hostname))
-        return registry
-
     def _holds_lock(self) -> bool:
         """Return whether this process holds the lock, after trying to get it."""
-        if self._lock is not None:
+        if self._lock is not None and self._lock.is_open:
             return True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._directory / LOCK_NAME, flags, 0o600)
@@ -121,13 +129,20 @@ class Leader:
             if isinstance(error, BlockingIOError | PermissionError):  # EAGAIN or EACCES: held
                 return False
             raise
-        self._lock = descriptor
+        self._lock = Descriptor(descriptor)
         return True
 
     def _release_lock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
+
+
+def registry(directory: Path, hostname: str) -> CollectorRegistry:
+    """Return a registry that reads `directory` at every collection."""
+    private = CollectorRegistry(auto_describe=False)
+    private.register(_HostCollector(directory, hostname))
+    return private
 
 
 class _HostCollector(Collector):

@@ -22,6 +22,7 @@ from torchmem.sample.memory_map import (
     MAP_SUFFIX,
     MAX_BLOCKS,
     MAX_MAP_BYTES,
+    REQUEST_SUFFIX,
     MemoryMap,
     encode,
     granted_users,
@@ -47,6 +48,7 @@ class MapPublisher:
 
     def __init__(self, sample: Path, errors: Errors, *, enabled: bool) -> None:
         self._path = sibling_path(sample, MAP_SUFFIX)
+        self._request = sibling_path(sample, REQUEST_SUFFIX)
         self._name = sample.name.removesuffix(SAMPLE_SUFFIX)
         self._run_dir = sample.parent.parent
         self._errors = errors
@@ -67,7 +69,17 @@ class MapPublisher:
     def _is_requested(self) -> bool:
         with ignore(OSError):
             granted = granted_users(self._run_dir, os.geteuid())
-            return any(self._has_asked(user, granted) for user in granted)
+            return self._has_own_request() or any(
+                self._has_asked(user, granted) for user in granted
+            )
+        return False
+
+    def _has_own_request(self) -> bool:
+        """Return whether this user or root asks in the user's own directory."""
+        if not os.path.lexists(self._request):
+            return False
+        with ignore(OSError):
+            return _is_request(self._request.lstat(), {0, os.geteuid()})
         return False
 
     def _has_asked(self, user: int, granted: set[int]) -> bool:
@@ -77,9 +89,7 @@ class MapPublisher:
         with ignore(OSError, UntrustedFileError):
             with open_untrusted_directory(request.parent) as (directory, folder):
                 status = os.stat(self._name, dir_fd=directory, follow_symlinks=False)
-            is_fresh = abs(time.time() - status.st_mtime) <= LEASE_SECONDS
-            is_granted = {folder.st_uid, status.st_uid} <= granted
-            return is_fresh and is_granted and stat.S_ISREG(status.st_mode)
+            return folder.st_uid in granted and _is_request(status, granted)
         return False
 
     def publish(
@@ -119,3 +129,8 @@ class MapPublisher:
                 limit //= 2
             replace_file(self._path, content)
             self._is_published = True
+
+
+def _is_request(status: os.stat_result, granted: set[int]) -> bool:
+    is_fresh = abs(time.time() - status.st_mtime) <= LEASE_SECONDS
+    return is_fresh and status.st_uid in granted and stat.S_ISREG(status.st_mode)

@@ -79,6 +79,14 @@ class SeenModules:
         """Return the direct submodules of a module."""
         return self._refs(_own_values(module, "_modules"))
 
+    def named_submodules(self, module: object) -> list[tuple[str, ref[Any]]]:
+        """Return the direct submodules of a module with their names."""
+        return [
+            (name, ref(member))
+            for name, member in _own_items(module, "_modules")
+            if issubclass(type(member), self._type) and isinstance(name, str)
+        ]
+
     def parameters(self, module: object) -> list[Any]:
         """Return the parameters of a module without those of its submodules."""
         return [value for value in _own_values(module, "_parameters") if value is not None]
@@ -93,8 +101,12 @@ def _main_globals() -> Mapping[str, object]:
 
 
 def _own_values(module: object, name: str) -> list[Any]:
-    values = object.__getattribute__(module, "__dict__").get(name)
-    return list(dict.values(values)) if issubclass(type(values), dict) else []
+    return [value for _, value in _own_items(module, name)]
+
+
+def _own_items(module: object, name: str) -> list[tuple[Any, Any]]:
+    members = object.__getattribute__(module, "__dict__").get(name)
+    return list(dict.items(members)) if issubclass(type(members), dict) else []
 
 
 class Watch:

@@ -14,29 +14,35 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import FrameType
 
+from torchmem.allocator.activity import is_in_optimizer
 from torchmem.allocator.backend import Backend, OomObserver
+from torchmem.allocator.call_stack import Origin
 from torchmem.allocator.settings import AllocatorConfig, ignored_settings
-from torchmem.sample.sample import Ending, Process, Sample, SelfCost
+from torchmem.allocator.verdict import Circumstances
+from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sdk._call_stack import calling_origin
 from torchmem.sdk._capture import Capture
 from torchmem.sdk._cost import (
     AWAITED_PAUSE_SECONDS,
     FIRST_PAUSE_SECONDS,
     FIRST_STEPS,
+    GROWTH_BUDGET,
     IDLE_READ_BUDGET,
+    MAX_STEP_SECONDS,
     MIN_PAUSE_SECONDS,
     READ_BUDGET,
+    SOON_SNAPSHOT_SECONDS,
     TICK_BUDGET,
-    WATCHED_SNAPSHOT_SECONDS,
     Cadence,
     CpuMeter,
     routine_pause,
 )
 from torchmem.sdk._ending import LibraryOom, UncaughtErrors
 from torchmem.sdk._errors import Errors
+from torchmem.sdk._evaluation import Evaluation
 from torchmem.sdk._history import LineHistory
 from torchmem.sdk._host import HostReader
 from torchmem.sdk._identity import identify, placed
@@ -45,6 +51,7 @@ from torchmem.sdk._main_thread import MainThreadReader
 from torchmem.sdk._memory_map import MapPublisher
 from torchmem.sdk._neighbors import Neighbors
 from torchmem.sdk._oom import FailedAllocation, OomObservation, ReportWriter
+from torchmem.sdk._oom_details import OomDetails
 from torchmem.sdk._oom_trace import OomTrace
 from torchmem.sdk._peaks import Phases
 from torchmem.sdk._pressure_hooks import PressureHooks
@@ -53,6 +60,7 @@ from torchmem.sdk._recorded_history import RecordedHistory
 from torchmem.sdk._recorder import Recorder
 from torchmem.sdk._release import Release
 from torchmem.sdk._release_requests import ReleaseRequests
+from torchmem.sdk._run_history import EARLY_STEPS
 from torchmem.sdk._settings import MAX_SECONDS, Settings
 from torchmem.sdk._tracked import Moment
 from torchmem.sdk.steps import StepClock
@@ -73,6 +81,8 @@ class Monitor:
     _map: MapPublisher | None = None
     _requests: ReleaseRequests | None = None
     _neighbors: Neighbors | None = None
+    _reports: ReportWriter | None = None
+    _observer: OomObserver | None = None
 
     def __init__(
         self,
@@ -97,16 +107,16 @@ class Monitor:
         self._environment = environment
         self._errors = errors
         self._clock = StepClock()
+        self._evaluation = Evaluation(backend.modules())
         self._main_thread = MainThreadReader(
             lambda call: backend.call_soon(errors.defer_logging(call))
         )
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
+        self._judgments = Cadence(settings.interval, GROWTH_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost, self._is_awaited)
         self._release = Release(self.recorder, errors, settings, self.phases.reset, hooks)
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
-        self._reports: ReportWriter | None = None
-        self._observer: OomObserver | None = None
         self._to_start = deque(self._parts())
         self._starting = threading.Lock()
         self._pid: int | None = None
@@ -157,7 +167,8 @@ class Monitor:
             path = publisher.file.path
             self._capture = Capture(history, path, self._errors, before_start=self._stop_history)
             if self._settings.capture_on_oom == "trace":
-                self._trace = OomTrace(history, path, self._errors)
+                stacks = self._settings.history is True
+                self._trace = OomTrace(history, path, self._errors, with_stacks=stacks)
             self._map = MapPublisher(
                 publisher.file.path, self._errors, enabled=self._settings.memory_map
             )
@@ -211,11 +222,14 @@ class Monitor:
         self._clock.tick(now, samples)
         self.oom_pending = False
         is_first = self._clock.count <= FIRST_STEPS and self.recorder.components.has_optimizers
-        begins = (is_first or now >= self._next_read) and not self._ended
+        looks = self._history is not None and self._clock.count >= self._history.next_look
+        begins = (is_first or looks or now >= self._next_read) and not self._ended
         is_due = (begins or self.is_step_watched) and self._backend.is_initialized()
         self.is_step_watched = False
         is_asked = self._requests is not None and self._requests.is_busy
         is_due = is_due or is_asked
+        if not is_due and self._clock.count <= EARLY_STEPS and not self._ended:
+            self._read_early()
         if is_due or (self._capture and self._capture.is_busy):
             started = time.thread_time()
             if is_due:
@@ -257,11 +271,26 @@ class Monitor:
                 self.recorder.before_optimizer(optimizer, has_closure=has_closure)
         self.cost.add(time.thread_time() - started)
 
+    def _read_early(self) -> None:
+        started = time.thread_time()
+        with self._errors.suppress("stats"):
+            if self._backend.is_initialized():
+                self.recorder.read_early(self._clock.count)
+                if self._history:
+                    self._history.after_early_read(self._clock.count)
+        # The session counts the first MAX_STEP_SECONDS of every step.
+        self.cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
+
     def _read_at_step(self, now: float) -> None:
         cost = 0.0 if self.recorder.components.is_counting else self.recorder.stats_seconds or 0.0
         self._next_read = now + routine_pause(self._settings.interval, cost, READ_BUDGET)
         self.start()
         self._read_stats("step")
+        self.recorder.add_points(self._clock.count)
+        with self._errors.suppress("step"):
+            self._evaluation.at_step()
+        if any(record.components for record in self.recorder.records().values()):
+            self._clock.read_count = self._clock.count
         self._main_thread.at_step()
         if self._history:
             self._history.at_step(self._clock.count)
@@ -273,7 +302,7 @@ class Monitor:
             self.recorder.read_stats(moment)
             self.host.read_pinned()
         if self._history and not self._ended:
-            self._history.after_read()
+            self._history.after_read(self._clock.count if moment == "step" else None)
         self._idle_reads.record(time.perf_counter(), self.recorder.read_seconds or 0.0)
 
     def _tick(self) -> None:
@@ -287,10 +316,12 @@ class Monitor:
             ):
                 self._measure()
                 self._watch_map()
+                self._pace_snapshots()
                 self._request_reads(time.perf_counter())
                 self._measure()
                 with self._errors.suppress("stats"):
                     self.host.read_memory()
+                    self._judge_growth()
                 if self._capture:
                     self._capture.tick()
                 self._exchange_memory()
@@ -303,13 +334,22 @@ class Monitor:
             self._release.hooks.watch()
         self._errors.log_deferred()
 
+    def _judge_growth(self) -> None:
+        now = time.perf_counter()
+        if self._judgments.is_due(now):
+            self.recorder.judge_growth()
+            ended = time.perf_counter()
+            self._judgments.record(ended, ended - now)
+
     def _exchange_memory(self) -> None:
         """Serve a request for memory if no step does, and ask neighbors if this process is short.
         Without a request, this costs one stat of a file.
         """
         if self._requests:
             is_late = self._clock.is_late(time.perf_counter())
-            self._requests.tick(is_idle=is_late, waits=self._clock.waits)
+            if self._requests.tick(is_idle=is_late, waits=self._clock.waits):
+                self._take_snapshot_here()
+                self._measure()
         with self._errors.suppress("release"):
             while self._neighbors and self._release.short_devices:
                 device = self._release.short_devices.pop()
@@ -336,7 +376,9 @@ class Monitor:
         """Release what pressure hooks can spare, and the cache, in the calling thread."""
         with self._errors.suppress("release"):
             if self.is_active and not self._ended:
-                return self._release.by_script(wanted)
+                released = self._release.by_script(wanted)
+                self._take_snapshot_here()
+                return released
         return 0
 
     def _is_idle(self, now: float) -> bool:
@@ -362,13 +404,23 @@ class Monitor:
         self.cost.add(time.thread_time() - started)
 
     def _watch_map(self) -> None:
-        """Take snapshots more often while someone looks at the memory map."""
         if self._map:
             self._map.tick(keep=self.oom_pending)
-            interval = self._settings.snapshot_interval
-            self._snapshots.pace(
-                min(interval, WATCHED_SNAPSHOT_SECONDS) if self._map.is_asked else interval
-            )
+
+    def _pace_snapshots(self) -> None:
+        """Take snapshots soon if the newest is outdated, or while someone looks at the map."""
+        is_watched = self._map is not None and self._map.is_asked
+        interval = self._settings.snapshot_interval
+        if is_watched or self.recorder.is_outdated:
+            interval = min(interval, SOON_SNAPSHOT_SECONDS)
+        self._snapshots.pace(interval)
+
+    def _take_snapshot_here(self) -> None:
+        """Take a snapshot in this thread after a release, as the main thread may do nothing now."""
+        self._pace_snapshots()
+        if self._snapshots.is_due(time.perf_counter()):
+            with self._errors.suppress("snapshot"):
+                self.recorder.take_snapshot()
 
     def _measure(self) -> None:
         """Measure the newest snapshot, which needs no access to the allocator."""
@@ -390,21 +442,30 @@ class Monitor:
         with self._errors.suppress("oom"):
             origin = calling_origin(self._backend.backward_node(), self.phases.current)
         failed = FailedAllocation(requested, limit, driver_free, origin)
-        self._keep_oom(lambda: self.recorder.record_oom(device, failed))
+        self._keep_oom(lambda: self.recorder.record_oom(device, failed, self._about(origin)))
         with self._errors.suppress("release"):
             self._release.at_oom(device, requested, origin)
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Write the evidence of a library's OOM."""
         if not self._ended and self.is_active:
-            self._keep_oom(lambda: self.recorder.record_library_oom(failed))
+            about = partial(self._about, failed.origin)
+            self._keep_oom(lambda: self.recorder.record_library_oom(failed, about()))
+
+    def _about(self, origin: Origin | None) -> Circumstances:
+        """Return what is known of the run when a request fails."""
+        world = self._process.world_size if self._process else None
+        return Circumstances(
+            steps=self._clock.count,
+            phase=self._evaluation.phase(origin),
+            is_training=self._backend.is_training() or is_in_optimizer(origin),
+            is_alone=world in {None, 1},
+        )
 
     def _keep_oom(self, record: Callable[[], OomObservation | None]) -> None:
         started, spent, observation = time.perf_counter(), time.thread_time(), None
         self.oom_pending = True
         with self._errors.suppress("setup"):
-            if self.uncaught:
-                self.uncaught.watch_exit()
             self.recorder.read_settings()
         with self._errors.suppress("oom"):
             observation = record()
@@ -412,8 +473,7 @@ class Monitor:
             self.publisher.publish()
         with self._errors.suppress("report"):
             if observation and self._reports:
-                if self._history:
-                    observation = self._history.compared(observation)
+                observation = self._detailed(observation)
                 self._reports.write(observation, self.sample())
         if self._map and observation:
             self._keep_map(self._map, observation)
@@ -424,6 +484,27 @@ class Monitor:
         self.recorder.oom_seconds = time.perf_counter() - started
         self.cost.add(time.thread_time() - spent)
 
+    @cached_property
+    def _details(self) -> OomDetails:
+        return OomDetails(self._backend)
+
+    def _detailed(self, observation: OomObservation) -> OomObservation:
+        """Add which lines grew, who called them for which module, and what the tensors are."""
+        with self._errors.suppress("history"):
+            if self._history:
+                observation = self._history.compared(observation)
+            observation = self._details.divide(observation)
+            if self._history:
+                tensors = self._details.tensors(observation.device)
+                observation = replace(observation, tensors=tensors)
+        return observation
+
+    def on_fatal_oom(self) -> None:
+        """Add to the report of the latest OOM what the tensors are, as the process dies of it."""
+        with self._errors.suppress("report"):
+            if self._reports and self.oom_pending and self.is_active and not self._ended:
+                self._reports.add_tensors(self._details.tensors)
+
     def _keep_map(self, publisher: MapPublisher, observation: OomObservation) -> None:
         device = self.recorder.records()[observation.device].device
         measured = [(device, observation.layout)] if observation.layout else []
@@ -431,7 +512,16 @@ class Monitor:
         publisher.keep_oom(observation.segments, measured, config)
 
     def sample(self) -> Sample:
-        """Return the current state as it is published; only after `start`."""
+        """Return the current state as it is published; only after `start`.
+
+        What cannot be true is left out and counted.
+        """
+        sample, faults = possible(state := self._state())
+        for fault in faults:
+            self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
+        return sample or state
+
+    def _state(self) -> Sample:
         assert self._process is not None  # noqa: S101 - set before anything that publishes
         recorder = self.recorder
         # The script may create its process group after CUDA, and destroy it before the end.
@@ -481,6 +571,8 @@ class Monitor:
                 self.recorder.stop_recording()
             self._read_stats()
             self._measure()
+            with self._errors.suppress("stats"):
+                self.recorder.judge_growth()
             if self._capture:
                 self._capture.close()
             if self._trace and not self.is_exiting:

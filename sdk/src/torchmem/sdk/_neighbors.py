@@ -109,7 +109,7 @@ class Neighbors:
         """
         asked = 0
         record.neighbor_requests = (record.neighbor_requests or 0) + 1
-        for path in self._offering(record.device.uuid):
+        for path in offering_neighbors(self._sample, record.device.uuid):
             request = sibling_path(path, REQUEST_SUFFIX)
             with ignore(OSError):
                 if not _is_pending(request):
@@ -117,21 +117,21 @@ class Neighbors:
                 asked += 1
         return asked
 
-    def _offering(self, uuid: str | None) -> Iterator[Path]:
-        processes = ProcessTable()
-        paths = set(self._sample.parent.glob(f"*{SAMPLE_SUFFIX}")) - {self._sample}
-        # Newest first: those of dead processes are older.
-        for path in sorted(paths, key=_modified, reverse=True)[:MAX_NEIGHBORS]:
-            with ignore(
-                UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError
+
+def offering_neighbors(own: Path, uuid: str | None) -> Iterator[Path]:
+    """Yield the samples of live processes that share memory on a device; `own` is left out."""
+    processes = ProcessTable()
+    paths = set(own.parent.glob(f"*{SAMPLE_SUFFIX}")) - {own}
+    # Newest first: those of dead processes are older.
+    for path in sorted(paths, key=_modified, reverse=True)[:MAX_NEIGHBORS]:
+        with ignore(UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            content = read_untrusted(path, MAX_SAMPLE_BYTES, os.geteuid())[0]
+            sample = sanitize_json(json.loads(content))
+            if (
+                _offers(sample, uuid)
+                and processes.locate(convert(sample["process"], Process)).alive
             ):
-                content = read_untrusted(path, MAX_SAMPLE_BYTES, os.geteuid())[0]
-                sample = sanitize_json(json.loads(content))
-                if (
-                    _offers(sample, uuid)
-                    and processes.locate(convert(sample["process"], Process)).alive
-                ):
-                    yield path
+                yield path
 
 
 def _offers(sample: dict[str, object], uuid: str | None) -> bool:

@@ -18,18 +18,15 @@ from typing import Any
 
 from torchmem.allocator.backend import Backend
 from torchmem.allocator.call_stack import Origin, public_place
-from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
-from torchmem.allocator.lines import Lines, lines
-from torchmem.allocator.oom_cause import (
-    OomFacts,
-    classify,
-    fragmentation_detail,
-    largest_free_blocks,
-)
+from torchmem.allocator.lines import Lines, lines, without_parts
+from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
 from torchmem.allocator.oom_report import OomReport, Trend, encode
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.allocator.verdict import Circumstances, Verdict, judge, judge_library
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     PROCESS_FORM,
@@ -88,11 +85,17 @@ class OomObservation:
     layout_before: Layout | None
     origin: Origin | None = None
     lines: Lines | None = None
+    verdict: Verdict | None = None
     segments: Sequence[SegmentInfo] | None = None
+    tensors: tuple[TensorGroup, ...] = ()
 
 
 def examine(
-    backend: Backend, record: DeviceRecord, config: AllocatorConfig, failed: FailedAllocation
+    backend: Backend,
+    record: DeviceRecord,
+    config: AllocatorConfig,
+    failed: FailedAllocation,
+    about: Circumstances,
 ) -> OomObservation:
     """Measure what the allocator kept after it returned its cache, and count the OOM in `record`.
 
@@ -103,21 +106,28 @@ def examine(
     if segments is not None:
         reserved = record.reserved_bytes()
         available = AvailableMemory(failed.driver_free, reserved, failed.limit)
-        layout = record.layout = measure(segments, index, now, available, config)
+        record.measured = measurement(segments, index, now, available, config)
+        layout = record.layout
     facts = _facts(failed, record, layout, config)
     blocks = None
     if segments is not None:
         stream = backend.current_stream(index)
         blocks = largest_free_blocks(segments, index, facts.requested, stream)
-    cause = classify(facts, blocks)
-    detail = fragmentation_detail(facts, blocks) if blocks and cause == "fragmentation" else None
-    oom = OomRecord(now, failed.requested, cause, detail, *_place(failed.origin))
+    verdict = judge(facts, blocks, about)
+    oom = _record(now, failed.requested, verdict, failed.origin)
     record.record_oom(oom)
     limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
     before, held = record.periodic_layout, lines(segments or (), index)
-    return OomObservation(
-        index, oom, failed.driver_free, limit, layout, before, failed.origin, held, segments
-    )
+    free, origin = failed.driver_free, failed.origin
+    return OomObservation(index, oom, free, limit, layout, before, origin, held, verdict, segments)
+
+
+def _record(
+    now: float, requested: int | None, verdict: Verdict, origin: Origin | None
+) -> OomRecord:
+    onset = verdict.why.onset if verdict.why else None
+    line, function = _place(origin)
+    return OomRecord(now, requested, verdict.cause, verdict.detail, line, function, onset)
 
 
 def _place(origin: Origin | None) -> tuple[str, str] | tuple[None, None]:
@@ -126,7 +136,11 @@ def _place(origin: Origin | None) -> tuple[str, str] | tuple[None, None]:
 
 
 def examine_library_oom(
-    backend: Backend, record: DeviceRecord, config: AllocatorConfig, failed: LibraryOom
+    backend: Backend,
+    record: DeviceRecord,
+    config: AllocatorConfig,
+    failed: LibraryOom,
+    about: Circumstances,
 ) -> OomObservation:
     """Measure what a library's failed allocation left, and count it in `record`.
 
@@ -135,14 +149,27 @@ def examine_library_oom(
     index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
     free = backend.free_bytes(index) or 0
     if segments is not None:
-        record.layout = measure(segments, index, now, AvailableMemory(free), config)
-    oom = OomRecord(now, failed.requested, "library", None, *_place(failed.origin))
+        record.measured = measurement(segments, index, now, AvailableMemory(free), config)
+    request = FailedAllocation(failed.requested or 0, record.device.total_bytes or 0, free)
+    facts = _facts(request, record, record.layout, config)
+    verdict = judge_library(facts, _cached(record), about)
+    oom = _record(now, failed.requested, verdict, failed.origin)
     record.record_oom(oom)
     limit, total = backend.limit_bytes(index), record.device.total_bytes
     limit = limit if limit is not None and total is not None and limit < total else None
     layout = record.layout if segments is not None else None
     before, held = record.periodic_layout, lines(segments or (), index)
-    return OomObservation(index, oom, free, limit, layout, before, failed.origin, held, segments)
+    return OomObservation(
+        index, oom, free, limit, layout, before, failed.origin, held, verdict, segments
+    )
+
+
+def _cached(record: DeviceRecord) -> int | None:
+    """Return the bytes that PyTorch could have released for a library; None if unknown.
+
+    Without a layout they are at most the reserved bytes that hold no tensor, and unknown.
+    """
+    return record.layout.releasable_bytes if record.layout else None
 
 
 def _facts(
@@ -253,6 +280,19 @@ class ReportWriter:
             self._pending[self._number] = report
             self._pending.pop(self._number - MAX_REPORTS_PER_PROCESS, None)
 
+    def add_tensors(self, read: Callable[[int], tuple[TensorGroup, ...]]) -> None:
+        """Add tensors to the newest report if it has none; `read` gets the device's index.
+
+        Raises OSError.
+        """
+        with self._lock:
+            number = max(self._pending, default=0)
+            report = self._pending.get(number)
+            if report is not None and not report.tensors:
+                report = replace(report, tensors=read(report.device.index))
+                self._pending[number] = report
+                self._reserve.replace(self._path(number), _encode(report))
+
     def mark_survived(self, is_pending: Callable[[], bool]) -> None:
         """Mark in the reports that the process continued, if that is certain. Raises OSError."""
         with self._lock:
@@ -308,13 +348,16 @@ def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomRep
         trend=trend,
         origin=observation.origin,
         lines=observation.lines,
+        tensors=observation.tensors,
+        verdict=observation.verdict,
     )
 
 
 def _encode(report: OomReport) -> bytes:
     """Encode the report; if it is too large, without its least important parts, in this order."""
-    for dropped in ({}, {"trend": Trend()}, {"trend": Trend(), "origin": None, "lines": None}):
-        content = encode(replace(report, **dropped))
+    smaller = replace(report, trend=Trend(), lines=report.lines and without_parts(report.lines))
+    for candidate in (report, smaller, replace(smaller, origin=None, lines=None)):
+        content = encode(candidate)
         if len(content) <= MAX_REPORT_BYTES:
             return content
     raise ValueError(f"the report has {len(content)} bytes")

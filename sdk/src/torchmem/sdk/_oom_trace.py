@@ -39,8 +39,12 @@ class OomTrace:
         sample: Path,
         errors: Errors,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        with_stacks: bool = False,
     ) -> None:
+        """`with_stacks`: record fewer entries, with stacks, which show the lines that leak."""
         self.is_recording = False
+        self._with_stacks = with_stacks
         self._history = history
         self._path = sibling_path(sample, OOM_RECORDING_SUFFIX)
         self._errors = errors
@@ -50,13 +54,20 @@ class OomTrace:
     def begin(self) -> None:
         """Start recording, unless the script records or the allocator cannot."""
         with self._errors.suppress("capture"):
-            self.is_recording = self._history.start_trace()
+            self.is_recording = self._start()
             if not self.is_recording:
                 log(
                     logging.WARNING,
                     'capture_on_oom="trace" needs PyTorch 2.11 and its native allocator, and a '
                     "script that records no memory history: a snapshot without a trace is kept.",
                 )
+
+    def _start(self) -> bool:
+        is_possible = self._history.start_trace()
+        if not is_possible or not self._with_stacks:
+            return is_possible
+        self._history.backend.end_trace(lambda _: None)
+        return self._history.start()
 
     def keep(self) -> None:
         """Write what led to an OutOfMemoryError."""
@@ -82,4 +93,5 @@ class OomTrace:
         with self._errors.suppress("capture"):
             if self.is_recording:
                 self.is_recording = False
+                self._history.stop()
                 self._history.backend.end_trace(lambda _: None)

@@ -22,6 +22,7 @@ from torchmem.sdk._cost import (
     MIN_RECOUNT_SECONDS,
     RECOUNT_SECONDS,
 )
+from torchmem.sdk._gradient_buckets import GradientBuckets
 from torchmem.sdk._tracked import Clock, Moment
 
 MAX_OPTIMIZERS = 4096
@@ -85,6 +86,11 @@ class Count:
         return True
 
     @property
+    def gradients(self) -> Storages:
+        """The storages of the gradients that were found."""
+        return self._found["gradients"]
+
+    @property
     def is_too_large(self) -> bool:
         """Whether there are more members than one count may have."""
         return self._members > MAX_MEMBERS
@@ -142,6 +148,7 @@ class Optimizers:
         self._counted = 0.0
         self._spent = 0.0
         self._gradients_due = 0.0
+        self._buckets = GradientBuckets(counter)
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -178,6 +185,7 @@ class Optimizers:
         structure = self._structure(version)
         if moment == "step":
             self._thread = threading.get_ident()
+            self._buckets.look(now, self._sampled_parameters(), self._all_parameters)
             pattern = self._pattern()
             self._advance(now, tracked, structure, pattern)
         totals = self._totals
@@ -210,8 +218,14 @@ class Optimizers:
         return version, len(living), *sampled
 
     def _pattern(self) -> Pattern:
+        return self._counter.have_gradients(self._sampled_parameters())
+
+    def _sampled_parameters(self) -> list[Any]:
         sampled = [_sampled_parameters(optimizer) for optimizer in _sampled(self._living())]
-        return self._counter.have_gradients(list(chain.from_iterable(sampled)))
+        return list(chain.from_iterable(sampled))
+
+    def _all_parameters(self) -> Iterator[Any]:
+        return chain.from_iterable(map(_parameters, self._living()))
 
     def _is_due(self, now: float, structure: Structure) -> bool:
         """Return whether a count may begin; the first one and that after a change do not wait."""
@@ -226,6 +240,7 @@ class Optimizers:
         self._slice_ended = now
         self._too_many = self._too_many or count.is_too_large
         if is_complete or self._too_many:
+            self._buckets.add(count.gradients)
             parameters, gradients, state = map(count.bytes, KINDS)
             self._totals = Totals(count.structure, parameters, state, {count.pattern: gradients})
             self._unexplained = False
@@ -266,9 +281,10 @@ class Optimizers:
         return exclusive_bytes(found, tracked)
 
     def add_gradients(self, found: Storages, optimizer: Any = None) -> None:
-        """Add the storages of the gradients that exist, of one optimizer or of all."""
+        """Add the storages of the gradients that exist, of one optimizer or of all, and buckets."""
         for one in self._living() if optimizer is None else [optimizer]:
             self._counter.count_gradients(_parameters(one), found)
+        self._buckets.add(found)
 
     def all_gradients(self, now: float, tracked: Sequence[Storages]) -> Bytes | None:
         """Return the bytes of all gradients before the step of the only optimizer.
@@ -286,7 +302,7 @@ class Optimizers:
         """
         if self._totals and moment == "oom" and len(self._totals.parameters) <= 1:
             return True
-        return self._thread == threading.get_ident()
+        return self._thread == threading.get_ident() and self._buckets.is_current
 
 
 def _sampled(values: list[Any]) -> list[Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,14 +22,17 @@ from torchmem.sample.capture_messages import (
 )
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MAP_SUFFIX
+from torchmem.sample.memory_map import REQUEST_SUFFIX as MAP_REQUEST_SUFFIX
 from torchmem.sample.procfs import pid_namespace, start_ticks
 from torchmem.sample.release_messages import RELEASE_SUFFIXES
 from torchmem.sample.run_directory import (
+    MAX_ENTRIES,
     REPORT_SUFFIX,
     RESERVE_SUFFIX,
     RUN_DIR_MODE,
     SAMPLE_SUFFIX,
     TEMPORARY_SUFFIX,
+    is_user_directory,
     reserve_path,
     sample_name,
 )
@@ -39,18 +45,21 @@ from torchmem.sdk._settings import Settings
 
 if TYPE_CHECKING:
     from torchmem.sample.otlp import Push
+    from torchmem.sdk._endpoint import Endpoint
     from torchmem.sdk._leader import Leader
-    from torchmem.sdk._outputs import Endpoint, Textfile
+    from torchmem.sdk._outputs import Textfile
 
 # How long the files of a process stay after the last write: of one that has certainly ended, which
 # the exporter shows for 15 minutes, and of any other.
 ENDED_FILE_SECONDS = 3600
 STALE_FILE_SECONDS = 24 * 3600
 LOCK_SECONDS = 1.0
+TURN_SECONDS = 0.25
 LAST_SEND_SECONDS = 0.5
 MIN_RESERVED_BYTES = 16 * 1024
 
-_FILES = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, *RELEASE_SUFFIXES, OOM_SNAPSHOT_SUFFIX, MAP_SUFFIX)
+_MAP_FILES = (MAP_SUFFIX, MAP_REQUEST_SUFFIX)
+_FILES = (SAMPLE_SUFFIX, *CAPTURE_SUFFIXES, *RELEASE_SUFFIXES, OOM_SNAPSHOT_SUFFIX, *_MAP_FILES)
 _SUFFIXES = "|".join(map(re.escape, _FILES))
 _UNFINISHED = rf"-\d+{re.escape(REPORT_SUFFIX)}|{re.escape(OOM_RECORDING_SUFFIX)}|{_SUFFIXES}"
 _SWEPT_NAME = re.compile(
@@ -123,17 +132,53 @@ def _as_of(
 def make_user_directory(run_dir: Path) -> Path:
     """Create this user's directory in the run directory, and the latter too, and return its path.
 
-    If another user has taken its name, the directory has a name that cannot be foreseen. Safe
-    against other processes that do the same at the same time. Raises OSError.
+    If another user has taken its name, the directory has a name that cannot be foreseen, under
+    which the user's other processes find it. Safe against other processes that do the same at the
+    same time. Raises OSError.
     """
     mode = _user_directory_mode(run_dir)
     own = run_dir / str(os.geteuid())
     if _claim(own, mode):
         return own
-    fallback = run_dir / f"{os.geteuid()}-{os.urandom(8).hex()}"
-    if _claim(fallback, mode):
-        return fallback
+    with _turn(run_dir):
+        new = run_dir / f"{os.geteuid()}-{os.urandom(8).hex()}"
+        for fallback in (*_own_fallbacks(run_dir), new):
+            if _claim(fallback, mode):
+                return fallback
     raise PermissionError(f"{run_dir} gives new directories another owner")
+
+
+def _own_fallbacks(run_dir: Path) -> list[Path]:
+    """Return the directories that this user's processes had to create under another name."""
+    prefix, own = f"{os.geteuid()}-", []
+    with os.scandir(run_dir) as entries:
+        for entry in islice(entries, MAX_ENTRIES):
+            if entry.name.startswith(prefix) and is_user_directory(entry.name):
+                with ignore(OSError):
+                    if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                        own.append(run_dir / entry.name)
+    return sorted(own)
+
+
+@contextmanager
+def _turn(run_dir: Path) -> Iterator[None]:
+    """Let processes enter one by one. Another user may hold the lock, so none waits for long."""
+    descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end = time.monotonic() + TURN_SECONDS
+        while not _is_locked(descriptor) and time.monotonic() < end:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Return whether this process has got the lock, which ends when the descriptor is closed."""
+    with ignore(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def restore_directory(directory: Path) -> None:
@@ -263,12 +308,19 @@ class Publisher:
         """Start to listen if the settings ask for a port."""
         with self._errors.suppress("endpoint"):
             if self._settings.port is not None and self._endpoint is None:
-                from torchmem.sdk._outputs import Endpoint
+                from torchmem.sdk._endpoint import Endpoint
+                from torchmem.sdk._outputs import registry
+                from torchmem.sdk._page import Page
 
-                self._endpoint = Endpoint.open(self._settings, self._local_rank, self._sample)
+                page = Page(registry(self._sample))
+                self._endpoint = Endpoint.open(self._settings, self._local_rank, page, self._errors)
 
     def tick(self) -> None:
         """Do what would delay the training thread: the election, and the import of OTLP."""
+        if self._endpoint and not self._endpoint.is_open:  # the script has closed its descriptor
+            self._endpoint.close()
+            self._endpoint = None
+            self.open_endpoint()
         if self._settings.leader_port is not None:
             self._campaign(self._settings.leader_port)
         if self._settings.otlp and not self._sends:
@@ -282,7 +334,8 @@ class Publisher:
                 from torchmem.sdk._leader import Leader
 
                 directory, host = self.file.path.parent, self._hostname
-                self._leader = Leader(directory, host, self._settings.address, port)
+                address = self._settings.address
+                self._leader = Leader(directory, host, address, port, self._errors)
             self._leader.campaign()
 
     def _start_to_send(self) -> None:

@@ -39,17 +39,20 @@ class RecordedHistory:
         self._allocated_peaks = allocated_peaks
         self._facts: dict[str, Any] = {}
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Start recording, and read the memory at this moment.
 
         Only then: memory that another thread allocates in between would otherwise be in neither.
+        Return False if history is being recorded already.
         """
-        self.backend.start_history(HISTORY_ENTRIES)
+        if not self.backend.start_history(HISTORY_ENTRIES):
+            return False
         try:
             self._facts = self._read_facts(HISTORY_ENTRIES)
         except BaseException:
             self.stop()
             raise
+        return True
 
     def start_trace(self) -> bool:
         """Start recording without stacks, likewise. Return False if that is impossible."""

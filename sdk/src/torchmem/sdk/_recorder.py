@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmem.allocator.backend import Backend, Device
-from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.allocator.verdict import Circumstances
 from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
 from torchmem.sdk._component_peaks import ComponentPeaks
 from torchmem.sdk._components import Components
@@ -98,12 +99,46 @@ class Recorder:
                 free = self.backend.free_bytes(device.index)
                 record.update_driver(free, self.backend.limit_bytes(device.index))
 
+    def read_early(self, steps: int) -> None:
+        """Take a point of the run's history at a step's end, without a call to the driver."""
+        call_if_free(self._lock, lambda: self._read_early(steps))
+
+    def _read_early(self, steps: int) -> None:
+        for index, record in self._records.items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                record.keep_peaks(stats)
+                record.add_point(steps, stats["allocated_bytes"]["all"]["current"])
+
+    def add_points(self, steps: int) -> None:
+        """Take a point of the run's history from what was just read."""
+        for record in self.records().values():
+            record.add_read_point(steps)
+
+    def judge_growth(self) -> None:
+        """Judge what grows on each device, by the history of the run."""
+        for record in self.records().values():
+            record.judge_growth()
+
+    def read_memory(self) -> None:
+        """Read the statistics after a release, in any thread.
+
+        Return at once when another thread is reading. Components are absent until the next full
+        read.
+        """
+        call_if_free(self._lock, self._read_stats)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the allocator has returned memory or taken more since the snapshot."""
+        return any(record.is_outdated for record in self.records().values())
+
     def _follow_plan(self, largest: float) -> None:
         with self.errors.suppress("step"):
             size = self.plan.take()
             for record in self._records.values():
                 if record.allocator:
-                    record.peak_by_size.add(size, record.allocator.active_peak_bytes)
+                    record.peak_by_size.add(size, record.allocator.active_peak_bytes or 0)
                     record.planned_peak = record.peak_by_size.expected(largest)
 
     def _read_components(self, moment: Moment) -> None:
@@ -118,8 +153,10 @@ class Recorder:
             self._read_component_peaks(counted, moment)
         for index, record in self._records.items():
             record.components = counted.get(index, {})
-            peak = record.allocator.allocated_peak_bytes if record.allocator else 0
-            record.component_peaks, record.component_peak_time = self._peaks.values(index, peak)
+            peak = (record.allocator.active_peak_bytes or 0) if record.allocator else 0
+            record.component_peaks, record.component_peak_time = self._peaks.values(
+                index, record.requested_peak, peak
+            )
 
     def _read_component_peaks(self, counted: dict[int, dict[str, int]], moment: Moment) -> None:
         if moment != "step":
@@ -182,7 +219,7 @@ class Recorder:
         """Return the highest allocated bytes of every device since the process began."""
         self.read_stats()
         return {
-            index: record.allocator.allocated_peak_bytes
+            index: record.allocator.allocated_peak_bytes or 0
             for index, record in self.records().items()
             if record.allocator is not None
         }
@@ -245,8 +282,11 @@ class Recorder:
         started = time.perf_counter()
         config = AllocatorConfig.of(self.settings)
         for index, available in snapshot.available.items():
-            layout = measure(snapshot.segments, index, snapshot.timestamp, available, config)
-            self._records[index].layout = self._records[index].periodic_layout = layout
+            record = self._records[index]
+            record.measured = measurement(
+                snapshot.segments, index, snapshot.timestamp, available, config
+            )
+            record.periodic_layout = record.layout
         self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
         return snapshot
 
@@ -258,34 +298,43 @@ class Recorder:
             if record.periodic_layout is not None
         ]
 
-    def record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
-        """Count an OOM, classify it, and read the state it left; for the OOM observer."""
-        call = partial(self._record_oom, device, failed)
+    def record_oom(
+        self, device: int, failed: FailedAllocation, about: Circumstances
+    ) -> OomObservation:
+        """Count an OOM, judge it, and read the state it left; for the OOM observer.
+
+        `about` is all but what the record of the device adds.
+        """
+        call = partial(self._record_oom, device, failed, about)
         return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
 
-    def _record_oom(self, device: int, failed: FailedAllocation) -> OomObservation:
+    def _record_oom(
+        self, device: int, failed: FailedAllocation, about: Circumstances
+    ) -> OomObservation:
         self._read_stats()
         self._read_components("oom")
-        config = AllocatorConfig.of(self.settings)
-        return examine(self.backend, self._records[device], config, failed)
+        config, record = AllocatorConfig.of(self.settings), self._records[device]
+        return examine(self.backend, record, config, failed, _completed(about, record))
 
-    def record_library_oom(self, failed: LibraryOom) -> OomObservation | None:
+    def record_library_oom(self, failed: LibraryOom, about: Circumstances) -> OomObservation | None:
         """Count an OOM of a library other than PyTorch, and read the state it left.
 
         The error does not name the device, so the one with most reserved memory is taken. Return
         None without any device.
         """
-        call = partial(self._record_library_oom, failed)
+        call = partial(self._record_library_oom, failed, about)
         return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
 
-    def _record_library_oom(self, failed: LibraryOom) -> OomObservation | None:
+    def _record_library_oom(
+        self, failed: LibraryOom, about: Circumstances
+    ) -> OomObservation | None:
         self._read_stats()
         self._read_components("oom")
         record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
         if record is None:
             return None
         config = AllocatorConfig.of(self.settings)
-        return examine_library_oom(self.backend, record, config, failed)
+        return examine_library_oom(self.backend, record, config, failed, _completed(about, record))
 
     def records(self) -> dict[int, DeviceRecord]:
         """Return the record of each device by torch's index."""
@@ -295,3 +344,11 @@ class Recorder:
         """Return the distinguishable devices as they are published, by torch's index."""
         records = sorted(self._records.items())
         return distinct_devices(record.sample(expandable=self.expandable) for _, record in records)
+
+
+def _completed(about: Circumstances, record: DeviceRecord) -> Circumstances:
+    """Return the circumstances of an OOM with what the record of its device knows."""
+    active = record.allocator.active_bytes.total if record.allocator else None
+    is_new = about.phase not in record.phase_peaks
+    history = record.run_history.published()
+    return replace(about, active=active, history=history, is_new_phase=is_new)

@@ -403,9 +403,11 @@ class Release:
         after, released = self._reserved(records), {}
         for index, account in accounts.items():
             account.add(before[index] - after[index])
-            self._after[index] = records[index].stats_timestamp, after[index]
             released[records[index].device.uuid or str(index)] = before[index] - after[index]
         seconds = time.perf_counter() - started
+        self._recorder.read_memory()
+        for index in accounts:
+            self._after[index] = records[index].stats_timestamp, after[index]
         return {name: size for name, size in released.items() if size > 0}, seconds
 
     def _empty_cache(self, kept: Sequence[HeldBlock] = ()) -> None:

@@ -70,20 +70,24 @@ class ReleaseRequests:
         self._main_cpu = main_cpu or _main_thread_cpu
         self._job: _Job | None = None
         self._lock = threading.Lock()
+        self._was_served_here = False
 
     @property
     def is_busy(self) -> bool:
         """Whether a request waits to be served."""
         return self._job is not None
 
-    def tick(self, *, is_idle: bool, waits: bool = False) -> None:
+    def tick(self, *, is_idle: bool, waits: bool = False) -> bool:
         """Look for a new request, and serve one that no step will serve.
 
-        One that comes while the script says that it waits is served at once.
+        One that comes while the script says that it waits is served at once. Return whether one was
+        served in this thread, because the main thread does nothing.
         """
         is_idle = is_idle and not self._release.is_calling_hooks
+        self._was_served_here = False
         if call_if_free(self._lock, lambda: self._tick(is_idle, waits)):
             self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
+        return self._was_served_here
 
     def _tick(self, is_idle: bool, waits: bool) -> bool:
         """Return whether to ask the main thread to serve the request."""
@@ -92,7 +96,7 @@ class ReleaseRequests:
                 self._job = None
                 self._accept()
             if self._job and waits and not self._release.is_calling_hooks:
-                self._serve(self._job, self._release.beside_main_thread)
+                self._serve_here(self._job)
             elif self._job and is_idle:
                 return self._serve_idle(self._job)
             elif self._job:
@@ -127,8 +131,12 @@ class ReleaseRequests:
             job.asked_main, job.main_cpu = now, cpu
             return True
         if now - job.asked_main >= MAIN_THREAD_SECONDS:
-            self._serve(job, self._release.beside_main_thread)
+            self._serve_here(job)
         return False
+
+    def _serve_here(self, job: _Job) -> None:
+        self._was_served_here = True
+        self._serve(job, self._release.beside_main_thread)
 
     def _in_main_thread(self) -> None:
         call_if_free(self._lock, lambda: self._serve_if_ready(self._release.while_idle))

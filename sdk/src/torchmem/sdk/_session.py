@@ -21,7 +21,7 @@ from torchmem.allocator.backend import Backend, T
 from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk._cost import MAX_STEP_SECONDS
-from torchmem.sdk._ending import UncaughtErrors, ending_of, last_error, library_oom
+from torchmem.sdk._ending import UncaughtErrors, ending_of, is_oom, last_error, library_oom
 from torchmem.sdk._errors import Errors, log
 from torchmem.sdk._identity import identify, is_multiprocessing_child
 from torchmem.sdk._idle_backend import IdleBackend
@@ -341,8 +341,8 @@ class Session:
         with self.errors.suppress("exit"):
             if self._ending is None and error is not None:
                 self._on_uncaught(error, ends_process=True)
-        exits_after_oom = self._uncaught.exit_ends_oom and self._monitor.oom_pending
-        self._close("oom" if exits_after_oom else self._ending or "exited")
+        by_exit = self._uncaught.exit_ending(oom_pending=self._monitor.oom_pending)
+        self._close(self._ending or by_exit)
 
     def _on_uncaught(self, error: BaseException, ends_process: bool) -> None:
         """Count a library's OOM that nothing caught, and keep how it ends the process."""
@@ -350,6 +350,8 @@ class Session:
             oom = None if self._closed else library_oom(error)
             if oom is not None:
                 self._monitor.on_library_oom(oom)
+            if ends_process and not self._closed and (oom is not None or is_oom(error)):
+                self._monitor.on_fatal_oom()
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
 
@@ -458,6 +460,11 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
                 "instrument() was called before; its first settings stay in effect",
             )
         return _current
+
+
+def current_session() -> Session | None:
+    """Return this process's newest session, which may have ended; None without one."""
+    return _current
 
 
 def _renew_lock() -> None:

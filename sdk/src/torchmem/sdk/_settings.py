@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from torchmem.allocator.settings import ADVICE_VARIABLE
+from torchmem.allocator.thresholds import THRESHOLDS_VARIABLE
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.run_directory import run_directory
 from torchmem.sdk._cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTERVAL_SECONDS
 from torchmem.sdk._errors import log
 
 PREFIX = "TORCHMEM_"
-# Variables that other parts of torchmem read: compose, the systemd unit, `torchmem preflight`, and
-# the identity of the process.
+# Variables that other parts of torchmem read: compose, the systemd unit, `torchmem preflight`,
+# `torchmem run`, and the identity of the process.
 OTHER_VARIABLES = {
     "TORCHMEM_DASHBOARDS",
     "TORCHMEM_EXPORTER_ARGS",
     "TORCHMEM_PREFLIGHT",
+    "TORCHMEM_SUMMARY",
     ADVICE_VARIABLE,
+    THRESHOLDS_VARIABLE,
 }
 # Share of letters, by difflib, from which an unknown variable counts as misspelled.
 MIN_RESEMBLANCE = 0.93

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torchmem.allocator.backend import Storages
+from torchmem.allocator.backend import Storages, WeakStorage
 from torchmem.sdk._interruptions import is_interruption
 
 # Of one value, such as the state of one parameter.
@@ -32,6 +32,7 @@ class TensorReader:
     def __init__(self, torch: Any) -> None:
         self._plain = {torch.Tensor, torch.nn.Parameter}
         self._tensor = torch.Tensor
+        self._storage = torch.UntypedStorage
         self._without_overrides = torch._C.DisableTorchFunction  # noqa: SLF001
 
     def count(self, values: Iterable[object], found: Storages) -> None:
@@ -60,6 +61,22 @@ class TensorReader:
             return tuple(
                 parameter.is_leaf and parameter.grad is not None for parameter in parameters
             )
+
+    def viewed_storages(self, parameters: Iterable[Any]) -> list[WeakStorage]:
+        """Return the storages that gradients are views of, each once, without keeping them.
+
+        Call it in the thread that trains.
+        """
+        found: dict[int, WeakStorage] = {}
+        with self._without_overrides():
+            for parameter in parameters:
+                gradient: Any = parameter.grad if parameter.is_leaf else None
+                if type(gradient) in self._plain and gradient._is_view() and gradient.is_cuda:  # noqa: SLF001
+                    storage = gradient.untyped_storage()
+                    if storage.data_ptr() not in found:
+                        viewed = _Viewed(self._storage, storage, gradient.get_device())
+                        found[storage.data_ptr()] = viewed
+        return list(found.values())
 
     def _add(self, value: Any, found: Storages) -> None:
         try:
@@ -97,6 +114,27 @@ class TensorReader:
         except Exception as error:
             if is_interruption(error):
                 raise
+
+
+class _Viewed:
+    """A weak reference to a storage, as `torch.multiprocessing.reductions` has them (2.1 to 2.13).
+
+    What a storage holds is freed with its last strong reference.
+    """
+
+    def __init__(self, kind: Any, storage: Any, device: int) -> None:
+        self._kind = kind
+        self._device = device
+        self._pointer = storage._weak_ref()  # noqa: SLF001
+
+    def add(self, found: Storages) -> None:
+        """Add the storage if it still exists."""
+        storage = self._kind._new_with_weak_ptr(self._pointer)  # noqa: SLF001
+        if storage is not None:
+            _keep(found, self._device, storage.data_ptr(), storage.nbytes())
+
+    def __del__(self) -> None:
+        self._kind._free_weak_ref(self._pointer)  # noqa: SLF001
 
 
 def _inner(tensor: Any) -> list[Any]:

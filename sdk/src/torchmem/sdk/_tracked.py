@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 from weakref import ref
 
 from torchmem.allocator.backend import Storages, TensorCounter
 from torchmem.sample.sample import COMPONENTS, MAX_COMPONENTS
-from torchmem.sdk._cost import TRACK_BUDGET
+from torchmem.sdk._cost import MAX_PART_SECONDS, TRACK_BUDGET
 from torchmem.sdk._errors import Errors, log
 
 Clock = Callable[[], float]
@@ -22,13 +24,18 @@ MAX_NAME_BYTES = 64
 
 
 class Part:
-    """One part. Keeps no tensor and no module alive, only a callable that it was given."""
+    """One part. Keeps no tensor and no module alive, only a callable that it was given.
+
+    `clock` is the CPU time of this thread: while it waits for a core, the count costs nothing.
+    """
 
     def __init__(self, source: Any, counter: TensorCounter, clock: Clock) -> None:
         self.storages: Storages = {}
         self._counter = counter
         self._clock = clock
         self._due = 0.0
+        self._costs: deque[float] = deque(maxlen=2)
+        self._called: float | None = None
         self._call: Callable[[], object] | None = None
         self._module: ref[Any] | None = None
         self._tensors: list[ref[Any]] = []
@@ -39,20 +46,45 @@ class Part:
         else:
             self._tensors = [ref(tensor) for tensor in counter.tensors(source)]
 
-    def count(self, now: float, moment: Moment) -> None:
-        """Count again if that is due; `now` is of the clock.
+    def count(self, now: float, moment: Moment) -> bool:
+        """Count again if that is due at `now`, in seconds; return whether the part is known.
 
         The script's callable is called at a step's end only, where the script itself has called
-        the SDK. In between, the tensors that it returned last are counted.
+        the SDK. In between, the tensors that it returned last are counted. A part whose count costs
+        too much, or whose callable was called too long ago, is not known.
         """
-        if now < self._due and moment != "oom":
-            return
-        if moment == "step" and self._call:
+        is_awaited = moment == "step" and self._is_old(now)
+        if self._call and self._called is None and not is_awaited:
+            return False
+        if is_awaited or now >= self._due or moment == "oom":
+            started = self._clock()
+            self._count(now, may_call=moment == "step")
+            self._costs.append(self._clock() - started)
+            is_first = len(self._costs) == 1
+            self._due = now + (min(self._pause, MAX_PART_SECONDS) if is_first else self._pause)
+        return not self._is_old(now) and self._pause <= MAX_PART_SECONDS
+
+    def _is_old(self, now: float) -> bool:
+        """Return whether the callable was not called within the last minute."""
+        if self._call is None:
+            return False
+        return self._called is None or now - self._called > MAX_PART_SECONDS
+
+    @property
+    def _pause(self) -> float:
+        """Seconds until the next count, by the cheaper one of the two latest.
+
+        The garbage collector may have run in the other.
+        """
+        return min(self._costs, default=0.0) / TRACK_BUDGET
+
+    def _count(self, now: float, *, may_call: bool) -> None:
+        if may_call and self._call:
+            self._called = now
             self._tensors = [ref(tensor) for tensor in self._counter.tensors(self._call())]
         found: Storages = {}
         self._counter.count(self._living(), found)
         self.storages = found
-        self._due = now + (self._clock() - now) / TRACK_BUDGET
 
     def _living(self) -> Iterable[object]:
         if self._module is None:
@@ -62,11 +94,17 @@ class Part:
 
 
 class Tracked:
-    """All parts by name. `version` grows when a part is added or removed."""
+    """All parts by name. `version` grows when a part is added, removed, or no longer known.
 
-    def __init__(self, counter: TensorCounter | None, errors: Errors, clock: Clock) -> None:
+    `clock`: the CPU time of this thread.
+    """
+
+    def __init__(
+        self, counter: TensorCounter | None, errors: Errors, clock: Clock = time.thread_time
+    ) -> None:
         self.parts: dict[str, Part] = {}
         self.version = 0
+        self._known: set[str] = set()
         self._counter = counter
         self._clock = clock
         self._errors = errors
@@ -92,14 +130,18 @@ class Tracked:
         return None
 
     def storages(self) -> list[Storages]:
-        """Return the storages of all parts as they were counted last."""
-        return [part.storages for part in tuple(self.parts.values())]
+        """Return the storages of all known parts as they were counted last."""
+        parts = tuple(self.parts.items())
+        return [part.storages for name, part in parts if name in self._known]
 
     def count(self, now: float, moment: Moment) -> dict[str, Storages]:
-        """Return the storages of each part; a part that fails is left out."""
+        """Return the storages of each known part; a part that fails is left out."""
         counted = {}
         for name, part in tuple(self.parts.items()):
             with self._errors.suppress("components"):
-                part.count(now, moment)
-                counted[name] = part.storages
+                if part.count(now, moment):
+                    counted[name] = part.storages
+        if counted.keys() != self._known:
+            self._known = set(counted)
+            self.version += 1
         return counted

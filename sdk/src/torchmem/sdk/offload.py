@@ -36,8 +36,10 @@ class PinnedMemory:
     def __init__(self, torch: Any) -> None:
         self._plain = {torch.Tensor, torch.nn.Parameter}
         self._strided = torch.strided
-        # The count includes the tensor, and the Python object that is asked (2.1 to 2.13).
         self._uses = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001
+        # The count includes the tensor, and the Python object that is asked (2.1 to 2.13).
+        tensor = torch.empty(1, device="cpu")
+        self._uses_of_one = self._use_count(tensor.untyped_storage())
 
     def can_take(self, tensor: Any) -> bool:
         """Return whether it is a plain tensor on a GPU, alone in a storage that it fills."""
@@ -52,7 +54,10 @@ class PinnedMemory:
         storage = tensor.untyped_storage()
         if not storage.nbytes() == _size(tensor) > 0:
             return False
-        return self._uses is None or self._uses(storage._cdata) <= 2  # noqa: SLF001
+        return self._use_count(storage) <= self._uses_of_one
+
+    def _use_count(self, storage: Any) -> int:
+        return 0 if self._uses is None else int(self._uses(storage._cdata))  # noqa: SLF001
 
     def empty_like(self, tensor: Any) -> Any:
         """Return pinned memory."""

@@ -39,7 +39,8 @@ class StepClock:
     """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`.
 
     `progress` is the latest beginning or end of a pass of the loop; after one that `waits`, no step
-    is expected until the next one begins.
+    is expected until the next one begins. `read_count`: the count at the latest read at a step's
+    end.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,7 @@ class StepClock:
         self.last: float | None = None
         self.progress: float | None = None
         self.waits = False
+        self.read_count: int | None = None
         self._samples: int | None = None
         self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
         self._sum = 0.0
@@ -76,7 +78,15 @@ class StepClock:
     def steps(self) -> Steps:
         """Return the counts so far, with the Unix times of the last step and sign of progress."""
         last, progress = _unix_time(self.last), _unix_time(self.progress)
-        return Steps(self.count, tuple(self._durations), self._sum, self._samples, last, progress)
+        return Steps(
+            self.count,
+            tuple(self._durations),
+            self._sum,
+            self._samples,
+            last,
+            progress,
+            self.read_count,
+        )
 
 
 def _unix_time(moment: float | None) -> float | None:

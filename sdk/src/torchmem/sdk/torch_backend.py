@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
 
 from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collector
+from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk._allocator_reader import AllocatorReader
 from torchmem.sdk._call_stack import backward_node
@@ -40,6 +41,7 @@ from torchmem.sdk._interruptions import ignore, is_interruption, shield
 from torchmem.sdk._main_thread import PendingCalls
 from torchmem.sdk._modules import SeenModules
 from torchmem.sdk._peaks import MemoryModule, UserPeaks
+from torchmem.sdk._python_tensors import TensorWalk
 from torchmem.sdk._tensors import TensorReader
 
 # Events of PyTorch's history that say nothing about how much is requested.
@@ -147,7 +149,7 @@ class TorchBackend:
         return int(torch.cuda.mem_get_info(device)[0])
 
     def pinned_memory(self) -> PinnedMemory | None:
-        """Return `torch._C._cuda_hostMemoryStats()` (since 2.6); it makes no CUDA call.
+        """Return `torch._C._cuda_hostMemoryStats()` (since 2.7); it makes no CUDA call.
 
         Up to 2.8 it names the bytes in use `allocated_bytes` and all bytes `reserved_bytes`.
         """
@@ -181,63 +183,53 @@ class TorchBackend:
         """Return whether history is recorded; only the native allocator can record it."""
         return self._reader.history_enabled() if self._reader.backend() == "native" else None
 
-    def start_history(self, max_entries: int) -> None:
+    def owns_history(self) -> bool:
+        """Return whether one of the methods below has started what is recorded."""
+        return self._reader.recording.kind is not None
+
+    def start_history(self, max_entries: int) -> bool:
         """Record allocations with Python stacks; resolving C++ frames would take minutes."""
-        torch.cuda.memory._record_memory_history(  # noqa: SLF001
-            enabled="all", context="alloc", stacks="python", max_entries=max_entries
+        return self._reader.recording.start(
+            "history", enabled="all", context="alloc", max_entries=max_entries
         )
 
     def stop_history(self) -> None:
-        """Stop recording and clear PyTorch's buffer."""
-        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+        """Stop recording and clear PyTorch's buffer, unless the script records."""
+        self._reader.recording.stop(("history", "stacks"), lambda: None)
 
-    def start_stacks(self) -> None:
+    def start_stacks(self) -> bool:
         """Record with `enabled="state"` (since 2.1), which keeps the stacks of live blocks only.
 
         The first snapshot with stacks imports torch._inductor, which torch.optim has mostly done
         (2.13, `py_symbolize`). Importing it here keeps that second out of the snapshots' account.
         """
         getattr(torch, "_inductor", None)
-        torch.cuda.memory._record_memory_history(  # noqa: SLF001
-            enabled="state", context="state", stacks="python", max_entries=1
+        return self._reader.recording.start(
+            "stacks", enabled="state", context="state", max_entries=1
         )
-        self._reader.records_stacks = True
-
-    def stop_stacks(self) -> None:
-        """Stop recording, unless entries show that the script has started a recording since."""
-        was_own = self._reader.has_own_recording()
-        self._reader.records_stacks = False
-        if was_own:
-            self.stop_history()
 
     def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
         """Record allocations and completed frees without stacks, or all entries, since 2.11."""
         reader = self._reader
-        if reader.backend() != "native" or not reader.can_skip_traces or reader.history_enabled():
+        if reader.backend() != "native" or not reader.can_skip_traces:
             return False
-        torch.cuda.memory._record_memory_history(  # noqa: SLF001
+        return reader.recording.start(
+            "trace",
             enabled="all",
             context=None,
-            stacks="python",
             max_entries=max_entries,
             clear_history=True,
             skip_actions=[] if complete else SKIPPED_ACTIONS,
         )
-        return True
 
     def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
-        """Stop recording, unless an entry has frames; return what `use` makes of the entries."""
-        if not self._reader.history_enabled():
-            return None
+        """Stop recording and return what `use` makes of the entries, unless the script records."""
         with without_collector():
-            traces = self._reader.traces()
+            traces = self._reader.recording.stop(("trace",), self._reader.traces)
             try:
-                if any("frames" in entry for trace in traces for entry in trace):
-                    return None
-                self.stop_history()
-                return use(traces)
+                return None if traces is None else use(traces)
             finally:
-                traces = []
+                traces = None
 
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return `torch.cuda.memory._snapshot()`; without traces as `memory_snapshot` takes it."""
@@ -313,6 +305,10 @@ class TorchBackend:
         """Return the name of the autograd node that runs in this thread, such as MmBackward0."""
         return backward_node(torch)
 
+    def is_training(self) -> bool:
+        """Return whether gradients are enabled in this thread, or a backward pass runs in it."""
+        return bool(torch.is_grad_enabled()) or self.backward_node() is not None
+
     def current_stream(self, device: int) -> int | None:
         """Return the handle of the current stream, without a CUDA call."""
         return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
@@ -341,6 +337,10 @@ class TorchBackend:
     def tensor_counter(self) -> TensorReader:
         """Return what finds the storages of the script's tensors."""
         return TensorReader(torch)
+
+    def python_tensors(self, device: int) -> tuple[TensorGroup, ...] | None:
+        """Return the tensors among the objects that Python's collector tracks."""
+        return TensorWalk(torch).groups(device)
 
     def modules(self) -> SeenModules:
         """Return the modules that have registered something since this module was imported."""

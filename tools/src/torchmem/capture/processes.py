@@ -65,10 +65,13 @@ class ProcessFilter:
         )
 
 
-def find_process(directory: Path, selected: ProcessFilter) -> TrainingProcess:
+def find_process(
+    directory: Path, selected: ProcessFilter, *, or_ended: bool = False
+) -> TrainingProcess:
     """Return the only running process that the filter matches.
 
-    Raise UsageError if no process matches, if several do, or if it has ended.
+    With `or_ended`, the only one that has ended and left its sample, if none is running. Raise
+    UsageError if no process matches, if several do, or if it has ended.
     """
     processes = sorted(
         training_processes(directory), key=lambda p: (p.process.run, p.process.rank, p.pid)
@@ -77,6 +80,8 @@ def find_process(directory: Path, selected: ProcessFilter) -> TrainingProcess:
     running = [process for process in matching if process.alive is not False]
     if len(running) == 1:
         return running[0]
+    if or_ended and len(matching) == 1:
+        return matching[0]
     if running:
         raise UsageError(
             f"several processes match: {_names(running)}; select one with --rank, --run or --pid."

@@ -3,12 +3,12 @@
 
 _shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
 _shtab_torchmem_top_option_strings=(-h --help --once --interval)
-_shtab_torchmem_oom_option_strings=(-h --help --run-dir --list --json)
-_shtab_torchmem_report_option_strings=(-h --help --rank --run --pid --json --run-dir)
+_shtab_torchmem_oom_option_strings=(-h --help --run-dir --list --json --html)
+_shtab_torchmem_report_option_strings=(-h --help --rank --run --pid --json --html --run-dir --thresholds)
 _shtab_torchmem_release_option_strings=(-h --help --gpu --run --rank --pid --hooks --timeout --run-dir)
 _shtab_torchmem_capture_option_strings=(-h --help --rank --run --pid --seconds --out --run-dir)
 _shtab_torchmem_whatif_option_strings=(-h --help --device --card --setting --json --plot)
@@ -22,11 +22,15 @@ _shtab_torchmem_option_strings=(-h --help --version)
 _shtab_torchmem_exporter___web_config_file_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_exporter___run_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_exporter___config_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_exporter___thresholds_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_run_pos_0_COMPGEN=_torchmem_command
 _shtab_torchmem_run___run_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_oom_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_oom___run_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_torchmem_oom___html_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_report___html_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_report___run_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_torchmem_report___thresholds_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_release___run_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_capture___out_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_capture___run_dir_COMPGEN=_shtab_compgen_dirs

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpu --gpus --hooks --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpu --gpus --hooks --html --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -71,6 +71,7 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l listen -l web.listen
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.config.file -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords, in the format of Prometheus exporters'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.systemd-socket -d 'serve on the socket that systemd passes'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l web-ui -l no-web-ui -d 'serve the live page at / (default: yes)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l web.allowed-host -x -d 'host name by which browsers here may open the page, too; can be repeated'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l otlp -l no-otlp -d 'also send the metrics by OTLP, as the variables OTEL_EXPORTER_OTLP_* say'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory that the training processes write to'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'how long to keep the last values of a process that ended (default: 900)'
@@ -78,13 +79,14 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seco
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l pcie-throughput -l no-pcie-throughput -d 'measure PCIe throughput, which takes 40 ms for each GPU and scrape'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings in YAML; flags override them'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'thresholds of `torchmem rules`, for the live page and `torchmem top`'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l print-config -d 'print the effective settings as YAML and exit'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l once -d 'print the metrics once on stdout and exit'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a run -d 'run a command unchanged, and monitor each of its processes that uses CUDA'
 complete -c torchmem -n '_shtab_torchmem_using run' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using run' -l name -x -d 'name of the run (default: the scheduler'"'"'s or the script'"'"'s)'
 complete -c torchmem -n '_shtab_torchmem_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
-complete -c torchmem -n '_shtab_torchmem_using run' -l apply-advice -d 'if an earlier attempt ran out of memory by fragmentation, add the allocator setting that its report names'
+complete -c torchmem -n '_shtab_torchmem_using run' -l apply-advice -d 'if an earlier attempt ran out of memory and an allocator setting cures that, add the setting; say why if not'
 complete -c torchmem -n '_shtab_torchmem_using run; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command, after --'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a demo -d 'run a simulated training job and show the memory of its ranks; needs no GPU'
 complete -c torchmem -n '_shtab_torchmem_using demo' -s h -l help -d 'show this help message and exit'
@@ -105,6 +107,7 @@ complete -c torchmem -n '_shtab_torchmem_using oom' -s h -l help -d 'show this h
 complete -c torchmem -n '_shtab_torchmem_using oom' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using oom' -l list -d 'list all of your reports in the run directory (root: of all users)'
 complete -c torchmem -n '_shtab_torchmem_using oom' -l json -d 'print the reports as JSON, one per line'
+complete -c torchmem -n '_shtab_torchmem_using oom' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write the report as a page (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using oom; and test $_shtab_torchmem_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'report (default: the newest one)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a report -d 'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
 complete -c torchmem -n '_shtab_torchmem_using report' -s h -l help -d 'show this help message and exit'
@@ -112,7 +115,9 @@ complete -c torchmem -n '_shtab_torchmem_using report' -l rank -x -d 'global ran
 complete -c torchmem -n '_shtab_torchmem_using report' -l run -x -d 'name of its run'
 complete -c torchmem -n '_shtab_torchmem_using report' -l pid -x -d 'its process id'
 complete -c torchmem -n '_shtab_torchmem_using report' -l json -d 'print the sample, the threats and the advice as JSON'
+complete -c torchmem -n '_shtab_torchmem_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write the report as a page (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using report' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using report' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'your thresholds of `torchmem rules` (default TORCHMEM_THRESHOLDS, else the shipped)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a release -d 'make running processes return unused memory to the driver'
 complete -c torchmem -n '_shtab_torchmem_using release' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using release' -l gpu -x -d 'processes on this GPU: NVML'"'"'s index, or the start of its UUID'
@@ -132,7 +137,7 @@ complete -c torchmem -n '_shtab_torchmem_using capture' -l out -xka "(__fish_com
 complete -c torchmem -n '_shtab_torchmem_using capture' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a whatif -d 'replay a memory snapshot'"'"'s allocations under other allocator settings'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using whatif' -l device -x -d 'only this GPU (default: all that have a trace)'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l device -x -d 'only cuda:N (default: all that have a trace)'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l card -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), 22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l setting -x -d 'try this instead of the usual settings, such as '"'"'max_split_size_mb:256'"'"'; repeatable'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l json -d 'print one line of JSON per device'
@@ -143,7 +148,7 @@ complete -c torchmem -n '_shtab_torchmem_using snapshot' -s h -l help -d 'show t
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l at -xka "end peak oom" -d 'the moment to look at (default: the OutOfMemoryError if there is one, else the end)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l diff -d 'show what grew from the first file to the second'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l leaks -d 'show lines that allocate throughout the recording and never free'
-complete -c torchmem -n '_shtab_torchmem_using snapshot' -l device -x -d 'only this GPU (default: all)'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l device -x -d 'only cuda:N (default: all)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l top -x -d 'rows of each table (default 12)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l json -d 'print one line of JSON per GPU'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory by line, as .png or .svg'

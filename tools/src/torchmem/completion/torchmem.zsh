@@ -85,6 +85,7 @@ _shtab_torchmem_exporter_options=(
   "--web.config.file[TLS and passwords, in the format of Prometheus exporters]:FILE.yml:_files"
   "--web.systemd-socket[serve on the socket that systemd passes]"
   {--web-ui,--no-web-ui}"[serve the live page at \/ (default\: yes)]"
+  "*--web.allowed-host[host name by which browsers here may open the page, too\; can be repeated]:NAME:"
   {--otlp,--no-otlp}"[also send the metrics by OTLP, as the variables OTEL_EXPORTER_OTLP_\* say]"
   "--run-dir[run directory that the training processes write to]:DIR:_files -/"
   "--ttl-seconds[how long to keep the last values of a process that ended (default\: 900)]:N:"
@@ -92,6 +93,7 @@ _shtab_torchmem_exporter_options=(
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
+  "--thresholds[thresholds of \`torchmem rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
   "--once[print the metrics once on stdout and exit]"
 )
@@ -104,6 +106,7 @@ _shtab_torchmem_oom_options=(
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--list[list all of your reports in the run directory (root\: of all users)]"
   "--json[print the reports as JSON, one per line]"
+  "--html[write the report as a page (- for stdout)]:FILE:_files"
   ":report (default\: the newest one):_files"
 )
 
@@ -155,7 +158,9 @@ _shtab_torchmem_report_options=(
   "--run[name of its run]:NAME:"
   "--pid[its process id]:N:"
   "--json[print the sample, the threats and the advice as JSON]"
+  "--html[write the report as a page (- for stdout)]:FILE:_files"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "--thresholds[your thresholds of \`torchmem rules\` (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -176,7 +181,7 @@ _shtab_torchmem_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--name[name of the run (default\: the scheduler\'s or the script\'s)]:NAME:"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
-  "--apply-advice[if an earlier attempt ran out of memory by fragmentation, add the allocator setting that its report names]"
+  "--apply-advice[if an earlier attempt ran out of memory and an allocator setting cures that, add the setting\; say why if not]"
   "(-)*::the command, after --:_torchmem_command"
 )
 
@@ -188,7 +193,7 @@ _shtab_torchmem_snapshot_options=(
   "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
   "--diff[show what grew from the first file to the second]"
   "--leaks[show lines that allocate throughout the recording and never free]"
-  "--device[only this GPU (default\: all)]:N:"
+  "--device[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
   "--json[print one line of JSON per GPU]"
   "--plot[plot memory by line, as .png or .svg]:FILE:_files"
@@ -210,7 +215,7 @@ _shtab_torchmem_top_defaults_added=0
 
 _shtab_torchmem_whatif_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--device[only this GPU (default\: all that have a trace)]:N:"
+  "--device[only cuda\:N (default\: all that have a trace)]:N:"
   "--card[a name from \`torchmem preflight --list-cards\`, or a size\: 24GB (10\^9), 22.5GiB (2\^30) (default\: from an OOM in the trace, otherwise unlimited)]:CARD:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
   "*--setting[try this instead of the usual settings, such as \'max_split_size_mb\:256\'\; repeatable]:CONF:"
   "--json[print one line of JSON per device]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks
+from torchmem.sample.signals import wait_for_signal
 from torchmem.top.bars import gib
 from torchmem.top.keyboard import Keyboard, keyboard
 from torchmem.top.node import AwayError, Node, Rank, ask
@@ -110,7 +110,7 @@ def plain(elapsed: float, node: Node, pids: Iterable[int]) -> str:
 
 def _line(rank: Rank) -> str:
     sizes = {
-        "allocated": rank.allocated_bytes,
+        "tensors": rank.tensor_bytes,
         "reserved": rank.reserved_bytes,
         "stranded": next((part.bytes for part in rank.parts if part.name == "stranded"), None),
         "headroom": rank.headroom_flush_bytes,
@@ -126,5 +126,5 @@ def _number(value: int | None) -> str:
 
 
 def _pause(seconds: float) -> None:
-    if signal.sigtimedwait(END_SIGNALS, seconds) is not None:
+    if wait_for_signal(END_SIGNALS, seconds) is not None:
         raise KeyboardInterrupt

@@ -80,6 +80,9 @@ def _nvml(nvml: Nvml, *, is_expected: bool) -> Iterator[Check]:
     finally:
         driver.close()
     yield Check("NVML", "ok", f"responds, driver {versions.driver or 'of an unknown version'}")
+    if versions.outdated_binding:
+        outdated = versions.outdated_binding
+        yield Check("pynvml", "problem", str(outdated), outdated.remedy)
     for gpu in gpus.present:
         yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name or 'unnamed'}, {gpu.uuid}")
     for (index, uuid), code in gpus.lost.items():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from torchmem.allocator.oom_report import OomReport, decode, encode
+from torchmem.allocator.oom_report import OomReport, decode
+from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import write_out
 from torchmem.oom import text
+from torchmem.oom.recorded import leak_documents, recorded_leaks, sentence
+from torchmem.pages import output
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
@@ -21,12 +28,14 @@ from torchmem.sample.run_directory import (
     run_directory,
 )
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
+from torchmem.snapshot.leaks import Leak
 
 HELP = "explain why an instrumented process ran out of memory"
 EPILOG = """\
 Examples:
   torchmem oom
   torchmem oom --list
+  torchmem oom --html oom.html
 """
 REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
@@ -42,10 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list all of your reports in the run directory (root: of all users)",
     )
     add("--json", action="store_true", help="print the reports as JSON, one per line")
+    add("--html", metavar="FILE", type=Path, help="write the report as a page (- for stdout)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a report, or a list. Raise UsageError if there is none or it cannot be read."""
+    if arguments.html:
+        _check_page(arguments)
     directory = arguments.run_dir or run_directory(os.environ)
     if arguments.list:
         reports = load_all(directory)
@@ -53,10 +65,53 @@ def run(arguments: argparse.Namespace) -> int:
         path = arguments.file or newest(directory)
         reports = [(path, load(path))]
     if arguments.json:
-        write_out("".join(encode(report).decode() for _, report in reports))
+        leaking = () if arguments.list else recorded_leaks(*reports[0])
+        documents = (document(report, leaking) for _, report in reports)
+        lines = (json.dumps(each, allow_nan=False) for each in documents)
+        words = "".join(f"{line}\n" for line in lines)
     else:
-        write_out(text.table(reports) if arguments.list else text.page(*reports[0]))
+        words = text.table(reports) if arguments.list else _page(*reports[0])
+    if arguments.html:
+        _write_page(arguments.html, *reports[0])
+    if arguments.html != output.STDOUT:
+        write_out(words)
     return 0
+
+
+def _check_page(arguments: argparse.Namespace) -> None:
+    if arguments.list:
+        raise UsageError("--html shows one report: name it, without --list.")
+    output.check(arguments.html)
+
+
+def _write_page(path: Path, source: Path, report: OomReport) -> None:
+    from torchmem.oom.html import page
+
+    output.write(page(source, report, gpu_indices(), recorded_leaks(source, report)), path)
+
+
+def document(report: OomReport, leaking: Sequence[Leak] = ()) -> dict[str, Any]:
+    """Return a report as JSON shows it: the file, with the verdict in words.
+
+    `verdict` is public: `cause`, `onset`, `headline`, and `gains`, what each change would have
+    given. `onset` is None where it is unknown; `gains` is empty in reports of older versions.
+    `leaks` are the lines that leak by a recording beside the report.
+    """
+    verdict = report.verdict
+    words = {
+        "cause": report.oom.cause,
+        "detail": report.oom.detail,
+        "onset": report.oom.onset,
+        "headline": sentence(report, leaking),
+        "gains": [asdict(gain) for gain in verdict.gains] if verdict else [],
+        "leaks": leak_documents(leaking),
+        "why": asdict(verdict.why) if verdict and verdict.why else None,
+    }
+    return {**asdict(report), "verdict": words}
+
+
+def _page(path: Path, report: OomReport) -> str:
+    return text.page(path, report, gpu_indices(), recorded_leaks(path, report))
 
 
 def load(path: Path) -> OomReport:

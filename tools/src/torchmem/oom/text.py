@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
+from torchmem.allocator.gpu_name import gpu_name
 from torchmem.allocator.oom_report import (
     OomReport,
     failure_reason,
     format_seconds,
     memory_breakdown,
     preceding_events,
-    summary,
 )
 from torchmem.allocator.rank_report import Fact, memory_facts, settings_facts
-from torchmem.allocator.remedies import Remedy, remedies
+from torchmem.allocator.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.allocator.run_chart import Chart, Moment, run_chart
 from torchmem.allocator.sizes import format_size
 from torchmem.oom.lines import held_lines
+from torchmem.oom.offer import offer
+from torchmem.oom.recorded import leak_lines, sentence
+from torchmem.oom.tensors import tensor_lines
 from torchmem.oom.where import where
 from torchmem.sample.untrusted import sanitize_text
+from torchmem.snapshot.leaks import Leak
 
 WIDTH = 88
 BAR = 24
@@ -29,30 +36,45 @@ SPARKS = "▁▂▃▄▅▆▇█"
 MAX_SPARKS = 30
 
 
-def page(path: Path, report: OomReport) -> str:
-    """Return everything about one OOM."""
-    trend, file = list(_trend(report)), [f"Report: {sanitize_text(str(path))}"]
-    cause, memory, advice = explanation(report)
-    heading = [summary(report), "", *_heading(report)]
-    asked, held = list(where(report)), list(held_lines(report))
+def page(
+    path: Path, report: OomReport, gpus: Mapping[str, int], leaking: Sequence[Leak] = ()
+) -> str:
+    """Return everything about one OOM.
+
+    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak by a recording.
+    """
+    trend = [*run_lines(whole_run(report)), *_trend(report)]
+    file = [f"Report: {sanitize_text(str(path))}"]
+    gpu = gpus.get(report.device.uuid or "")
+    cause, memory, advice = explanation(report, gpu=gpu)
+    about = (f"  {line}" for line in heading_lines(report, gpu))
+    heading = [*wrapped(f"{sentence(report, leaking)}."), "", *about]
+    asked, held = list(where(report)), [*leak_lines(leaking), *held_lines(report)]
+    tensors, offered = list(tensor_lines(report)), list(offer(report))
     known = [*memory_facts(report.device), *settings_facts(report.allocator_settings)]
     memory = [*memory, *fact_lines(known)]
-    sections = [heading, asked, cause, memory, held, trend, advice, file]
+    sections = [heading, asked, cause, memory, held, tensors, trend, advice, offered, file]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
 def explanation(
-    report: OomReport, refuted: Container[str] = ()
+    report: OomReport, refuted: Container[str] = (), gpu: int | None = None
 ) -> tuple[list[str], list[str], list[str]]:
     """Return lines for why the request failed, where the memory was, and what to do.
 
-    `refuted`: allocator settings that do not help, as a replay has shown.
+    `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
     """
     return (
-        wrapped(" ".join(failure_reason(report))),
+        wrapped(" ".join(failure_reason(report, gpu))),
         list(memory_lines(report.device.total_bytes, memory_breakdown(report))),
-        list(advice_lines(remedies(report, refuted))),
+        [*advice_lines(remedies(report, refuted)), *_useless(report)],
     )
+
+
+def _useless(report: OomReport) -> Iterator[str]:
+    useless = would_not_help(report)
+    if useless:
+        yield from wrapped(useless, "  ")
 
 
 def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
@@ -72,7 +94,8 @@ def _local_time(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
-def _heading(report: OomReport) -> list[str]:
+def heading_lines(report: OomReport, index: int | None) -> list[str]:
+    """Return when it was, which process, and on which GPU; `index` is NVML's."""
     process, device = report.process, report.device
     rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
     script = f" ({process.script})" if process.script else ""
@@ -81,11 +104,11 @@ def _heading(report: OomReport) -> list[str]:
         for name in ("torch", "cuda", "hip")
         if name in process.versions
     ]
-    gpu = [f"GPU {device.index}", device.name or "", device.uuid or ""]
+    gpu = [gpu_name(device.index, device.uuid, index), device.name or "", device.uuid or ""]
     where = f"pid {process.pid} on {process.hostname}"
     first = f"{_local_time(report.oom.timestamp)}  run {process.run}{script}, {rank}, {where}"
     lines = first, "  ".join(word for word in gpu if word), "  ".join(versions)
-    return [f"  {line}" for line in lines if line]
+    return [line for line in lines if line]
 
 
 def wrapped(text: str, indent: str = "", first: str | None = None, width: int = WIDTH) -> list[str]:
@@ -99,27 +122,71 @@ def wrapped(text: str, indent: str = "", first: str | None = None, width: int = 
     )
 
 
-def memory_lines(total: int | None, parts: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Yield the use of a device of `total` bytes, by parts that add up to it."""
+def memory_lines(
+    total: int | None, parts: Sequence[tuple[str, int]], age: float | None = None
+) -> Iterator[str]:
+    """Yield the use of a device of `total` bytes, by parts that add up to it.
+
+    `age` is the time since they were read, in seconds.
+    """
     if not total or not parts:
         return
-    yield f"Memory of the GPU ({format_size(total)})"
+    ago = "" if age is None else f", {format_seconds(age)} ago"
+    yield f"Memory of the GPU ({format_size(total)}){ago}"
     for name, size in parts:
         bar = "█" * round(BAR * min(1.0, size / total))
         yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
 
 
+def whole_run(report: OomReport) -> Chart | None:
+    """Return the chart of the run up to the OOM; None in reports without its history."""
+    allocator, layout = report.device.allocator, report.layout
+    end = Moment(
+        step=report.steps.count + 1,
+        allocated=allocator.allocated_bytes.total if allocator else None,
+        peak=allocator.active_peak_bytes if allocator else None,
+        stranded=layout.stranded_bytes if layout else None,
+        outside=report.outside_bytes,
+    )
+    return run_chart(report.device.run_history, report.device.total_bytes, end)
+
+
+def run_lines(chart: Chart | None) -> Iterator[str]:
+    """Yield the history of the whole run as sparklines; nothing without one."""
+    if chart is None:
+        return
+    end = chart.x[-1]
+    yield f"The whole run ({f'{end:,} steps' if chart.unit == 'steps' else format_seconds(end)})"
+    for line in chart.lines:
+        yield from spark_lines(line.label, _even(chart.x, line.values), width=SUBJECT)
+
+
+def _even(x: Sequence[float], values: Sequence[int | None]) -> list[int]:
+    """Return MAX_SPARKS values at equal distances; those between two known ones lie on a line."""
+    known = [(at, size) for at, size in zip(x, values, strict=True) if size is not None]
+    if len(known) < 2:
+        return [size for _, size in known]
+    first, last = known[0][0], known[-1][0]
+    places = [first + index * (last - first) / (MAX_SPARKS - 1) for index in range(MAX_SPARKS)]
+    return [_between(known, place) for place in places]
+
+
+def _between(known: Sequence[tuple[float, int]], place: float) -> int:
+    after = min(bisect_left(known, place, key=itemgetter(0)), len(known) - 1)
+    (low, before), (high, size) = known[max(0, after - 1)], known[after]
+    share = (place - low) / (high - low) if high > low else 1.0
+    return round(before + min(1.0, share) * (size - before))
+
+
 def _trend(report: OomReport) -> Iterator[str]:
     seconds = report.trend.seconds
     yield f"The last {format_seconds(seconds[0])}" if seconds else "Before the OOM"
-    for name, column in _columns(report):
-        known = [size for size in column if size is not None]
-        if len(known) > 1 and any(known):
-            yield f"  {name:<10}{_spark(known)}  {format_size(known[0])} → {format_size(known[-1])}"
+    for name, column in trend_columns(report):
+        yield from spark_lines(name, column, width=SUBJECT)
     yield from wrapped(" ".join(preceding_events(report)), "  ")
 
 
-def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
+def trend_columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
     """Yield the name and the values of each series of the trend; the OOM is the last value."""
     trend, allocator, layout = report.trend, report.device.allocator, report.layout
     yield (
@@ -129,6 +196,17 @@ def _columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
     yield "reserved", (*trend.reserved_bytes, report.reserved_bytes)
     yield "stranded", (*trend.stranded_bytes, layout.stranded_bytes if layout else None)
     yield "headroom", (*trend.headroom_bytes, layout.headroom_flush_bytes if layout else None)
+
+
+def spark_lines(name: str, column: Sequence[int | None], *, width: int) -> Iterator[str]:
+    """Yield a series of bytes as a sparkline, with its ends; nothing if it is unknown or 0.
+
+    `width` is that of the name.
+    """
+    known = [size for size in column if size is not None]
+    if len(known) > 1 and any(known):
+        ends = f"{format_size(known[0])} → {format_size(known[-1])}"
+        yield f"  {name:<{width}}{_spark(known)}  {ends}"
 
 
 def _spark(values: Sequence[float]) -> str:
@@ -150,5 +228,5 @@ def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
     if advice:
         yield "What to do, most promising first"
     for number, remedy in enumerate(advice, 1):
-        yield from wrapped(remedy.text, "     ", f"  {number}. ", width)
+        yield from wrapped(f"{remedy.text}{gain_sentence(remedy)}", "     ", f"  {number}. ", width)
         yield from (f"         {line}" for line in remedy.lines)

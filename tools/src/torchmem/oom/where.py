@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from torchmem.allocator.activity import is_in_optimizer
 from torchmem.allocator.call_stack import CallStack, Frame, Origin
 from torchmem.allocator.oom_report import OomReport
 
@@ -34,12 +35,8 @@ def _circumstances(report: OomReport, origin: Origin) -> Iterator[str]:
         yield f"thread {origin.thread}"
     if origin.backward is not None:
         yield f"backward pass, {origin.backward}" if origin.backward else "backward pass"
-    if any(_is_optimizer_step(frame) for frame in origin.stack.frames):
+    if is_in_optimizer(origin):
         yield "optimizer step"
-
-
-def _is_optimizer_step(frame: Frame) -> bool:
-    return "/torch/optim/" in frame.file and frame.function.rpartition(".")[2] == "step"
 
 
 def _thread(origin: Origin) -> str:
@@ -83,6 +80,12 @@ def _packages(frames: Sequence[Frame]) -> str:
     named = ", ".join(f"{count} of {package}" for package, count in counts[:MAX_PACKAGES])
     others = sum(count for _, count in counts[MAX_PACKAGES:])
     return f"{named}, {others} of others" if others else named
+
+
+def short_place(frame: Frame) -> str:
+    """Return the name of the file, and the line."""
+    name = frame.file.rpartition("/")[2]
+    return name if frame.line is None else f"{name}:{frame.line}"
 
 
 def place(frame: Frame) -> str:

@@ -30,8 +30,9 @@ Examples:
   torchmem preflight --card h100-80gb -- python train.py
   torchmem preflight --card 24GB --find-batch batch=1..64 -- python train.py
 
-Exit code: 0 if it fits, 1 if it does not, 2 if there is no verdict because a
-flag is wrong, the script cannot be run, or it fails with its own error.
+Exit code: 0 if it fits, 1 if it does not or memory grows until it does not,
+2 if there is no verdict because a flag is wrong, the script cannot be run, or
+it fails with its own error.
 """
 DEFAULT_STEPS = 20
 
@@ -188,7 +189,7 @@ def _find_batch(options: Options, search: SearchRange, runner: Runner) -> int:
 
     result = find_batch(options.plan, search, runner)
     write_out(document.search_document(result) if options.json else text.search_page(result))
-    return 0 if result.best else 1
+    return 0 if result.fits else 1
 
 
 def _sweep(options: Options, runner: Runner) -> int:

@@ -7,8 +7,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, notes
+from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
 from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.text import search_sentence, sweep_sentence
@@ -25,7 +26,7 @@ def run_document(report: PreflightReport) -> str:
         "outcome": _result(report.result),
         "oom": asdict(report.oom) if report.oom else None,
         "need": _result(report.larger_run) if report.larger_run else None,
-        "comparison": _comparison(report.comparison) if report.comparison else None,
+        "comparison": _comparison(report, report.comparison) if report.comparison else None,
         "no_comparison": report.no_comparison,
         "runs": report.runs,
         "seconds": report.seconds,
@@ -39,7 +40,7 @@ def search_document(result: SearchResult) -> str:
     """Return the document of a search for the largest value."""
     search, best = result.search, result.best
     values = {
-        "verdict": {"fits": best is not None, "sentence": search_sentence(result)},
+        "verdict": {"fits": result.fits, "sentence": search_sentence(result)},
         "option": search.option,
         "low": search.low,
         "high": search.high,
@@ -89,27 +90,29 @@ def _device(device: DeviceMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
     return asdict(device) | {
         "headroom": device.headroom,
-        "growth_per_step": device.growth_per_step,
+        "growth_per_step": kept_per_step(device.steps),
+        "peak_growth_per_step": needed_per_step(device.steps),
         "phase_peaks": dict(device.phase_peaks),
         "steps": steps,
     }
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
+def _comparison(report: PreflightReport, comparison: Comparison) -> dict[str, Any]:
     return {
         "method": comparison.method,
         "settings": whatif_values(comparison.settings),
-        "cards": [_card(row) for row in comparison.cards],
+        "cards": [_card(report, row) for row in comparison.cards],
     }
 
 
-def _card(row: CardRow) -> dict[str, Any]:
-    result = row.result
+def _card(report: PreflightReport, row: CardRow) -> dict[str, Any]:
+    result, grows = row.result, growth_on(report, row)
     if result.refused is not None:
         return {"card": asdict(row.card), "refused": result.refused}
     return {
         "card": asdict(row.card),
-        "fits": result.oom is None,
+        "fits": result.oom is None and grows is None,
+        "steps_left": grows.steps_left if grows and result.oom is None else None,
         "peak_reserved": result.peak_reserved,
         "peak_allocated": result.peak_allocated,
         "headroom": row.headroom,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.sizes import GIB, format_size
-from torchmem.preflight.report import PreflightReport, phantom_name
+from torchmem.preflight.report import PreflightReport
 from torchmem.preflight.result import DeviceMemory
+from torchmem.preflight.verdict import phantom_name
 from torchmem.whatif.plot import (
     ALLOCATED,
     LIMIT,
@@ -59,7 +60,7 @@ def _fill(
         parts[0].legend(loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(
         f"{'Fits' if report.verdict.fits else 'Does not fit'} a {phantom_name(report.plan.card)}, "
-        f"GPU {device.device if device else 0}",
+        f"cuda:{device.device if device else 0}",
         fontsize=12,
     )
     if settings:

@@ -13,11 +13,13 @@ from torchmem.allocator.settings import parse_alloc_conf
 from torchmem.allocator.sizes import format_size
 from torchmem.oom.command import load
 from torchmem.phantom.cards import Card
-from torchmem.preflight.comparison import Comparison, compare
+from torchmem.preflight.comparison import CardRow, Comparison, compare
+from torchmem.preflight.growth import StepGrowth, growth
 from torchmem.preflight.options import Options
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import DeviceMemory, RunResult, counted, no_verdict_error
+from torchmem.preflight.result import RunResult, counted, no_verdict_error
 from torchmem.preflight.runner import Runner
+from torchmem.preflight.verdict import Verdict, growth_sentence, judge
 from torchmem.sample.errors import UsageError
 
 LARGER_FACTOR = 8
@@ -26,18 +28,6 @@ PHANTOM_NOTE = (
     "A phantom GPU computes nothing: values read from it are zero, timings on it are meaningless, "
     "and the workspaces of some libraries are estimates."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the run fits the card, and a sentence that explains it.
-
-    fits_with: PYTORCH_CUDA_ALLOC_CONF with which it fits if it does not fit with its own.
-    """
-
-    fits: bool
-    sentence: str
-    fits_with: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,7 @@ def make_report(options: Options, runner: Runner) -> PreflightReport:
         _copy_snapshot(result, options.snapshot)
     oom = load(result.oom_report) if result.oom_report and result.ended == "oom" else None
     larger_run, traced_on = _run_on_larger_card(plan, result, runner)
-    verdict = _verdict(plan.card, result, oom, larger_run)
+    verdict = judge(plan.card, result, oom, larger_run)
     report = PreflightReport(plan, result, verdict, oom, larger_run)
     report = _with_remedy(_compared(options, report, traced_on, runner))
     return replace(report, runs=runner.runs, seconds=runner.elapsed_seconds())
@@ -107,9 +97,12 @@ def _with_replayed_figures(report: PreflightReport) -> PreflightReport:
 
 
 def _with_remedy(report: PreflightReport) -> PreflightReport:
-    """Add to the verdict, if the run does not fit, which setting or card of the tables fits."""
+    """Add to the verdict, if the run does not fit, which setting or card of the tables fits.
+
+    Where memory grows, none does.
+    """
     verdict, comparison = report.verdict, report.comparison
-    if verdict.fits or comparison is None:
+    if verdict.fits or verdict.grows or comparison is None:
         return report
     name = comparison.settings.verdict.recommended
     best = next((each for each in comparison.settings.outcomes if each.name == name), None)
@@ -131,13 +124,23 @@ def _with_remedy(report: PreflightReport) -> PreflightReport:
     return replace(report, verdict=replace(verdict, sentence=f"{verdict.sentence} {remedy}"))
 
 
+def growth_on(report: PreflightReport, row: CardRow) -> StepGrowth | None:
+    """Return the growth that fills another card soon, if the run grows; None otherwise."""
+    found, traced = report.verdict.growth, report.larger_run or report.result
+    device = next((each for each in traced.devices if found and each.device == found.device), None)
+    if device is None or not report.verdict.grows:
+        return None
+    other = growth(device, row.card.memory_bytes, row.card.memory_bytes - row.headroom)
+    return other if other and other.decides else None
+
+
 def _retries(number: int) -> str:
     return f", with {number:,} retr{'ies' if number > 1 else 'y'}" if number else ""
 
 
 def notes(report: PreflightReport) -> Iterator[str]:
     """Yield what limits the report, the most serious first."""
-    yield from _growth_notes(report.result)
+    yield from _growth_notes(report)
     yield from _values_note(report.result)
     yield from _lacking_note(report.result)
     yield from _estimate_notes(report.result)
@@ -190,11 +193,6 @@ def refuted_settings(report: PreflightReport) -> frozenset[str]:
     )
 
 
-def phantom_name(card: Card) -> str:
-    """Return the card's product name, marked as a phantom."""
-    return f"phantom {card.product}"
-
-
 def _run_on_larger_card(
     plan: RunPlan, result: RunResult, runner: Runner
 ) -> tuple[RunResult | None, Card]:
@@ -233,79 +231,11 @@ def _copy_snapshot(result: RunResult, path: Path) -> None:
         ) from None
 
 
-def _verdict(
-    card: Card, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
-) -> Verdict:
-    if result.ended == "oom":
-        failed, needed = _failed_request(result, oom), _memory_needed(card, larger_run)
-        return Verdict(False, f"Does not fit a {phantom_name(card)}: {failed}{needed}.")
-    device = result.fullest_device
-    used, share = device.total - device.headroom, device.headroom / device.total
-    where = f" on GPU {device.device}, the fullest" if len(result.devices) > 1 else ""
-    problems = _problems(device)
-    return Verdict(
-        True,
-        f"{'Barely fits' if problems else 'Fits'} a {phantom_name(card)}: it takes "
-        f"{format_size(used)} of {format_size(device.total)}{where}, including the CUDA context, "
-        f"and leaves {format_size(device.headroom)} ({share:.0%}){problems}.",
-    )
-
-
-def _failed_request(result: RunResult, oom: OomReport | None) -> str:
-    size = oom.oom.requested_bytes if oom else result.requested_bytes
-    request = "a request" if size is None else f"a request for {format_size(size)}"
-    when = f"in step {result.steps + 1:,}" if result.steps else "before the end of its first step"
-    if not result.devices:
-        return f"{when}, {request} failed"
-    device = result.fullest_device
-    available = f"of the {format_size(device.total - device.outside)} available to PyTorch"
-    if oom is not None and oom.device.allocator is not None:
-        allocated = format_size(oom.device.allocator.allocated_bytes.total)
-        return f"{when}, {request} failed while tensors held {allocated} {available}"
-    peak = format_size(device.peak_allocated)
-    return f"{when}, {request} failed after tensors had held up to {peak} {available}"
-
-
-def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
-    if larger_run is None or not larger_run.devices:
-        return ""
-    device = larger_run.fullest_device
-    if larger_run.ended == "oom":
-        return f"; it does not fit {format_size(device.total)} either"
-    tensors, outside = format_size(device.peak_allocated), format_size(device.outside)
-    return (
-        f"; with more memory its tensors hold up to {tensors}, {outside} are outside PyTorch, and "
-        f"the GPU has {format_size(card.memory_bytes)}"
-    )
-
-
-def _problems(device: DeviceMemory) -> str:
-    """Return what went wrong without ending the run."""
-    problems = ""
-    if device.retries:
-        problems += (
-            f"; PyTorch had to empty its cache {counted(device.retries, 'time')} to satisfy a "
-            "request (a retry, which stalls the GPU)"
-        )
-    if device.ooms:
-        problems += (
-            f"; {counted(device.ooms, 'request')} failed with an OutOfMemoryError that the script "
-            "caught"
-        )
-    return problems
-
-
-def _growth_notes(result: RunResult) -> Iterator[str]:
-    for device in result.devices:
-        per_step, step = device.growth_per_step, result.step_name.split()[-1]
-        if per_step:
-            left = max(0, device.headroom) // per_step
-            cause = "a cache, a leak," if step == "call" else "a leak,"
-            yield (
-                f"Memory on GPU {device.device} grows by {format_size(per_step)} per {step}: "
-                f"{cause} or data that the script accumulates. At this rate the GPU is full after "
-                f"{left:,} more {step}s."
-            )
+def _growth_notes(report: PreflightReport) -> Iterator[str]:
+    """Yield the growth that is too slow to decide, or that ended with the run."""
+    found = report.verdict.growth
+    if found and not found.decides:
+        yield growth_sentence(found, report.result)
 
 
 def _values_note(result: RunResult) -> Iterator[str]:

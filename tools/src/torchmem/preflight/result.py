@@ -9,9 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import StatisticsError, correlation, linear_regression
 from typing import Literal
 
 from torchmem.allocator.sizes import parse_size
@@ -33,10 +31,6 @@ LACKING_FILE = Path("cards", "lacking")
 ESTIMATED_FILE = Path("cards", "estimated")
 SIGNAL_BASE = 128
 """Shells report a program killed by signal N as exit code 128 + N."""
-MIN_GROWTH_STEPS = 4
-MIN_GROWTH_CORRELATION = 0.9
-"""Correlation of memory and step number above which memory grows. A single jump has at most 0.87,
-and varying batch sizes have less."""
 _NOT_SUPPORTED = re.compile("not.?supported", re.IGNORECASE)
 """Matches PyTorch's messages for the "not supported" codes of all CUDA libraries."""
 _REQUEST = re.compile(r"Tried to allocate ([0-9.]+ (?:b|KiB|MiB|GiB))")
@@ -84,11 +78,6 @@ class DeviceMemory:
     def headroom(self) -> int:
         """Bytes of the card left at the peak: total - outside - peak_reserved."""
         return self.total - self.outside - self.peak_reserved
-
-    @property
-    def growth_per_step(self) -> int | None:
-        """Bytes by which memory grows with each step, as `growth` computes it."""
-        return growth(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,26 +225,6 @@ def no_verdict_error(result: RunResult) -> UsageError | None:
             "train or infer, or call session.step() of torchmem.sdk in its own loop."
         )
     return None
-
-
-def growth(steps: Sequence[StepMemory]) -> int | None:
-    """Return the bytes per step by which memory grows in the second half of the run.
-
-    Returns 0 if memory does not grow and None if there are too few steps. The first half is ignored
-    because gradients and optimizer state are created there.
-    """
-    allocated = [step.allocated for step in steps[len(steps) // 2 :]]
-    if len(allocated) < MIN_GROWTH_STEPS:
-        return None
-    numbers = list(range(len(allocated)))
-    try:
-        if correlation(numbers, allocated) < MIN_GROWTH_CORRELATION:
-            return 0
-    except StatisticsError:  # all values are equal
-        return 0
-    if sum(later < earlier for earlier, later in pairwise(allocated)) > len(allocated) // 4:
-        return 0
-    return max(0, round(linear_regression(numbers, allocated).slope))
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from torchmem.preflight.growth import deciding_growth
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
@@ -73,6 +74,11 @@ class SearchResult:
     runs: tuple[SearchRun, ...]
 
     @property
+    def fits(self) -> bool:
+        """Whether a value fits, and memory does not grow with it."""
+        return self.best is not None and deciding_growth(self.best.result) is None
+
+    @property
     def best(self) -> SearchRun | None:
         """The longest run of the largest value that fits in all its runs, or None."""
         failed = {run.value for run in self.runs if not run.fits}
@@ -109,8 +115,10 @@ class RankResult:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run did not end with an OutOfMemoryError; None if there is no verdict."""
-        return None if self.error else self.result.ended != "oom"
+        """Whether memory suffices, also if it grows; None if there is no verdict."""
+        if self.error:
+            return None
+        return self.result.ended != "oom" and deciding_growth(self.result) is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,18 @@ from torchmem.cli.terminal import aligned, wrapped
 from torchmem.oom.text import explanation
 from torchmem.phantom.cards import CATALOG, Card
 from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.preflight.growth import deciding_growth, kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import (
     PHANTOM_NOTE,
     PreflightReport,
+    growth_on,
     notes,
-    phantom_name,
     refuted_settings,
 )
 from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
+from torchmem.preflight.verdict import growth_sentence, phantom_name
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.text import recommendation, table
 
@@ -89,9 +91,14 @@ def search_sentence(result: SearchResult) -> str:
     )
     tried = f"tried for {counted(best.result.steps, 'optimizer step')}"
     return (
-        f"The largest value that fits is {option} {best.value:,}, {tried}, with "
-        f"{headroom}{retries}; {limit}.{_without_retries(result)}{_bytes_per_unit(result)}"
+        f"{_grows(best.result)}The largest value that fits is {option} {best.value:,}, {tried}, "
+        f"with {headroom}{retries}; {limit}.{_without_retries(result)}{_bytes_per_unit(result)}"
     )
+
+
+def _grows(result: RunResult) -> str:
+    found = deciding_growth(result)
+    return f"{growth_sentence(found, result)} " if found else ""
 
 
 def sweep_sentence(result: SweepResult) -> str:
@@ -99,7 +106,8 @@ def sweep_sentence(result: SweepResult) -> str:
     number, misses = len(result.ranks), sum(rank.fits is False for rank in result.ranks)
     unknown = sum(rank.fits is None for rank in result.ranks)
     if misses:
-        return f"{misses:,} of {number:,} do not fit a {phantom_name(result.plan.card)}."
+        grows = next((each for rank in result.ranks if (each := _grows(rank.result))), "")
+        return f"{grows}{misses:,} of {number:,} do not fit a {phantom_name(result.plan.card)}."
     if unknown:
         return f"{unknown:,} of {number:,} have no verdict; their errors are shown above."
     fullest = min(result.ranks, key=lambda rank: rank.result.fullest_device.headroom)
@@ -147,7 +155,7 @@ def _figures(result: RunResult) -> list[list[str]]:
     columns = [_device_figures(device, result) for device in devices]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[f"  {name}", *(column.get(name, "") for column in columns)] for name in names]
-    header = [["", *(f"GPU {device.device}" for device in devices)]]
+    header = [["", *(f"cuda:{device.device}" for device in devices)]]
     return [*(header if len(devices) > 1 else []), *rows]
 
 
@@ -166,6 +174,7 @@ def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
         **({} if result.ended == "oom" else {"headroom": _signed_size(device.headroom)}),
         "stranded at worst": format_size(device.stranded),
         f"growth per {step}": _growth(device, step),
+        **_peak_growth(device, step),
         "retries": f"{device.retries:,}",
         "device allocs": f"{device.device_allocs:,}",
     }
@@ -176,10 +185,17 @@ def _peak_place(device: DeviceMemory, step: str) -> str:
 
 
 def _growth(device: DeviceMemory, step: str) -> str:
-    size = device.growth_per_step
+    size = kept_per_step(device.steps)
     if size is None:
         return f"unknown (too few {step}s)"
     return format_size(size) if size else "none"
+
+
+def _peak_growth(device: DeviceMemory, step: str) -> dict[str, str]:
+    """Return the growth of peaks where it is more than that of what is kept."""
+    size = needed_per_step(device.steps) or 0
+    kept = kept_per_step(device.steps) or 0
+    return {f"growth of peaks per {step}": format_size(size)} if size > 2 * kept else {}
 
 
 def _signed_size(size: int) -> str:
@@ -191,7 +207,7 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     if comparison is None:
         yield wrapped(f"Other settings and GPUs were not compared: {report.no_comparison}")
         return
-    gpu = f" for GPU {comparison.settings.device}" if len(report.result.devices) > 1 else ""
+    gpu = f" for cuda:{comparison.settings.device}" if len(report.result.devices) > 1 else ""
     heading = f"Other settings on this GPU{gpu}, {_settings_source(comparison, report)}"
     yield [*wrapped(heading), "", *table(comparison.settings)]
     yield list(recommendation(comparison.settings))
@@ -225,7 +241,7 @@ def _cards(report: PreflightReport, comparison: Comparison) -> list[list[str]]:
     return [
         ["", "", "peak", "", "", ""],
         ["  GPU", "memory", "reserved", "headroom", "retries", ""],
-        *([_card_mark(row, requested), *_card_figures(row)] for row in comparison.cards),
+        *([_card_mark(row, requested), *_card_figures(report, row)] for row in comparison.cards),
     ]
 
 
@@ -233,14 +249,16 @@ def _card_mark(row: CardRow, requested: str) -> str:
     return ("> " if row.card.name == requested else "  ") + row.card.name
 
 
-def _card_figures(row: CardRow) -> list[str]:
+def _card_figures(report: PreflightReport, row: CardRow) -> list[str]:
     memory, result = format_size(row.card.memory_bytes), row.result
     if result.refused:
         return [memory, "", "", "", "unknown"]
     if result.oom:
         return [memory, "", "", "", "does not fit"]
     sizes = format_size(result.peak_reserved), _signed_size(row.headroom)
-    return [memory, *sizes, f"{result.retries:,}", "fits"]
+    grows = growth_on(report, row)
+    word = f"full after {grows.steps_left:,} more" if grows else "fits"
+    return [memory, *sizes, f"{result.retries:,}", word]
 
 
 def _total(results: Sequence[RunResult]) -> str:
@@ -263,14 +281,22 @@ def _table_page(
 
 def _search_row(run: SearchRun, result: SearchResult) -> tuple[str, ...]:
     mark = "* " if run is result.best else "  "
-    word = "fits" if run.fits else "does not fit"
+    word = _word(run.fits, run.result)
     return f"{mark}{run.value:,}", f"{run.result.steps:,}", *_table_figures(run.result, word)
 
 
 def _rank_row(rank: RankResult) -> tuple[str, ...]:
-    word = {True: "fits", False: "does not fit", None: "no verdict"}[rank.fits]
+    word = _word(rank.fits, rank.result)
     numbers = f"  {rank.placement.rank:,}", f"{rank.placement.world_size:,}"
     return (*numbers, *_table_figures(rank.result, word))
+
+
+def _word(fits: bool | None, result: RunResult) -> str:
+    if fits is None:
+        return "no verdict"
+    if result.ended != "oom" and deciding_growth(result):
+        return "grows"
+    return "fits" if fits else "does not fit"
 
 
 def _table_figures(result: RunResult, word: str) -> tuple[str, ...]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.threats import advice, threats
+from torchmem.allocator.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
+from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import write_out
-from torchmem.report import text
-from torchmem.sample.errors import UsageError
+from torchmem.pages import output
+from torchmem.report import html, text
+from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
 from torchmem.sample.sample import Sample, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
@@ -24,6 +28,7 @@ EPILOG = """\
 Examples:
   torchmem report --rank 3
   torchmem report --run nightly --json
+  torchmem report --rank 3 --html rank3.html
 """
 
 
@@ -34,19 +39,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--run", metavar="NAME", dest="run_name", help="name of its run")
     add("--pid", type=int, metavar="N", help="its process id")
     add("--json", action="store_true", help="print the sample, the threats and the advice as JSON")
+    add("--html", metavar="FILE", type=Path, help="write the report as a page (- for stdout)")
     add("--run-dir", type=Path, metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+    add(
+        "--thresholds",
+        type=Path,
+        metavar="FILE",
+        help="your thresholds of `torchmem rules` (default TORCHMEM_THRESHOLDS, else the shipped)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report and return the exit code. Raise UsageError."""
+    """Print the report and return the exit code. Raise MissingExtraError or UsageError."""
+    if arguments.html:
+        output.check(arguments.html)
     directory = arguments.run_dir or run_directory(os.environ)
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
-    sample = load(find_process(directory, selected))
+    process = find_process(directory, selected, or_ended=True)
+    sample, now, gpus = load(process), time.time(), gpu_indices()
+    limits = _thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
+    words = text.page(sample, now, gpus, limits)
+    if arguments.html:
+        subject = html.Subject(process, sample, now, gpus)
+        output.write(html.page(subject, limits), arguments.html)
     if arguments.json:
-        write_out(json.dumps(_document(sample), allow_nan=False) + "\n")
-    else:
-        write_out(text.page(sample, time.time()))
+        words = json.dumps(_document(sample, limits), allow_nan=False) + "\n"
+    if arguments.html != output.STDOUT:
+        write_out(words)
     return 0
+
+
+def _thresholds(given: Path | None) -> Thresholds:
+    """Return the thresholds of a file, else of TORCHMEM_THRESHOLDS, else the shipped ones.
+
+    Raise MissingExtraError or UsageError.
+    """
+    file = given or os.environ.get(THRESHOLDS_VARIABLE)
+    if not file:
+        return defaults()
+    try:
+        from torchmem.exporter import thresholds
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("report --thresholds", error.name or "") from error
+    return thresholds.load(Path(file))
 
 
 def load(process: TrainingProcess) -> Sample:
@@ -67,13 +102,13 @@ def load(process: TrainingProcess) -> Sample:
     return sample
 
 
-def _document(sample: Sample) -> dict[str, Any]:
+def _document(sample: Sample, limits: Limits) -> dict[str, Any]:
     """Return the sample, and for each of its devices the threats and the advice."""
     devices = [
         {
             "index": device.index,
-            "threats": [asdict(threat) for threat in threats(sample, device)],
-            "advice": [asdict(remedy) for remedy in advice(sample, device)],
+            "threats": [asdict(threat) for threat in threats(sample, device, limits)],
+            "advice": [asdict(remedy) for remedy in advice(sample, device, limits)],
         }
         for device in sample.devices
     ]

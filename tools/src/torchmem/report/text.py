@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torchmem.allocator.memory_use import device_parts
 from torchmem.allocator.rank_report import facts, heading
+from torchmem.allocator.run_chart import run_chart
 from torchmem.allocator.threats import advice, threats
-from torchmem.oom.text import advice_lines, fact_lines, memory_lines, wrapped
+from torchmem.allocator.thresholds import Limits
+from torchmem.oom.text import advice_lines, fact_lines, memory_lines, run_lines, wrapped
 from torchmem.sample.sample import DeviceSample, Sample
 
 WIDTH = 80
 
 
-def page(sample: Sample, now: float) -> str:
-    """Return the report of a process: one part for each of its devices."""
-    return "\n".join(_part(sample, device, now) for device in sample.devices)
+def page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limits) -> str:
+    """Return the report of a process: one part for each of its devices.
+
+    `gpus` are NVML's indices by UUID, as far as they are known.
+    """
+    return "\n".join(_part(sample, device, now, gpus, limits) for device in sample.devices)
 
 
-def _part(sample: Sample, device: DeviceSample, now: float) -> str:
-    parts = device_parts(device, device.driver_free_bytes)
+def _part(
+    sample: Sample, device: DeviceSample, now: float, gpus: Mapping[str, int], limits: Limits
+) -> str:
+    read = device.stats_timestamp
+    age = None if read is None else max(0.0, now - read)
+    parts = device_parts(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
     sections = [
-        [*heading(sample, device, now)],
-        [*memory_lines(device.total_bytes, parts)],
+        [*heading(sample, device, now, gpus.get(device.uuid or ""))],
+        [*memory_lines(device.total_bytes, parts, age)],
         [*fact_lines(facts(sample, device, now), WIDTH)],
-        [*_threats(sample, device)],
-        [*advice_lines(advice(sample, device), WIDTH)],
+        [*run_lines(run_chart(device.run_history, device.total_bytes))],
+        [*_threats(sample, device, limits)],
+        [*advice_lines(advice(sample, device, limits), WIDTH)],
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def _threats(sample: Sample, device: DeviceSample) -> Iterator[str]:
+def _threats(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[str]:
     yield "Threats"
-    found = threats(sample, device)
+    found = threats(sample, device, limits)
     for threat in found:
         yield from wrapped(threat.text, "    ", "  - ", WIDTH)
     if not found:

@@ -50,14 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     Raises MissingExtraError and UsageError.
     """
     try:
-        from torchmem.rules import render, thresholds
+        from torchmem.allocator.thresholds import defaults_text
+        from torchmem.exporter import thresholds
+        from torchmem.rules import render
     except ModuleNotFoundError as error:
         raise MissingExtraError("rules", error.name or "") from error
     if arguments.defaults:
-        sys.stdout.write(thresholds.defaults_text())
+        sys.stdout.write(defaults_text())
         return 0
-    file = arguments.thresholds
-    rendered = render.render(thresholds.load(file) if file else thresholds.defaults())
+    rendered = render.render(thresholds.load(arguments.thresholds))
     if arguments.check:
         return _check(arguments.check, render.outdated(arguments.check, rendered))
     if arguments.out is None:

@@ -1,8 +1,9 @@
 """Rules files for Prometheus, rendered from the templates and the thresholds.
 
 A template is a rules file with placeholders in `[[ ]]`: the name of a threshold, the name of a text
-in TEXTS, `of OBJECT SELECTOR FORMAT` for another value of the alert's object, or `links KIND ALERT`
-for the alert's links. `ooms WINDOW` and `retries WINDOW` are how much these counters rose.
+in TEXTS, `of OBJECT SELECTOR FORMAT` for another value of the alert's object, `with OBJECT
+SELECTOR` for the start of a Go template about it, or `links KIND ALERT` for the alert's links.
+`ooms WINDOW` and `retries WINDOW` are how much these counters rose.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+from torchmem.allocator.headline import ONSET_SUMMARIES
+from torchmem.allocator.oom_report import CAUSE_SUMMARIES
 from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
+from torchmem.allocator.thresholds import Thresholds, scope
 from torchmem.rules import counters, prediction
-from torchmem.rules.thresholds import Thresholds, scope
 from torchmem.sample import catalog
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import XIDS
@@ -44,24 +47,60 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
     "process": ("instance", "rank", "pid", "run"),
     "gpu": ("instance", "uuid"),
 }
-# What each cause of an OOM means, in the words of an alert.
-CAUSES: Mapping[str, str] = {
-    "fragmentation": "Enough bytes were free, but not in one piece.",
-    "limit": "The process reached its memory limit.",
-    "external": "Other processes or libraries used the GPU's memory.",
-    "pending": "A block that fits waited for another stream.",
-    "library": "A library other than PyTorch got no memory from the driver.",
-    "capacity": "The job needs more memory than the GPU has.",
-}
 
 
-def _cause_explanation() -> str:
-    """Return a Go template that explains the cause of an OOM and gives its remedy."""
-    branches = "".join(
-        f'{{{{- else if eq $labels.cause "{cause}" }}}}{meaning} {REMEDY_BY_CAUSE[cause]}.\n'
-        for cause, meaning in CAUSES.items()
+def _with(labels: tuple[str, ...], selector: str) -> str:
+    """Return the start of a Go template that holds the series with the same labels, if any."""
+    name, _, matchers = selector.rstrip("}").partition("{")
+    matched = ",".join([*filter(None, [matchers]), *(f"{label}=%q" for label in labels)])
+    arguments = " ".join(f"$labels.{label}" for label in labels)
+    return f"with printf `{name}{{{matched}}}`\n{arguments} | query"
+
+
+def _oom_explanation() -> str:
+    """Return a Go template that explains the cause and the onset of an OOM, and gives the remedy.
+
+    What grew has a remedy of its own; that of a cause other than capacity follows it.
+    """
+    meanings: dict[str, str] = {
+        cause: f"{text[0].upper()}{text[1:]}." for cause, text in CAUSE_SUMMARIES.items()
+    }
+    remedies = {cause: f"{remedy}." for cause, remedy in REMEDY_BY_CAUSE.items()}
+    is_new = " ".join(f'(ne $onset "{onset}")' for onset in REMEDY_BY_TREND)
+    return (
+        f"{_branches('$labels.cause', meanings)}\n"
+        f'{{{{- $onset := "" }}}}{{{{ {_with_onset()} }}}}\n'
+        '{{- $onset = . | first | label "onset" }}{{ end }}\n'
+        f"{_branches('$onset', _onset_texts())}\n"
+        f'{{{{- if or (ne $labels.cause "capacity") (and {is_new}) }}}}\n'
+        f"{_branches('$labels.cause', remedies)}{{{{ end }}}}"
     )
-    return f"{branches.replace('- else if', ' if', 1).rstrip()}{{{{ end }}}}"
+
+
+def _branches(value: str, texts: Mapping[str, str]) -> str:
+    """Return a Go template with the text for a value, after a space; empty for other values."""
+    branches = "".join(
+        f'{{{{- else if eq {value} "{name}" }}}} {text}\n' for name, text in texts.items()
+    )
+    return f"{branches.replace('else if', 'if', 1).rstrip()}{{{{ end }}}}"
+
+
+def _onset_texts() -> dict[str, str]:
+    """Return what each onset of an OOM means, with the remedy for what grew."""
+    remedies = {onset: f" {remedy}." for onset, remedy in REMEDY_BY_TREND.items()}
+    return {
+        onset: f"Why now: {text}.{remedies.get(onset, '')}"
+        for onset, text in ONSET_SUMMARIES.items()
+    }
+
+
+def _with_onset() -> str:
+    return _with(OBJECTS["device"], f'{catalog.LAST_OOM_INFO.name}{{onset!=""}}')
+
+
+def _onset() -> str:
+    """Return a Go template with the onset of an OOM, after a comma; empty if it is unknown."""
+    return f'{{{{- {_with_onset()} }}}}, {{{{ . | first | label "onset" }}}}{{{{ end }}}}'
 
 
 def _kill_explanation() -> str:
@@ -79,14 +118,18 @@ def _kill_explanation() -> str:
 
 
 def _grown_component() -> str:
-    """Return a Go template that names the component which grew most, empty if none is known."""
-    labels = OBJECTS["device"]
-    matched = ",".join(f"{label}=%q" for label in labels)
-    arguments = " ".join(f"$labels.{label}" for label in labels)
+    """Return a Go template that names the component which grows, empty if none is known.
+
+    It is the one that the rank names, else the one that grew most in 30 minutes.
+    """
+    named = _with(OBJECTS["device"], catalog.GROWTH_INFO.name)
+    grown = _with(OBJECTS["device"], "rank:torchmem_component_bytes:increase30m")
+    grown = grown.replace("`rank", "`topk(1, rank").replace("}`", "} > 0)`")
+    name = '{{ . | first | label "component" }}'
     return (
-        f"{{{{- with printf `topk(1, rank:torchmem_component_bytes:increase30m{{{matched}}} > 0)`\n"
-        f"{arguments} | query }}}} Most of it is in\n"
-        '{{ . | first | label "component" }}: {{ . | first | value | humanize1024 }}B.{{ end }}'
+        f"{{{{- {named} }}}} Most of it is in\n{name}.{{{{ else }}}}\n"
+        f"{{{{- {grown} }}}} Most of it is in\n{name}:\n"
+        "{{ . | first | value | humanize1024 }}B.{{ end }}{{ end }}"
     )
 
 
@@ -111,12 +154,13 @@ TEXTS: Mapping[str, str] = {
     ),
     "GPU": "GPU {{ or $labels.gpu $labels.uuid }} of {{ $labels.instance }} ({{ $labels.uuid }})",
     "failed": (
-        "ended with an exception that nothing caught, and not with an out-of-memory error.\n"
-        "Its traceback is in the output of the script."
+        "ended with an uncaught exception or an exit code, and not out of memory.\n"
+        "The traceback or message is in the output of the script."
     ),
     "grown component": _grown_component(),
     "kill cause": _kill_explanation(),
-    "oom cause": _cause_explanation(),
+    "oom cause": _oom_explanation(),
+    "oom onset": _onset(),
     "planned worth": prediction.planned_worth(),
     "prediction worth": prediction.worth(),
     "xid explanation": _xid_explanation(),
@@ -184,6 +228,8 @@ def _text(placeholder: str, thresholds: Thresholds) -> str:
     kind, name, *selector, last = placeholder.split(" ")
     if kind == "links":
         return _links(name, last, thresholds)
+    if kind == "with":
+        return _with(OBJECTS[name], " ".join([*selector, last]))
     return _query(OBJECTS[name], " ".join(selector), last)
 
 
@@ -208,13 +254,8 @@ def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
 
     `selector` is a metric with or without matchers.
     """
-    name, _, matchers = selector.rstrip("}").partition("{")
-    matched = ",".join([*filter(None, [matchers]), *(f"{label}=%q" for label in labels)])
-    arguments = " ".join(f"$labels.{label}" for label in labels)
-    return (
-        f"{{{{ with printf `{name}{{{matched}}}`\n{arguments} | query }}}}\n"
-        f"{{{{- . | first | value | {FORMATS[form]}{{{{ end }}}}"
-    )
+    value = f"{{{{- . | first | value | {FORMATS[form]}{{{{ end }}}}"
+    return f"{{{{ {_with(labels, selector)} }}}}\n{value}"
 
 
 def _links(kind: str, alert: str, thresholds: Thresholds) -> str:

@@ -1,8 +1,7 @@
 """The allocator setting that `torchmem run --apply-advice` adds after an OOM of the same run.
 
-Everything follows from the run's OOM reports, and from the recording beside the newest one if the
-attempt kept one: ranks that read the same files get the same setting, and nothing has to be
-written. The report of an attempt that got a setting has it as the label `advice`.
+Everything follows from the attempts in the run directory, and from the recording beside the newest
+report if the attempt kept one, so ranks that read the same files get the same setting.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 from torchmem.allocator.oom_report import OomReport
-from torchmem.allocator.remedies import conf_variable, remedies, torch_version
+from torchmem.allocator.remedies import conf_variable, torch_version
 from torchmem.allocator.settings import (
-    ADVICE_LABEL,
     ADVICE_VARIABLE,
     VARIABLES,
     WITHDRAWN,
@@ -28,20 +26,19 @@ from torchmem.allocator.settings import (
     parse_alloc_conf,
     requested_settings,
 )
-from torchmem.oom.command import load_all
-from torchmem.run.replay import SETTINGS, SINCE, Replayed, replay
+from torchmem.run.attempts import Attempt, find_attempts, in_vain
+from torchmem.run.cure import (
+    best_remedy,
+    expected,
+    is_material,
+    may_be_cured,
+    needed_room,
+    not_added,
+)
+from torchmem.run.replay import SETTINGS, SINCE, Question, Replayed, replay
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX
-from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, run_directory
-from torchmem.sample.sample import decode
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
-MAX_REPORTS = 64
-"""The newest reports that are read: all that the SDK keeps."""
-MAX_AGE_SECONDS = 30 * 24 * 3600.0
-"""Older reports count no more, so that a setting that is not needed any longer ends."""
-
-Replay = Callable[[Path, int, Mapping[str, str], Sequence[str]], Replayed]
+Replay = Callable[[Path, Question], Replayed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +47,6 @@ class Advice:
 
     sentence: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt that ran out of memory: its report, and the path of that."""
-
-    path: Path
-    report: OomReport
-
-    @property
-    def advice(self) -> str | None:
-        """The setting that it got, as text; None without one."""
-        text = self.report.process.labels.get(ADVICE_LABEL)
-        return None if text == WITHDRAWN else text
-
-    @property
-    def steps(self) -> str:
-        """The number of steps that it finished, in words."""
-        count = self.report.steps.count
-        return f"{count:,} step{'s' * (count != 1)}"
 
 
 def find_advice(
@@ -82,13 +59,16 @@ def find_advice(
     """
     if environment.get(ADVICE_VARIABLE):  # of a `torchmem run` that has started this one
         return Advice()
-    attempts = _attempts(run, environment, time.time())
+    attempts = find_attempts(run, environment, time.time())
     without = [attempt for attempt in attempts if attempt.advice is None]
-    if not without or without[-1].report.oom.cause != "fragmentation":
+    if not without:
         return Advice()
-    versions = [without[-1].report.process.versions, *([{"torch": torch}] if torch else [])]
+    last = without[-1]
+    versions = [last.report.process.versions, *([{"torch": torch}] if torch else [])]
     oldest = min(map(torch_version, versions))
-    advice = _advise(without[-1], attempts, environment, oldest, replay)
+    advice = Advice(not_added(last.report))
+    if may_be_cured(last.report):
+        advice = _advise(last, attempts, environment, oldest, replay)
     if not advice.environment and any(attempt.advice for attempt in attempts):
         return replace(advice, environment={ADVICE_VARIABLE: WITHDRAWN})
     return advice
@@ -101,36 +81,6 @@ def installed_torch() -> str | None:
     return None
 
 
-def _attempts(run: str, environment: Mapping[str, str], now: float) -> list[Attempt]:
-    """Return the attempts of a run that ended by an OOM, the oldest first."""
-    try:
-        found = load_all(run_directory(environment), own_only=True, limit=MAX_REPORTS)
-    except UsageError:  # there is no report
-        return []
-    name = sanitize_text(run)
-    attempts = [
-        Attempt(path, report)
-        for path, report in found
-        if report.process.run == name
-        and abs(now - report.timestamp) <= MAX_AGE_SECONDS
-        and not (report.survived or _survived(path))
-    ]
-    return sorted(attempts, key=lambda each: (each.report.timestamp, each.report.process.pid))
-
-
-def _survived(path: Path) -> bool:
-    """Return whether the process of a report is known to have gone on after its OOM."""
-    with suppress(OSError, UntrustedFileError, UsageError, ValueError):
-        sample = decode(read_untrusted(_beside(path, SAMPLE_SUFFIX), MAX_SAMPLE_BYTES)[0])
-        return sample.ended == "exited" or not (sample.oom_pending or sample.ended == "oom")
-    return False
-
-
-def _beside(report: Path, suffix: str) -> Path:
-    """Return the path of another file of the process of a report."""
-    return report.with_name(report.name.rpartition("-")[0] + suffix)
-
-
 def _advise(
     last: Attempt,
     attempts: Sequence[Attempt],
@@ -139,20 +89,21 @@ def _advise(
     replay: Replay,
 ) -> Advice:
     """Return the advice after `last`, the newest attempt without a setting."""
-    rule, recording = _rule(last.report, version), _beside(last.path, OOM_RECORDING_SUFFIX)
+    rule, recording = _rule(last.report, version), last.file(OOM_RECORDING_SUFFIX)
     users = dict(requested_settings(environment))
     settings = [
         text
         for text in dict.fromkeys([*filter(None, [rule]), *SETTINGS])
         if _is_known(text, version)
         and not parse_alloc_conf(text).keys() & users
-        and not _vain(attempts, text)
+        and not in_vain(attempts, text)
     ]
     if not settings or not _is_own_file(recording):
         return _by_rule(last, rule, attempts, environment)
     variable = _variable(last.report.process.versions, environment)
     present = parse_alloc_conf(environment.get(variable, ""))
-    found = replay(recording, last.report.device.index, present, settings)
+    device, room = last.report.device.index, needed_room(last.report)
+    found = replay(recording, Question(device, present, settings, room))
     if found.problem is not None:
         return _by_rule(last, rule, attempts, environment, found.problem)
     if found.enough is None:
@@ -176,10 +127,13 @@ def _is_known(text: str, version: tuple[int, int]) -> bool:
 
 def _nothing_helps(last: Attempt, failed: Sequence[str]) -> str:
     tried = failed[0] if len(failed) == 1 else f"each of {len(failed)} settings"
-    return (
-        f"no setting is added: the run ended after {last.steps}, out of memory by fragmentation; "
-        f"replayed with {tried}, it does so too."
-    )
+    soon = " or soon after" if needed_room(last.report) else ""
+    return f"no setting is added: {_ended(last)}; replayed with {tried}, it does so too{soon}."
+
+
+def _ended(last: Attempt) -> str:
+    cause = " by fragmentation" if is_material(last.report) else ""
+    return f"the run ended after {last.steps}, out of memory{cause}"
 
 
 def _by_rule(
@@ -194,11 +148,11 @@ def _by_rule(
     `problem` is why the recording does not decide.
     """
     if rule is None:
-        return Advice()
+        return Advice(not_added(last.report, problem))
     (key,) = parse_alloc_conf(rule)
     if key in dict(requested_settings(environment)):
         return Advice(f"{key} stays as you set it.")
-    vain = _vain(attempts, rule)
+    vain = in_vain(attempts, rule)
     if vain:
         before, after = vain
         return Advice(
@@ -210,27 +164,15 @@ def _by_rule(
 
 
 def _rule(report: OomReport, version: tuple[int, int]) -> str | None:
-    """Return the setting that is the report's best remedy, unless this PyTorch does not know it."""
-    best = remedies(report)[0]
-    if not best.setting or not best.value:
+    """Return the setting that is the report's best remedy, if it is one that matters.
+
+    None as well if this PyTorch does not know it.
+    """
+    best = best_remedy(report)
+    if not is_material(report) or not best or not best.setting or not best.value:
         return None
     text = format_alloc_conf({best.setting: best.value})
     return text if _is_known(text, version) else None
-
-
-def _vain(attempts: Sequence[Attempt], text: str) -> tuple[Attempt, Attempt] | None:
-    """Return an attempt without advice and one with it, if the latter ran no longer."""
-    before = None
-    for attempt in attempts:
-        if attempt.advice is None:
-            before = attempt
-        elif (
-            before
-            and attempt.advice == text
-            and attempt.report.steps.count <= before.report.steps.count
-        ):
-            return before, attempt
-    return None
 
 
 def _addition(
@@ -241,8 +183,7 @@ def _addition(
     present = environment.get(variable, "").strip().rstrip(",")
     conf = f"{present},{text}" if present else text
     return Advice(
-        f"{text} is added to {variable} {source}: the run ended after {last.steps}, out of memory "
-        f"by fragmentation{note}",
+        f"{text} is added to {variable} {source}: {_ended(last)}{expected(last.report)}{note}",
         {variable: conf, ADVICE_VARIABLE: text},
     )
 

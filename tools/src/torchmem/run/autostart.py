@@ -34,7 +34,11 @@ def _instrument() -> None:
         return  # another module of this name, or a build without CUDA
     try:
         from torchmem import sdk
+        from torchmem.run import closing_lines
 
+        if os.environ.get(closing_lines.VARIABLE):
+            closing_lines.register()
         sdk.instrument().provisional = True
     except Exception as error:  # noqa: BLE001 - the program must not notice
-        print(f"torchmem: this process is not monitored: {error}", file=sys.stderr)
+        if sys.stderr is not None:  # to None, print() writes on stdout
+            print(f"torchmem: this process is not monitored: {error}", file=sys.stderr)

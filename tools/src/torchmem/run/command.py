@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchmem.run.autostart import ON, VARIABLE
+from torchmem.run.closing_lines import VARIABLE as SUMMARY_VARIABLE
+from torchmem.run.closing_lines import is_watched
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.untrusted import sanitize_text
 
@@ -24,7 +26,7 @@ Examples:
   torchmem run --name nightly --apply-advice -- python train.py
 
 The command replaces this process, so its output, its signals and its exit code
-are its own.
+are its own. On a terminal, two lines about its memory follow its last one.
 Every TORCHMEM_* setting works, such as TORCHMEM_HISTORY=oom.
 """
 STARTUP = Path(__file__).resolve().parent / "startup"
@@ -51,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--apply-advice",
         action="store_true",
-        help="if an earlier attempt ran out of memory by fragmentation, add the allocator setting "
-        "that its report names",
+        help="if an earlier attempt ran out of memory and an allocator setting cures that, add the "
+        "setting; say why if not",
     )
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command, after --")
 
@@ -69,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("no command: write it after --, as in torchmem run -- python train.py.")
     settings = {"TORCHMEM_RUN": arguments.name, "TORCHMEM_RUN_DIR": arguments.run_dir}
     environment = child_environment(os.environ, settings)
+    if is_watched(sys.stderr):
+        environment[SUMMARY_VARIABLE] = ON
     if arguments.apply_advice:
         environment = advised(environment)
     execute(command, environment)

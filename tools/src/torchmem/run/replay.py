@@ -72,22 +72,31 @@ class Replayed:
     problem: str | None = None
 
 
-def replay(
-    recording: Path,
-    device: int,
-    present: Mapping[str, str],
-    settings: Sequence[str],
-    seconds: float = MAX_SECONDS,
-) -> Replayed:
-    """Replay a recording with one addition after the other to the settings that are `present`.
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which setting would have been enough.
 
-    `device` is torch's index. Takes at most `seconds`.
+    Attributes:
+        device: torch's index.
+        present: the settings to which one is added.
+        settings: those to try, one after the other.
+        room: bytes that must be left at the end.
     """
+
+    device: int
+    present: Mapping[str, str]
+    settings: Sequence[str]
+    room: int = 0
+
+
+def replay(recording: Path, question: Question, seconds: float = MAX_SECONDS) -> Replayed:
+    """Replay a recording under one setting after the other, for at most `seconds`."""
     job = {
         "recording": str(recording),
-        "device": device,
-        "present": {key: value for key, value in present.items() if key in REPLAYED},
-        "settings": list(settings),
+        "device": question.device,
+        "present": {key: value for key, value in question.present.items() if key in REPLAYED},
+        "settings": list(question.settings),
+        "room": question.room,
     }
     with subprocess.Popen(
         [sys.executable, "-I", "-c", _PROGRAM, json.dumps(job), *_ROOTS],
@@ -127,7 +136,7 @@ def answers(job: Mapping[str, Any]) -> Iterator[tuple[Verdict | Literal["problem
         for recording in read(Path(job["recording"])):
             if recording.device != job["device"]:
                 continue
-            for verdict, setting in _verdicts(recording, job["present"], job["settings"]):
+            for verdict, setting in _verdicts(recording, job):
                 yield verdict, setting
                 if verdict == "enough":
                     return
@@ -135,11 +144,10 @@ def answers(job: Mapping[str, Any]) -> Iterator[tuple[Verdict | Literal["problem
         yield "problem", printable(str(error))[:MAX_PROBLEM_LENGTH]
 
 
-def _verdicts(
-    recording: Recording, present: Mapping[str, str], settings: Sequence[str]
-) -> Iterator[tuple[Verdict, str]]:
+def _verdicts(recording: Recording, job: Mapping[str, Any]) -> Iterator[tuple[Verdict, str]]:
     from torchmem.whatif.engine import what_if
 
+    present, settings = job["present"], job["settings"]
     for start in range(0, len(settings), BATCH):
         confs = {
             setting: format_alloc_conf({**present, **parse_alloc_conf(setting)})
@@ -148,7 +156,7 @@ def _verdicts(
         answer = what_if(recording, settings=list(confs.values()))
         _check(answer)
         for setting, conf in confs.items():
-            yield _verdict(answer, conf), setting
+            yield _verdict(answer, conf, job["room"]), setting
 
 
 def _check(answer: WhatIf) -> None:
@@ -161,12 +169,15 @@ def _check(answer: WhatIf) -> None:
         raise UsageError("it does not begin with the program.")
 
 
-def _verdict(answer: WhatIf, conf: str) -> Verdict:
-    """Return whether memory would have sufficed after a restart with `conf`."""
+def _verdict(answer: WhatIf, conf: str, room: int) -> Verdict:
+    """Return whether memory would have sufficed after a restart with `conf`, with `room` left."""
     outcome = next(each for each in answer.outcomes[1:] if each.conf == conf)
     if outcome.refused is not None:
         return "unknown"
-    return "enough" if outcome.oom is None else "not enough"
+    if outcome.oom is not None:
+        return "not enough"
+    left = None if answer.card_bytes is None else answer.card_bytes - outcome.peak_reserved
+    return "enough" if left is None or left >= room else "not enough"
 
 
 def main() -> None:

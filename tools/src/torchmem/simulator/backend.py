@@ -14,6 +14,7 @@ from torchmem.allocator.backend import (
     T,
     TensorCounter,
     TraceEntry,
+    WeakStorage,
 )
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.sample import PinnedMemory
@@ -50,6 +51,9 @@ class _BlockCounter:
 
     def have_gradients(self, parameters: Sequence[Any]) -> tuple[bool, ...]:
         return (False,) * len(parameters)
+
+    def viewed_storages(self, parameters: Iterable[Any]) -> list[WeakStorage]:  # noqa: ARG002
+        return []
 
 
 class SimulatedBackend:
@@ -132,21 +136,22 @@ class SimulatedBackend:
         """Return whether the history counts as recording."""
         return self._recording
 
-    def start_history(self, max_entries: int) -> None:  # noqa: ARG002
+    def owns_history(self) -> bool:
+        """Return whether the history counts as recording; no script records its own."""
+        return self._recording
+
+    def start_history(self, max_entries: int) -> bool:  # noqa: ARG002
         """Mark the history as recording; simulated allocations leave no trace."""
-        self._recording = True
+        was_recording, self._recording = self._recording, True
+        return not was_recording
 
     def stop_history(self) -> None:
         """Mark the history as off."""
         self._recording = False
 
-    def start_stacks(self) -> None:
+    def start_stacks(self) -> bool:
         """Mark the history as recording; simulated allocations have no stack."""
-        self._recording = True
-
-    def stop_stacks(self) -> None:
-        """Mark the history as off."""
-        self._recording = False
+        return self.start_history(1)
 
     def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:  # noqa: ARG002
         """Return False: simulated allocations leave no trace."""
@@ -209,6 +214,10 @@ class SimulatedBackend:
     def backward_node(self) -> str | None:
         """Return None: a simulation has no backward pass."""
 
+    def is_training(self) -> bool:
+        """Return True: every scenario trains."""
+        return True
+
     def current_stream(self, device: int) -> int | None:
         """Return the stream of the latest request."""
         return self._allocators[device].current_stream
@@ -228,6 +237,9 @@ class SimulatedBackend:
             callback()
         else:
             self._init_callbacks.append(callback)
+
+    def python_tensors(self, device: int) -> None:
+        """Return None."""
 
     def modules(self) -> None:
         """Return None: a simulated program has no modules."""

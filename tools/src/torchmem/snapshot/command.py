@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show lines that allocate throughout the recording and never free",
     )
-    add("--device", type=int, metavar="N", help="only this GPU (default: all)")
+    add("--device", type=int, metavar="N", help="only cuda:N (default: all)")
     add(
         "--top",
         type=int,
@@ -161,7 +161,7 @@ def _read(path: Path, device: int | None) -> Sequence[StackedTrace]:
     if not chosen:
         devices = ", ".join(str(trace.device) for trace in traces)
         raise UsageError(
-            f"{sanitize_text(str(path))} has nothing of GPU {device}: pass --device with one of "
+            f"{sanitize_text(str(path))} has nothing of cuda:{device}: pass --device with one of "
             f"{devices}."
         )
     return chosen

@@ -48,7 +48,7 @@ def draw(lifetimes: Lifetimes, found: Holders, path: Path) -> None:
         axes.axvline(found.moment, color="#a01c1c", linestyle="--", linewidth=1, label=found.at)
         axes.set(xlabel="event", ylabel="requested GiB", xlim=(0, max(1, lifetimes.events)))
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7, reverse=True)
-        axes.set_title(f"{sanitize_text(found.name)}, GPU {found.device}: memory in use by line")
+        axes.set_title(f"{sanitize_text(found.name)}, cuda:{found.device}: memory in use by line")
         save(figure, path)
 
 

@@ -100,7 +100,7 @@ def diff_page(before: Holders, after: Holders, changes: Sequence[Growth], rows: 
 
 
 def _heading(found: Holders) -> Iterator[str]:
-    yield f"{sanitize_text(found.name)}, GPU {found.device}, {MOMENTS[found.at]}"
+    yield f"{sanitize_text(found.name)}, cuda:{found.device}, {MOMENTS[found.at]}"
     rounding = ""
     if found.rounding_bytes is not None:
         rounding = f"; rounding adds {format_size(max(0, found.rounding_bytes))}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +10,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from torchmem.allocator.oom_report import format_seconds
+from torchmem.allocator.sizes import format_index
 from torchmem.sample import colors
 from torchmem.top.bars import Looks, gib
 from torchmem.top.node import Gpu, Node, Part, Rank
@@ -23,15 +24,13 @@ NAME_COLUMNS = 22
 FREE_COLUMNS = 19
 SENSOR_COLUMNS = 15
 MIN_RUN_COLUMNS, MAX_RUN_COLUMNS = 10, 40
-SEVERE_FRAGMENTATION = 0.7
-"""As `fragmentation_ratio` in the thresholds of the alerts."""
 # Name and width, negative for text, which is left-aligned; the run has what is left.
 COLUMNS = (
     ("rank", 4),
     ("run", 0),
     ("pid", 7),
     ("state", -7),
-    ("alloc", 6),
+    ("tensors", 7),
     ("reserved", 8),
     ("headroom", 8),
     ("FI", 4),
@@ -80,6 +79,7 @@ def page(screen: Screen, console: Console) -> Text:
     rows, _ = painter.rows()
     body = (draw() for draw in rows)
     lines = [*painter.header(), *painter.problems(), *body, *painter.all_parts(), *painter.whys()]
+    lines += painter.ages()
     return Text("\n").join([*(_fitted(line, console.width) for line in lines), Text()])
 
 
@@ -162,19 +162,18 @@ class _Painter:
         return line.append(sizes.rjust(FREE_COLUMNS)).append(_sensors(gpu), style="dim")
 
     def _rank(self, gpu: Gpu, rank: Rank, *, is_selected: bool) -> Text:
-        fragmentation = rank.fragmentation_ratio
-        is_severe = fragmentation is not None and fragmentation > SEVERE_FRAGMENTATION
         ooms = None if rank.ooms is None else sum(rank.ooms.values())
         headroom = rank.headroom_flush_bytes
+        severity = f"bold {colors.FAILED}" if rank.has_severe_fragmentation else ""
         cells = [
             (_count(rank.rank), "bold" if is_selected else ""),
             (rank.run, "bold" if is_selected else ""),
             (_count(rank.pid), "dim"),
             (rank.state, colors.STATES.get(rank.state, "")),
-            (gib(rank.allocated_bytes), ""),
+            (gib(rank.tensor_bytes), ""),
             (gib(rank.reserved_bytes), ""),
             (gib(headroom), ""),
-            (ratio(fragmentation), f"bold {colors.FAILED}" if is_severe else ""),
+            (ratio(rank.fragmentation_ratio), severity),
             (_count(rank.alloc_retries), colors.ATTENTION if rank.alloc_retries else ""),
             (_count(ooms), f"bold {colors.FAILED}" if ooms else ""),
         ]
@@ -230,6 +229,22 @@ class _Painter:
             for rank in group.ranks
             for line in self._why(rank, f"rank {_count(rank.rank)} of {rank.run}: ")
         ]
+
+    def ages(self) -> list[Text]:
+        """Return how old the numbers of the ranks are at most."""
+        ranks = [rank for group in self._groups for rank in group.ranks if is_live(rank)]
+        stats, snapshots = (
+            min((known for known in times if known is not None), default=None)
+            for times in ((r.stats_time for r in ranks), (r.snapshot_time for r in ranks))
+        )
+        now = self._node.time
+        if now is None or stats is None or snapshots is None:
+            return []
+        text = (
+            f"Sizes were read at most {_age(stats, now)} ago, and the snapshots behind FI and "
+            f"stranded bytes were taken at most {_age(snapshots, now)} ago."
+        )
+        return self._wrapped(Text(text, style="dim"))
 
     def _why(self, rank: Rank, subject: str = "") -> list[Text]:
         texts = [why.text for why in rank.why]
@@ -289,7 +304,13 @@ def _facts(gpu: Gpu, rank: Rank, now: float | None) -> Iterator[str]:
         mean = "" if rank.step_seconds is None else f" of {rank.step_seconds:.2f} s"
         yield f"{_plural(rank.steps, 'step')}{mean}"
     if now is not None and rank.sample_time is not None:
-        yield f"seen {max(0.0, now - rank.sample_time):.0f} s ago"
+        yield f"seen {_age(rank.sample_time, now)} ago"
+    if now is not None and rank.snapshot_time is not None:
+        yield f"snapshot {_age(rank.snapshot_time, now)} ago"
+
+
+def _age(timestamp: float, now: float) -> str:
+    return format_seconds(max(0.0, now - timestamp))
 
 
 def _sensors(gpu: Gpu) -> str:
@@ -332,5 +353,5 @@ def _count(value: int | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Return the ratio, rounded down because the fragmentation index is always below 1."""
-    return "–" if value is None else f"{math.floor(value * 100) / 100:.2f}"
+    """Return a fragmentation index in two digits."""
+    return "–" if value is None else format_index(value)

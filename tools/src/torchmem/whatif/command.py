@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
     )
     parser.add_argument(
-        "--device", type=int, metavar="N", help="only this GPU (default: all that have a trace)"
+        "--device", type=int, metavar="N", help="only cuda:N (default: all that have a trace)"
     )
     parser.add_argument(
         "--card",
@@ -164,7 +164,7 @@ def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> 
         recordings = [recording for recording in recordings if recording.device == options.device]
         if not recordings:
             raise UsageError(
-                f"{sanitize_text(str(path))} has no allocation trace of GPU {options.device}: "
+                f"{sanitize_text(str(path))} has no allocation trace of cuda:{options.device}: "
                 f"pass --device with one of {devices}."
             )
     if options.plot and len(recordings) > 1:

@@ -50,7 +50,7 @@ def draw(result: WhatIf, path: Path) -> None:
         size = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 1.1
         figure = Figure(figsize=size, layout="constrained")
         fill(figure, result)
-        subject = f"{sanitize_text(result.name)}, GPU {result.device}"
+        subject = f"{sanitize_text(result.name)}, cuda:{result.device}"
         figure.suptitle(f"{subject}: the same allocations under other settings", fontsize=12)
         save(figure, path)
 

@@ -8,14 +8,10 @@ from enum import IntEnum
 from functools import partial
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.oom_cause import (
-    OomFacts,
-    classify,
-    fragmentation_detail,
-    largest_free_blocks,
-)
+from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
+from torchmem.allocator.verdict import Circumstances, judge
 from torchmem.recording.recording import PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
@@ -266,10 +262,10 @@ class Executor:
             large_segment=self.allocator.config.large_segment_size,
         )
         free = largest_free_blocks(segments, details.device, details.requested, stream)
-        cause = classify(facts, free)
-        kind = fragmentation_detail(facts, free) if cause == "fragmentation" else None
+        verdict = judge(facts, free, Circumstances(is_training=False))
         allocated, stranded = stats.allocated_bytes.current, layout.stranded_bytes
-        self.oom = FailedRequest(number, size, reserved, allocated, stranded, cause, kind)
+        found = verdict.cause, verdict.detail
+        self.oom = FailedRequest(number, size, reserved, allocated, stranded, *found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def conf_text(config: AllocatorConfig) -> str:
         "expandable_segments": config.expandable_segments or None,
         "max_split_size_mb": config.max_split_size and config.max_split_size // MIB,
         "max_non_split_rounding_mb": _megabytes_unless(
-            default.max_non_split_rounding_size, config.max_non_split_rounding_size
+            config.large_segment_size, config.max_non_split_rounding_size
         ),
         "large_segment_size_mb": _megabytes_unless(
             default.large_segment_size, config.large_segment_size

@@ -116,7 +116,7 @@ def _headline(result: WhatIf) -> str:
     if result.card_bytes is not None:
         source = "" if result.card_source is None else CARD_SOURCES[result.card_source]
         card = f"{format_size(result.card_bytes)} for PyTorch{source}"
-    return f"{sanitize_text(result.name)}, GPU {result.device}: {result.events:,} events, {card}"
+    return f"{sanitize_text(result.name)}, cuda:{result.device}: {result.events:,} events, {card}"
 
 
 def _percent(share: float) -> str:

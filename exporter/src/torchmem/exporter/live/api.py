@@ -6,20 +6,28 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from torchmem.exporter.live.state import Found, encode
-from torchmem.exporter.live.states import GZIP_HEADER, EncodedState, States, deflated
+from torchmem.exporter.live.states import (
+    GZIP_HEADER,
+    Ranks,
+    States,
+    deflated,
+)
 from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import accepts_gzip
-from torchmem.exporter.web.connections import client_of
+from torchmem.exporter.web.clients import requester
+from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.exporter.web.peer_user import may_look
 from torchmem.sample.sample import DeviceSample
 
+MAX_KEPT_RANKS = 64
 MAX_STREAMS = 64
 MAX_STREAMS_PER_CLIENT = 16
 STREAM_SECONDS = 45.0
@@ -31,10 +39,15 @@ _GZIP = {"Content-Encoding": "gzip"}
 
 
 class LiveApi:
-    """Answers with the state of the node, once or as a stream."""
+    """Answers with the state of the node, once or as a stream, and about one rank.
 
-    def __init__(self, states: States, run_dir: Path) -> None:
-        self._states, self._run_dir = states, run_dir
+    The words about a rank are made once for each collection.
+    """
+
+    def __init__(self, states: States, ranks: Ranks, run_dir: Path, queue: FairQueue) -> None:
+        self._states, self._ranks, self._run_dir, self._queue = states, ranks, run_dir, queue
+        self._kept_of: Found | None = None
+        self._kept: dict[tuple[str, str, bool], bytes] = {}
         self._streams = Counter[str]()
         self._closing = asyncio.Event()
 
@@ -49,21 +62,31 @@ class LiveApi:
     async def rank(self, request: Request) -> Response:
         """Answer /api/v1/rank?id=ID&gpu=UUID: why its memory is as it is; 404 for unknown ones."""
         found = (await self._states.newest()).found
-        asked = request.query_params.get("id", ""), request.query_params.get("gpu", "")
-        for item in found.published:
-            for device in item.sample.devices:
-                if asked == (item.id, device.uuid or ""):
-                    body = await asyncio.to_thread(self._why, request, found, item, device)
-                    return Response(body, headers=_HEADERS, media_type="application/json")
-        return PlainTextResponse("No such rank: ask /api/v1/state for the ranks.\n", 404)
+        item = self._ranks.get(request.query_params.get("id", ""))
+        gpu = request.query_params.get("gpu", "")
+        device = item and next((d for d in item.sample.devices if gpu == (d.uuid or "")), None)
+        if not item or not device:
+            return PlainTextResponse("No such rank: ask /api/v1/state for the ranks.\n", 404)
+        words = partial(self._why, request, found, item, device)
+        try:
+            body = await self._queue.run(requester(request.scope), words)
+        except BusyError:
+            return PlainTextResponse("Too many requests of yours are waiting: try later.\n", 503)
+        return Response(body, headers=_HEADERS, media_type="application/json")
 
     def _why(self, request: Request, found: Found, item: Published, device: DeviceSample) -> bytes:
         is_allowed = may_look(request.scope, item.uid)
-        return encode(rank_why(found, self._run_dir, item, device, may_look=is_allowed))
+        if self._kept_of is not found or len(self._kept) >= MAX_KEPT_RANKS:
+            self._kept_of, self._kept = found, {}
+        key = item.id, device.uuid or "", is_allowed
+        if key not in self._kept:
+            words = rank_why(found, self._run_dir, item, device, may_look=is_allowed)
+            self._kept[key] = encode(words)
+        return self._kept[key]
 
     async def events(self, request: Request) -> Response:
         """Answer /api/v1/events: a state about every second; 503 beyond the limits."""
-        client = client_of(request.client.host) if request.client else ""
+        client = requester(request.scope)
         gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
         headers = _HEADERS | (_GZIP if gzipped else {})
         if request.method == "HEAD":
@@ -85,20 +108,29 @@ class LiveApi:
         self._streams[client] += 1
         try:
             yield GZIP_HEADER + deflated(_RETRY) if gzipped else _RETRY
-            async for state in self._each():
-                yield state.deflated_event if gzipped else state.event
+            async for event in self._events(gzipped=gzipped):
+                yield event
         finally:
             self._streams[client] -= 1
             self._streams += Counter()
 
-    async def _each(self) -> AsyncIterator[EncodedState]:
-        """Yield each new state, until the stream is long enough or the server closes."""
-        loop, sent = asyncio.get_running_loop(), None
+    async def _events(self, *, gzipped: bool) -> AsyncIterator[bytes]:
+        """Yield each new state, until the stream is long enough or the server closes.
+
+        A stream whose client does not read waits for it, with nothing but the event.
+        """
+        loop, sent = asyncio.get_running_loop(), 0.0
         end = loop.time() + STREAM_SECONDS
         while loop.time() < end and not self._closing.is_set():
-            newest = await self._states.newest()
-            if newest is not sent:
-                yield newest
-                sent = newest
+            sent, event = await self._event_after(sent, gzipped=gzipped)
+            if event:
+                yield event
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._states.pause_seconds)
+
+    async def _event_after(self, sent: float, *, gzipped: bool) -> tuple[float, bytes]:
+        """Return the time of the newest state, and its event unless it is the one of `sent`."""
+        newest = await self._states.newest()
+        if newest.found.time == sent:
+            return sent, b""
+        return newest.found.time, newest.deflated_event if gzipped else newest.event

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import time
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from torchmem.exporter.live.memory_map import CannotAskError, MapFiles, Requests
+from torchmem.exporter.live.map_file import MapFiles, expanded_pieces
+from torchmem.exporter.live.memory_map import CannotAskError, Requests
+from torchmem.exporter.live.states import Ranks
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.scrapes import accepts_gzip
+from torchmem.exporter.web.clients import requester
+from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.exporter.web.peer_user import may_look
 from torchmem.sample.sample import LIVE_STATES
 
@@ -28,26 +30,27 @@ class MapApi:
     client has; 403, 404 and 409 with a sentence under `error`.
     """
 
-    def __init__(self, published: Callable[[], Sequence[Published]], run_dir: Path) -> None:
-        self._published = published
+    def __init__(self, ranks: Ranks, run_dir: Path, queue: FairQueue) -> None:
+        self._ranks, self._queue = ranks, queue
         self._requests, self._files = Requests(run_dir), MapFiles(run_dir)
-        self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
         """Answer /api/v1/map?id=ID, with the `id` of a rank in the state document."""
-        wanted = request.query_params.get("id", "")
-        rank = next((item for item in self._published() if item.id == wanted), None)
+        rank = self._ranks.get(request.query_params.get("id", ""))
         if rank is None:
             return _sentence(404, "No rank has this id: it may have ended some time ago.")
-        if not await asyncio.to_thread(may_look, request.scope, rank.uid):
-            return _sentence(403, _forbidden(rank))
-        async with self._one_at_a_time:
-            try:
-                return await asyncio.to_thread(self._answer, rank, request)
-            except ValueError as error:
-                return _sentence(409, str(error))
+        try:
+            return await self._queue.run(
+                requester(request.scope), partial(self._answer, rank, request)
+            )
+        except BusyError:
+            return _sentence(503, "Too many requests of yours are waiting: try again later.")
+        except ValueError as error:
+            return _sentence(409, str(error))
 
     def _answer(self, rank: Published, request: Request) -> Response:
+        if not may_look(request.scope, rank.uid):
+            return _sentence(403, _forbidden(rank))
         now, is_live = time.time(), rank.state in LIVE_STATES
         problem = self._ask(rank, now) if is_live and request.method == "GET" else None
         found = self._files.read(rank, now)
@@ -61,15 +64,7 @@ class MapApi:
                 "The rank ended without a map: it publishes one while it is "
                 "looked at, and after an OutOfMemoryError.",
             )
-        version, content = found
-        headers = {**_HEADERS, "ETag": f'"{version}"'}
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers=headers)
-        if accepts_gzip(request.headers.get("accept-encoding", "")):
-            headers["Content-Encoding"] = "gzip"
-        else:
-            content = gzip.decompress(content)
-        return Response(content, headers=headers, media_type="application/json")
+        return _served(*found, request)
 
     def _ask(self, rank: Published, now: float) -> str | None:
         """Ask a rank for its map, and return a sentence if it will not publish one."""
@@ -82,6 +77,18 @@ class MapApi:
         except CannotAskError as error:
             return str(error)
         return None
+
+
+def _served(version: str, content: bytes, request: Request) -> Response:
+    """Return a map, given as gzipped JSON; 304 if it is the one that the client has."""
+    headers = {**_HEADERS, "ETag": f'"{version}"'}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    if not accepts_gzip(request.headers.get("accept-encoding", "")):
+        pieces = expanded_pieces(content)
+        return StreamingResponse(pieces, headers=headers, media_type="application/json")
+    headers["Content-Encoding"] = "gzip"
+    return Response(content, headers=headers, media_type="application/json")
 
 
 def _forbidden(rank: Published) -> str:

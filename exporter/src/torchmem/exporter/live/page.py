@@ -59,7 +59,7 @@ def files() -> Files:
     """Read the files of the page from the package."""
     static = resources.files(__package__) / "static"
     contents = {item.name: item.read_bytes() for item in static.iterdir() if item.is_file()}
-    contents["colors.css"] = colors_css().encode()
+    contents["colors.css"] = colors.css().encode()
     digest = blake2b(digest_size=8)
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + contents[name])
@@ -67,23 +67,6 @@ def files() -> Files:
     contents[_INDEX] = contents[_INDEX].replace(_FOLDER, folder)
     by_name = {name: File.of(name, content) for name, content in contents.items()}
     return Files(digest.hexdigest(), by_name)
-
-
-def colors_css() -> str:
-    """Return the table of colors as custom properties, such as --part-free."""
-    tables = {
-        "part": colors.PARTS,
-        "component": colors.COMPONENTS,
-        "state": colors.STATES,
-        "cause": colors.CAUSES,
-    }
-    lines = (
-        f"  --{kind}-{name.replace('_', '-')}: {color};"
-        for kind, table in tables.items()
-        for name, color in table.items()
-    )
-    opacity = f"  --free-opacity: {colors.FREE_OPACITY};"
-    return "\n".join([":root {", *lines, opacity, "}", ""])
 
 
 async def page(request: Request) -> Response:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from torchmem.allocator.memory_use import COMPONENT_NAMES
+from torchmem.allocator.memory_use import COMPONENT_NAMES, PASSING, known_components
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample import colors
 from torchmem.sample.sample import Allocator, DeviceSample, Layout
@@ -59,7 +59,7 @@ LEGEND = (
     _part("stranded", "stranded", "Free, but beside live tensors: PyTorch cannot give it back."),
     _part("releasable", "releasable", "Free in whole segments: PyTorch can give it back."),
     _part("private_pools", "private pools", "Free in the pools of CUDA graphs and MemPools."),
-    _part("cached", "cached", "Free in PyTorch's cache, before the first snapshot."),
+    _part("cached", "cached", "Free in PyTorch's cache, since the newest snapshot."),
     _part(
         "outside_allocator",
         "outside the allocator",
@@ -86,7 +86,7 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
     """Return what one process holds on a device; the parts add up to reserved and outside bytes.
 
     Without a sound sample there are none. Statistics are read when a step ends and the snapshot at
-    a random time. Of what they say is in use, the larger value counts, as in
+    a random time. The parts in use are those of the moment at which more was in use, as in
     rank:torchmem_in_use_bytes:max. If `outside` is below zero, that many reserved bytes are not on
     the device, and which those are is not known.
     """
@@ -97,11 +97,22 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
         on_device = max(0, reserved + outside)
         return (Part("in_use", on_device),) if on_device else ()
     cache = _cache(allocator, device.layout, reserved)
-    tensors = _tensors(device, allocator, reserved - sum(part.bytes for part in cache))
-    parts = _fitted([*tensors, *cache], reserved)
+    in_use = reserved - sum(part.bytes for part in cache)
+    parts = _fitted([*_in_use(device, allocator, in_use), *cache], reserved)
     if outside:
         parts.append(Part("outside_allocator", outside))
     return tuple(part for part in parts if part.bytes)
+
+
+def tensor_bytes(device: DeviceSample, outside: int | None) -> int | None:
+    """Return the bytes of tensors in `rank_parts`, at the moment of the parts; None if unknown."""
+    if device.allocator is None or (outside is not None and outside < 0):
+        return None
+    parts = rank_parts(device, None)
+    return sum(part.bytes for part in parts if part.name in _TENSORS)
+
+
+_TENSORS = {*COMPONENT_NAMES, "other", "in_use"} - {"pending"}
 
 
 def _reserved(device: DeviceSample) -> int | None:
@@ -109,10 +120,16 @@ def _reserved(device: DeviceSample) -> int | None:
 
 
 def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[Part]:
-    """Return what is reserved and not in use, scaled down if the cache has shrunk since."""
+    """Return what is reserved and not in use.
+
+    Of what came since the snapshot, it is not known how it is free. The rest is scaled down if the
+    cache has shrunk.
+    """
     free_now = max(0, reserved - allocator.active_bytes.total)
     if layout is None:
         return [Part("cached", free_now)]
+    if layout.in_use_bytes is not None:
+        free_now = min(free_now, max(0, reserved - layout.in_use_bytes))
     sizes = {
         "stranded": layout.stranded_bytes,
         "releasable": layout.releasable_bytes,
@@ -122,26 +139,32 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
     if free_then > free_now:
         sizes = {name: size * free_now // free_then for name, size in sizes.items()}
         sizes["releasable"] += free_now - sum(sizes.values())
+    elif layout.in_use_bytes is not None:
+        sizes["cached"] = free_now - free_then
     return [Part(name, size) for name, size in sizes.items()]
 
 
-def _tensors(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Part]:
-    """Return what is in use: the components if they are of these allocated bytes.
+def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Part]:
+    """Return what is in use by component, if the components are known.
 
-    What is in use beyond the active bytes belongs to the step in which the snapshot was taken.
+    If more is in use than at the latest read, that was the snapshot's moment, in the middle of a
+    step: what lasts from step to step was there too, and the rest are gradients or of the step.
     """
-    allocated, active = allocator.allocated_bytes.total, allocator.active_bytes.total
-    pending = min(max(0, active - allocated), in_use)
-    components = device.components
-    if sum(components.values()) != allocated:
-        return [Part("in_use", in_use - pending), Part("pending", pending)]
-    known = {entry.name for entry in LEGEND} & COMPONENT_NAMES.keys()
-    step = components.get("step", 0) + max(0, in_use - pending - allocated)
-    named = {**components, "step": step}
+    active = allocator.active_bytes.total
+    pending = max(0, active - allocator.allocated_bytes.total)
+    components = known_components(device)
+    if in_use > active and device.layout is not None:
+        pending = min(device.layout.pending_free_bytes or 0, in_use)
+        lasting = {name: n for name, n in components.items() if name not in PASSING}
+        rest = in_use - pending - sum(lasting.values())
+        name = "gradients_or_step" if "gradients" in components else "step"
+        components = {**lasting, name: rest, "pending": pending} if lasting and rest >= 0 else {}
+    pending = min(pending, in_use)
+    components = components or {"in_use": in_use - pending, "pending": pending}
+    known = COMPONENT_NAMES.keys() | {"in_use"}
     return [
-        *(Part(name, size) for name, size in named.items() if name in known),
-        *(Part("other", size, name) for name, size in named.items() if name not in known),
-        Part("pending", pending),
+        Part(name, size) if name in known else Part("other", size, name)
+        for name, size in components.items()
     ]
 
 
@@ -156,8 +179,9 @@ def card_parts(
     `ranks`: the parts of each live rank. `memory`: what NVML reports; without it, what is neither
     free nor PyTorch's is one part. `driver_free`: what the driver had free when a running rank read
     its statistics, which is the moment of the ranks' parts; if it is None, NVML's free memory
-    counts. Several ranks are not read at the same moment: if their parts do not fit together on the
-    card, the parts outside the allocator and the free ones shrink first.
+    counts. If both are None, only the ranks' parts are known. Several ranks are not read at the
+    same moment: if their parts do not fit together on the card, the parts outside the allocator and
+    the free ones shrink first.
     """
     driver = (memory.reserved or 0) if memory else 0
     available = total - driver
@@ -166,7 +190,7 @@ def card_parts(
     if driver_free is None and memory is not None:
         driver_free = memory.free
     if driver_free is None:
-        others = [Part("not_pytorch", rest)]
+        others = []
     else:
         free = min(driver_free, rest)
         name = "other_processes" if memory else "not_pytorch"

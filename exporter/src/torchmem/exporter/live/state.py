@@ -15,7 +15,8 @@ from importlib.metadata import version
 import msgspec
 
 from torchmem.allocator.rank_report import ending
-from torchmem.allocator.threats import threats
+from torchmem.allocator.threats import is_severe, threats
+from torchmem.allocator.thresholds import Limits, Thresholds, defaults
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.host_processes import KillCause
 from torchmem.exporter.live.parts import (
@@ -25,6 +26,7 @@ from torchmem.exporter.live.parts import (
     card_parts,
     plausible,
     rank_parts,
+    tensor_bytes,
 )
 from torchmem.exporter.reading import Reading, V
 from torchmem.exporter.run_directory import Published
@@ -34,7 +36,7 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.sample.process_table import ProcessKey, process_key
-from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, State
+from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, Sample, State
 
 STATE_SCHEMA_VERSION = 1
 
@@ -46,7 +48,7 @@ class Found:
     `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
     by the names of these devices. `outside`: bytes outside the allocator by device and process;
     below zero, that many reserved bytes are not on the device. `kill_causes`: what killed a
-    process, where it is known.
+    process, where it is known. `thresholds` were in force.
     """
 
     time: float
@@ -55,6 +57,11 @@ class Found:
     gpus: Mapping[str, GpuIdentity] = field(default_factory=dict)
     outside: Mapping[DeviceProcess, int] = field(default_factory=dict)
     kill_causes: Mapping[ProcessKey, KillCause] = field(default_factory=dict)
+    thresholds: Thresholds = field(default_factory=defaults)
+
+    def limits(self, item: Published) -> Limits:
+        """Return the thresholds for a process."""
+        return self.thresholds.limits(item.sample.process.run, platform.node())
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -62,10 +69,14 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Why(Document, frozen=True, kw_only=True):
-    """One thing that threatens a rank, as `torchmem report` prints it; `cause` of the OOM."""
+    """One thing that threatens a rank, as `torchmem report` prints it.
+
+    `cause` and `onset` are those of the OOM, as far as they are known.
+    """
 
     text: str
     cause: str | None = None
+    onset: str | None = None
 
 
 class LastOom(Document, frozen=True, kw_only=True):
@@ -75,6 +86,7 @@ class LastOom(Document, frozen=True, kw_only=True):
     cause: str
     requested_bytes: int | None = None
     detail: str | None = None
+    onset: str | None = None
     line: str | None = None
     function: str | None = None
 
@@ -83,9 +95,11 @@ class RankState(Document, frozen=True, kw_only=True):
     """One process on one GPU. Sizes are in bytes, times in Unix seconds.
 
     `id` names the process in URLs; `uid` is the user who owns it. `parts` add up to what it holds:
-    its reserved bytes and, where known, those outside the allocator. `sample_time`: when the
-    process last published; `stats_time` and `snapshot_time`: when its allocator's statistics and
-    its layout were read. `why`: what threatens it.
+    its reserved bytes and, where known, those outside the allocator; `tensor_bytes` are those of
+    tensors. `read_steps`: how many steps had ended at the read that the bytes of the step count
+    from. `sample_time`: when the process last published; `stats_time` and `snapshot_time`: when its
+    allocator's statistics and its layout were read. The headroom is of the time of the statistics.
+    `has_severe_fragmentation`: whether the ratio is above the threshold. `why`: what threatens it.
     """
 
     id: str
@@ -95,6 +109,7 @@ class RankState(Document, frozen=True, kw_only=True):
     state: State
     sample_time: float
     parts: tuple[Part, ...] = ()
+    tensor_bytes: int | None = None
     uid: int | None = None
     script: str | None = None
     local_rank: int | None = None
@@ -108,6 +123,7 @@ class RankState(Document, frozen=True, kw_only=True):
     reserved_peak_bytes: int | None = None
     outside_allocator_bytes: int | None = None
     fragmentation_ratio: float | None = None
+    has_severe_fragmentation: bool = False
     headroom_bytes: int | None = None
     headroom_flush_bytes: int | None = None
     stranded_bytes: int | None = None
@@ -117,6 +133,7 @@ class RankState(Document, frozen=True, kw_only=True):
     ooms: dict[str, int] | None = None
     last_oom: LastOom | None = None
     steps: int | None = None
+    read_steps: int | None = None
     step_seconds: float | None = None
     why: tuple[Why, ...] = ()
 
@@ -124,6 +141,7 @@ class RankState(Document, frozen=True, kw_only=True):
 class GpuState(Document, frozen=True, kw_only=True):
     """One GPU or MIG device. The bytes of `parts` add up to `total_bytes`.
 
+    Without NVML and without a running rank, only what ranks hold is known, and they are less.
     `up` is False for a GPU that does not respond, with NVML's return code where it gave one.
     `index` is NVML's; of a MIG device it is that of its GPU.
     """
@@ -188,7 +206,9 @@ def node_state(found: Found) -> NodeState:
         legend=LEGEND,
         gpus=tuple(_gpus(found)),
         waiting=tuple(
-            _rank(item, None, None) for item in _by_rank(found) if not item.sample.devices
+            _rank(item, None, None, found.limits(item))
+            for item in _by_rank(found)
+            if not item.sample.devices
         ),
     )
 
@@ -227,7 +247,8 @@ def _gpus(found: Found) -> Iterator[GpuState]:
             holds = item.state in LIVE_STATES or (
                 item.attributed and (device.uuid or "", item.pid) in uses
             )
-            entry = _OnDevice(item, device, _rank(item, device, outside), holds)
+            state = _rank(item, device, outside, found.limits(item))
+            entry = _OnDevice(item, device, state, holds)
             ranks.setdefault(device.uuid or "", []).append(entry)
     whole = {uuid: gpu for uuid, gpu in found.gpus.items() if gpu.uuid == uuid}
     values = _Values(found.reading)
@@ -324,9 +345,10 @@ def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:
     return max(known)[1] if known else None
 
 
-def _rank(item: Published, device: DeviceSample | None, outside: int | None) -> RankState:
+def _rank(
+    item: Published, device: DeviceSample | None, outside: int | None, limits: Limits
+) -> RankState:
     process, steps = item.sample.process, item.sample.steps
-    mean = steps.duration_sum_seconds / (steps.count - 1) if steps.count > 1 else None
     state = RankState(
         id=item.id,
         rank=process.rank,
@@ -338,39 +360,45 @@ def _rank(item: Published, device: DeviceSample | None, outside: int | None) -> 
         script=process.script,
         local_rank=process.local_rank,
         world_size=process.world_size,
-        why=_why(item, device),
+        why=_why(item, device, limits),
         steps=steps.count or None,
-        step_seconds=mean,
+        read_steps=steps.read_count,
+        step_seconds=steps.mean_seconds,
     )
     if device is None:
         return state
-    return msgspec.structs.replace(state, **_on_device(device, outside))
+    return msgspec.structs.replace(state, **_on_device(device, outside, limits))
 
 
-def _why(item: Published, device: DeviceSample | None) -> tuple[Why, ...]:
+def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[Why, ...]:
     """Return how the process ended, or while it runs, what threatens it."""
     ended = ending(item.sample, item.state)
     if ended is not None:
-        oom = device and device.last_oom
-        return (Why(text=ended, cause=oom.cause if oom and item.state == "oom" else None),)
-    if device is None:
-        return ()
-    found = threats(item.sample, device)
-    return tuple(Why(text=threat.text, cause=threat.cause) for threat in found)
+        oom = device.last_oom if device and item.state == "oom" else None
+        cause, onset = (oom.cause, oom.onset) if oom else (None, None)
+        return (Why(text=ended, cause=cause, onset=onset),)
+    return rank_threats(item.sample, device, limits) if device else ()
 
 
-def _on_device(device: DeviceSample, outside: int | None) -> dict[str, object]:
+def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Why, ...]:
+    """Return what threatens a rank that runs, the most urgent first."""
+    found = threats(sample, device, limits)
+    return tuple(Why(text=item.text, cause=item.cause, onset=item.onset) for item in found)
+
+
+def _on_device(device: DeviceSample, outside: int | None, limits: Limits) -> dict[str, object]:
     """Return the fields of `RankState` that are about one device."""
     counters, oom = device.counters, device.last_oom
     return {
         "parts": rank_parts(device, outside),
+        "tensor_bytes": tensor_bytes(device, outside),
         "outside_allocator_bytes": None if outside is None or outside < 0 else outside,
         "stats_time": device.stats_timestamp,
         "alloc_retries": counters.alloc_retries,
         "ooms": None if counters.ooms is None else {k: n for k, n in counters.ooms.items() if n},
         "last_oom": _last_oom(oom) if oom else None,
         **_allocator(device),
-        **_layout(device),
+        **_layout(device, limits),
     }
 
 
@@ -387,13 +415,14 @@ def _allocator(device: DeviceSample) -> dict[str, object]:
     }
 
 
-def _layout(device: DeviceSample) -> dict[str, object]:
+def _layout(device: DeviceSample, limits: Limits) -> dict[str, object]:
     layout = device.layout
     if layout is None:
         return {}
     return {
         "snapshot_time": layout.timestamp,
         "fragmentation_ratio": layout.fragmentation_ratio,
+        "has_severe_fragmentation": is_severe(layout.fragmentation_ratio, limits),
         "headroom_bytes": layout.headroom_bytes,
         "headroom_flush_bytes": layout.headroom_flush_bytes,
         "stranded_bytes": layout.stranded_bytes,
@@ -408,6 +437,7 @@ def _last_oom(oom: OomRecord) -> LastOom:
         cause=oom.cause,
         requested_bytes=oom.requested_bytes,
         detail=oom.detail,
+        onset=oom.onset,
         line=oom.line,
         function=oom.function,
     )

@@ -1,6 +1,7 @@
 """The newest state of the node, in the encodings that clients ask for.
 
-States and scrapes share collections: whoever asks within MIN_SECONDS gets the same one.
+States and scrapes share collections: whoever asks within a second gets the same one, or within up
+to MAX_PAUSE_SECONDS if a collection takes long.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 
 from torchmem.exporter.live.state import Found, encode, node_state
+from torchmem.exporter.run_directory import Published
 
 MIN_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 5.0
@@ -66,16 +68,16 @@ class States:
         self._newest: EncodedState | None = None
         self._running: asyncio.Task[EncodedState] | None = None
         self.pause_seconds = MIN_SECONDS
-        """How long a client should wait for the next state."""
+        """How old a state may be, and how long a client should wait for the next one."""
 
     async def newest(self) -> EncodedState:
-        """Return a state that is at most MIN_SECONDS old; callers share it."""
+        """Return a state that is at most `pause_seconds` old; callers share it."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._refreshed())
         return await asyncio.shield(self._running)
 
     async def _refreshed(self) -> EncodedState:
-        if not 0 <= time.time() - self._found().time < MIN_SECONDS:
+        if not 0 <= time.time() - self._found().time < self.pause_seconds:
             started = time.monotonic()
             await self._collect()
             pause = (time.monotonic() - started) / COLLECTION_SHARE
@@ -84,3 +86,20 @@ class States:
         if self._newest is None or self._newest.found is not found:
             self._newest = await asyncio.to_thread(EncodedState, found)
         return self._newest
+
+
+class Ranks:
+    """The processes that the newest collection has found, by their ids in URLs."""
+
+    def __init__(self, found: Callable[[], Found]) -> None:
+        self._found = found
+        self._indexed: Found | None = None
+        self._by_id: dict[str, Published] = {}
+
+    def get(self, id_: str) -> Published | None:
+        """Return a process, None if there is none with this id."""
+        found = self._found()
+        if found is not self._indexed:
+            self._by_id = {item.id: item for item in found.published}
+            self._indexed = found
+        return self._by_id.get(id_)

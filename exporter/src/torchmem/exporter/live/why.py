@@ -14,20 +14,21 @@ from itertools import islice
 from pathlib import Path
 
 from torchmem.allocator.call_stack import Origin
+from torchmem.allocator.headline import headline
 from torchmem.allocator.oom_report import (
     OomReport,
     decode,
     failure_reason,
     memory_breakdown,
     preceding_events,
-    summary,
 )
 from torchmem.allocator.rank_report import ending, facts, next_request
-from torchmem.allocator.remedies import REMEDY_BY_KILL, Remedy, remedies
+from torchmem.allocator.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
+from torchmem.allocator.run_chart import Chart, run_chart
 from torchmem.allocator.sizes import format_size
-from torchmem.allocator.threats import advice, threats
+from torchmem.allocator.threats import advice
 from torchmem.exporter.live.parts import LEGEND, Part, plausible, rank_parts
-from torchmem.exporter.live.state import Document, Found, Why
+from torchmem.exporter.live.state import Document, Found, Why, rank_threats
 from torchmem.exporter.run_directory import Published
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_table import process_key
@@ -37,7 +38,7 @@ from torchmem.sample.run_directory import (
     REPORT_SUFFIX,
     SAMPLE_SUFFIX,
 )
-from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
+from torchmem.sample.sample import LIVE_STATES, DeviceSample
 from torchmem.sample.untrusted import (
     UntrustedFileError,
     open_untrusted_directory,
@@ -98,7 +99,8 @@ class RankWhy(Document, frozen=True, kw_only=True):
     """The answer about one rank on one device.
 
     `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
-    `ending`: how it ended. `oom`: its newest OOM report, if there is one.
+    `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its
+    newest OOM report, if there is one.
     """
 
     id: str
@@ -108,6 +110,7 @@ class RankWhy(Document, frozen=True, kw_only=True):
     threats: tuple[Why, ...] = ()
     advice: tuple[Advice, ...] = ()
     facts: tuple[Subject, ...] = ()
+    run: Chart | None = None
     oom: OomWhy | None = None
 
 
@@ -123,21 +126,20 @@ def rank_why(
     outside = found.outside.get((device.uuid or "", process_key(sample.process)))
     is_live = item.state in LIVE_STATES
     report = newest_report(run_dir, item) if device.last_oom else None
-    known = facts(sample, device, found.time)
+    known, limits = facts(sample, device, found.time), found.limits(item)
     return RankWhy(
         id=item.id,
         holds=_holds(rank_parts(device, outside)),
         next_request=next_request(layout) if layout and is_live else None,
         ending=_ending(found, item),
-        threats=_threats(sample, device) if is_live else (),
-        advice=tuple(map(_advice, advice(sample, device))) if is_live else _after_kill(found, item),
+        threats=rank_threats(sample, device, limits) if is_live else (),
+        advice=tuple(map(_advice, advice(sample, device, limits)))
+        if is_live
+        else _after_kill(found, item),
         facts=tuple(Subject(subject=fact.subject, text=fact.text) for fact in known),
-        oom=oom_why(report, may_look=may_look) if report else None,
+        run=run_chart(device.run_history, device.total_bytes),
+        oom=oom_why(report, _index(found, device), may_look=may_look) if report else None,
     )
-
-
-def _threats(sample: Sample, device: DeviceSample) -> tuple[Why, ...]:
-    return tuple(Why(text=item.text, cause=item.cause) for item in threats(sample, device))
 
 
 def _holds(parts: Iterable[Part]) -> str | None:
@@ -162,16 +164,24 @@ def _after_kill(found: Found, item: Published) -> tuple[Advice, ...]:
 
 
 def _advice(remedy: Remedy) -> Advice:
-    return Advice(text=remedy.text, lines=remedy.lines)
+    return Advice(text=f"{remedy.text}{gain_sentence(remedy)}", lines=remedy.lines)
 
 
-def oom_why(report: OomReport, *, may_look: bool) -> OomWhy:
-    """Return the words about an OOM report; `may_look`: with the call stack."""
+def _index(found: Found, device: DeviceSample) -> int | None:
+    gpu = found.gpus.get(device.uuid or "")
+    return gpu.index if gpu else None
+
+
+def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
+    """Return the words about an OOM report.
+
+    `gpu`: NVML's index, None if it is unknown; `may_look`: with the call stack.
+    """
     calls = tuple(_calls(report.origin)) if report.origin else ()
     return OomWhy(
         time=report.oom.timestamp,
-        summary=summary(report),
-        reason=" ".join(failure_reason(report)),
+        summary=headline(report),
+        reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
         memory=tuple(
             Use(label=label, bytes=size)

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from torchmem.exporter import binding
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Versions
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlLibrary, text, text_field
 from torchmem.exporter.reading import Reading
@@ -29,6 +30,7 @@ def read_versions(nvml: NvmlLibrary) -> Versions:
         driver=text(_version(nvml, "nvmlSystemGetDriverVersion")),
         nvml=text(_version(nvml, "nvmlSystemGetNVMLVersion")),
         cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        outdated_binding=nvml.outdated_binding,
     )
 
 
@@ -68,7 +70,9 @@ def families(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Met
 
     `known`: every GPU that was ever identified, by UUID. A GPU with a hung call does not respond.
     """
-    yield family(catalog.NVML_UP, [((reading.down_reason,), float(not reading.down_reason))])
+    is_outdated = reading.versions.outdated_binding is not None
+    reason = reading.down_reason or (binding.REASON if is_outdated else "")
+    yield family(catalog.NVML_UP, [((reason,), float(not reading.down_reason))])
     up = {
         **{gpu.labels: 1.0 for gpu in reading.present},
         **dict.fromkeys(sorted(reading.unresponsive), 0.0),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import NOT_SUPPORTED, OTHER_VERSION, Device
+from torchmem.exporter.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, OTHER_VERSION, Device
 from torchmem.exporter.reading import Reading
 from torchmem.sample import catalog
 from torchmem.sample.families import value_family
@@ -32,10 +33,12 @@ class MemoryInfo(GpuValue):
 
     @classmethod
     def read(cls, gpu: Device) -> MemoryInfo | None:
-        """Call nvmlDeviceGetMemoryInfo_v2, or v1 on drivers before 510."""
+        """Call nvmlDeviceGetMemoryInfo_v2, or v1 on drivers before 510 and with an old pynvml."""
         nvml = gpu.nvml
-        version = nvml.module.nvmlMemory_v2
-        info, code = nvml.try_call(_MEMORY_INFO, gpu.handle, version=version)
+        info: Any = None
+        code, version = FUNCTION_NOT_FOUND, getattr(nvml.module, "nvmlMemory_v2", None)
+        if version is not None:
+            info, code = nvml.try_call(_MEMORY_INFO, gpu.handle, version=version)
         if code == 0:
             return cls._of(info.total, info.used, info.free, info.reserved)
         if code not in OTHER_VERSION:

@@ -20,6 +20,7 @@ from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.sample import catalog
 from torchmem.sample.families import View, family, value_family
 from torchmem.sample.process_table import ProcessKey, process_key
+from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
 _SAME_BYTES = 32 << 20
@@ -83,12 +84,17 @@ class _Outside:
 
 
 class OutsideAllocator:
-    """Keeps what earlier scrapes found. A process that ended is forgotten."""
+    """Keeps what earlier scrapes found. A process that ended is forgotten.
+
+    The start, which is found once or never, is kept while a process is missing for a short time, as
+    when its file cannot be read.
+    """
 
     def __init__(self) -> None:
         self._scrapes: dict[DeviceProcess, _Scrape] = {}
         self._held: dict[DeviceProcess, _Outside] = {}
         self._starts: dict[DeviceProcess, int] = {}
+        self._seen: dict[DeviceProcess, float] = {}
         self._occupants: Mapping[str, _Occupants] = {}
         self._reading: Reading | None = None
 
@@ -125,7 +131,7 @@ class OutsideAllocator:
             rows.extend([(labels, outside)] if outside and outside.timestamp else [])
             unbacked.extend([(labels, outside.unbacked)] if outside and outside.unbacked else [])
             starts.extend([(labels, start)] if start is not None else [])
-        self._forget_all_but(keys)
+        self._forget_all_but(keys, now)
         yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
         yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
         yield family(catalog.RESERVED_UNBACKED, unbacked)
@@ -174,10 +180,13 @@ class OutsideAllocator:
                 self._starts[key] = size
         return self._starts.get(key)
 
-    def _forget_all_but(self, keys: set[DeviceProcess]) -> None:
+    def _forget_all_but(self, keys: set[DeviceProcess], now: float) -> None:
         self._scrapes = {key: scrape for key, scrape in self._scrapes.items() if key in keys}
         self._held = {key: outside for key, outside in self._held.items() if key in keys}
-        self._starts = {key: start for key, start in self._starts.items() if key in keys}
+        self._seen |= dict.fromkeys(keys, now)
+        oldest = now - DEFAULT_TTL_SECONDS
+        self._seen = {key: seen for key, seen in self._seen.items() if seen >= oldest}
+        self._starts = {key: start for key, start in self._starts.items() if key in self._seen}
 
 
 def _live_devices(

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from itertools import count
 
 import bcrypt
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.config import RateLimit, WebConfig
-from torchmem.exporter.web.connections import client_of
+from torchmem.exporter.web.fair_queue import BusyError, FairQueue
+from torchmem.exporter.web.host_names import REFUSAL, is_rebound
 from torchmem.exporter.web.peer_user import ADMITTED
 
 MAX_WAITING_PASSWORDS_PER_CLIENT = 64
@@ -34,8 +32,10 @@ _BCRYPT_BYTES = 72  # bcrypt ignores the rest of a password; Go and htpasswd cut
 class Access:
     """ASGI middleware that answers every request which may not reach the application."""
 
-    def __init__(self, app: ASGIApp, config: Callable[[], WebConfig]) -> None:
-        self._app, self._config = app, config
+    def __init__(
+        self, app: ASGIApp, config: Callable[[], WebConfig], allowed_hosts: Collection[str] = ()
+    ) -> None:
+        self._app, self._config, self._allowed_hosts = app, config, allowed_hosts
         self._auth, self._rates = BasicAuth(), Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,10 +61,14 @@ class Access:
             return _plain_text(405, "Only GET and HEAD are supported.", allowed)
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             return _plain_text(413, "Requests must not have a body.", {"Connection": "close"})
-        client = client_of(scope["client"][0]) if scope["client"] else ""
+        client = requester(scope)
         if not self._rates.admit(client, config.rate_limit):
             return _plain_text(429, "Too many requests: try again later.")
-        return await self._password_refusal(headers, client, config) if config.users else None
+        if config.users:
+            return await self._password_refusal(headers, client, config)
+        if is_rebound(scope, self._allowed_hosts):
+            return _plain_text(403, REFUSAL)
+        return None
 
     async def _password_refusal(
         self, headers: Headers, client: str, config: WebConfig
@@ -84,10 +88,6 @@ def _plain_text(status: int, sentence: str, headers: Mapping[str, str] | None = 
     return PlainTextResponse(f"{sentence}\n", status, headers)
 
 
-class BusyError(Exception):
-    """MAX_WAITING_PASSWORDS_PER_CLIENT passwords of this client are waiting for their check."""
-
-
 class BasicAuth:
     """Checks the Authorization header.
 
@@ -100,7 +100,7 @@ class BasicAuth:
         self._check = check or _check
         self._key = secrets.token_bytes(32)
         self._verified: dict[str, bytes] = {}
-        self._queue = _Queue()
+        self._queue = FairQueue("torchmem-bcrypt", MAX_WAITING_PASSWORDS_PER_CLIENT)
 
     async def admits(self, header: str | None, client: str, users: Mapping[str, str]) -> bool:
         """Return whether the header has the password of one of `users` (name to bcrypt hash).
@@ -170,82 +170,6 @@ def _cost(hashed: str) -> int:
 def _decoy(cost: int) -> str:
     """Return a hash that no password matches."""
     return f"$2b${cost:02}$" + "." * 53
-
-
-class _Queue:
-    """Runs functions one at a time in a thread, so that guessing takes at most one core.
-
-    The next one is of the client that was served least recently; one that was never served, such
-    as Prometheus after a restart, comes before those that have failed. A client's own functions
-    run in their order.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torchmem-bcrypt")
-        self._waiting: dict[str, deque[_Job]] = {}
-        self._served: OrderedDict[str, int] = OrderedDict()
-        self._number = count(1)
-        self._is_busy = False
-
-    async def run(self, client: str, function: Callable[[], bool]) -> bool:
-        """Return the function's result; raise BusyError if too many of this client wait."""
-        waiting = self._waiting.setdefault(client, deque())
-        if len(waiting) >= MAX_WAITING_PASSWORDS_PER_CLIENT:
-            raise BusyError
-        job = _Job(function, asyncio.get_running_loop().create_future())
-        waiting.append(job)
-        self._start_next()
-        try:
-            return await job.result
-        finally:
-            if job in waiting:  # the request was canceled
-                self._remove(client, job)
-
-    def _start_next(self) -> None:
-        if self._is_busy or not self._waiting:
-            return
-        client = min(self._waiting, key=lambda client: self._served.get(client, 0))
-        job = self._waiting[client][0]
-        self._remove(client, job)
-        self._note_served(client)
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self._thread, job.function)
-        except RuntimeError:  # the interpreter is shutting down
-            job.result.cancel()
-            return
-        self._is_busy = True
-        running.add_done_callback(partial(self._finish, job))
-
-    def _remove(self, client: str, job: _Job) -> None:
-        waiting = self._waiting[client]
-        waiting.remove(job)
-        if not waiting:
-            del self._waiting[client]
-
-    def _note_served(self, client: str) -> None:
-        self._served[client] = next(self._number)
-        self._served.move_to_end(client)
-        if len(self._served) > _MAX_REMEMBERED_CLIENTS:
-            self._served.popitem(last=False)
-
-    def _finish(self, job: _Job, running: asyncio.Future[bool]) -> None:
-        self._is_busy = False
-        if not job.result.done():
-            if running.cancelled():
-                job.result.cancel()
-            elif error := running.exception():
-                job.result.set_exception(error)
-            else:
-                job.result.set_result(running.result())
-        self._start_next()
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    """A function and the future of its result."""
-
-    function: Callable[[], bool]
-    result: asyncio.Future[bool]
 
 
 class Rates:

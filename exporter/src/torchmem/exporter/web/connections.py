@@ -1,34 +1,41 @@
-"""The server's connections, bounded in number, memory and time, and shared fairly by addresses.
+"""The server's connections, bounded in number, memory and time, and shared fairly by clients.
 
-A client that opens more connections than others loses its own first, so no client blocks others.
+A client that opens more connections than others loses its own first, so no client blocks others. An
+answer is sent in pieces, each after the client has received those before it, so a connection holds
+one piece and a reference to the body, which all clients of one collection share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from torchmem.exporter.web.clients import CLIENT, Client
 from torchmem.exporter.web.tls import Tls
 
 _log = logging.getLogger(__name__)
 
-Phase = Literal["opening", "reading", "answering", "idle"]
+Phase = Literal["opening", "reading", "answering", "sending", "idle"]
 _PAUSE_SECONDS = 0.1  # after accepting a connection failed
 _MAX_REASONS = 32
+BURST_SECONDS = 0.5  # 32 MiB: two of the largest pages
+_PIECE_BYTES = 64 << 10
+_SOCKET_BYTES = ((socket.SO_SNDBUF, 128 << 10), (socket.SO_RCVBUF, 32 << 10))
+"""The kernel's buffers of a connection. By default they grow to several MiB each, which count as
+memory of the exporter's control group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,8 @@ class Limits:
     the first byte of a request to the end of its head; for a new connection, from its start through
     the TLS handshake to the end of the first head. `answer_seconds`: to produce an answer.
     `unsent_seconds`: for the client to receive it. `idle_seconds`: between requests.
-    `unsent_bytes`: of all answers that clients have not received yet.
+    `unsent_bytes`: of all bodies that some client has not received yet; one that several clients
+    receive counts once. `bytes_per_second`: to one party, after the first BURST_SECONDS.
     """
 
     connections: int = 128
@@ -48,32 +56,23 @@ class Limits:
     answer_seconds: float = 60.0
     unsent_seconds: float = 30.0
     idle_seconds: float = 75.0  # above common scrape intervals, so that scrapes share a connection
-    unsent_bytes: int = 64 << 20
+    unsent_bytes: int = 32 << 20
+    bytes_per_second: int = 64 << 20
     sweep_seconds: float = 1.0
 
 
-def client_of(address: str) -> str:
-    """Return the network that counts as one client: an IPv4 address, or 64 bits of an IPv6 address.
-
-    A host usually has a whole IPv6 network of this size, so it can choose among its addresses.
-    """
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv4Address):
-        return address
-    return str(ip.ipv4_mapped or ipaddress.IPv6Address(int(ip) >> 64 << 64))
-
-
 class Connection:
-    """One connection: its client, its phase, and since when (monotonic seconds)."""
+    """One connection: its client, its phase, and since when (monotonic seconds).
 
-    def __init__(self, connections: Connections, client: str, tls: Tls | None) -> None:
+    `body` is what it sends now, None if it sends nothing.
+    """
+
+    def __init__(self, connections: Connections, client: Client, tls: Tls | None) -> None:
         self.client = client
         self.tls = tls
         self.transport: asyncio.Transport | None = None
         self.task: asyncio.Task[None] | None = None
+        self.body: bytes | None = None
         self._connections = connections
         self.enter("opening")
 
@@ -86,13 +85,28 @@ class Connection:
         if self.phase == "idle":
             self.enter("reading")
 
+    def on_body(self, body: bytes) -> None:
+        """Note that a body, or the next part of a stream, is to be sent."""
+        self.enter("sending")
+        self.body = body
+        self._connections.limit_memory()
+
+    async def before_piece(self, size: int) -> None:
+        """Wait until the client's party may have that many more bytes."""
+        await asyncio.sleep(self._connections.delay(self.client.party, size))
+
+    def on_body_sent(self) -> None:
+        """Note that all but the last pieces of the body were received."""
+        self.enter("answering")
+        self.body = None
+
     def on_answer(self, *, more_received: bool) -> None:
-        """Note that the answer was written; the client may not have received it yet.
+        """Note that the answer was written; the client may not have received its last pieces yet.
 
         `more_received` is True when bytes of a further request have arrived already.
         """
         self.enter("reading" if more_received else "idle")
-        self._connections.limit_memory()
+        self.body = None
 
     def on_close(self) -> None:
         """Note that the connection is closed."""
@@ -100,7 +114,7 @@ class Connection:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that the client has not received."""
+        """Bytes of written pieces that the client has not received."""
         return self.transport.get_write_buffer_size() if self.transport else 0
 
     def is_overdue(self, limits: Limits, now: float) -> bool:
@@ -109,6 +123,7 @@ class Connection:
             "opening": limits.head_seconds,
             "reading": limits.head_seconds,
             "answering": limits.answer_seconds,
+            "sending": limits.unsent_seconds,
             "idle": limits.unsent_seconds if self.unsent_bytes else limits.idle_seconds,
         }[self.phase]
         if self.transport is not None and self.transport.is_closing():
@@ -117,6 +132,7 @@ class Connection:
 
     def abort(self) -> None:
         """Close the connection at once."""
+        self.body = None
         if self.transport is not None:
             self.transport.abort()
         elif self.task is not None:
@@ -153,6 +169,7 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Check the client's certificate after the TCP and TLS handshakes."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_PIECE_BYTES)
         self._connection.transport = transport
         tls = self._connection.tls
         self._admitted = tls is None or tls.admits(transport.get_extra_info("peercert"))
@@ -191,7 +208,9 @@ class HttpProtocol(H11Protocol):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection.enter("answering")
         self._answers += 1
-        self._answering = asyncio.ensure_future(self._application(scope, receive, send))
+        scope[CLIENT] = self._connection.client
+        sender = _Sender(self._connection, send)
+        self._answering = asyncio.ensure_future(self._application(scope, receive, sender))
         try:
             await self._answering
         except asyncio.CancelledError:
@@ -202,6 +221,35 @@ class HttpProtocol(H11Protocol):
             if not self._answers:
                 more_received = bool(self._received or self.conn.trailing_data[0])
                 self._connection.on_answer(more_received=more_received)
+
+
+class _Sender:
+    """Sends an answer in pieces; uvicorn waits before each until the client has received enough.
+
+    The head is held back until the first body, which counts as unsent from then on.
+    """
+
+    def __init__(self, connection: Connection, send: Send) -> None:
+        self._connection, self._send = connection, send
+        self._head: Message | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        body, is_more = message.get("body", b""), message.get("more_body", False)
+        self._connection.on_body(body)
+        if self._head is not None:
+            await self._send(self._head)
+            self._head = None
+        last = max(len(body) - 1, 0) // _PIECE_BYTES * _PIECE_BYTES
+        for start in range(0, last + 1, _PIECE_BYTES):
+            piece = body[start : start + _PIECE_BYTES]
+            if start:
+                await self._connection.before_piece(len(piece))
+            more_body = is_more or start < last
+            await self._send({"type": message["type"], "body": piece, "more_body": more_body})
+        self._connection.on_body_sent()
 
 
 ProtocolFactory = Callable[[Connection], asyncio.Protocol]
@@ -220,10 +268,13 @@ class Connections:
         self._limits, self._tls, self._protocol = limits, tls, protocol
         self._open: dict[Connection, None] = {}
         self._logged: set[str] = set()
+        self._sent_until: dict[str, float] = {}
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until canceled."""
         listener.setblocking(False)
+        for option, size in _SOCKET_BYTES:  # the accepted sockets inherit them
+            listener.setsockopt(socket.SOL_SOCKET, option, size)
         sweeping = asyncio.create_task(self._sweep())
         try:
             while True:
@@ -240,20 +291,39 @@ class Connections:
         """Forget a connection that is closed."""
         self._open.pop(connection, None)
 
-    def limit_memory(self) -> None:
-        """Close connections while all unsent answers exceed the limit.
+    def delay(self, party: str, size: int) -> float:
+        """Return after how many seconds to send `size` bytes to a party, and count them.
 
-        The first is the slowest reader of the client that has the most unsent bytes.
+        Many connections that read large answers would otherwise take all the time of the server.
         """
-        unsent = {item: item.unsent_bytes for item in self._open if item.unsent_bytes}
-        excess = sum(unsent.values()) - self._limits.unsent_bytes
-        while excess > 0:
-            of_client = Counter[str]()
-            for item, size in unsent.items():
-                of_client[item.client] += size
-            slowest = min(unsent, key=lambda item: (-of_client[item.client], item.since))
-            excess -= unsent.pop(slowest)
-            slowest.abort()
+        now = time.monotonic()
+        begun = max(self._sent_until.get(party, 0.0), now - BURST_SECONDS)
+        if party not in self._sent_until:
+            recent = {key: at for key, at in self._sent_until.items() if at > now - BURST_SECONDS}
+            self._sent_until = recent
+        self._sent_until[party] = begun + size / self._limits.bytes_per_second
+        return max(begun - now, 0.0)
+
+    def limit_memory(self) -> None:
+        """Close connections while the bodies that they send exceed the limit together.
+
+        The first body to go is one that only parties with many connections receive, and of those
+        the one that was begun first: new bodies come only with new collections.
+        """
+        receivers: dict[int, list[Connection]] = {}
+        for item in self._open:
+            if item.body:
+                receivers.setdefault(id(item.body), []).append(item)
+        excess = sum(len(items[0].body or b"") for items in receivers.values())
+        excess -= self._limits.unsent_bytes
+        if excess <= 0:
+            return
+        load = _Load(item for items in receivers.values() for item in items)
+        for items in sorted(receivers.values(), key=load.order_of_bodies):
+            if excess > 0:
+                excess -= len(items[0].body or b"")
+                for item in items:
+                    item.abort()
 
     async def _accept_safely(self, listener: socket.socket) -> None:
         try:
@@ -270,16 +340,16 @@ class Connections:
             return
         except OSError as error:  # such as EMFILE: no file descriptor is left
             self._log_once(f"cannot accept a connection: {error.strerror}")
-            self._make_room(len(self._open), "")
+            self._make_room(len(self._open), Client("", ""))
             await asyncio.sleep(_PAUSE_SECONDS)
             return
-        client = client_of(address[0])
+        client = Client.of(accepted, *address[:2])
         if not self._make_room(self._limits.connections, client):
             accepted.close()
             return
         self._open_connection(accepted, client)
 
-    def _open_connection(self, accepted: socket.socket, client: str) -> None:
+    def _open_connection(self, accepted: socket.socket, client: Client) -> None:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             # Otherwise an answer waits 40 ms for the client's delayed acknowledgment.
@@ -306,7 +376,7 @@ class Connections:
             reason = error.reason if isinstance(error, ssl.SSLError) else type(error).__name__
             self._log_once(f"a TLS handshake failed: {reason}")
 
-    def _make_room(self, limit: int, client: str) -> bool:
+    def _make_room(self, limit: int, client: Client) -> bool:
         """Return whether `client` may have one more connection within `limit`, closing one for it.
 
         A connection that is being answered is closed only if its client would still have at least
@@ -314,20 +384,16 @@ class Connections:
         """
         if len(self._open) < limit:
             return True
-        counts = Counter(item.client for item in self._open)
-        own = counts[client]
+        load = _Load(self._open)
         replaceable = [
             item
             for item in self._open
-            if counts[item.client] > own + 1
-            or (item.phase != "answering" and (counts[item.client] > own or item.client == client))
+            if (lead := load.lead(item.client, client)) > 1
+            or (item.phase != "answering" and (lead > 0 or item.client == client))
         ]
         if not replaceable:
             return False
-        min(
-            replaceable,
-            key=lambda item: (-counts[item.client], item.phase == "answering", item.since),
-        ).abort()
+        min(replaceable, key=load.order_of_closing).abort()
         return True
 
     async def _sweep(self) -> None:
@@ -342,6 +408,31 @@ class Connections:
         if reason not in self._logged and len(self._logged) < _MAX_REASONS:
             self._logged.add(reason)
             _log.warning("%s (further occurrences are not logged)", reason)
+
+
+class _Load:
+    """How many connections each party has, and each of its addresses."""
+
+    def __init__(self, connections: Iterable[Connection]) -> None:
+        clients = [item.client for item in connections]
+        self._parties, self._addresses = Counter(item.party for item in clients), Counter(clients)
+
+    def lead(self, client: Client, other: Client) -> int:
+        """Return how many connections more `client` has than `other`, party against party."""
+        if client.party == other.party:
+            return self._addresses[client] - self._addresses[other]
+        return self._parties[client.party] - self._parties[other.party]
+
+    def order_of_closing(self, item: Connection) -> tuple[int, int, bool, float]:
+        """Return the sorting key of the connections, those to be closed first."""
+        return (*self._weight(item), item.phase == "answering", item.since)
+
+    def order_of_bodies(self, items: Sequence[Connection]) -> tuple[int, int, float]:
+        """Return the sorting key of bodies by their receivers, those to be given up first."""
+        return (*max(map(self._weight, items)), min(item.since for item in items))
+
+    def _weight(self, item: Connection) -> tuple[int, int]:
+        return -self._parties[item.client.party], -self._addresses[item.client]
 
 
 async def _readable(listener: socket.socket) -> None:

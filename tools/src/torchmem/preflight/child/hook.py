@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 
 from torchmem.run.torch_import import after_torch_import
@@ -15,6 +14,8 @@ def install() -> None:
 
 def begin() -> None:
     """Measure this process as its `ChildConfig` says, if it has one."""
+    import atexit
+
     from torchmem.preflight.plan import ChildConfig
 
     config = ChildConfig.from_environment(os.environ)

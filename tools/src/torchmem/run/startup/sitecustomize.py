@@ -1,22 +1,27 @@
-"""Run by Python at startup: `torchmem run` puts this folder first on PYTHONPATH."""
+"""Run by Python at startup: `torchmem run` puts this folder first on PYTHONPATH.
 
+Every Python that a job starts runs this file, even one that is too old for torchmem.
+"""
+
+import os
 import sys
-from importlib.machinery import PathFinder
 
-# Without this folder, the environment's own sitecustomize.py is found, which this file hides.
-HERE = __file__.rpartition("/")[0]
+# Without this folder and this module, Python finds the environment's own sitecustomize, if any.
+HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not loaded yet
 sys.path[:] = [entry for entry in sys.path if entry != HERE]
-hidden = PathFinder.find_spec("sitecustomize", sys.path)
+sys.path_importer_cache.pop(HERE, None)
+itself = sys.modules.pop("sitecustomize")
 
 try:
-    from torchmem.run.autostart import install
+    # With torchmem in the environment of the program, torchmem-autostart.pth has done this.
+    if "torchmem" not in sys.modules:
+        from torchmem.run.autostart import install
+
+        install()
 except ImportError:
     pass  # an environment without torchmem
-else:
-    install()
-
-if hidden is not None and hidden.loader is not None:
-    from importlib.util import module_from_spec
-
-    module = sys.modules["sitecustomize"] = module_from_spec(hidden)
-    hidden.loader.exec_module(module)
+except Exception as error:  # noqa: BLE001 - the program must start
+    if sys.version_info >= (3, 10) and sys.stderr is not None:
+        sys.stderr.write("torchmem: this process is not monitored: %r\n" % error)  # noqa: UP031
+finally:
+    __import__("sitecustomize")

@@ -11,12 +11,14 @@ const FONT = "11px system-ui, sans-serif";
 /**
  * Draw lines over `x` into `element`. Each of `lines` has `label`, `values`, `color()`, and may have
  * `fill` and `dash`. `format` and `xFormat` write values; `onPick(index)` is called for a click.
+ * `marks` are vertical lines with `x`, `label` and `color()`; `xSteps` are the steps of the axis;
+ * `heading` is the element of the title.
  * Return a function that marks the point with an index.
  */
-export function lineChart(element, { title, x, xFormat, lines, format, isBytes, max, height, onPick }) {
+export function lineChart(element, { title, x, xFormat, lines, format, isBytes, max, height, onPick, marks = [], xSteps, heading = "h3" }) {
   const box = el("div", { class: "file-chart", role: "img", "aria-label": `${title}: ${described(lines, format)}` });
   const readout = el("p", { class: "file-readout number", "aria-hidden": "true" });
-  element.append(el("h3", { class: "file-title" }, title), readout, box);
+  element.append(el(heading, { class: "file-title" }, title), readout, box);
   let chart = null;
 
   function names() {
@@ -45,8 +47,26 @@ export function lineChart(element, { title, x, xFormat, lines, format, isBytes, 
     return { stroke: style("--soft"), font: FONT, ticks: { show: false }, values: (_, found) => found.map(values), ...more };
   }
 
+  function drawMarks({ ctx, bbox, valToPos }) {
+    for (const mark of marks) {
+      const left = Math.round(valToPos(mark.x, "x", true));
+      ctx.save();
+      ctx.setLineDash([]);
+      [ctx.strokeStyle, ctx.fillStyle, ctx.lineWidth] = [mark.color(), mark.color(), 1.5 * devicePixelRatio];
+      ctx.font = `600 ${11 * devicePixelRatio}px system-ui, sans-serif`;
+      [ctx.textAlign, ctx.textBaseline] = ["right", "top"];
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.fillText(mark.label, left - 6 * devicePixelRatio, bbox.top + 4 * devicePixelRatio);
+      ctx.restore();
+    }
+  }
+
   function build() {
     chart?.destroy();
+    chart = null;
     if (!box.clientWidth) return;
     const series = lines.map(({ color, fill, dash }) => ({
       stroke: color(), width: 1.5, dash, fill: fill ? `${color()}2e` : undefined, points: { show: x.length < 3 },
@@ -56,11 +76,11 @@ export function lineChart(element, { title, x, xFormat, lines, format, isBytes, 
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: { x: { time: false }, y: { range: (_, __, high) => [0, max ?? (high > 0 ? high * 1.05 : 1)] } },
       axes: [
-        axis(xFormat, { grid: { show: false }, size: 24, gap: 4, space: 90 }),
+        axis(xFormat, { grid: { show: false }, size: 24, gap: 4, space: 90, ...(xSteps ? { incrs: xSteps } : {}) }),
         axis(format, { grid: { stroke: style("--line"), width: 1 }, size: 66, gap: 6, space: 30, ...(isBytes ? { incrs: BYTE_STEPS } : {}) }),
       ],
       series: [{}, ...series],
-      hooks: { setCursor: [read] },
+      hooks: { setCursor: [read], draw: [drawMarks] },
     }, [x, ...lines.map(({ values }) => values)], box);
     if (onPick) chart.over.addEventListener("click", () => chart.cursor.idx !== null && onPick(chart.cursor.idx));
     read(chart);
@@ -70,7 +90,7 @@ export function lineChart(element, { title, x, xFormat, lines, format, isBytes, 
     if (chart && box.clientWidth) chart.setSize({ width: box.clientWidth, height });
     else build();
   }).observe(box);
-  onTheme(() => box.isConnected && build());
+  const endTheme = onTheme(() => (box.isConnected ? build() : endTheme()));
   return (index) => chart?.setCursor({ left: chart.valToPos(x[index], "x"), top: 0 });
 }
 

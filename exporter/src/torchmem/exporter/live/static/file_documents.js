@@ -84,14 +84,15 @@ function table(head, rows) {
 }
 
 function whatIf(section, { device, verdict, outcomes, caveats }) {
-  section.append(el("p", { class: "map-summary" }, `GPU ${device}: ${words(verdict.sentence)}`));
+  section.append(el("p", { class: "map-summary" }, `${Number.isInteger(device) ? `cuda:${device}: ` : ""}${words(verdict.sentence)}`));
   if (verdict.line) section.append(el("p", {}, el("code", {}, words(verdict.line))));
-  settings(section, outcomes);
+  settings(section, list(outcomes));
   for (const text of list(caveats).slice(0, 5)) section.append(el("p", { class: "soft" }, words(text)));
 }
 
 /** Draw what-if settings side by side: a table, and the reserved and stranded bytes of each. */
-function settings(section, outcomes) {
+function settings(section, found) {
+  const outcomes = found.filter((outcome) => outcome && typeof outcome === "object");
   const rows = outcomes.map((outcome) => outcome.refused
     ? [words(outcome.name), "–", "–", "–", "–", words(outcome.refused)]
     : [words(outcome.name), size(outcome.peak_reserved), size(outcome.worst_stranded), count(outcome.retries ?? 0),
@@ -132,7 +133,7 @@ function preflight(section, { verdict, outcome, comparison, command, card, notes
 
 function preflightDevice(section, found) {
   section.append(facts([
-    [`GPU ${found.device}`, size(found.total)], ["Peak allocated", `${size(found.peak_allocated)} in ${words(found.peak_phase)}`],
+    [`cuda:${found.device}`, size(found.total)], ["Peak allocated", `${size(found.peak_allocated)} in ${words(found.peak_phase)}`],
     ["Peak reserved", size(found.peak_reserved)], ["Stranded at most", size(found.stranded)], ["Headroom", size(found.headroom)],
     ["Retries", count(found.retries ?? 0)],
   ]));

@@ -88,12 +88,12 @@ class Snapshot {
     };
   }
 
-  ask(act, given = {}, transfer = []) {
+  ask(act, given = {}) {
     this.next += 1;
     const id = this.next;
     return new Promise((resolve, reject) => {
       this.waiting.set(id, { resolve, reject });
-      this.worker.postMessage({ id, act, ...given }, transfer);
+      this.worker.postMessage({ id, act, ...given });
     });
   }
 }
@@ -101,8 +101,10 @@ class Snapshot {
 async function showSnapshot(file, section, status) {
   if (file.size > MAX_SNAPSHOT_BYTES) throw new Error(`Snapshots of more than ${bytes(MAX_SNAPSHOT_BYTES)} are not read.`);
   const snapshot = new Snapshot();
-  const buffer = await file.arrayBuffer();
-  const { devices } = await snapshot.ask("open", { buffer }, [buffer]);
+  const { devices } = await snapshot.ask("open", { file }).catch((error) => {
+    snapshot.worker.terminate();
+    throw error;
+  });
   if (!devices.length) throw new Error("The snapshot has no memory of any GPU.");
   const body = el("div", { class: "file" });
   const choose = async (device) => {
@@ -118,7 +120,7 @@ async function showSnapshot(file, section, status) {
 }
 
 function chooser(devices, choose) {
-  const options = devices.map((device) => el("option", { value: device }, `GPU ${device}`));
+  const options = devices.map((device) => el("option", { value: device }, `cuda:${device}`));
   const select = el("select", { "aria-label": "GPU" }, ...options);
   select.addEventListener("change", () => choose(Number(select.value)));
   return el("p", {}, select);

@@ -22,9 +22,11 @@ export function percent(ratio) {
   return `${value.toFixed(value > 0 && value < 1 ? 1 : 0)}%`;
 }
 
-/** Format a ratio from 0 to 1 with two digits. It is rounded down: 1 means 1. */
+/** Format a fragmentation index: "0.84". It is never rounded up to 1, as in `format_index` (sizes.py). */
 export function ratio(value) {
-  return value === undefined ? "–" : (Math.floor(value * 100) / 100).toFixed(2);
+  if (value === undefined) return "–";
+  const hundredths = Math.floor(value * 100 + 0.5);
+  return ((value < 1 ? Math.min(hundredths, 99) : hundredths) / 100).toFixed(2);
 }
 
 /** Format a number with separators: "12,345". */

@@ -8,7 +8,6 @@ import { GROUPS, isLive, ofGpu } from "./history.js";
 import { createDetails } from "./rank.js";
 
 const MAX_ROWS = 8;
-const SEVERE_FRAGMENTATION = 0.7;
 
 /** Return {element, update(gpu), remove()}. `selection`: {id, select(gpu, rank)}, see page.js. */
 export function createGpu(first, selection) {
@@ -97,7 +96,9 @@ function usedText(gpu) {
   if (gpu.total_bytes === undefined) return "The size of this GPU is not known.";
   const free = gpu.parts.find((part) => part.name === "free");
   const total = bytes(gpu.total_bytes);
-  return free ? `${bytes(gpu.total_bytes - free.bytes)} of ${total} in use` : total;
+  if (free) return `${bytes(gpu.total_bytes - free.bytes)} of ${total} in use`;
+  const known = gpu.parts.reduce((sum, part) => sum + part.bytes, 0);
+  return known < gpu.total_bytes ? `${total}; how much of it is in use is not known` : total;
 }
 
 /** Return the ranks that are shown at first: the ones in trouble, and the chosen one. */
@@ -161,10 +162,9 @@ function createRow(first, selection) {
 
 function valuesOf(rank) {
   const ooms = Object.values(rank.ooms ?? {}).reduce((sum, number) => sum + number, 0);
-  const isSevere = rank.fragmentation_ratio > SEVERE_FRAGMENTATION;
   return [
     value("headroom", bytes(rank.headroom_flush_bytes)),
-    value("FI", ratio(rank.fragmentation_ratio), isSevere),
+    value("FI", ratio(rank.fragmentation_ratio), rank.has_severe_fragmentation),
     value("retries", count(rank.alloc_retries), rank.alloc_retries > 0),
     value("OOMs", rank.ooms ? count(ooms) : "–", ooms > 0),
   ];

@@ -19,7 +19,7 @@ const GROUP_OF = {
 
 /** What a rank's history shows, as fields of the state document. */
 export const RANK_FIELDS = [
-  "allocated_bytes", "reserved_bytes", "headroom_flush_bytes", "fragmentation_ratio", "alloc_retries",
+  "tensor_bytes", "reserved_bytes", "headroom_flush_bytes", "fragmentation_ratio", "alloc_retries",
 ];
 
 /** Columns of numbers over time: the first holds Unix seconds, unknown values are null. */

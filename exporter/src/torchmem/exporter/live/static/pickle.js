@@ -2,9 +2,18 @@
 //
 // It makes None, booleans, numbers, texts, lists, tuples and dicts, and refuses everything else, so
 // nothing in a file can run. Opcodes: Lib/pickletools.py of Python.
+//
+// A byte of a pickle can make an object of 50 bytes. So the file is read twice, in windows: first its
+// values are counted, then those that are kept are made. A value that is memorized but not used again
+// is not held, and omitted items of dicts, such as stacks, are forgotten at once.
 
 const MARK = Symbol("mark");
 const PROTOCOL = 5;
+const WINDOW_BYTES = 4 * 2 ** 20;
+const MAX_OBJECTS = 6e6; // texts, lists, tuples and dicts
+const MAX_NUMBERS = 30e6;
+const MAX_TEXT_BYTES = 64 * 2 ** 20;
+const MAX_STACK = 100_000; // Python adds at most 1,000 items to a list or dict at once
 const text = new TextDecoder("utf-8", { fatal: false });
 
 /** A file that is no such pickle; the message is a sentence. */
@@ -12,61 +21,146 @@ export class PickleError extends Error {}
 
 /** Return the value of a pickle. Dicts become objects, whose keys are texts, and tuples arrays. */
 export function unpickle(buffer) {
+  return unpickleFrom((from, length) => buffer.slice(from, from + length), buffer.byteLength);
+}
+
+/**
+ * Return the value of a pickle of `size` bytes, of which `read(from, length)` returns a buffer.
+ *
+ * Items of dicts whose keys are in the set `omitted` are left out.
+ */
+export function unpickleFrom(read, size, omitted = new Set()) {
   try {
-    return new Reader(buffer).read();
+    const used = new Counter(read, size).count();
+    return new Reader(read, size, used, omitted).read();
   } catch (error) {
     if (error instanceof RangeError) throw new PickleError("The file is truncated.");
     throw error;
   }
 }
 
-class Reader {
-  constructor(buffer) {
-    this.bytes = new Uint8Array(buffer);
-    this.view = new DataView(buffer);
-    this.at = 0;
-    this.stack = [];
-    this.memo = [];
+/** The bytes of a file in windows. */
+class Bytes {
+  constructor(read, size) {
+    Object.assign(this, { load: read, size, begin: 0, at: 0, bytes: new Uint8Array(0) });
+    this.need(1);
+    if (this.bytes[0] !== 0x80) throw new PickleError("The file is not a pickle.");
+  }
+
+  /** Make the next `length` bytes available. */
+  need(length) {
+    if (this.at + length <= this.bytes.length) return;
+    const from = this.begin + this.at;
+    if (from + length > this.size) throw new RangeError();
+    const buffer = this.load(from, Math.min(this.size - from, Math.max(WINDOW_BYTES, length)));
+    Object.assign(this, { begin: from, at: 0, bytes: new Uint8Array(buffer), view: new DataView(buffer) });
+  }
+
+  skip(length) {
+    this.need(length);
+    this.at += length;
+    return this.at - length;
+  }
+
+  u1() {
+    const at = this.skip(1);
+    return this.bytes[at];
+  }
+
+  u2() {
+    const at = this.skip(2); // which may read the next window
+    return this.view.getUint16(at, true);
+  }
+
+  u4() {
+    const at = this.skip(4);
+    return this.view.getUint32(at, true);
+  }
+
+  u8() {
+    const at = this.skip(8);
+    return Number(this.view.getBigUint64(at, true));
+  }
+
+  /** Return the length of a text that begins here, whose opcode is given. */
+  textLength(opcode) {
+    const length = opcode === 0x8c ? this.u1() : opcode === 0x58 ? this.u4() : this.u8();
+    if (length > MAX_TEXT_BYTES) throw tooLarge();
+    return length;
+  }
+}
+
+const TEXTS = new Set([0x8c, 0x58, 0x8d]);
+const CONTAINERS = new Set([0x7d, 0x5d, 0x29, 0x85, 0x86, 0x87, 0x74]);
+const NUMBERS = { 0x4b: 1, 0x4d: 2, 0x4a: 4, 0x47: 8 }; // bytes of the argument
+const SKIPPED = { 0x80: 1, 0x95: 8, 0x71: 1, 0x72: 4 };
+const PLAIN = new Set([0x28, 0x4e, 0x88, 0x89, 0x61, 0x65, 0x73, 0x75, 0x94, 0x30]);
+
+/** Counts what a pickle makes, without making it, and finds which memorized values are used. */
+class Counter extends Bytes {
+  count() {
+    this.objects = this.numbers = this.texts = 0;
+    this.used = new Uint8Array(1024);
+    for (let opcode = this.u1(); opcode !== 0x2e; opcode = this.u1()) {
+      this.see(opcode);
+      if (this.objects > MAX_OBJECTS || this.numbers > MAX_NUMBERS || this.texts > MAX_TEXT_BYTES) throw tooLarge();
+    }
+    return this.used;
+  }
+
+  see(opcode) {
+    if (opcode === 0x68) this.use(this.u1());
+    else if (opcode === 0x6a) this.use(this.u4());
+    else if (CONTAINERS.has(opcode)) this.objects += 1;
+    else if (opcode in NUMBERS) this.number(NUMBERS[opcode]);
+    else if (opcode === 0x8a) this.number(this.u1());
+    else if (TEXTS.has(opcode)) this.text(this.textLength(opcode));
+    else if (opcode in SKIPPED) this.skip(SKIPPED[opcode]);
+    else if (!PLAIN.has(opcode)) throw refused(opcode);
+  }
+
+  number(length) {
+    this.numbers += 1;
+    this.skip(length);
+  }
+
+  text(length) {
+    this.objects += 1;
+    this.texts += length;
+    this.skip(length);
+  }
+
+  use(index) {
+    if (index > 2 * this.objects) throw damaged();
+    if (index >= this.used.length) {
+      const larger = new Uint8Array(2 * Math.max(index, this.used.length));
+      larger.set(this.used);
+      this.used = larger;
+    }
+    this.used[index] = 1;
+  }
+}
+
+class Reader extends Bytes {
+  constructor(read, size, used, omitted) {
+    super(read, size);
+    Object.assign(this, { used, omitted, stack: [], memo: new Map(), memorized: 0 });
   }
 
   read() {
-    if (this.bytes[0] !== 0x80) throw new PickleError("The file is not a pickle.");
-    for (;;) {
-      const opcode = this.u1();
-      if (opcode === 0x2e) break; // STOP
+    for (let opcode = this.u1(); opcode !== 0x2e; opcode = this.u1()) {
       const act = ACTS[opcode];
       if (!act) throw refused(opcode);
       act(this);
+      if (this.stack.length > MAX_STACK) throw tooLarge();
     }
     return this.pop();
   }
 
-  u1() {
-    const value = this.view.getUint8(this.at);
-    this.at += 1;
-    return value;
-  }
-
-  u2() {
-    this.at += 2;
-    return this.view.getUint16(this.at - 2, true);
-  }
-
-  u4() {
-    this.at += 4;
-    return this.view.getUint32(this.at - 4, true);
-  }
-
-  u8() {
-    this.at += 8;
-    return Number(this.view.getBigUint64(this.at - 8, true));
-  }
-
-  string(length) {
-    if (this.at + length > this.bytes.length) throw new RangeError();
-    const from = this.at;
-    this.at += length;
-    return text.decode(this.bytes.subarray(from, this.at));
+  string(opcode) {
+    const length = this.textLength(opcode);
+    const from = this.skip(length);
+    return text.decode(this.bytes.subarray(from, from + length));
   }
 
   /** Read a little-endian two's complement of `length` bytes. */
@@ -105,9 +199,15 @@ class Reader {
     this.stack.push(values);
   }
 
+  memorize(index) {
+    const value = this.top();
+    if (this.used[index]) this.memo.set(index, value);
+    this.memorized += 1;
+  }
+
   get(index) {
-    if (!(index in this.memo)) throw damaged();
-    this.stack.push(this.memo[index]);
+    if (!this.memo.has(index)) throw damaged();
+    this.stack.push(this.memo.get(index));
   }
 
   append(values) {
@@ -122,12 +222,15 @@ class Reader {
     for (let i = 0; i < values.length; i += 2) {
       const key = values[i];
       if ((typeof key !== "string" && typeof key !== "number") || key === "__proto__") throw damaged();
-      dict[key] = values[i + 1];
+      if (!this.omitted.has(key)) dict[key] = values[i + 1];
     }
   }
 }
 
 const damaged = () => new PickleError("The file is damaged, or not a pickle of plain values.");
+
+const tooLarge = () =>
+  new PickleError("The file has more values than this page can hold: record fewer entries, or use `torchmem snapshot`.");
 
 const refused = (opcode) =>
   new PickleError(
@@ -150,12 +253,12 @@ const ACTS = {
   0x4a: push((r) => r.u4() | 0),
   0x8a: push((r) => r.long(r.u1())),
   0x47: push((r) => {
-    r.at += 8;
-    return r.view.getFloat64(r.at - 8, false);
+    const at = r.skip(8);
+    return r.view.getFloat64(at, false);
   }),
-  0x8c: push((r) => r.string(r.u1())),
-  0x58: push((r) => r.string(r.u4())),
-  0x8d: push((r) => r.string(r.u8())),
+  0x8c: push((r) => r.string(0x8c)),
+  0x58: push((r) => r.string(0x58)),
+  0x8d: push((r) => r.string(0x8d)),
   0x7d: push(() => ({})),
   0x5d: push(() => []),
   0x29: push(() => []), // EMPTY_TUPLE
@@ -180,13 +283,9 @@ const ACTS = {
     const values = r.marked();
     r.setItems(values);
   },
-  0x94: (r) => r.memo.push(r.top()), // MEMOIZE
-  0x71: (r) => (r.memo[r.u1()] = r.top()), // BINPUT
-  0x72: (r) => {
-    const index = r.u4();
-    if (index > r.bytes.length) throw damaged();
-    r.memo[index] = r.top();
-  },
+  0x94: (r) => r.memorize(r.memorized), // MEMOIZE
+  0x71: (r) => r.memorize(r.u1()), // BINPUT
+  0x72: (r) => r.memorize(r.u4()), // LONG_BINPUT
   0x68: (r) => r.get(r.u1()),
   0x6a: (r) => r.get(r.u4()),
   0x30: (r) => r.pop(),

@@ -1,14 +1,19 @@
 // Reads a snapshot beside the page, so that the page stays responsive, and answers for its states.
 
-import { PickleError, unpickle } from "./pickle.js";
+import { PickleError, unpickleFrom } from "./pickle.js";
 import { devicesOf, Recording, SnapshotError } from "./recording.js";
+
+// Parts of a snapshot that the page does not show, which are most of it.
+const OMITTED = new Set(["frames", "history", "user_metadata", "compile_context"]);
 
 let snapshot = null;
 let recording = null;
 
 const acts = {
-  open({ buffer }) {
-    snapshot = unpickle(buffer);
+  open({ file }) {
+    const reader = new FileReaderSync();
+    const read = (from, length) => reader.readAsArrayBuffer(file.slice(from, from + length));
+    snapshot = unpickleFrom(read, file.size, OMITTED);
     return { devices: devicesOf(snapshot) };
   },
   device({ device }) {

@@ -57,10 +57,13 @@ function paragraph(title, text) {
 
 function threats(why, rank) {
   if (rank.state !== "running" && rank.state !== "stalled") return null;
-  const found = why.threats ?? [];
-  const items = found.map((threat) => el("li", {}, threat.text, threat.cause ? cause(threat.cause) : null));
-  return el("section", {}, el("h4", {}, "Threats"),
-    found.length ? el("ul", { class: "threats" }, items) : el("p", {}, "Nothing at the moment."));
+  return el("section", {}, el("h4", {}, "Threats"), threatList(why.threats ?? []));
+}
+
+/** Return what threatens a rank that runs. */
+export function threatList(found) {
+  if (!found.length) return el("p", {}, "Nothing at the moment.");
+  return el("ul", { class: "threats" }, found.map((threat) => el("li", {}, threat.text, threat.cause && !threat.onset ? cause(threat.cause) : null)));
 }
 
 function cause(name) {
@@ -71,12 +74,17 @@ function cause(name) {
 
 function advice(title, remedies) {
   if (!remedies?.length) return null;
-  const items = remedies.map((remedy) => el("li", {}, remedy.text,
-    remedy.lines?.length ? el("pre", { tabIndex: 0 }, el("code", {}, remedy.lines.join("\n"))) : null));
-  return el("section", {}, el("h4", {}, title), el("ol", { class: "advice" }, items));
+  return el("section", {}, el("h4", {}, title), adviceList(remedies));
 }
 
-function facts(known) {
+/** Return what to do, with the lines to type. */
+export function adviceList(remedies) {
+  return el("ol", { class: "advice" }, remedies.map((remedy) => el("li", {}, remedy.text,
+    remedy.lines?.length ? el("pre", { tabIndex: 0 }, el("code", {}, remedy.lines.join("\n"))) : null)));
+}
+
+/** Return what is known about some subjects as a list. */
+export function facts(known) {
   return el("dl", { class: "facts-list" },
     known.flatMap((fact) => [el("dt", {}, fact.subject), el("dd", { class: "number" }, fact.text)]));
 }

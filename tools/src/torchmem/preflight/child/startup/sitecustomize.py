@@ -1,23 +1,22 @@
-"""Run by Python at startup: `torchmem preflight` puts this folder first on PYTHONPATH."""
+"""Run by Python at startup: `torchmem preflight` puts this folder first on PYTHONPATH.
 
-from __future__ import annotations
+Every Python that the script starts runs this file, even one that is too old for torchmem.
+"""
 
-import importlib.util
+import os
 import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
 
-HERE = str(Path(__file__).resolve().parent)
+# Without this folder and this module, Python finds the environment's own sitecustomize, if any.
+HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not loaded yet
 sys.path[:] = [entry for entry in sys.path if entry != HERE]
-
-# Run the sitecustomize.py of the environment, which this file hides.
-hidden = PathFinder.find_spec("sitecustomize", sys.path)
-if hidden is not None and hidden.loader is not None:
-    hidden.loader.exec_module(importlib.util.module_from_spec(hidden))
+sys.path_importer_cache.pop(HERE, None)
+itself = sys.modules.pop("sitecustomize")
 
 try:
     from torchmem.preflight.child.hook import install
-except ImportError:
-    pass  # an interpreter without torchmem; the parent sees that there is no report
-else:
+
     install()
+except Exception:  # noqa: BLE001, S110 - the parent sees that there is no report
+    pass
+finally:
+    __import__("sitecustomize")

@@ -1,25 +1,25 @@
-"""The thresholds file of `torchmem rules`, read strictly: an unknown name is an error.
+"""The thresholds of the alerts, which are also those of the screens; thresholds.yml explains each.
 
-The suffix of a threshold's name determines which values it accepts and how PromQL writes them.
+A file of the user is read strictly: an unknown name is an error. The suffix of a threshold's name
+determines which values it accepts and how PromQL writes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchmem.allocator.sizes import parse_size
-from torchmem.exporter import strict_yaml
 from torchmem.sample.errors import UsageError, did_you_mean
 
-DEFAULTS = files("torchmem.rules").joinpath("thresholds.yml")
+THRESHOLDS_VARIABLE = "TORCHMEM_THRESHOLDS"
+"""The environment variable with the user's file, which `torchmem report` reads."""
 _EXAMPLE = 'match: {run: "llm-.*"}'
 
 # Prometheus' durations: largest unit first, each at most once (prometheus/common, ParseDuration).
@@ -52,29 +52,71 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """The thresholds that the screens apply to one rank, by their names in the file."""
+
+    fragmentation_ratio: float
+    stranded_ratio: float
+    stranded_bytes: float
+    headroom_ratio: float
+    near_capacity_ratio: float
+    gpu_library_bytes: float
+    library_releasable_bytes: float
+    host_available_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class Thresholds:
     """Every threshold as PromQL or text by name, and the overrides; the first match applies."""
 
     values: Mapping[str, str]
     overrides: tuple[Override, ...] = ()
 
+    def limits(self, run: str, host: str) -> Limits:
+        """Return the thresholds for a rank.
+
+        An override for instances applies if it matches the name of the host: a screen does not know
+        the instance of Prometheus.
+        """
+        labels = {"run": run, "instance": host}
+        return Limits(**{f.name: float(self._value(f.name, labels)) for f in fields(Limits)})
+
+    def _value(self, name: str, labels: Mapping[str, str]) -> str:
+        matching = (
+            override.values[name]
+            for override in self.overrides
+            if name in override.values and re.fullmatch(override.pattern, labels[override.label])
+        )
+        return next(matching, self.values[name])
+
 
 def defaults_text() -> str:
     """Return the shipped thresholds file, with its comments."""
-    return DEFAULTS.read_text(encoding="utf-8")
+    return files("torchmem.allocator").joinpath("thresholds.yml").read_text(encoding="utf-8")
 
 
+@cache
 def defaults() -> Thresholds:
-    """Return the shipped thresholds."""
-    return _thresholds(yaml.safe_load(defaults_text()), "the shipped thresholds", {})
+    """Return the shipped thresholds. Their file needs no YAML parser: each one has a line."""
+    lines = [line.split(": ", 1) for line in defaults_text().splitlines() if line[:1].isalpha()]
+    content = {name: _scalar(value) for name, value in lines}
+    return _thresholds(content, "the shipped thresholds", {})
 
 
-def load(file: Path) -> Thresholds:
-    """Return the thresholds of a file, with shipped values for those it omits.
+def _scalar(text: str) -> object:
+    """Return a number, a list or quoted text; other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
-    Raises UsageError.
+
+def changed(content: Mapping[str, Any], where: str) -> Thresholds:
+    """Return the thresholds of a file's content, with shipped values for those it omits.
+
+    `where` names the file in errors. Raises UsageError.
     """
-    return _thresholds(strict_yaml.read_plain(file), str(file), defaults().values)
+    return _thresholds(content, where, defaults().values)
 
 
 def scope(name: str) -> str | None:
@@ -87,7 +129,7 @@ def scope(name: str) -> str | None:
     return "instance" if name.startswith("gpu_") else "run"
 
 
-def _thresholds(content: dict[str, Any], where: str, known: Mapping[str, str]) -> Thresholds:
+def _thresholds(content: Mapping[str, Any], where: str, known: Mapping[str, str]) -> Thresholds:
     content = dict(content)
     overrides = content.pop("overrides", None) or []
     for name in content:

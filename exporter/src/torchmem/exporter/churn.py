@@ -1,0 +1,148 @@
+"""How many new series one user may create in an hour.
+
+Prometheus keeps every series in memory for two to three hours after its last value, so names that
+change at each scrape cost it far more than what one page shows. A series that stays on the page is
+free; so is one that comes back within the hour.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from torchmem.exporter.budgets import MAX_SERIES_PER_USER, NODE_SHARES
+from torchmem.sample.families import View, families
+from torchmem.sample.sample import Sample
+
+WINDOW_SECONDS = 3600.0
+MAX_HOURLY_SERIES_PER_USER = 2 * MAX_SERIES_PER_USER
+"""62 starts of eight ranks with one GPU each."""
+MAX_HOURLY_SERIES = NODE_SHARES * MAX_HOURLY_SERIES_PER_USER
+"""Of all users together. Beyond it, each user with a live process still gets an equal part of it.
+
+Not so the others: one user may have thousands of user IDs (subuid(5)), but not as many processes.
+"""
+MAX_USERS = 512  # who are remembered; those with nothing on the page are forgotten first
+MAX_REFUSALS = 8  # of one user at one scan; further new processes are refused unread
+
+SeriesIds: TypeAlias = "array[int]"
+"""A hash of name and labels of each series."""
+
+
+def series_ids(sample: Sample, pid: int | str) -> SeriesIds:
+    """Return the series that a sample has on the page."""
+    page = families([View(sample, pid, "running", {})])
+    return array("q", [_id(row.name, row.labels) for family in page for row in family.samples])
+
+
+def _id(name: str, labels: Mapping[str, str]) -> int:
+    return hash((name, *labels.items()))
+
+
+@dataclass(slots=True)
+class _User:
+    """The series of one user since `start`, in Unix seconds; `shown` are those of processes."""
+
+    start: float
+    known: set[int] = field(default_factory=set)
+    shown: dict[Hashable, SeriesIds] = field(default_factory=dict)
+    next_shown: dict[Hashable, SeriesIds] = field(default_factory=dict)
+    refusals: int = 0
+
+
+class Churn:
+    """Counts the series of each user, and refuses processes with too many new ones."""
+
+    def __init__(self) -> None:
+        self._users: dict[str, _User] = {}
+        self._total = 0
+        self._forgotten = Counter[float]()
+
+    def admit(
+        self,
+        user: str,
+        process: Hashable,
+        read: Callable[[], SeriesIds],
+        now: float,
+        *,
+        is_live: bool = False,
+    ) -> int | None:
+        """Return the number of series of a process that may be exported at `now`, else None.
+
+        `now` is in Unix seconds. `process` stands for its series: while it is equal, `read`, which
+        returns them, is not called again. `is_live`: whether it is known to be alive.
+        """
+        record = self._record(user, now)
+        if record is None:
+            return None
+        ids = record.shown.get(process) or self._add(record, read, is_live=is_live)
+        if ids is None:
+            return None
+        record.next_shown[process] = ids
+        return len(ids)
+
+    def series_of(self, user: str) -> int:
+        """Return how many series the user has had in the current hour."""
+        return len(self._users[user].known) if user in self._users else 0
+
+    def _record(self, user: str, now: float) -> _User | None:
+        record = self._users.get(user)
+        if record is None and len(self._users) >= MAX_USERS:
+            self._forget_one()
+        if record is None and len(self._users) < MAX_USERS:
+            record = self._users[user] = _User(now)
+        return record
+
+    def _forget_one(self) -> None:
+        """Forget the first user who has nothing on the page."""
+        for user, record in self._users.items():
+            if not record.shown and not record.next_shown:
+                del self._users[user]
+                self._forgotten[record.start] += len(record.known)
+                self._total -= len(record.known)
+                return
+
+    def _add(
+        self, record: _User, read: Callable[[], SeriesIds], *, is_live: bool
+    ) -> SeriesIds | None:
+        """Return a process's series if the budget suffices for them."""
+        left = self._left(record, is_live=is_live)
+        if left <= 0 or record.refusals >= MAX_REFUSALS:
+            return None
+        ids = read()
+        new = set(ids) - record.known
+        if len(new) > left:
+            record.refusals += 1
+            return None
+        record.known |= new
+        self._total += len(new)
+        return ids
+
+    def _left(self, record: _User, *, is_live: bool) -> int:
+        used = len(record.known)
+        left = MAX_HOURLY_SERIES - self._total - self._forgotten.total()
+        if is_live:
+            part = MAX_HOURLY_SERIES // len(self._users) - used
+            left = max(left, min(part, 2 * MAX_HOURLY_SERIES - self._total))
+        return min(MAX_HOURLY_SERIES_PER_USER - used, left)
+
+    def end_scan(self, now: float) -> None:
+        """Begin a new hour for those whose hour is over."""
+        for start in list(self._forgotten):
+            if not 0 <= now - start < WINDOW_SECONDS:
+                del self._forgotten[start]
+        for user, record in list(self._users.items()):
+            record.shown, record.next_shown = record.next_shown, {}
+            record.refusals = 0
+            if not 0 <= now - record.start < WINDOW_SECONDS:
+                record.start, record.known = now, _all(record.shown.values())
+                if not record.shown:
+                    del self._users[user]
+        self._total = sum(len(record.known) for record in self._users.values())
+
+
+def _all(shown: Iterable[SeriesIds]) -> set[int]:
+    return {series for ids in shown for series in ids}

@@ -1,0 +1,68 @@
+// The page in one file that `torchmem oom --html` and `torchmem report --html` write: what they say
+// about a process on each of its devices, with the chart of the run and the memory map.
+
+import { createBar } from "./bar.js";
+import { el } from "./dom.js";
+import { bytes } from "./format.js";
+import { MapPanel } from "./map_panel.js";
+import { layoutOf } from "./memory_layout.js";
+import { partRows, partsTable } from "./parts_table.js";
+import { drawRun } from "./run_chart.js";
+import { adviceList, facts, threatList } from "./why.js";
+
+const { devices } = JSON.parse(document.getElementById("document").textContent);
+const place = document.getElementById("drawn");
+for (const device of devices) drawDevice(device);
+document.getElementById("text").open = false;
+
+function drawDevice(device) {
+  const charts = el("section", { class: "card file-section" });
+  const map = el("section", { class: "card" });
+  place.append(
+    ...(devices.length > 1 ? [el("h2", { class: "report-device" }, device.name)] : []),
+    ...(device.chart ? [charts] : []),
+    el("div", { class: "report-columns" }, words(device), memory(device), ...device.listings.map(listing)),
+    ...(device.map ? [map] : []),
+  );
+  if (device.chart) drawRun(charts, device.chart);
+  if (device.map) drawMap(map, device.map);
+}
+
+function words(device) {
+  const titled = (title, content) => el("section", {}, el("h2", {}, title), content);
+  const section = el("section", { class: "card report-words" },
+    ...device.paragraphs.map(({ title, text }) => titled(title, el("p", {}, text))),
+    device.threats ? titled("Threats", threatList(device.threats)) : null,
+    device.advice.length ? titled("What to do, most promising first", adviceList(device.advice)) : null,
+    device.note ? el("p", { class: "soft" }, device.note) : null);
+  return section.childElementCount ? section : null;
+}
+
+function memory({ memory: title, parts, total, facts: known }) {
+  const section = el("section", { class: "card report-memory" });
+  if (parts.length && total) {
+    const bar = createBar("card-bar");
+    bar.update(parts, total);
+    const rows = el("tbody", {}, partRows(parts, total));
+    section.append(el("h2", {}, title, " ", el("span", { class: "model number" }, bytes(total))), bar.element, partsTable(rows));
+  }
+  if (known.length) section.append(facts(known));
+  return section.childElementCount ? section : null;
+}
+
+function listing({ title, text }) {
+  return el("section", { class: "card" }, el("h2", {}, title), el("pre", {}, el("code", {}, text.split("\n").map(line))));
+}
+
+/** Return a line of text; what has no room goes on below, behind the size at its beginning. */
+function line(text) {
+  const element = el("span", { class: "report-line" }, text);
+  element.style.setProperty("--indent", `${text.match(/^\s*(?:\+?[\d.]+ \w+\s+|→ )?/)[0].length}ch`);
+  return element;
+}
+
+function drawMap(section, { title, device }) {
+  section.append(el("h2", {}, title));
+  const layout = layoutOf(device);
+  new MapPanel(section, { length: 1, time: () => "", layout: () => layout }).grown();
+}

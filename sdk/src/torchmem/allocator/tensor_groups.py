@@ -1,0 +1,44 @@
+"""What tensors are: those that Python has an object of, in groups of one shape and type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_GROUPS = 10
+MAX_DIMENSIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Tensors of one shape and type, such as 216 of [8, 128, 8000] float32.
+
+    Attributes:
+        count: the number of storages, each by its largest tensor.
+        shape, dtype: None for all other tensors together.
+        bytes: of the storages.
+    """
+
+    count: int
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    bytes: int
+
+
+Kind = tuple[tuple[int, ...], str]
+
+
+def grouped(tensors: Iterable[tuple[Kind, int]]) -> tuple[TensorGroup, ...]:
+    """Return the groups with the most bytes, and the others as one; `tensors` are kind and size."""
+    sums: dict[Kind, list[int]] = {}
+    for kind, size in tensors:
+        entry = sums.setdefault(kind, [0, 0])
+        entry[0] += 1
+        entry[1] += size
+    groups = [TensorGroup(count, *kind, size) for kind, (count, size) in sums.items()]
+    groups.sort(key=lambda group: (-group.bytes, group.shape or ()))
+    rest = groups[MAX_GROUPS:]
+    if not rest:
+        return tuple(groups)
+    count, size = sum(group.count for group in rest), sum(group.bytes for group in rest)
+    return (*groups[:MAX_GROUPS], TensorGroup(count, None, None, size))

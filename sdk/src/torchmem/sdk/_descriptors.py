@@ -1,0 +1,58 @@
+"""Descriptors that the SDK keeps, which the script may close: daemons call `os.closerange`.
+
+The script's next file then gets the same number, so a number alone does not say whose it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+
+class Descriptor:
+    """An open file, and whether its number still stands for it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._file = _file(number)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number stands for the same file as at first."""
+        return self._file is not None and _file(self.number) == self._file
+
+    def close(self) -> None:
+        """Close the file, unless the script has closed it."""
+        if self.is_open:
+            os.close(self.number)
+        self._file = None
+
+
+class OwnSocket(Descriptor):
+    """A nonblocking socket. Only while `is_open` is it safe to use."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        opened.setblocking(False)
+        super().__init__(opened.fileno())
+        self.socket = opened
+
+    def end(self) -> None:
+        """End the connection, or stop listening, also for forked children that inherited it."""
+        with contextlib.suppress(OSError):
+            if self.is_open:
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket here, unless the script has closed it."""
+        self.socket.detach()  # it would close the number when it is collected
+        super().close()
+
+
+def _file(number: int) -> tuple[int, int] | None:
+    """Return device and inode, which no two open files or sockets share; None if closed."""
+    try:
+        status = os.fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,50 @@
+"""What an OOM report says of lines and tensors beyond their sizes, at a bounded cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from torchmem.allocator.backend import Backend
+from torchmem.allocator.lines import divided
+from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.sdk._cost import OOM_DETAILS_BUDGET, OOM_DETAILS_RESERVE_SECONDS, Allowance
+from torchmem.sdk._module_names import ModuleNames
+from torchmem.sdk._oom import OomObservation
+
+
+class OomDetails:
+    """Adds details while the allowance lasts; a batch-size search has an OOM for each size."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._allowance = Allowance(OOM_DETAILS_BUDGET, OOM_DETAILS_RESERVE_SECONDS)
+
+    def divide(self, observation: OomObservation) -> OomObservation:
+        """Divide what the lines hold by caller, and by module where it is known."""
+        found, segments = observation.lines, observation.segments
+        if found is None or segments is None or not self._has_time():
+            return observation
+        started, modules = self._clock(), self._backend.modules()
+        module_of = ModuleNames(modules).of if modules else lambda _frames: None
+        found = divided(found, segments, observation.device, module_of)
+        self._spend(started)
+        return replace(observation, lines=found)
+
+    def tensors(self, device: int) -> tuple[TensorGroup, ...]:
+        """Return the tensors that are Python objects, in groups; empty if that is not known."""
+        if not self._has_time():
+            return ()
+        started = self._clock()
+        found = self._backend.python_tensors(device)
+        self._spend(started)
+        return found or ()
+
+    def _has_time(self) -> bool:
+        return self._allowance.is_left(self._clock(), resuming=False)
+
+    def _spend(self, started: float) -> None:
+        ended = self._clock()
+        self._allowance.spend(ended, ended - started)

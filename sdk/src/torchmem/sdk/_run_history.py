@@ -1,0 +1,110 @@
+"""Keeps the history of the whole run on one device in a bounded number of points."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchmem.sample.run_history import MAX_POINTS, RunHistory
+from torchmem.sample.sample import Component
+
+EARLY_STEPS = 100
+"""Steps at the beginning of which each is read: a job may end in its first seconds."""
+SETTLED_STEPS = 3
+"""Steps after which the first components are kept: the optimizer's state is there by then."""
+
+PASSING: frozenset[Component] = frozenset({"step", "gradients_or_step", "pending"})
+"""Components that are not kept between steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is known at one step's end, see `RunHistory`."""
+
+    steps: int
+    seconds: float
+    allocated: int
+    peak: int
+    stranded: int | None
+    outside: int | None
+
+
+class RunHistoryRecorder:
+    """Takes every point, and keeps every 2nd, 4th, 8th, …, so that they span the run.
+
+    The latest point is always there. Used in the training thread and in the sampler's.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started: float | None = None
+        self._points: list[Point] = []
+        self._stride = 1
+        self._unkept = 0
+        self._first_components: dict[str, int] = {}
+        self._last_components: dict[str, int] = {}
+        self._published: RunHistory | None = None
+
+    def add(
+        self,
+        steps: int,
+        allocated: int,
+        peak: int,
+        *,
+        stranded: int | None = None,
+        outside: int | None = None,
+    ) -> None:
+        """Take a point; `outside` is the latest known one if it was not read."""
+        now = self._clock()
+        self._started = now if self._started is None else self._started
+        if outside is None and self._points:
+            outside = self._points[-1].outside
+        point = Point(steps, round(now - self._started, 3), allocated, peak, stranded, outside)
+        self._published = None
+        if self._points and self._points[-1].steps == steps and steps:
+            self._points[-1] = point
+            return
+        if self._unkept:
+            self._points[-1] = point
+        else:
+            self._points.append(point)
+        self._unkept = (self._unkept + 1) % self._stride
+        if len(self._points) > MAX_POINTS:
+            self._halve()
+
+    @property
+    def newest(self) -> Point | None:
+        """The latest point."""
+        return self._points[-1] if self._points else None
+
+    def _halve(self) -> None:
+        self._points = self._points[::2]
+        self._stride *= 2
+        self._unkept = 0
+
+    def add_components(self, steps: int, components: dict[str, int]) -> None:
+        """Take the components at a step's end; those that are not kept between steps are left."""
+        if not components:
+            return
+        kept = {name: size for name, size in components.items() if name not in PASSING}
+        if steps <= SETTLED_STEPS or not self._first_components:
+            self._first_components = kept
+        self._last_components = kept
+        self._published = None
+
+    def published(self) -> RunHistory | None:
+        """Return the history so far; None before the first point."""
+        if self._published is None and self._points:
+            points = tuple(self._points)
+            self._published = RunHistory(
+                steps=tuple(point.steps for point in points),
+                seconds=tuple(point.seconds for point in points),
+                allocated_bytes=tuple(point.allocated for point in points),
+                peak_bytes=tuple(point.peak for point in points),
+                stranded_bytes=tuple(point.stranded for point in points),
+                outside_bytes=tuple(point.outside for point in points),
+                first_components=self._first_components,
+                last_components=self._last_components,
+            )
+        return self._published

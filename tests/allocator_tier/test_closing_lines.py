@@ -1,0 +1,151 @@
+"""The two lines with which `torchmem run` ends on a terminal, after programs on the real allocator.
+
+The terminal is a pseudo-terminal as stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.launched_node import Node
+
+pytestmark = pytest.mark.allocator
+
+TRAIN = """
+import os, sys, torch
+device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+weight = torch.nn.Linear(256, 256).to(device)
+optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+held = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+for _ in range(3):
+    weight(torch.ones(4, 256, device=device)).sum().backward()
+    optimizer.step()
+"""
+OOM = f"{TRAIN}\nlast = torch.empty(8 << 30, dtype=torch.uint8, device=device)"
+LEAK = f"""{TRAIN}
+kept = []
+for _ in range(60):
+    kept.append(torch.ones(4 << 20, device=device))
+    weight(torch.ones(4, 256, device=device)).sum().backward()
+    optimizer.step()
+"""
+CHILD = f"{TRAIN}\nif os.fork() == 0: sys.exit()\nos.wait()"
+PEAK = r"torchmem: peak 1\.\d of 4\.0 GiB \(2\d%\), 2\.\d GiB left"
+
+
+def on_terminal(node: Node, *command: str) -> tuple[int, list[str]]:
+    """Run a command of the node with a terminal as stderr; return its exit code and the lines."""
+    ours, theirs = pty.openpty()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 1 << 16):
+                seen.append(data)
+        except OSError:  # the last process has closed the terminal
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        done = subprocess.run(
+            node.monitored(*command),
+            env=node.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+            timeout=300,
+            check=False,
+        )
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    return done.returncode, b"".join(seen).decode().splitlines()
+
+
+def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
+    """They are the last ones, and the command that they name shows the run."""
+    node = Node(tmp_path, cards=1)
+    code, screen = on_terminal(node, sys.executable, "-c", TRAIN)
+
+    assert 0 == code
+    assert 2 == len(screen), screen
+    assert re.match(PEAK, screen[0]), screen
+    match = re.fullmatch(r"torchmem: `torchmem (report .*)` shows the rest", screen[1])
+    assert match, screen
+    shown = subprocess.run(
+        [sys.executable, "-m", "torchmem.cli", *match[1].split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ": exited" in shown.stdout, shown.stderr
+
+
+def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
+    """The exit code is the program's own."""
+    code, screen = on_terminal(Node(tmp_path, cards=1), sys.executable, "-c", OOM)
+
+    assert 1 == code
+    assert "OutOfMemoryError" in screen[-3]
+    assert re.match(PEAK, screen[-2]), screen
+    assert "torchmem oom" in screen[-1]
+
+
+def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> None:
+    """It is judged at the end once more: a second of steps may lie after the last judgment."""
+    code, screen = on_terminal(Node(tmp_path, cards=1), sys.executable, "-c", LEAK)
+
+    assert 0 == code
+    leak = "; memory leak: tensors kept between steps grow by 16.00 MiB a step"
+    assert leak in screen[0], screen
+
+
+def test_a_child_that_was_forked_writes_none(tmp_path: Path) -> None:
+    """A child that ends as Python does has inherited the call, and keeps silent."""
+    _, screen = on_terminal(Node(tmp_path, cards=1), sys.executable, "-W", "ignore", "-c", CHILD)
+
+    assert 2 == len(screen), screen
+
+
+def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
+    """Under torchrun, local rank 0 does."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    code, screen = on_terminal(Node(tmp_path), *launcher, "--nproc-per-node", "2", str(script))
+
+    assert 0 == code
+    assert 1 == len([line for line in screen if line.startswith("torchmem: peak")]), screen
+
+
+@pytest.mark.parametrize("code", [TRAIN, OOM, "raise SystemExit(7)"])
+def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
+    """Whatever the end of a program, its stderr is its own if it is no terminal."""
+    node = Node(tmp_path, cards=1)
+    done = subprocess.run(
+        node.monitored(sys.executable, "-c", code),
+        env=node.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "torchmem" not in done.stderr
+
+
+def test_a_program_without_a_gpu_adds_nothing(tmp_path: Path) -> None:
+    """There is no peak to tell of a program that never uses CUDA."""
+    code, screen = on_terminal(
+        Node(tmp_path, cards=1), sys.executable, "-c", "import torch; raise SystemExit(3)"
+    )
+    assert (3, []) == (code, screen)

@@ -1,0 +1,62 @@
+"""The history of a whole run in a bounded number of points."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmem.sample.run_history import MAX_POINTS, RunHistory
+from torchmem.sdk._run_history import RunHistoryRecorder
+
+
+def _recorded(number: int) -> RunHistory:
+    """Return the history of a run that keeps one byte more after each step, a second each."""
+    clock = count()
+    recorder = RunHistoryRecorder(lambda: float(next(clock)))
+    for step in range(1, number + 1):
+        recorder.add(step, allocated=step, peak=2 * step)
+    history = recorder.published()
+    assert history is not None
+    return history
+
+
+@given(st.integers(1, 5_000))
+def test_it_spans_the_run(number: int) -> None:
+    """The first and the latest step are there, points are few, and each one is a step's own."""
+    history = _recorded(number)
+
+    assert history.is_consistent
+    assert (1, number) == (history.steps[0], history.steps[-1])
+    assert history.steps == history.allocated_bytes
+    assert tuple(2 * step for step in history.steps) == history.peak_bytes
+    assert len(history.steps) >= min(number, MAX_POINTS // 2)
+
+
+def test_the_points_of_a_long_run_are_even() -> None:
+    """No two neighbors of a long run are much farther apart than others."""
+    steps = _recorded(100_000).steps
+    gaps = [high - low for low, high in pairwise(steps[:-1])]
+
+    assert max(gaps) <= 2 * min(gaps)
+
+
+def test_no_point_is_no_history() -> None:
+    """Before the first point, the history is unknown."""
+    assert RunHistoryRecorder().published() is None
+
+
+def test_the_first_components_are_those_after_the_first_steps() -> None:
+    """Components of the first steps are replaced, later ones are the last; a step's own is left."""
+    recorder = RunHistoryRecorder()
+    recorder.add(1, 10, 10)
+    recorder.add_components(1, {"held": 1, "step": 9})
+    recorder.add_components(2, {"held": 2, "optimizer_state": 5})
+    recorder.add_components(50, {"held": 7, "optimizer_state": 5})
+    recorder.add_components(51, {})
+    history = recorder.published()
+
+    assert history is not None
+    assert {"held": 2, "optimizer_state": 5} == history.first_components
+    assert {"held": 7, "optimizer_state": 5} == history.last_components

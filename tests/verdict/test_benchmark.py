@@ -1,0 +1,82 @@
+"""The benchmark of verdicts: its jobs, and its figures."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from benchmarks.verdict.kinds import KINDS, PROGRAMS, SEEDS, cases
+from benchmarks.verdict.score import Outcome, score
+
+from torchmem.sample.sample import ONSETS, OOM_CAUSES
+
+RIGHT = Outcome(
+    kind="hook",
+    seed=0,
+    gpu_gib=4,
+    steps=100,
+    cause="capacity",
+    onset="leak",
+    headline="",
+    causes=("capacity",),
+    exact=("capacity",),
+    onsets=("leak",),
+    expandable=0.02,
+    setting=None,
+    gained=0.0,
+    line_right=True,
+)
+FRAGMENTED = replace(
+    RIGHT,
+    cause="fragmentation",
+    onset="stranded",
+    causes=("fragmentation",),
+    exact=("fragmentation",),
+    onsets=("stranded",),
+    setting="expandable_segments:True",
+    gained=None,
+    line_right=None,
+)
+
+
+def test_the_seeds_that_are_reported_are_others_than_those_used_for_tuning() -> None:
+    """At least 60 jobs of 18 kinds are reported, and no seed is used twice."""
+    assert len(KINDS) >= 18
+    assert len(cases(SEEDS["report"])) >= 60
+    assert not set(SEEDS["tune"]) & set(SEEDS["report"])
+
+
+def test_every_kind_has_a_program_and_a_truth() -> None:
+    """Each kind names a function, causes and onsets that exist."""
+    for kind in KINDS:
+        body = ast.parse((PROGRAMS / f"{kind.program}.py").read_text(encoding="utf-8")).body
+        assert kind.function in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+        assert kind.onsets
+        assert kind.onsets <= set(ONSETS)
+        assert kind.causes
+        assert kind.causes <= set(OOM_CAUSES)
+
+
+def test_every_leak_has_a_guilty_line() -> None:
+    """Each program that keeps tensors marks the line that allocates them."""
+    assert all(kind.guilty for kind in KINDS if kind.onsets == {"leak"})
+
+
+def test_figures_count_what_is_right_of_what_could_be() -> None:
+    """Lines count where one is guilty, and settings where one was advised."""
+    found = score([RIGHT, replace(RIGHT, onset="tight", line_right=False), FRAGMENTED])
+
+    assert found.cause == (3, 3)
+    assert found.onset == found.both == (2, 3)
+    assert found.line == (1, 2)
+    assert found.setting == (1, 1)
+    assert found.missed == (0, 1)
+
+
+def test_a_setting_in_vain_and_missed_fragmentation_are_counted() -> None:
+    """A setting that gains less than a tenth is not worth it, and fragmentation can be missed."""
+    vain = replace(RIGHT, setting="expandable_segments:True", gained=0.09)
+    found = score([vain, replace(FRAGMENTED, cause="capacity")])
+
+    assert found.setting == (1, 2)
+    assert found.missed == (1, 1)

@@ -1,0 +1,40 @@
+"""Sections of a page, made of the words and lines that the commands print."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from torchmem.allocator.memory_use import Use
+from torchmem.allocator.rank_report import Fact
+
+
+def paragraph(title: str, *sentences: str) -> dict[str, str]:
+    """Return a paragraph under its title."""
+    return {"title": title, "text": " ".join(sentences)}
+
+
+def parts(uses: Iterable[Use]) -> list[dict[str, Any]]:
+    """Return the parts of a device's memory."""
+    return [{"name": use.name, "label": use.label, "bytes": use.bytes} for use in uses]
+
+
+def facts(known: Iterable[Fact]) -> list[dict[str, str]]:
+    """Return what is known about some subjects."""
+    return [{"subject": fact.subject, "text": fact.text} for fact in known]
+
+
+def listings(lines: Iterable[str]) -> list[dict[str, str]]:
+    """Return lines of text under their titles, which are the lines without an indent."""
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if not line.startswith(" "):
+            found.append((line, []))
+        elif found:
+            found[-1][1].append(line)
+    return [
+        {"title": title, "text": textwrap.dedent("\n".join(below))}
+        for title, below in found
+        if below
+    ]

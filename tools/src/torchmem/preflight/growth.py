@@ -1,0 +1,156 @@
+"""Memory that grows from step to step in a run, and the steps after which the GPU is full.
+
+The trend is that of `torchmem.allocator.growth`. A preflight has fewer steps than a rank that runs,
+but measures the end and the peak of each exactly, so it asks for growth in nearly every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import StatisticsError, correlation
+
+from torchmem.allocator.growth import (
+    MAX_HORIZON,
+    MIN_GROWTH_RATIO,
+    MIN_POINTS,
+    Point,
+    steady_trend,
+    theil_sen,
+)
+from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.sample.run_history import MAX_POINTS, GrowthKind
+
+MIN_CORRELATION = 0.9
+"""Correlation of memory and step number above which memory grows. A single jump has at most 0.87,
+and varying batch sizes have less."""
+MAX_DECREASES = 0.25
+"""The share of steps after which memory may be less, as with batches of varying sizes."""
+MAX_WASTE = 1.5
+"""Reserved bytes for each allocated one at most, in the long run: two blocks of a third of a
+segment and a little more leave the last third."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepGrowth:
+    """What grows on one card, by `bytes_per_step`.
+
+    kind: what is kept between steps (leak), or what a step needs beside it (larger_step).
+    steps_left: further steps until the card is full, about. decides: whether that is soon enough,
+    as in a rank that runs, to count as a run that does not fit.
+    """
+
+    device: int
+    kind: GrowthKind
+    bytes_per_step: int
+    steps_left: int
+    decides: bool
+
+
+def kept_per_step(steps: Sequence[StepMemory]) -> int | None:
+    """Return the bytes per step by which the memory grows that is kept between steps.
+
+    Returns 0 if it does not grow and None if there are too few steps.
+    """
+    return _per_step([(step.step, step.allocated) for step in _second_half(steps)])
+
+
+def needed_per_step(steps: Sequence[StepMemory]) -> int | None:
+    """Return the same of the peaks of steps."""
+    return _per_step([(step.step, step.peak_allocated) for step in _second_half(steps)])
+
+
+def growth(
+    device: DeviceMemory, total: int, taken: int, *, is_whole: bool = False
+) -> StepGrowth | None:
+    """Return what grows on a card with `total` bytes; None if nothing does.
+
+    taken: bytes that were taken at the peak, with the cache, in which a leak finds little room.
+    is_whole: the run ended by itself, so that no further steps follow.
+    """
+    kept, needed = kept_per_step(device.steps) or 0, needed_per_step(device.steps) or 0
+    is_leak = kept > needed / 2
+    per_step = kept if is_leak else needed
+    if not per_step:
+        return None
+    used = max(taken, device.outside + _coming_peak(device.steps, per_step))
+    left = int(max(0, total - used) / _taken_per_step(device.steps, per_step))
+    horizon = MAX_HORIZON * device.steps[-1].step
+    is_near = left <= horizon and per_step * horizon >= MIN_GROWTH_RATIO * total
+    kind: GrowthKind = "leak" if is_leak else "larger_step"
+    return StepGrowth(device.device, kind, per_step, left, is_near and not is_whole)
+
+
+def first_growth(result: RunResult) -> StepGrowth | None:
+    """Return the growth that fills its card first; None if no card of the run has one."""
+    is_whole = result.ended == "finished"
+    found = [
+        each
+        for device in result.devices
+        if (each := growth(device, device.total, device.total - device.headroom, is_whole=is_whole))
+    ]
+    return min(found, key=lambda each: each.steps_left, default=None)
+
+
+def growth_before_oom(result: RunResult, larger_run: RunResult) -> StepGrowth | None:
+    """Return the growth without which a run would have had enough memory; None without one.
+
+    larger_run: the same run on a card with more memory.
+    """
+    found = first_growth(larger_run)
+    if found is None or not result.steps or not result.devices:
+        return None
+    own, larger = result.fullest_device, _device(larger_run, found.device)
+    at_first = _coming_peak(larger.steps, found.bytes_per_step) - (
+        found.bytes_per_step * larger.steps[-1].step
+    )
+    if at_first > own.total - own.outside:
+        return None
+    return replace(found, steps_left=0, decides=True)
+
+
+def _device(result: RunResult, index: int) -> DeviceMemory:
+    return next(device for device in result.devices if device.device == index)
+
+
+def deciding_growth(result: RunResult) -> StepGrowth | None:
+    """Return the growth for which a run that was stopped counts as one that does not fit."""
+    found = first_growth(result)
+    return found if found and found.decides else None
+
+
+def _second_half(steps: Sequence[StepMemory]) -> Sequence[StepMemory]:
+    """Return the steps that tell the growth: gradients and optimizer state are created before."""
+    half = steps[len(steps) // 2 :]
+    stride = -(-len(half) // MAX_POINTS) or 1
+    return half[::-1][::stride][::-1]
+
+
+def _per_step(points: Sequence[Point]) -> int | None:
+    if len(points) < MIN_POINTS:
+        return None
+    trend = steady_trend(points)
+    return round(trend.slope) if trend and _rises(points) else 0
+
+
+def _rises(points: Sequence[Point]) -> bool:
+    decreases = sum(later < earlier for (_, earlier), (_, later) in pairwise(points))
+    numbers, sizes = zip(*points, strict=True)
+    try:
+        is_linear = correlation(numbers, sizes) >= MIN_CORRELATION
+    except StatisticsError:  # all values are equal
+        return False
+    return is_linear and decreases <= MAX_DECREASES * len(points)
+
+
+def _taken_per_step(steps: Sequence[StepMemory], per_step: int) -> float:
+    """Return the bytes by which reserved memory grows, which is more if blocks leave rests."""
+    reserved = theil_sen([(step.step, step.peak_reserved) for step in _second_half(steps)]) or 0.0
+    return min(max(reserved, per_step), MAX_WASTE * per_step)
+
+
+def _coming_peak(steps: Sequence[StepMemory], per_step: int) -> int:
+    """Return the highest peak that the steps of the second half would have after the last step."""
+    last = steps[-1].step
+    return max(step.peak_allocated + per_step * (last - step.step) for step in _second_half(steps))

@@ -1,0 +1,152 @@
+"""The two lines with which a program ends that `torchmem run` started on a terminal.
+
+They say how much memory it needed, and where to read on. They are written when Python exits, after
+the session has ended and after a traceback, by the process that used the GPU: `torchmem run` has
+become the command and is not there any longer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from torchmem.sample.run_directory import run_directory
+
+if TYPE_CHECKING:
+    from torchmem.allocator.oom_report import OomReport
+    from torchmem.sample.run_history import RunHistory
+    from torchmem.sample.sample import DeviceSample, Process, Sample
+
+VARIABLE = "TORCHMEM_SUMMARY"
+"""Environment variable by which `torchmem run` asks for the lines."""
+
+
+def register() -> None:
+    """Write the lines when this process exits; its sessions must begin later, to end before."""
+    atexit.register(_write, os.getpid())
+
+
+def _write(pid: int) -> None:
+    """Write the lines; a child that was forked inherits the call, and is another process."""
+    with suppress(Exception):
+        if os.getpid() == pid and is_watched(sys.stderr):
+            from torchmem import sdk
+
+            session = sdk.current_session()
+            sample = session.newest if session else None
+            if session and sample and speaks(sample.process):
+                directory = session.settings.directory(os.environ)
+                text = lines(sample, own_report(sample, directory), directory)
+                print(*text, sep="\n", file=sys.stderr, flush=True)
+
+
+def is_watched(stream: TextIO | None) -> bool:
+    """Return whether the stream is a terminal that this process may write to undisturbed.
+
+    In the background, the lines would appear in the middle of another program's screen.
+    """
+    if stream is None or not stream.isatty():
+        return False
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except OSError:  # not the terminal of this session, as of the ranks of torchrun
+        return True
+
+
+def speaks(process: Process) -> bool:
+    """Return whether this is the one process of a job on this node that writes the lines."""
+    if process.local_rank is not None:
+        return process.local_rank == 0
+    return process.rank == 0 or (process.world_size or 1) == 1
+
+
+def lines(sample: Sample, report: OomReport | None, directory: Path) -> tuple[str, ...]:
+    """Return the lines about a process that has ended, or nothing if no peak is known.
+
+    `report` is that of the OOM of which it died.
+    """
+    from torchmem.allocator.growth import room_left
+
+    known = [device for device in sample.devices if _peak(device)]
+    if not known:
+        return ()
+    fullest = report.device if report and _peak(report.device) else max(known, key=_share)
+    where = f" on cuda:{fullest.index}" if len(known) > 1 else ""
+    left = room_left(fullest)
+    room = f", {_short(left)} left" if left is not None else ""
+    verdict = _verdict(sample, fullest, report)
+    first = f"peak {_of_total(fullest)}{where}{room}{f'; {verdict}' if verdict else ''}"
+    return f"torchmem: {first}", f"torchmem: {_next(sample, report, directory)}"
+
+
+def own_report(sample: Sample, directory: Path) -> OomReport | None:
+    """Return the report of the OOM of which the process of a sample died."""
+    if sample.ended != "oom":
+        return None
+    from torchmem.oom.command import load_all
+
+    own = (sample.process.pid, sample.process.start_ticks)
+    with suppress(Exception):
+        for _, report in load_all(directory, own_only=True):
+            if (report.process.pid, report.process.start_ticks) == own:
+                return report
+    return None
+
+
+def _verdict(sample: Sample, device: DeviceSample, report: OomReport | None) -> str:
+    """Return what is wrong, or that nothing grew; "" where neither is known."""
+    from torchmem.allocator.growth import steps_left
+    from torchmem.allocator.headline import growth_sentence, headline, short_headline
+
+    if report:
+        sentence = headline(report)
+    elif sample.ended == "oom" and device.last_oom:
+        sentence = short_headline(device.last_oom)
+    elif device.growth:
+        sentence = growth_sentence(device.growth, steps_left(device))
+    else:
+        return "no growth" if _is_long_enough(device.run_history) else ""
+    return f"{sentence[0].lower()}{sentence[1:]}"
+
+
+def _is_long_enough(history: RunHistory | None) -> bool:
+    """Return whether growth would have shown."""
+    from torchmem.allocator.growth import MIN_LIVE_STEPS, MIN_POINTS, kept_points
+
+    points = kept_points(history) if history else []
+    return len(points) >= MIN_POINTS and points[-1][0] - points[0][0] >= MIN_LIVE_STEPS
+
+
+def _next(sample: Sample, report: OomReport | None, directory: Path) -> str:
+    place = "" if directory == run_directory({}) else f" --run-dir {directory}"
+    if report:
+        return f"`torchmem oom{place}` explains it"
+    return f"`torchmem report --pid {sample.process.pid}{place}` shows the rest"
+
+
+def _peak(device: DeviceSample) -> int:
+    return (device.allocator.active_peak_bytes if device.allocator else None) or 0
+
+
+def _share(device: DeviceSample) -> float:
+    return _peak(device) / device.total_bytes if device.total_bytes else 0.0
+
+
+def _of_total(device: DeviceSample) -> str:
+    if not device.total_bytes:
+        return _short(_peak(device))
+    total = _short(device.total_bytes)
+    peak = _short(_peak(device)).removesuffix(total[total.index(" ") :])
+    return f"{peak} of {total} ({_share(device):.0%})"
+
+
+def _short(size: int) -> str:
+    """Format a size with one digit after the point, such as "10.2 GiB"."""
+    from torchmem.allocator.sizes import format_size
+
+    number, _, unit = format_size(size).partition(" ")
+    return f"{float(number):.1f} {unit}" if unit != "bytes" else f"{number} {unit}"

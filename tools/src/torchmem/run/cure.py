@@ -1,0 +1,80 @@
+"""Whether an allocator setting may cure an OOM, by its verdict, and in words why not."""
+
+from __future__ import annotations
+
+from torchmem.allocator.headline import headline
+from torchmem.allocator.oom_report import OomReport
+from torchmem.allocator.remedies import Remedy, remedies
+from torchmem.allocator.verdict import MIN_STEPS_SHARE, Gain
+
+COMPACTING = "expandable_segments"
+
+
+def is_material(report: OomReport) -> bool:
+    """Return whether compaction, which settings try to achieve, would have made room that matters.
+
+    Reports of older versions say only whether the failed request would have fitted.
+    """
+    return report.oom.cause == "fragmentation"
+
+
+def may_be_cured(report: OomReport) -> bool:
+    """Return whether a replay may show a setting with which memory suffices.
+
+    Where memory grows, compaction that does not matter would only move the end by a few steps.
+    """
+    return is_material(report) or (_compaction(report) is not None and not _growth(report))
+
+
+def needed_room(report: OomReport) -> int:
+    """Return the bytes that a setting must leave after the failed request: steps that matter.
+
+    A replay ends with that request. 0 where memory does not grow.
+    """
+    return int(MIN_STEPS_SHARE * report.steps.count * _growth(report))
+
+
+def best_remedy(report: OomReport) -> Remedy | None:
+    """Return the first remedy against fragmentation, which need not be a setting.
+
+    Where memory grows, only expandable segments gain about as much as compaction.
+    """
+    gain = _compaction(report)
+    found = (r for r in remedies(report) if gain is None or r.gain_bytes == gain.bytes)
+    best = next(found, None)
+    compacts = best is not None and best.setting == COMPACTING
+    return best if compacts or not _growth(report) else None
+
+
+def not_added(report: OomReport, problem: str | None = None) -> str:
+    """Return why no setting is added, as a sentence; `problem` is that of a recording."""
+    if not may_be_cured(report):
+        end = ", which no setting cures." if report.oom.cause == "capacity" else "."
+    elif problem:
+        end = f". The recording does not tell whether one would suffice: {problem}"
+    else:
+        end = "; a recording (TORCHMEM_CAPTURE_ON_OOM=trace) would tell whether one suffices."
+    return f"no setting is added: {_lower(headline(report))}{end}"
+
+
+def expected(report: OomReport) -> str:
+    """Return what a setting gains where memory grows anyway, to follow a sentence; "" elsewhere."""
+    gain = _compaction(report)
+    if gain is None or gain.steps is None:
+        return ""
+    return f". Memory grows in each step, so that this is room for about {gain.steps:,.0f} more"
+
+
+def _compaction(report: OomReport) -> Gain | None:
+    gains = report.verdict.gains if report.verdict else ()
+    return next((gain for gain in gains if gain.change == "compaction"), None)
+
+
+def _growth(report: OomReport) -> float:
+    """Return the bytes by which memory grows in each step, 0 if it does not."""
+    why = report.verdict.why if report.verdict else None
+    return (why.bytes_per_step if why else None) or 0.0
+
+
+def _lower(sentence: str) -> str:
+    return f"{sentence[0].lower()}{sentence[1:]}"
