@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from torchmem.allocator.backend import Backend
@@ -17,9 +16,8 @@ from torchmem.sdk._oom import OomObservation
 class OomDetails:
     """Adds details while the allowance lasts; a batch-size search has an OOM for each size."""
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._clock = clock
         self._allowance = Allowance(OOM_DETAILS_BUDGET, OOM_DETAILS_RESERVE_SECONDS)
 
     def divide(self, observation: OomObservation) -> OomObservation:
@@ -27,7 +25,7 @@ class OomDetails:
         found, segments = observation.lines, observation.segments
         if found is None or segments is None or not self._has_time():
             return observation
-        started, modules = self._clock(), self._backend.modules()
+        started, modules = time.thread_time(), self._backend.modules()
         module_of = ModuleNames(modules).of if modules else lambda _frames: None
         found = divided(found, segments, observation.device, module_of)
         self._spend(started)
@@ -37,14 +35,13 @@ class OomDetails:
         """Return the tensors that are Python objects, in groups; empty if that is not known."""
         if not self._has_time():
             return ()
-        started = self._clock()
+        started = time.thread_time()
         found = self._backend.python_tensors(device)
         self._spend(started)
         return found or ()
 
     def _has_time(self) -> bool:
-        return self._allowance.is_left(self._clock(), resuming=False)
+        return self._allowance.is_left(time.perf_counter(), resuming=False)
 
     def _spend(self, started: float) -> None:
-        ended = self._clock()
-        self._allowance.spend(ended, ended - started)
+        self._allowance.spend(time.perf_counter(), time.thread_time() - started)

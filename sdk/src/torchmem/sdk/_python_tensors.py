@@ -18,7 +18,7 @@ from torchmem.allocator.tensor_groups import MAX_DIMENSIONS, Kind, TensorGroup, 
 from torchmem.sdk._interruptions import is_interruption
 
 SECONDS = 0.2
-"""What a walk may take; one that takes longer has no result."""
+"""CPU time that a walk may take; one that takes longer has no result."""
 OBJECTS_PER_CHECK = 10_000
 # The list of all objects is made at once, at about 10 ns each.
 MAX_BLOCKS = 10_000_000
@@ -27,7 +27,7 @@ MAX_BLOCKS = 10_000_000
 class TensorWalk:
     """Finds tensors through the torch module that it is given."""
 
-    def __init__(self, torch: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, torch: Any, clock: Callable[[], float] = time.thread_time) -> None:
         self._plain = torch.Tensor, torch.nn.Parameter
         self._without_overrides = torch._C.DisableTorchFunction  # noqa: SLF001
         self._clock = clock
