@@ -18,7 +18,7 @@ from benchmarks.overhead.report import microseconds, ratio, table
 from benchmarks.overhead.steps import WARM_UP_STEPS, interval, training_step, turn
 
 from torchmem import sdk
-from torchmem.sdk._call_stack import calling_origin
+from torchmem.sdk.pytorch.call_stack import calling_origin
 
 DEPTHS = (5, 20, 40, 80)
 ALLOCATIONS = 5_000
@@ -88,7 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch
 
-    from torchmem.sdk.torch_backend import TorchBackend
+    from torchmem.sdk.pytorch.backend import TorchBackend
 
     torch.cuda.init()
     backend = TorchBackend()

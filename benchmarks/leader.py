@@ -19,9 +19,9 @@ from pathlib import Path
 
 from support.publishing import own_process, own_sample, publish
 
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._leader import Leader, registry
-from torchmem.sdk._page import Page
+from torchmem.sdk.publish.leader import Leader, registry
+from torchmem.sdk.publish.page import Page
+from torchmem.sdk.safety.errors import Errors
 
 PAGES, TURNS = 50, 2000
 
@@ -75,8 +75,8 @@ def main() -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._leader import Leader
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.publish.leader import Leader
 leader = Leader(Path(sys.argv[1]), "host", "127.0.0.1", 1, Errors())
 try:
     leader.campaign()

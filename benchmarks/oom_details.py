@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.overhead.report import microseconds, table
 
-from torchmem.allocator.growth import live_growth
-from torchmem.sdk._module_names import ModuleNames
-from torchmem.sdk._python_tensors import TensorWalk
-from torchmem.sdk._run_history import RunHistoryRecorder
-from torchmem.sdk._step_growth import StepGrowth
+from torchmem.explain.growth import live_growth
+from torchmem.sdk.oom.module_names import ModuleNames
+from torchmem.sdk.pytorch.python_tensors import TensorWalk
+from torchmem.sdk.reading.run_history import RunHistoryRecorder
+from torchmem.sdk.reading.step_growth import StepGrowth
 
 JOBS = 1000
 STEPS = 300
@@ -108,7 +108,7 @@ def naming_seconds(layers: int) -> float:
     """Return the CPU seconds that it takes to name the modules of a transformer."""
     import torch
 
-    from torchmem.sdk.torch_backend import TorchBackend
+    from torchmem.sdk.pytorch.backend import TorchBackend
 
     layer = torch.nn.TransformerEncoderLayer(8, 1, 8)
     model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)

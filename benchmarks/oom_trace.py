@@ -16,8 +16,8 @@ from pathlib import Path
 
 from torchmem import sdk
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX
-from torchmem.sdk._recorded_history import OOM_TRACE_ENTRIES, RecordedHistory
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.capture.recorded_history import OOM_TRACE_ENTRIES, RecordedHistory
+from torchmem.sdk.pytorch.backend import TorchBackend
 
 ALLOCATIONS = 20_000
 TURNS = 9

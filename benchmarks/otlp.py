@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from support.samples import full_sample
 
-from torchmem.sample.families import View, families
+from torchmem.metrics.families import View, families
 
 SENDS = 50
 RECEIVER = """
@@ -43,7 +43,7 @@ def receiver() -> Iterator[str]:
 def main() -> None:
     """Print the figures."""
     before = time.process_time()
-    from torchmem.sample.otlp import Conversion, exporter, resource
+    from torchmem.metrics.otlp import Conversion, exporter, resource
 
     exporter({})
     print(f"imports                {1000 * (time.process_time() - before):6.1f} ms CPU")

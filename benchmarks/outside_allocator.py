@@ -24,8 +24,8 @@ from pathlib import Path
 from torchmem.demo.ranks import DemoPlan, Ranks
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.run_directory import RunDirectory
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
 from torchmem.simulator.card import CONTEXT_BYTES
 from torchmem.simulator.scenarios import SCENARIOS
 

@@ -23,10 +23,10 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
-from torchmem.allocator import thresholds
 from torchmem.allocator.settings import ADVICE_LABEL
-from torchmem.sample import catalog, colors
-from torchmem.sample.catalog import MetricSpec
+from torchmem.explain import thresholds
+from torchmem.metrics import catalog, colors
+from torchmem.metrics.catalog import MetricSpec
 
 FLEET, TRAINING, NODE, OOM, ITSELF = (
     "torchmem-fleet",

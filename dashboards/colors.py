@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchmem.allocator import thresholds
-from torchmem.sample.colors import ATTENTION, FAILED, GOOD
+from torchmem.explain import thresholds
+from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 
 _VALUES = thresholds.defaults().values
 
@@ -14,7 +14,7 @@ Steps = list[tuple[float | None, str]]
 
 
 def threshold(name: str) -> float:
-    """Return a threshold of the shipped alerts, by its name in allocator/thresholds.yml."""
+    """Return a threshold of the shipped alerts, by its name in explain/thresholds.yml."""
     return float(_VALUES[name])
 
 

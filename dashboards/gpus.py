@@ -7,8 +7,8 @@ from dashboards.panels import Query, Text, lines_in_band, lowest_first
 from dashboards.queries import GPU_ROW, append_matcher, named, row, select, worst
 from grafana_foundation_sdk.builders import timeseries
 
-from torchmem.sample.catalog import CATALOG, MetricSpec
-from torchmem.sample.colors import ATTENTION, FAILED, GOOD, NOTICE
+from torchmem.metrics.catalog import CATALOG, MetricSpec
+from torchmem.metrics.colors import ATTENTION, FAILED, GOOD, NOTICE
 from torchmem.sample.xids import XIDS
 
 NO_GPU = "No GPU: NVML is not available"

@@ -1,6 +1,6 @@
 """Panels in the house style: stats, lines, stacks, heat maps, state timelines, and tables.
 
-One color has one meaning on every dashboard: torchmem.sample.colors has them all.
+One color has one meaning on every dashboard: torchmem.metrics.colors has them all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from torchmem.sample import colors
+from torchmem.metrics import colors
 
 
 class Unit:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dashboards import recorded
 
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import CATALOG, GPU, RANK, MetricSpec
 from torchmem.rules import counters
-from torchmem.sample import catalog
-from torchmem.sample.catalog import CATALOG, GPU, RANK, MetricSpec
 
 # Dashboard variables by the label that they filter; `instance` is on every scraped series.
 FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}

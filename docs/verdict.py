@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.verdict.kinds import LITTLE, MUCH, WORTH
 
-from torchmem.allocator.growth import MIN_GROWTH_RATIO
-from torchmem.allocator.verdict import (
+from torchmem.explain.growth import MIN_GROWTH_RATIO
+from torchmem.explain.verdict import (
     MIN_ROOM_RATIO,
     MIN_STEPS_SHARE,
     MIN_SURPRISE_RATIO,

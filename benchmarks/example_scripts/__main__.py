@@ -27,7 +27,7 @@ from benchmarks.example_scripts.cases import CASES, Case
 from prometheus_client.parser import text_string_to_metric_families
 
 from torchmem.allocator.sizes import format_size
-from torchmem.sample import catalog
+from torchmem.metrics import catalog
 
 CARD = "h100-80gb"
 TIMEOUT_SECONDS = 600

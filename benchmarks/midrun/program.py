@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchmem.sdk._capture import write_snapshot
-from torchmem.sdk._recorded_history import RecordedHistory
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.capture.capture import write_snapshot
+from torchmem.sdk.capture.recorded_history import RecordedHistory
+from torchmem.sdk.pytorch.backend import TorchBackend
 
 PEAKS = {"peak_reserved": "reserved_bytes.all.peak", "peak_allocated": "allocated_bytes.all.peak"}
 SUMS = {

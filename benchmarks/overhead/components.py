@@ -19,10 +19,10 @@ from typing import Any, cast
 from benchmarks.overhead.report import microseconds, rows_of, table
 
 from torchmem.allocator.backend import Backend
-from torchmem.sdk._cost import INTERVAL_SECONDS
-from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._tracked import Moment
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.components.tracked import Moment
+from torchmem.sdk.pytorch.backend import TorchBackend
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.cost import INTERVAL_SECONDS
 
 PARAMETERS = (1_000, 10_000, 100_000)
 EVENTS_PER_PARAMETER = 8

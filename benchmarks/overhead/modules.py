@@ -23,9 +23,9 @@ from benchmarks.overhead.components import (
 from benchmarks.overhead.report import microseconds, rows_of, table
 
 from torchmem.allocator.backend import Backend
-from torchmem.sdk._cost import INTERVAL_SECONDS, MODULES_AFTER_SECONDS
-from torchmem.sdk._modules import SeenModules
-from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.components.modules import SeenModules
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.cost import INTERVAL_SECONDS, MODULES_AFTER_SECONDS
 
 MODULES = (100, 1_000, 10_000)
 
@@ -53,7 +53,7 @@ def registration(model: Any) -> float:
 
 def row(number: int) -> list[str]:
     """Return one row of the table."""
-    from torchmem.sdk.torch_backend import TorchBackend
+    from torchmem.sdk.pytorch.backend import TorchBackend
 
     backend = TorchBackend()
     model = layers(number)

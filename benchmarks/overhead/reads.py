@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks.overhead.workload import make
 
 from torchmem.sample.sample import Sample
-from torchmem.sdk._identity import identify
-from torchmem.sdk._publish import SampleFile
-from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
+from torchmem.sdk.identity import identify
+from torchmem.sdk.publish.publisher import SampleFile
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import resolve
 
 REPEATS = 7
 SECONDS_PER_REPEAT = 0.1

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.overhead.report import microseconds, rows_of, table
 
-from torchmem.sdk._cost import MAX_TRACE_ENTRIES, MIN_TRACE_ENTRIES
-from torchmem.sdk._step_trace import step_peak
+from torchmem.sdk.components.step_trace import step_peak
+from torchmem.sdk.safety.cost import MAX_TRACE_ENTRIES, MIN_TRACE_ENTRIES
 
 EVENTS = (MIN_TRACE_ENTRIES, MAX_TRACE_ENTRIES, 2 * MAX_TRACE_ENTRIES)
 LIVE = 1000
@@ -40,7 +40,7 @@ def allocate(live: list[Any], events: int) -> None:
 
 def row(events: int) -> list[str]:
     """Return one row of the table."""
-    from torchmem.sdk.torch_backend import TorchBackend
+    from torchmem.sdk.pytorch.backend import TorchBackend
 
     backend = TorchBackend()
     live: list[Any] = [None] * LIVE

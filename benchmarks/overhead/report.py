@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.overhead import tools
 
-from torchmem.sdk._settings import Settings
+from torchmem.sdk.settings import Settings
 
 Figures = dict[str, Any]
 

@@ -56,7 +56,7 @@ def make(blocks: int) -> Workload:
     if has_cuda():
         import torch
 
-        from torchmem.sdk.torch_backend import TorchBackend
+        from torchmem.sdk.pytorch.backend import TorchBackend
 
         held = _fill(blocks, partial(torch.empty, dtype=torch.uint8, device="cuda"), lambda _: None)
         return _workload(TorchBackend(), held)

@@ -16,7 +16,7 @@ from random import Random
 from typing import Literal
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker

@@ -11,7 +11,7 @@ from pathlib import Path
 from support import fake_nvml
 from support.samples import full_sample
 
-from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.host.procfs import pid_namespace, start_ticks
 from torchmem.sample.run_directory import sample_name
 from torchmem.sample.sample import Sample, encode
 

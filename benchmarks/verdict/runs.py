@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.verdict.kinds import Case
 from support.phantom import run_on_phantom
 
-from torchmem.allocator.oom_report import OomReport, decode
-from torchmem.allocator.remedies import Remedy, remedies
+from torchmem.explain.oom_report import OomReport, decode
+from torchmem.explain.remedies import Remedy, remedies
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.verdict.kinds import LITTLE, MUCH, PROGRAMS, WORTH, Case
 from benchmarks.verdict.runs import Ended, applied, first_advice, run
 
-from torchmem.allocator.call_stack import Frame
-from torchmem.allocator.oom_report import OomReport
+from torchmem.explain.call_stack import Frame
+from torchmem.explain.oom_report import OomReport
 
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 

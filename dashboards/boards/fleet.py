@@ -49,9 +49,9 @@ from dashboards.queries import (
     select,
 )
 
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.colors import ATTENTION, PARTS, SEVERITIES
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.colors import ATTENTION, PARTS, SEVERITIES
 
 NO_RUN = "No run matches the selection"
 

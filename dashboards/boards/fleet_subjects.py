@@ -19,8 +19,8 @@ from dashboards.panels import (
 )
 from dashboards.queries import RUN_ROW, SICK, row, select, worst
 
-from torchmem.sample import catalog
-from torchmem.sample.colors import CAUSES
+from torchmem.metrics import catalog
+from torchmem.metrics.colors import CAUSES
 
 NODE_ROW = ("instance",)
 NO_NVML = "No GPU: NVML is not available on any node"

@@ -20,9 +20,9 @@ from dashboards.panels import (
 from dashboards.queries import live, of_ranks, prepend_matcher, rate, row, select, worst
 from grafana_foundation_sdk.builders import timeseries
 
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.colors import ATTENTION, FAILED, GOOD
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 
 NO_EXPORTER = "Prometheus scrapes no exporter with job torchmem"
 NO_RANK = "No rank matches the selection"

@@ -46,9 +46,9 @@ from dashboards.queries import (
     select,
 )
 
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.colors import ATTENTION, FAILED, GOOD
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU

@@ -55,10 +55,10 @@ from dashboards.queries import (
 )
 from grafana_foundation_sdk.builders import timeseries
 
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, REMEDY_BY_TREND
 from torchmem.allocator.settings import LAST_PARSED
-from torchmem.sample import catalog
-from torchmem.sample.colors import CAUSES, STATES
+from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, REMEDY_BY_TREND
+from torchmem.metrics import catalog
+from torchmem.metrics.colors import CAUSES, STATES
 
 NO_OOM = "No rank ran out of memory in this time range"
 NEWEST_RUN = "Of several runs, the one with the newest error is shown."

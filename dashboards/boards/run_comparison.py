@@ -21,7 +21,7 @@ from dashboards.queries import (
     select,
 )
 
-from torchmem.sample.catalog import MetricSpec
+from torchmem.metrics.catalog import MetricSpec
 
 SELECTED, COMPARED, BOTH = '"$run"', '"$compare"', '"$run|$compare"'
 

@@ -54,11 +54,11 @@ from dashboards.queries import (
     with_texts,
 )
 
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.allocator.settings import LAST_PARSED
+from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
+from torchmem.metrics import catalog
+from torchmem.metrics.colors import CAUSES, STATES, TRENDS
 from torchmem.rules import prediction
-from torchmem.sample import catalog
-from torchmem.sample.colors import CAUSES, STATES, TRENDS
 
 NO_SNAPSHOT = "No snapshot yet"
 

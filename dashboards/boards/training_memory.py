@@ -27,9 +27,9 @@ from dashboards.queries import (
     sum_without_pool,
 )
 
+from torchmem.metrics import catalog
+from torchmem.metrics.colors import PARTS
 from torchmem.rules import prediction
-from torchmem.sample import catalog
-from torchmem.sample.colors import PARTS
 
 NO_FREE_BYTES = "No cached bytes"
 NO_SNAPSHOT = "No snapshot yet"

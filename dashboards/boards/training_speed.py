@@ -6,7 +6,7 @@ from dashboards import colors as levels
 from dashboards.panels import Panel, Query, Text, Unit, lines, rank_lines
 from dashboards.queries import RETRIES_PER_MINUTE, of_ranks, rate, select
 
-from torchmem.sample import catalog
+from torchmem.metrics import catalog
 
 _SECONDS, _COUNT = (rate(select(catalog.STEP_DURATION, part)) for part in ("_sum", "_count"))
 _BUCKETS = rate(select(catalog.STEP_DURATION, "_bucket"))

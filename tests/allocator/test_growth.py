@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import full_sample
 
-from torchmem.allocator.growth import lasting_jump, live_growth, room_left, steady_trend, theil_sen
-from torchmem.allocator.rank_report import memory_facts
+from torchmem.explain.growth import lasting_jump, live_growth, room_left, steady_trend, theil_sen
+from torchmem.explain.rank_report import memory_facts
 from torchmem.sample.run_history import RunHistory
 
 GIB = 1 << 30

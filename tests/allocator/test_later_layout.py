@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.fragmentation import Measurement, measurement
 from torchmem.allocator.headroom import AvailableMemory, CachedFree, headroom
-from torchmem.allocator.later_layout import is_outdated, layout_at
-from torchmem.allocator.memory_use import MAX_SKEW_BYTES
+from torchmem.allocator.later_layout import MAX_SKEW_BYTES, is_outdated, layout_at
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
 from torchmem.sample.sample import Allocator, ByPool, Layout

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.allocator.call_stack import Frame
-from torchmem.allocator.lines import (
+from torchmem.explain.call_stack import Frame
+from torchmem.explain.lines import (
     MAX_CALLERS,
     MAX_DIVIDED,
     MAX_LINES,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, PENDING, reports
 
-from torchmem.allocator.oom_report import (
+from torchmem.explain.oom_report import (
     OomReport,
     decode,
     encode,
@@ -20,7 +20,7 @@ from torchmem.allocator.oom_report import (
     preceding_events,
     summary,
 )
-from torchmem.allocator.remedies import remedies
+from torchmem.explain.remedies import remedies
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
 

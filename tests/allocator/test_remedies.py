@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
-from torchmem.allocator.oom_report import OomReport, Trend, failure_reason
-from torchmem.allocator.remedies import SETTING_REMEDIES, conf_variable, remedies
+from torchmem.explain.oom_report import OomReport, Trend, failure_reason
+from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
 
 KEYS = {
     "expandable_segments": "expandable_segments",

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from support.samples import full_sample, samples
 
-from torchmem.allocator.growth import steps_left
-from torchmem.allocator.memory_use import device_parts
-from torchmem.allocator.oom_report import format_seconds
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.allocator.threats import MAX_REMEDIES, advice, threats
-from torchmem.allocator.thresholds import changed, defaults
+from torchmem.explain.growth import steps_left
+from torchmem.explain.memory_use import device_parts
+from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.threats import MAX_REMEDIES, advice, threats
+from torchmem.explain.thresholds import changed, defaults
 from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import DeviceSample, HostMemory, Sample
 

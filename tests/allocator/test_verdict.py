@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.oom_cause import LargestFreeBlocks, OomFacts
-from torchmem.allocator.verdict import Circumstances, Verdict, Why, judge, judge_library
+from torchmem.explain.verdict import Circumstances, Verdict, Why, judge, judge_library
 from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import ONSETS, OOM_CAUSES
-from torchmem.sdk._run_history import EARLY_STEPS, RunHistoryRecorder
+from torchmem.sdk.reading.run_history import EARLY_STEPS, RunHistoryRecorder
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from torchmem import sdk
-from torchmem.sample.families import View, families
+from torchmem.metrics.families import View, families
 
 STEPS = 4
 MAX_WAIT_SECONDS = 20.0  # the budget may put off a count

@@ -20,7 +20,7 @@ import torch
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.sdk._allocator_reader import AllocatorReader
+from torchmem.sdk.pytorch.allocator_reader import AllocatorReader
 
 MIB = 1 << 20
 FRACTION = float(os.environ.get("FRACTION", "1"))

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from torchmem.sdk._snapshot_call import SnapshotCall
-from torchmem.sdk.private_calls import PRIVATE_CALLS
+from torchmem.sdk.pytorch.private_calls import PRIVATE_CALLS
+from torchmem.sdk.pytorch.snapshot_call import SnapshotCall
 
 Call = Callable[..., Any]
 

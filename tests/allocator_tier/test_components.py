@@ -192,7 +192,7 @@ dist.destroy_process_group()
 def test_a_buffer_of_gradients_is_not_kept(run: Callable[..., Any]) -> None:
     """What gradients are views of is found once, and freed when the script drops it."""
     done = run("""
-from torchmem.sdk._tensors import TensorReader
+from torchmem.sdk.pytorch.tensors import TensorReader
 reader, flat = TensorReader(torch), torch.zeros(3000, device="cuda")
 parameters = [torch.nn.Parameter(torch.zeros(1000, device="cuda")) for _ in range(3)]
 for parameter, view in zip(parameters, flat.split(1000)): parameter.grad = view
@@ -246,7 +246,7 @@ def test_an_oom_in_a_fast_loop_says_since_when(run: Callable[..., Any], interval
     done = run(
         LOOP.replace("1e-6", str(interval))
         + """
-from torchmem.allocator.oom_report import decode, memory_breakdown
+from torchmem.explain.oom_report import decode, memory_breakdown
 for _ in range(12): step()
 kept, before = [], torch.cuda.memory_allocated()
 for _ in range(200):
@@ -277,10 +277,10 @@ def test_parameters_of_modules_without_an_optimizer(run: Callable[..., Any]) -> 
         """
 import copy, itertools
 from torch import nn
-from torchmem.sdk._components import Components
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._recorder import Recorder
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.components.components import Components
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.pytorch.backend import TorchBackend
 
 class Lazy(nn.Linear):
     reads = asked = False

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.phantom import run_on_phantom
 
-from torchmem.allocator.lines import Lines
-from torchmem.allocator.oom_report import OomReport, decode
+from torchmem.explain.lines import Lines
+from torchmem.explain.oom_report import OomReport, decode
 from torchmem.oom.recorded import recorded_leaks
 from torchmem.sample.run_directory import REPORT_SUFFIX
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.allocator
 
 SCRIPT = """
 from torchmem import sdk
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 torch.zeros(1, device="cuda")
 kept = torch.empty(5 << 20, dtype=torch.uint8, pin_memory=True)
 dropped = torch.empty(20 << 20, dtype=torch.uint8, pin_memory=True)

@@ -63,7 +63,7 @@ torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
 def test_a_failing_observer_never_replaces_the_error(run: Run) -> None:
     """If the observer raises, the script still catches OutOfMemoryError and can go on."""
     done = run("""
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 torch.zeros(1, device="cuda")
 def fail(*_): raise ValueError
 TorchBackend().on_oom(fail)
@@ -81,7 +81,7 @@ def test_ctrl_c_in_the_observer_reaches_the_script(run: Run) -> None:
     """What a signal handler raises in the observer is raised after the OutOfMemoryError."""
     done = run("""
 import signal
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 class Interrupted(TorchBackend):
     fails = False
     def memory_stats(self, device):
@@ -223,7 +223,7 @@ def test_a_driver_that_hangs_stalls_no_other_python_thread(
     environment["PHANTOM_HOLD"] = environment["TORCHMEM_RUN_DIR"] + ".held"
     done = run("""
 import pathlib, threading
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 held, pending = pathlib.Path(os.environ["PHANTOM_HOLD"]), []
 class Noting(TorchBackend):
     def call_soon(self, call):
@@ -252,7 +252,7 @@ def test_compiled_code_is_left_alone(run: Run) -> None:
     """Reads and the OOM observer are not compiled when they interrupt a torch.compile region."""
     done = run("""
 from torch._dynamo.utils import counters
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 class Counting(TorchBackend):
     snapshots = 0
     def memory_snapshot(self):

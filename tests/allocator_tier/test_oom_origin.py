@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.phantom import run_on_phantom
 
-from torchmem.allocator.oom_report import OomReport, decode
+from torchmem.explain.oom_report import OomReport, decode
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 pytestmark = pytest.mark.allocator

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from support.phantom import run_on_phantom
 
-from torchmem.sdk.private_calls import PRIVATE_CALLS
+from torchmem.sdk.pytorch.private_calls import PRIVATE_CALLS
 
 pytestmark = pytest.mark.allocator
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, torch
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 torch.zeros(1, device="cuda")
 backend = TorchBackend()
 backend.memory_snapshot()

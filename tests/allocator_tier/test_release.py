@@ -230,7 +230,7 @@ def test_a_block_that_cannot_be_held_is_no_oom_of_the_script(run: Run) -> None:
     result = run(
         f"""
 from torchmem.allocator.backend import HeldBlock
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 backend = TorchBackend()
 session = sdk.instrument(interval=1e-6, backend=backend)
 {PROGRAM}

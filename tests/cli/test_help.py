@@ -14,8 +14,8 @@ from support.publishing import own_process, own_sample, publish
 from support.recordings import varying_lengths, write
 from support.reports import STRANDED
 
-from torchmem.allocator.oom_report import encode
 from torchmem.cli.main import COMMANDS, command_line, main
+from torchmem.explain.oom_report import encode
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 COLUMNS = 80

@@ -10,7 +10,7 @@ import pytest
 from colorspacious import cspace_convert
 
 from torchmem.exporter.live.parts import LEGEND
-from torchmem.sample import colors
+from torchmem.metrics import colors
 
 # Grafana's panel backgrounds.
 BACKGROUNDS = {"dark": "#181b1f", "light": "#ffffff"}

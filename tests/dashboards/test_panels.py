@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.dashboards import BOARDS, PANELS, Json, panels_of
 
-from torchmem.allocator import thresholds
-from torchmem.sample import colors
+from torchmem.explain import thresholds
+from torchmem.metrics import colors
 
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 # Types that Grafana 11, 12 and 13 support; graph, table-old, singlestat and worldmap are gone.
@@ -67,7 +67,7 @@ def colors_of(panel: Json) -> set[str]:
 
 @each_panel
 def test_every_color_is_in_the_table(panel: Json) -> None:
-    """Panels use the colors of torchmem.sample.colors, the color of text, and no others."""
+    """Panels use the colors of torchmem.metrics.colors, the color of text, and no others."""
     assert colors_of(panel) <= TABLE | {"text", "transparent"}
 
 

@@ -25,7 +25,7 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.sample import catalog
+from torchmem.metrics import catalog
 from torchmem.simulator.scenarios import SCENARIOS
 
 V = TypeVar("V", bound=GpuValue)

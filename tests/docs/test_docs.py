@@ -14,8 +14,8 @@ import pytest
 
 from torchmem import sdk
 from torchmem.cli.main import COMMANDS
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import PREFIX, Settings
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import PREFIX, Settings
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")

@@ -12,7 +12,7 @@ from support.dashboards import QUERIES, filled_in
 from support.h100_node import h100_node
 from support.promql import ROOT, rules, selectors
 
-from torchmem.sample.catalog import CATALOG
+from torchmem.metrics.catalog import CATALOG
 
 PAGE = (ROOT / "docs" / "fleet.md").read_text()
 SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

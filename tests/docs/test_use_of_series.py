@@ -9,7 +9,7 @@ import pytest
 from support.dashboards import QUERIES, filled_in
 from support.promql import ROOT, rules, selectors
 
-from torchmem.sample.catalog import CATALOG
+from torchmem.metrics.catalog import CATALOG
 
 # The reference lists every metric, and the lists of docs/fleet.md those without a use.
 NO_USE = {"metrics.md", "fleet.md"}

@@ -19,7 +19,7 @@ from support.dashboards import QUERIES, filled_in
 from support.stack import Prometheus, Receiver, answers, free_port, full_stack, get, running
 from support.waiting import until
 
-from torchmem.sample.procfs import start_ticks
+from torchmem.host.procfs import start_ticks
 from torchmem.simulator.card import CONTEXT_BYTES
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo"]

@@ -23,7 +23,7 @@ from torchmem.exporter.subjects.processes import Processes, ProcessMemory, Proce
 from torchmem.exporter.subjects.temperature import Fans, Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.sample.catalog import CATALOG
+from torchmem.metrics.catalog import CATALOG
 
 OpenExporter = Callable[..., Exporter]
 GIB = 1 << 30

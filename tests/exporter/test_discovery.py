@@ -23,11 +23,11 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.server import serve
-from torchmem.sdk._endpoint import Endpoint
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._outputs import registry
-from torchmem.sdk._page import Page
-from torchmem.sdk._settings import Settings
+from torchmem.sdk.publish.endpoint import Endpoint
+from torchmem.sdk.publish.outputs import registry
+from torchmem.sdk.publish.page import Page
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.settings import Settings
 
 NODE = {"127.0.0.1", "10.0.0.5", "::1", "fd00::5"}
 REMOTE = "10.0.0.9"

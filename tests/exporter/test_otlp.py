@@ -18,8 +18,8 @@ from support.publishing import own_process, own_sample, publish
 from support.stack import free_port, running
 from support.waiting import until
 
-from torchmem.sample.catalog import CATALOG
-from torchmem.sample.procfs import own_start_ticks
+from torchmem.host.procfs import own_start_ticks
+from torchmem.metrics.catalog import CATALOG
 
 # Absent when the previous collection was a moment ago.
 AVERAGES = {spec.name for spec in CATALOG.values() if "since the previous scrape" in spec.help}

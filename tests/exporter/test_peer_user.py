@@ -16,7 +16,7 @@ from support.users import as_user, needs_root
 
 from torchmem.exporter.web.peer_user import ADMITTED, may_look, peer_user
 from torchmem.exporter.web.socket_owner import diagnosed_owner, listed_owners
-from torchmem.sample.procfs import PROC
+from torchmem.host.procfs import PROC
 
 ADDRESSES = [
     pytest.param(socket.AF_INET, "127.0.0.1", "127.0.0.1", id="IPv4"),

@@ -20,13 +20,13 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.run_directory import RunDirectory
-from torchmem.sample.process_table import (
+from torchmem.host.process_table import (
     INITIAL_PID_NAMESPACE,
     ProcessStatus,
     ProcessTable,
     process_state,
 )
-from torchmem.sample.procfs import start_ticks
+from torchmem.host.procfs import start_ticks
 from torchmem.sample.sample import Ending, Process, State
 
 OpenExporter = Callable[..., Exporter]

@@ -19,7 +19,7 @@ from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 from support.waiting import until
 
-from torchmem.allocator.oom_report import encode as encode_report
+from torchmem.explain.oom_report import encode as encode_report
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT, LiveApi

@@ -22,8 +22,8 @@ from support.snapshots import load_snapshot, segments
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
-from torchmem.allocator.oom_report import encode
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
 from torchmem.exporter.run_directory import RunDirectory

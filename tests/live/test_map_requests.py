@@ -14,9 +14,9 @@ from support.users import as_user, needs_root
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
 from torchmem.exporter.run_directory import Published
 from torchmem.sample.memory_map import request_directory
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._memory_map import MapPublisher
-from torchmem.sdk._publish import make_user_directory
+from torchmem.sdk.publish.memory_map import MapPublisher
+from torchmem.sdk.publish.publisher import make_user_directory
+from torchmem.sdk.safety.errors import Errors
 
 pytestmark = needs_root
 

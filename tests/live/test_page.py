@@ -19,10 +19,10 @@ from support.browser import PACKAGES, Page
 from support.collectors import EmptyCollector
 from support.publishing import own_process, own_sample, publish
 
-from torchmem.allocator.oom_report import encode
 from torchmem.allocator.sizes import format_index
-from torchmem.allocator.thresholds import defaults
 from torchmem.demo.node import SimulatedNode, cuda_bytes, uuid
+from torchmem.explain.oom_report import encode
+from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.page import files

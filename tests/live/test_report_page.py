@@ -10,9 +10,9 @@ from support.browser import Page
 from support.maps import map_of, varied_segments
 from support.reports import BY_NAME, NOW, STRANDED
 
-from torchmem.allocator.call_stack import CallStack, Frame, Origin
-from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.sizes import GIB
+from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.oom_report import OomReport
 from torchmem.oom.html import page as oom_page
 from torchmem.sample.memory_map import MAP_SUFFIX, encode
 from torchmem.sample.run_history import RunHistory

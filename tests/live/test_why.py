@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support import reports, samples
 from support.publishing import own_sample, publish
 
-from torchmem.allocator.oom_report import OomReport, encode
-from torchmem.allocator.thresholds import changed
+from torchmem.explain.oom_report import OomReport, encode
+from torchmem.explain.thresholds import changed
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.gpus import GpuIdentity

@@ -14,7 +14,7 @@ from hypothesis import given
 from support.reports import BY_NAME, CAPACITY, LEAK, LIMIT, STRANDED, reports
 from support.users import as_user, needs_root
 
-from torchmem.allocator.oom_report import OomReport, decode, encode
+from torchmem.explain.oom_report import OomReport, decode, encode
 from torchmem.oom.command import load_all
 from torchmem.oom.text import page
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX

@@ -19,8 +19,8 @@ from support.maps import USED, device_of, map_of, varied_segments
 from support.reports import CAPACITY, NOW, STRANDED, reports
 from support.snapshots import segment
 
-from torchmem.allocator.oom_report import OomReport, decode, encode
 from torchmem.allocator.sizes import GIB, MIB
+from torchmem.explain.oom_report import OomReport, decode, encode
 from torchmem.oom.html import page
 from torchmem.oom.text import page as text_page
 from torchmem.pages.page import MAX_PAGE_BYTES

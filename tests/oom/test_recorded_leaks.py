@@ -12,8 +12,8 @@ import pytest
 from support.recordings import RecordedJob, write
 from support.reports import LEAK, NOW
 
-from torchmem.allocator.lines import Lines
-from torchmem.allocator.oom_report import encode
+from torchmem.explain.lines import Lines
+from torchmem.explain.oom_report import encode
 from torchmem.oom.command import document, load
 from torchmem.oom.recorded import MAX_WRITING_SECONDS, leak_lines, recorded_leaks
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX, SNAPSHOT_SUFFIX

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchmem.sdk._settings import PREFIX, resolve
+from torchmem.sdk.settings import PREFIX, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"

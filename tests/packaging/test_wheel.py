@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.reports import STRANDED
 
-from torchmem.allocator.oom_report import encode
+from torchmem.explain.oom_report import encode
 
 
 @pytest.fixture(scope="session")

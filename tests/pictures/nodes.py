@@ -23,7 +23,7 @@ from torchmem.exporter.subjects.processes import Processes
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.sample import catalog
+from torchmem.metrics import catalog
 from torchmem.simulator.card import CardUse, SimulatedCard
 
 GIB = 1 << 30

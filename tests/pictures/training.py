@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from torchmem.allocator.call_stack import CallStack, Frame, Origin
 from torchmem.allocator.settings import ADVICE_LABEL
-from torchmem.allocator.verdict import Circumstances
+from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.verdict import Circumstances
 from torchmem.exporter.run_directory import Published
-from torchmem.sample.procfs import pid_namespace
+from torchmem.host.procfs import pid_namespace
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import (
     LIVE_STATES,
@@ -29,8 +29,8 @@ from torchmem.sample.sample import (
     State,
     Steps,
 )
-from torchmem.sdk._oom import FailedAllocation
-from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.oom.observation import FailedAllocation
+from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.allocator.growth import MAX_HORIZON
 from torchmem.allocator.sizes import GIB, MIB
+from torchmem.explain.growth import MAX_HORIZON
 from torchmem.preflight.growth import first_growth, growth, kept_per_step
 from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
 

@@ -18,8 +18,8 @@ from support.samples import full_sample, samples
 from support.users import as_user, needs_root
 
 from torchmem.allocator.sizes import GIB
-from torchmem.allocator.thresholds import THRESHOLDS_VARIABLE, defaults
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, defaults
 from torchmem.pages.page import MAX_PAGE_BYTES
 from torchmem.report import html
 from torchmem.report.text import WIDTH, page

@@ -9,7 +9,7 @@ import promql_parser
 import pytest
 from support import promql
 
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE
+from torchmem.explain.remedies import REMEDY_BY_CAUSE
 from torchmem.sample.xids import APPLICATION_XIDS, XIDS
 
 BOOKS = promql.ROOT / "docs" / "runbooks"

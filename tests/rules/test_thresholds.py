@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.promql import ROOT
 
-from torchmem.allocator.thresholds import changed, defaults, defaults_text, scope
+from torchmem.explain.thresholds import changed, defaults, defaults_text, scope
 from torchmem.exporter.thresholds import load
 from torchmem.rules.render import render, templates
 from torchmem.sample.errors import UsageError

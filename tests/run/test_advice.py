@@ -14,9 +14,9 @@ import pytest
 from support import reports
 from support.recordings import in_small_pieces, write
 
-from torchmem.allocator.headline import headline
-from torchmem.allocator.oom_report import OomReport, encode
-from torchmem.allocator.verdict import Gain, Verdict, Why
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import OomReport, encode
+from torchmem.explain.verdict import Gain, Verdict, Why
 from torchmem.run.advice import Advice, find_advice
 from torchmem.run.attempts import MAX_REPORTS
 from torchmem.run.replay import Question, Replayed

@@ -19,7 +19,7 @@ from hypothesis import given
 from support import reports
 from support.samples import samples
 
-from torchmem.allocator.headline import headline
+from torchmem.explain.headline import headline
 from torchmem.run.closing_lines import is_watched, lines, speaks
 from torchmem.sample.run_directory import run_directory
 from torchmem.sample.run_history import Growth, RunHistory

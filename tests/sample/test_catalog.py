@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from torchmem.sample.catalog import CATALOG, MetricSpec
+from torchmem.metrics.catalog import CATALOG, MetricSpec
 
 UNITS = ("_bytes", "_seconds", "_ratio", "_watts", "_celsius", "_hertz", "_bytes_per_second")
 UNITLESS = {

@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from support.exposition import scrape
 from support.samples import UUID, full_sample, samples
 
-from torchmem.sample.catalog import CATALOG
-from torchmem.sample.families import View, families
+from torchmem.metrics.catalog import CATALOG
+from torchmem.metrics.families import View, families
 from torchmem.sample.sample import STATES, Sample
 
 EXPORTERS = {

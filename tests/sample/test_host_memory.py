@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.sample.host_memory import NO_LIMIT, MemoryGroup, host_memory, node_oom_kills
+from torchmem.host.host_memory import NO_LIMIT, MemoryGroup, host_memory, node_oom_kills
 
 GIB = 1 << 30
 PAGE = os.sysconf("SC_PAGE_SIZE")

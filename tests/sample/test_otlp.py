@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.otlp import Received, scraped
 from support.samples import full_sample, samples
 
-from torchmem.sample.catalog import CATALOG, MetricSpec
-from torchmem.sample.families import View, families
-from torchmem.sample.otlp import Conversion, resource, unit_of
+from torchmem.metrics.catalog import CATALOG, MetricSpec
+from torchmem.metrics.families import View, families
+from torchmem.metrics.otlp import Conversion, resource, unit_of
 from torchmem.sample.sample import Sample, decode, encode
-from torchmem.sdk._outputs import registry
+from torchmem.sdk.publish.outputs import registry
 
 NOW = 1_800_000_000.0
 

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from support.waiting import until
 
+from torchmem.metrics.otlp import Push, exporter, interval_seconds, is_disabled, resource
 from torchmem.sample.errors import UsageError
-from torchmem.sample.otlp import Push, exporter, interval_seconds, is_disabled, resource
 
 EMPTY = MetricsData([])
 

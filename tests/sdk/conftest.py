@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard

@@ -9,7 +9,7 @@ from support.snapshots import segment
 from support.torch_versions import Version, fake_torch
 
 from torchmem.allocator.sizes import MIB
-from torchmem.sdk._allocator_reader import AllocatorReader
+from torchmem.sdk.pytorch.allocator_reader import AllocatorReader
 
 SEGMENTS = [dict(segment(1 << 40, "large", [(20 * MIB, "inactive")]))]
 VERSIONS: list[Version] = [(2, 1), (2, 3), (2, 5), (2, 6), (2, 8), (2, 11), (2, 13)]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.allocator.call_stack import (
+from torchmem.explain.call_stack import (
     MAX_PLACE_BYTES,
     CallStack,
     Frame,
@@ -25,10 +25,10 @@ from torchmem.allocator.call_stack import (
     package_of,
     public_place,
 )
-from torchmem.allocator.oom_report import decode
+from torchmem.explain.oom_report import decode
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.sample.untrusted import MAX_TEXT
-from torchmem.sdk._call_stack import (
+from torchmem.sdk.pytorch.call_stack import (
     MAX_INNER_FRAMES,
     MAX_OUTER_FRAMES,
     backward_node,
@@ -36,7 +36,7 @@ from torchmem.sdk._call_stack import (
     calling_stack,
     raising_origin,
 )
-from torchmem.sdk._session import Session
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError

@@ -30,13 +30,13 @@ from torchmem.sample.capture_messages import (
 )
 from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._capture import Capture, Job, next_action
-from torchmem.sdk._cost import OOM_TRACE_BUDGET, OOM_TRACE_RESERVE_SECONDS
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._oom_trace import MAX_RECORDINGS_PER_USER, OomTrace
-from torchmem.sdk._recorded_history import OOM_TRACE_ENTRIES, RecordedHistory
-from torchmem.sdk._requests import STALE_SECONDS
-from torchmem.sdk._session import Session
+from torchmem.sdk.capture.capture import Capture, Job, next_action
+from torchmem.sdk.capture.oom_trace import MAX_RECORDINGS_PER_USER, OomTrace
+from torchmem.sdk.capture.recorded_history import OOM_TRACE_ENTRIES, RecordedHistory
+from torchmem.sdk.publish.request_files import STALE_SECONDS
+from torchmem.sdk.safety.cost import OOM_TRACE_BUDGET, OOM_TRACE_RESERVE_SECONDS
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.sdk._captures import Captures
+from torchmem.sdk.pytorch.graph_captures import Captures
 
 
 @pytest.fixture

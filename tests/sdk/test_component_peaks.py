@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.backend import T, TraceEntry
-from torchmem.sdk._component_peaks import ComponentPeaks
-from torchmem.sdk._cost import MAX_TRACE_ENTRIES, MIN_TRACE_ENTRIES
-from torchmem.sdk._step_trace import Counts, StepPeak, StepTrace, step_peak
+from torchmem.sdk.components.component_peaks import ComponentPeaks
+from torchmem.sdk.components.step_trace import Counts, StepPeak, StepTrace, step_peak
+from torchmem.sdk.safety.cost import MAX_TRACE_ENTRIES, MIN_TRACE_ENTRIES
 from torchmem.simulator.backend import SimulatedBackend
 
 LASTING = {"parameters": 100, "optimizer_state": 200, "held": 50}

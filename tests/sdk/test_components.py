@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
 from torchmem.sample.sample import Allocator, ByPool
-from torchmem.sdk._components import Components
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._optimizers import MAX_MEMBERS, MAX_OPTIMIZERS
-from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.components.components import Components
+from torchmem.sdk.components.optimizers import MAX_MEMBERS, MAX_OPTIMIZERS
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.errors import Errors
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.sdk._cost import (
+from torchmem.sdk.safety.cost import (
     BACK_OFF_SECONDS,
     MAX_PAUSE_SECONDS,
     MAX_STRETCH,
@@ -26,8 +26,8 @@ from torchmem.sdk._cost import (
     Cadence,
     routine_pause,
 )
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import Settings
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import Settings
 from torchmem.simulator.backend import SimulatedBackend
 
 DAY = 86_400.0
@@ -106,7 +106,7 @@ def test_importing_the_sdk_loads_no_server() -> None:
         "multiprocessing",
     }
     assert optional & set(loaded) == set()
-    assert {"torch", "torchmem.sdk.torch_backend", "msgspec"} & set(loaded) == set()
+    assert {"torch", "torchmem.sdk.pytorch.backend", "msgspec"} & set(loaded) == set()
 
 
 def cpu_seconds(session: Session, form: str = "text/plain") -> float:

@@ -8,7 +8,7 @@ import pytest
 from support.torch_versions import UUIDS, fake_torch
 
 from torchmem.allocator.backend import Device
-from torchmem.sdk._device_uuid import describe_device, device_uuid
+from torchmem.sdk.pytorch.device_uuid import describe_device, device_uuid
 
 PLAIN = UUIDS[2].removeprefix("GPU-")
 MIG = "MIG-4d2f1c7a-0000-4000-8000-00000000000a"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from torchmem.allocator.oom_report import decode
+from torchmem.explain.oom_report import decode
 from torchmem.sample.run_directory import REPORT_SUFFIX
-from torchmem.sdk._ending import ending_of, library_oom
-from torchmem.sdk._exit_calls import ExitCalls
+from torchmem.sdk.oom.ending import ending_of, library_oom
+from torchmem.sdk.safety.exit_calls import ExitCalls
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Published = Callable[[], list[dict[str, Any]]]

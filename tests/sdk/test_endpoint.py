@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 from support.stack import free_port
 from support.waiting import until
 
-from torchmem.sdk._descriptors import Descriptor
-from torchmem.sdk._endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, Endpoint
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._page import Page
+from torchmem.sdk.publish.descriptors import Descriptor
+from torchmem.sdk.publish.endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, Endpoint
+from torchmem.sdk.publish.page import Page
+from torchmem.sdk.safety.errors import Errors
 
 IDLE_CLIENTS = 300
 SERIES = 20_000

@@ -9,8 +9,8 @@ from weakref import ref
 
 import pytest
 
-from torchmem.allocator.call_stack import CallStack, Frame, Origin
-from torchmem.sdk._evaluation import Evaluation
+from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.sdk.reading.evaluation import Evaluation
 
 
 class Module:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.allocator.lines import Lines, lines
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.explain.lines import Lines, lines
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     REQUEST_SUFFIX,
@@ -21,10 +21,8 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord
-from torchmem.sdk._capture import Capture
-from torchmem.sdk._cost import HISTORY_RESERVE_SECONDS, CpuMeter
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._history import (
+from torchmem.sdk.capture.capture import Capture
+from torchmem.sdk.capture.line_history import (
     EXHAUSTION_SECONDS,
     GROWTH_LINGER_SECONDS,
     LINGER_SECONDS,
@@ -32,10 +30,12 @@ from torchmem.sdk._history import (
     MIN_TREND_SECONDS,
     LineHistory,
 )
-from torchmem.sdk._oom import OomObservation
-from torchmem.sdk._recorded_history import RecordedHistory
-from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._settings import resolve
+from torchmem.sdk.capture.recorded_history import RecordedHistory
+from torchmem.sdk.oom.observation import OomObservation
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.cost import HISTORY_RESERVE_SECONDS, CpuMeter
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from torchmem.sample.sample import Process
-from torchmem.sdk._identity import identify, placed, script_name
-from torchmem.sdk._settings import Settings
+from torchmem.sdk.identity import identify, placed, script_name
+from torchmem.sdk.settings import Settings
 
 # What each launcher was seen to set, without the variables that say nothing about the place.
 TORCHRUN = {

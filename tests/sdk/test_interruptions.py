@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 import pytest
 
 from torchmem.sdk import instrument
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._monitor import Monitor
-from torchmem.sdk._session import Session
+from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torchmem.sample.sample import Process, Sample, Steps, live_state
 from torchmem.sdk import batch_size
-from torchmem.sdk._session import Session
+from torchmem.sdk.session import Session
 from torchmem.simulator.backend import SimulatedBackend
 
 Opener = Callable[..., Session]

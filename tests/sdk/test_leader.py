@@ -18,11 +18,11 @@ from support.publishing import own_process, own_sample, publish
 from support.stack import answers, free_port, get
 from support.waiting import until
 
-from torchmem.sample.families import View
+from torchmem.metrics.families import View
 from torchmem.sample.sample import State
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._leader import LOCK_NAME, Leader, distinct
-from torchmem.sdk._session import Session
+from torchmem.sdk.publish.leader import LOCK_NAME, Leader, distinct
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.session import Session
 from torchmem.simulator.backend import SimulatedBackend
 
 RANKS = 8

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmem.sdk._main_thread import (
+from torchmem.sdk.safety.main_thread import (
     MAX_DELAY_SECONDS,
     MAX_MISSES,
     SILENT_SECONDS,
@@ -241,7 +241,7 @@ def test_a_call_close_to_the_recursion_limit_raises_nothing() -> None:
 
 FORKING = """
 import os, threading
-from torchmem.sdk._main_thread import PendingCalls
+from torchmem.sdk.safety.main_thread import PendingCalls
 
 calls, ran = PendingCalls(lambda entry: entry), []
 waits = threading.Lock()

@@ -16,9 +16,9 @@ from support.waiting import until
 
 from torchmem.sample.memory_map import LEASE_SECONDS, MAP_SUFFIX, request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._memory_map import MapPublisher
-from torchmem.sdk._session import Session
+from torchmem.sdk.publish.memory_map import MapPublisher
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
-from torchmem.sdk._components import Components
-from torchmem.sdk._cost import MAX_SLICE_SECONDS, MODULES_AFTER_SECONDS
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._modules import MAX_MODULES, MAX_PARAMETERS, SeenModules
+from torchmem.sdk.components.components import Components
+from torchmem.sdk.components.modules import MAX_MODULES, MAX_PARAMETERS, SeenModules
+from torchmem.sdk.safety.cost import MAX_SLICE_SECONDS, MODULES_AFTER_SECONDS
+from torchmem.sdk.safety.errors import Errors
 
 ROUNDING = 7
 OTHER = 1000

@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.samples import full_sample
 from support.waiting import until
 
-from torchmem.allocator.oom_report import OomReport, Trend, decode
+from torchmem.explain.oom_report import OomReport, Trend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord, Sample
-from torchmem.sdk._oom import (
+from torchmem.sdk.oom.observation import (
     MAX_REPORTS_PER_PROCESS,
     MAX_REPORTS_PER_USER,
     MAX_TREND_POINTS,
@@ -33,7 +33,7 @@ from torchmem.sdk._oom import (
     ReportWriter,
     keep_newest,
 )
-from torchmem.sdk._session import Session
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.sizes import MIB
-from torchmem.sdk._plan import MAX_REACH, MIN_POINTS, WARM_UP_READS, PeakBySize, fitted
-from torchmem.sdk._session import Session
+from torchmem.sdk.reading.plan import MAX_REACH, MIN_POINTS, WARM_UP_READS, PeakBySize, fitted
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.sdk._pressure_hooks import MAX_HOOK_SECONDS, PressureHooks
+from torchmem.sdk.release.pressure_hooks import MAX_HOOK_SECONDS, PressureHooks
 
 
 class Memory:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torchmem.sdk
-from torchmem.sdk.private_calls import PRIVATE_CALLS
+from torchmem.sdk.pytorch.private_calls import PRIVATE_CALLS
 
 SDK = Path(str(torchmem.sdk.__file__)).parent
 NAMES = {private.name.rpartition(".")[2] for private in PRIVATE_CALLS}

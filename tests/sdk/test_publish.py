@@ -21,13 +21,12 @@ from support.samples import full_sample, samples
 from support.stack import free_port
 from support.waiting import until
 
-from torchmem.sample.procfs import own_start_ticks, pid_namespace
+from torchmem.host.procfs import own_start_ticks, pid_namespace
 from torchmem.sample.run_directory import is_user_directory, replace_file
 from torchmem.sample.sample import Sample, encode
-from torchmem.sdk._capture import write_snapshot
-from torchmem.sdk._cost import HEARTBEAT_SECONDS, TEXTFILE_SECONDS
-from torchmem.sdk._outputs import Textfile
-from torchmem.sdk._publish import (
+from torchmem.sdk.capture.capture import write_snapshot
+from torchmem.sdk.publish.outputs import Textfile
+from torchmem.sdk.publish.publisher import (
     ENDED_FILE_SECONDS,
     STALE_FILE_SECONDS,
     SampleFile,
@@ -36,7 +35,8 @@ from torchmem.sdk._publish import (
     remove_stale_files,
     restore_directory,
 )
-from torchmem.sdk._session import Session
+from torchmem.sdk.safety.cost import HEARTBEAT_SECONDS, TEXTFILE_SECONDS
+from torchmem.sdk.session import Session
 from torchmem.simulator.backend import SimulatedBackend
 
 Opener = Callable[..., Session]

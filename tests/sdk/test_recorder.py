@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
 from torchmem.sample.sample import DeviceSample
-from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import until
 
-from torchmem.sdk._pressure_hooks import PressureHooks
-from torchmem.sdk._release import (
+from torchmem.sdk.release.account import MAX_UNPAID, PAYBACK_WINDOWS, ReleaseAccount
+from torchmem.sdk.release.pressure_hooks import PressureHooks
+from torchmem.sdk.release.release import (
     MIN_RELEASABLE_BYTES,
     RECENT_WINDOWS,
     DeviceMemory,
@@ -22,8 +23,7 @@ from torchmem.sdk._release import (
     predicted_peak,
     should_release,
 )
-from torchmem.sdk._release_account import MAX_UNPAID, PAYBACK_WINDOWS, ReleaseAccount
-from torchmem.sdk._session import Session
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.blocks import Block

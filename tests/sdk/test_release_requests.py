@@ -30,15 +30,15 @@ from torchmem.sample.release_messages import (
     decode_request,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._neighbors import MAX_NEIGHBORS, Neighbors
-from torchmem.sdk._pressure_hooks import PressureHooks
-from torchmem.sdk._recorder import Recorder
-from torchmem.sdk._release import Release
-from torchmem.sdk._release_requests import ReleaseRequests
-from torchmem.sdk._requests import STALE_SECONDS
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
+from torchmem.sdk.publish.request_files import STALE_SECONDS
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.release.neighbors import MAX_NEIGHBORS, Neighbors
+from torchmem.sdk.release.pressure_hooks import PressureHooks
+from torchmem.sdk.release.release import Release
+from torchmem.sdk.release.requests import ReleaseRequests
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.sample.run_history import MAX_POINTS, RunHistory
-from torchmem.sdk._run_history import RunHistoryRecorder
+from torchmem.sdk.reading.run_history import RunHistoryRecorder
 
 
 def _recorded(number: int) -> RunHistory:

@@ -18,9 +18,9 @@ from support.waiting import until
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sdk import current_session, instrument
-from torchmem.sdk._device import MonotonicCounter
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import Settings
+from torchmem.sdk.reading.device import MonotonicCounter
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import Settings
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError

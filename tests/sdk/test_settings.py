@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchmem.sample.errors import UsageError
-from torchmem.sdk._settings import ReleaseSettings, Settings, SettingsKeywords, resolve
+from torchmem.sdk.settings import ReleaseSettings, Settings, SettingsKeywords, resolve
 
 
 def test_keyword_beats_environment_beats_default() -> None:

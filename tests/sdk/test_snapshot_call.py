@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.sdk._snapshot_call import NO_POOL, SnapshotCall
+from torchmem.sdk.pytorch.snapshot_call import NO_POOL, SnapshotCall
 
 CALLS = 5_000
 

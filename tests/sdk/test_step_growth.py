@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchmem.sdk._step_growth import (
+from torchmem.sdk.reading.step_growth import (
     NOISY_READS,
     SOON_SECONDS,
     SOON_STEPS,

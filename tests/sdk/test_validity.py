@@ -18,7 +18,7 @@ from support.samples import full_sample
 from torchmem.allocator.snapshot import NestedStats
 from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.run_directory import RunDirectory, decode_possible
-from torchmem.sample.families import View, families
+from torchmem.metrics.families import View, families
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     MAX_COMPONENTS,
@@ -29,8 +29,8 @@ from torchmem.sample.sample import (
     encode,
     possible,
 )
-from torchmem.sdk._session import Session
-from torchmem.sdk._settings import resolve
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
 from torchmem.simulator.card import SimulatedCard

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.backend import HeldBlock, OomObserver
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.sdk._held_blocks import UNIT_BYTES, segment_sizes
-from torchmem.sdk._session import Session
+from torchmem.sdk.release.held_blocks import UNIT_BYTES, segment_sizes
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard

@@ -30,8 +30,8 @@ from torchmem.exporter.web.connections import Limits
 from torchmem.sample.memory_map import request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
-from torchmem.sdk._errors import Errors
-from torchmem.sdk._memory_map import MapPublisher
+from torchmem.sdk.publish.memory_map import MapPublisher
+from torchmem.sdk.safety.errors import Errors
 
 ATTACKER = 61002
 """User ID of the hostile files, if the tests run as root."""

@@ -30,10 +30,10 @@ from support.publishing import own_sample
 from support.recordings import varying_lengths
 from support.samples import UUID, full_sample
 
-from torchmem.allocator import oom_report
 from torchmem.allocator.settings import AllocatorConfig, rejection_reason
-from torchmem.allocator.thresholds import defaults, defaults_text
 from torchmem.cli.main import main
+from torchmem.explain import oom_report
+from torchmem.explain.thresholds import defaults, defaults_text
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
@@ -45,6 +45,7 @@ from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_forma
 from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
+from torchmem.host.procfs import start_ticks
 from torchmem.oom import text as oom_text
 from torchmem.preflight.result import ProcessReport, no_verdict_error, read_result
 from torchmem.recording.content import InvalidSnapshotError, check
@@ -54,12 +55,11 @@ from torchmem.sample import capture_messages, process_messages, release_messages
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MemoryMap
 from torchmem.sample.memory_map import encode as encode_map
-from torchmem.sample.procfs import start_ticks
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
-from torchmem.sdk._neighbors import offering_neighbors
-from torchmem.sdk._requests import RequestFile, RequestRefusedError
+from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
+from torchmem.sdk.release.neighbors import offering_neighbors
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

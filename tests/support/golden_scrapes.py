@@ -17,8 +17,8 @@ from support.publishing import own_process, publish
 from support.samples import UUID, full_sample
 from support.waiting import until
 
-from torchmem.sample.process_table import INITIAL_PID_NAMESPACE
-from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.host.process_table import INITIAL_PID_NAMESPACE
+from torchmem.host.procfs import pid_namespace, start_ticks
 from torchmem.sample.sample import Allocator, ByPool, Sample
 
 GOLDEN = Path(__file__).resolve().parents[1] / "exporter" / "golden"

@@ -36,7 +36,7 @@ from torchmem.exporter.subjects.processes import Processes, ProcessMemory, Proce
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.sample.procfs import pid_namespace, start_ticks
+from torchmem.host.procfs import pid_namespace, start_ticks
 from torchmem.sample.sample import ByPool, FirstRead, Sample
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ from pathlib import Path
 from support.recordings import RecordedJob, write
 from support.reports import CAPACITY
 
-from torchmem.allocator.oom_report import encode
 from torchmem.allocator.sizes import MIB
+from torchmem.explain.oom_report import encode
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import DeviceMemory, Progress, RunResult, StepMemory
 from torchmem.sample.sample import ByPool

@@ -10,7 +10,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from torchmem.sample.catalog import CATALOG, DEVICE, MetricSpec
+from torchmem.metrics.catalog import CATALOG, DEVICE, MetricSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.samples import UUID, full_sample
 
-from torchmem.sample.procfs import own_start_ticks, pid_namespace
+from torchmem.host.procfs import own_start_ticks, pid_namespace
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, sample_name
 from torchmem.sample.sample import Process, Sample, encode
 

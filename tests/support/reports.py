@@ -8,11 +8,11 @@ from typing import get_args
 from hypothesis import strategies as st
 from support import samples
 
-from torchmem.allocator.call_stack import CallStack, Frame, Origin
-from torchmem.allocator.lines import LinePart, Lines, LineUse
-from torchmem.allocator.oom_report import OomReport, Trend
 from torchmem.allocator.tensor_groups import TensorGroup
-from torchmem.allocator.verdict import Change, Gain, Verdict, Why
+from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.lines import LinePart, Lines, LineUse
+from torchmem.explain.oom_report import OomReport, Trend
+from torchmem.explain.verdict import Change, Gain, Verdict, Why
 from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,

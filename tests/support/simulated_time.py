@@ -14,12 +14,12 @@ from random import Random
 from prometheus_client.core import Metric
 
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
-from torchmem.allocator.verdict import Circumstances
-from torchmem.sample import catalog
-from torchmem.sample.families import View, families, family
+from torchmem.explain.verdict import Circumstances
+from torchmem.metrics import catalog
+from torchmem.metrics.families import View, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
-from torchmem.sdk._oom import FailedAllocation
-from torchmem.sdk._recorder import Recorder
+from torchmem.sdk.oom.observation import FailedAllocation
+from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard

@@ -3,7 +3,7 @@
 Source of the versions: torch/cuda/memory.py and torch/csrc/cuda/Module.cpp of the releases.
 `allocator_settings` in the snapshot since 2.3, `uuid` of a device 2.5,
 `get_per_process_memory_fraction` 2.6, `mempool_id` 2.8, `include_traces` 2.11. For private
-functions see torchmem.sdk.private_calls. ROCm builds use the same names.
+functions see torchmem.sdk.pytorch.private_calls. ROCm builds use the same names.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from torchmem.sample import colors
+from torchmem.metrics import colors
 from torchmem.top.bars import LETTERS, Looks, scaled
 from torchmem.top.node import AwayError, Node, Part, read
 from torchmem.top.screen import Screen, drawn, page

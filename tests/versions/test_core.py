@@ -20,10 +20,10 @@ from support.phantom import SCRIPT_MEMORY, phantom_variables, run_on_phantom
 from support.snapshots import load_snapshot
 from support.waiting import until
 
-from torchmem.allocator.oom_report import decode
+from torchmem.explain.oom_report import decode
 from torchmem.phantom.torch_build import find_torch
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
-from torchmem.sdk.private_calls import PRIVATE_CALLS
+from torchmem.sdk.pytorch.private_calls import PRIVATE_CALLS
 
 pytestmark = pytest.mark.versions
 

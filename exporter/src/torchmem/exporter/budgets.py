@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchmem.sample.families import View, families
+from torchmem.metrics.families import View, families
 from torchmem.sample.sample import Sample
 
 MAX_FILES_PER_USER = 1024

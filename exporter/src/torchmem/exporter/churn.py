@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torchmem.exporter.budgets import MAX_SERIES_PER_USER, NODE_SHARES
-from torchmem.sample.families import View, families
+from torchmem.metrics.families import View, families
 from torchmem.sample.sample import Sample
 
 WINDOW_SECONDS = 3600.0

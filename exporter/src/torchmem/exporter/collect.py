@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from torchmem.allocator.thresholds import Thresholds, defaults
+from torchmem.explain.thresholds import Thresholds, defaults
 from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
@@ -47,8 +47,8 @@ from torchmem.exporter.subjects import (
 )
 from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
 from torchmem.exporter.worker import Worker, Workers
-from torchmem.sample import catalog
-from torchmem.sample.families import View, families, family, info
+from torchmem.metrics import catalog
+from torchmem.metrics.families import View, families, family, info
 
 _log = logging.getLogger(__name__)
 

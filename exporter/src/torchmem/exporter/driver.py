@@ -31,7 +31,7 @@ from torchmem.exporter.nvml import (
 )
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects import identity, xid_events
-from torchmem.sample.process_table import INITIAL_PID_NAMESPACE
+from torchmem.host.process_table import INITIAL_PID_NAMESPACE
 
 _log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Literal, get_args
 from prometheus_client.core import Metric
 
 from torchmem.exporter.run_directory import Published
-from torchmem.sample import catalog
-from torchmem.sample.families import Labels, View, keyed_family
-from torchmem.sample.host_memory import CGROUPS, MemoryGroup, host_memory, node_oom_kills
-from torchmem.sample.process_table import ProcessKey, process_key
-from torchmem.sample.procfs import PROC
+from torchmem.host.host_memory import CGROUPS, MemoryGroup, host_memory, node_oom_kills
+from torchmem.host.process_table import ProcessKey, process_key
+from torchmem.host.procfs import PROC
+from torchmem.metrics import catalog
+from torchmem.metrics.families import Labels, View, keyed_family
 from torchmem.sample.sample import LIVE_STATES, HostMemory
 
 KillCause = Literal["host_memory", "signal"]

@@ -19,9 +19,10 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from prometheus_client.core import Metric as Family
 
 from torchmem.exporter.scrapes import Collector
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.otlp import (
+from torchmem.host.procfs import start_time
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.otlp import (
     Conversion,
     Instrument,
     Kind,
@@ -32,7 +33,6 @@ from torchmem.sample.otlp import (
     is_disabled,
     resource,
 )
-from torchmem.sample.procfs import start_time
 
 _log = logging.getLogger(__name__)
 

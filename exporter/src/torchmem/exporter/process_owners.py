@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from torchmem.exporter.worker import Worker
-from torchmem.sample.procfs import PROC, owner
+from torchmem.host.procfs import PROC, owner
 from torchmem.sample.untrusted import sanitize_text
 
 _USER_LOOKUP_SECONDS = 0.5

@@ -40,7 +40,7 @@ from torchmem.exporter.directory_status import (
 )
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
 from torchmem.exporter.user_directories import FileVersion, list_files
-from torchmem.sample.process_table import ProcessKey, ProcessTable, process_key, process_state
+from torchmem.host.process_table import ProcessKey, ProcessTable, process_key, process_state
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
     MAX_SAMPLE_BYTES,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torchmem.exporter.gpus import Events, GpuEvent, GpuFault, GpuIdentity, GpuValue, Versions
 from torchmem.exporter.nvml import GpuLostError, NvmlDownError
-from torchmem.sample.procfs import pid_namespace
+from torchmem.host.procfs import pid_namespace
 
 V = TypeVar("V", bound=GpuValue)
 

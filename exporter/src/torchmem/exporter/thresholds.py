@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmem.allocator.thresholds import Thresholds, changed, defaults
+from torchmem.explain.thresholds import Thresholds, changed, defaults
 from torchmem.exporter import strict_yaml
 
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 from torchmem.allocator.fragmentation import Measurement
 from torchmem.allocator.headroom import AvailableMemory, headroom
-from torchmem.allocator.memory_use import MAX_SKEW_BYTES
 from torchmem.sample.sample import Allocator, Layout
+
+MAX_SKEW_BYTES = 32 << 20
+"""How far two sums of the same memory may differ because one was read shortly after the other."""
 
 
 def returned_bytes(measured: Measurement, allocator: Allocator) -> int:

@@ -1,6 +1,6 @@
 """What an OOM of PyTorch's allocator leaves to judge: the request, and the memory that was free.
 
-`torchmem.allocator.verdict` judges. The inputs are taken after the allocator has emptied its cache:
+`torchmem.explain.verdict` judges. The inputs are taken after the allocator has emptied its cache:
 the arguments of the observer in PyTorch's CUDACachingAllocator.cpp (2.13, `OutOfMemoryObserver`),
 the statistics and the snapshot.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from torchmem.sample import catalog
-from torchmem.sample.catalog import MetricSpec
-from torchmem.sample.repeating import Repeating
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.repeating import Repeating
 from torchmem.sample.sample import DeviceSample, Layout, Sample
 from torchmem.sdk import Session
 

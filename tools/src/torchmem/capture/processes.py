@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchmem.host.process_table import ProcessTable
+from torchmem.host.procfs import start_ticks
 from torchmem.sample.errors import UsageError
-from torchmem.sample.process_table import ProcessTable
-from torchmem.sample.procfs import start_ticks
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, find_files
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json

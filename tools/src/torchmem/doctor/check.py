@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from torchmem.sample.procfs import PROC
+from torchmem.host.procfs import PROC
 from torchmem.sample.run_directory import run_directory
 
 Status = Literal["ok", "note", "problem"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from torchmem.allocator.sizes import format_size
 from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
-from torchmem.sample.process_table import INITIAL_PID_NAMESPACE
-from torchmem.sample.procfs import pid_namespace
+from torchmem.host.process_table import INITIAL_PID_NAMESPACE
+from torchmem.host.procfs import pid_namespace
 from torchmem.sample.run_directory import RUN_DIR_MODE
 
 MIN_FREE_BYTES = 1 << 20

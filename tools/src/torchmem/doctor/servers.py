@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torchmem.cli.http import Answer, fetch, without_credentials
 from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
-from torchmem.sample import catalog
+from torchmem.metrics import catalog
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import sanitize_text
 

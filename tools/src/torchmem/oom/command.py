@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchmem.allocator.oom_report import OomReport, decode
 from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import write_out
+from torchmem.explain.oom_report import OomReport, decode
 from torchmem.oom import text
 from torchmem.oom.recorded import leak_documents, recorded_leaks, sentence
 from torchmem.pages import output

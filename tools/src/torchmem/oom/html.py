@@ -9,16 +9,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchmem.allocator.gpu_name import gpu_name
-from torchmem.allocator.oom_report import (
+from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
     memory_uses,
     preceding_events,
 )
-from torchmem.allocator.rank_report import Fact, memory_facts, settings_facts
-from torchmem.allocator.remedies import Remedy, gain_sentence, remedies, would_not_help
-from torchmem.allocator.run_chart import Chart, Line, lines
+from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
+from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.explain.run_chart import Chart, Line, lines
 from torchmem.oom import text
 from torchmem.oom.lines import held_lines
 from torchmem.oom.offer import offer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from torchmem.allocator.call_stack import Frame
-from torchmem.allocator.lines import LinePart, Lines, LineUse
-from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.sizes import format_size
+from torchmem.explain.call_stack import Frame
+from torchmem.explain.lines import LinePart, Lines, LineUse
+from torchmem.explain.oom_report import OomReport
 from torchmem.oom.where import place, short_place
 
 UNKNOWN = "(no stack: allocated before the recording, or by the backward pass)"

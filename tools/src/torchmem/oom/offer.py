@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmem.allocator.oom_report import OomReport
+from torchmem.explain.oom_report import OomReport
 
 GROWING = frozenset({"leak", "larger_step"})
 

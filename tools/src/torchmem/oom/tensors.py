@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.sizes import format_size
 from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.explain.oom_report import OomReport
 
 MIN_SHARE = 0.005
 """Smaller groups are left out."""

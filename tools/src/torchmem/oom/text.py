@@ -9,18 +9,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from torchmem.allocator.gpu_name import gpu_name
-from torchmem.allocator.oom_report import (
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
     format_seconds,
     memory_breakdown,
     preceding_events,
 )
-from torchmem.allocator.rank_report import Fact, memory_facts, settings_facts
-from torchmem.allocator.remedies import Remedy, gain_sentence, remedies, would_not_help
-from torchmem.allocator.run_chart import Chart, Moment, run_chart
-from torchmem.allocator.sizes import format_size
+from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
+from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.explain.run_chart import Chart, Moment, run_chart
 from torchmem.oom.lines import held_lines
 from torchmem.oom.offer import offer
 from torchmem.oom.recorded import leak_lines, sentence

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from torchmem.allocator.activity import is_in_optimizer
-from torchmem.allocator.call_stack import CallStack, Frame, Origin
-from torchmem.allocator.oom_report import OomReport
+from torchmem.explain.activity import is_in_optimizer
+from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.oom_report import OomReport
 
 MAX_PLACE = 60
 """Columns of a file and a line; of longer paths the end is shown."""

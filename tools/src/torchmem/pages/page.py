@@ -18,9 +18,9 @@ from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
+from torchmem.metrics import colors
 from torchmem.pages import memory_map
 from torchmem.pages.script import script
-from torchmem.sample import colors
 from torchmem.sample.memory_map import DeviceMap
 
 MAX_PAGE_BYTES = 300_000

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from torchmem.allocator.memory_use import Use
-from torchmem.allocator.rank_report import Fact
+from torchmem.explain.memory_use import Use
+from torchmem.explain.rank_report import Fact
 
 
 def paragraph(title: str, *sentences: str) -> dict[str, str]:

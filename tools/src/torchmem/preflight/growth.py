@@ -1,6 +1,6 @@
 """Memory that grows from step to step in a run, and the steps after which the GPU is full.
 
-The trend is that of `torchmem.allocator.growth`. A preflight has fewer steps than a rank that runs,
+The trend is that of `torchmem.explain.growth`. A preflight has fewer steps than a rank that runs,
 but measures the end and the peak of each exactly, so it asks for growth in nearly every step.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import StatisticsError, correlation
 
-from torchmem.allocator.growth import (
+from torchmem.explain.growth import (
     MAX_HORIZON,
     MIN_GROWTH_RATIO,
     MIN_POINTS,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.settings import parse_alloc_conf
 from torchmem.allocator.sizes import format_size
+from torchmem.explain.oom_report import OomReport
 from torchmem.oom.command import load
 from torchmem.phantom.cards import Card
 from torchmem.preflight.comparison import CardRow, Comparison, compare

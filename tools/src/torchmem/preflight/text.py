@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from torchmem.allocator.oom_report import format_seconds
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import aligned, wrapped
+from torchmem.explain.oom_report import format_seconds
 from torchmem.oom.text import explanation
 from torchmem.phantom.cards import CATALOG, Card
 from torchmem.preflight.comparison import CardRow, Comparison

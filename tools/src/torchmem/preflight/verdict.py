@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.sizes import format_size
+from torchmem.explain.oom_report import OomReport
 from torchmem.phantom.cards import Card
 from torchmem.preflight.growth import StepGrowth, first_growth, growth_before_oom
 from torchmem.preflight.result import DeviceMemory, RunResult, counted

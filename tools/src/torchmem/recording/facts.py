@@ -1,4 +1,4 @@
-"""Checks what `torchmem capture` adds to a snapshot; see `torchmem.sdk._recorded_history`."""
+"""Checks what `torchmem capture` adds to a snapshot (`torchmem.sdk.capture.recorded_history`)."""
 
 from __future__ import annotations
 

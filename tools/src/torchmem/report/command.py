@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchmem.allocator.threats import advice, threats
-from torchmem.allocator.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
 from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import write_out
+from torchmem.explain.threats import advice, threats
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
 from torchmem.pages import output
 from torchmem.report import html, text
 from torchmem.sample.errors import MissingExtraError, UsageError

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torchmem.allocator.gpu_name import gpu_name
-from torchmem.allocator.memory_use import device_uses
-from torchmem.allocator.oom_report import format_seconds
-from torchmem.allocator.rank_report import ending, facts, heading, next_request
-from torchmem.allocator.run_chart import run_chart
-from torchmem.allocator.threats import advice, threats
-from torchmem.allocator.thresholds import Limits
 from torchmem.capture.processes import TrainingProcess
+from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.memory_use import device_uses
+from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.rank_report import ending, facts, heading, next_request
+from torchmem.explain.run_chart import run_chart
+from torchmem.explain.threats import advice, threats
+from torchmem.explain.thresholds import Limits
 from torchmem.oom.html import advice_items
 from torchmem.pages import memory_map, sections
 from torchmem.pages.page import Heading, filled

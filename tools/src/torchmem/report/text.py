@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from torchmem.allocator.memory_use import device_parts
-from torchmem.allocator.rank_report import facts, heading
-from torchmem.allocator.run_chart import run_chart
-from torchmem.allocator.threats import advice, threats
-from torchmem.allocator.thresholds import Limits
+from torchmem.explain.memory_use import device_parts
+from torchmem.explain.rank_report import facts, heading
+from torchmem.explain.run_chart import run_chart
+from torchmem.explain.threats import advice, threats
+from torchmem.explain.thresholds import Limits
 from torchmem.oom.text import advice_lines, fact_lines, memory_lines, run_lines, wrapped
 from torchmem.sample.sample import DeviceSample, Sample
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises MissingExtraError and UsageError.
     """
     try:
-        from torchmem.allocator.thresholds import defaults_text
+        from torchmem.explain.thresholds import defaults_text
         from torchmem.exporter import thresholds
         from torchmem.rules import render
     except ModuleNotFoundError as error:

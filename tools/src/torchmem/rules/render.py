@@ -15,12 +15,12 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-from torchmem.allocator.headline import ONSET_SUMMARIES
-from torchmem.allocator.oom_report import CAUSE_SUMMARIES
-from torchmem.allocator.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
-from torchmem.allocator.thresholds import Thresholds, scope
+from torchmem.explain.headline import ONSET_SUMMARIES
+from torchmem.explain.oom_report import CAUSE_SUMMARIES
+from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
+from torchmem.explain.thresholds import Thresholds, scope
+from torchmem.metrics import catalog
 from torchmem.rules import counters, prediction
-from torchmem.sample import catalog
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import XIDS
 

@@ -16,8 +16,6 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-from torchmem.allocator.oom_report import OomReport
-from torchmem.allocator.remedies import conf_variable, torch_version
 from torchmem.allocator.settings import (
     ADVICE_VARIABLE,
     VARIABLES,
@@ -26,6 +24,8 @@ from torchmem.allocator.settings import (
     parse_alloc_conf,
     requested_settings,
 )
+from torchmem.explain.oom_report import OomReport
+from torchmem.explain.remedies import conf_variable, torch_version
 from torchmem.run.attempts import Attempt, find_attempts, in_vain
 from torchmem.run.cure import (
     best_remedy,

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.allocator.oom_report import OomReport
 from torchmem.allocator.settings import ADVICE_LABEL, WITHDRAWN
-from torchmem.allocator.verdict import MIN_STEPS_SHARE
+from torchmem.explain.oom_report import OomReport
+from torchmem.explain.verdict import MIN_STEPS_SHARE
 from torchmem.oom.command import load_all
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, run_directory

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from torchmem.sample.run_directory import run_directory
 
 if TYPE_CHECKING:
-    from torchmem.allocator.oom_report import OomReport
+    from torchmem.explain.oom_report import OomReport
     from torchmem.sample.run_history import RunHistory
     from torchmem.sample.sample import DeviceSample, Process, Sample
 
@@ -69,7 +69,7 @@ def lines(sample: Sample, report: OomReport | None, directory: Path) -> tuple[st
 
     `report` is that of the OOM of which it died.
     """
-    from torchmem.allocator.growth import room_left
+    from torchmem.explain.growth import room_left
 
     known = [device for device in sample.devices if _peak(device)]
     if not known:
@@ -99,8 +99,8 @@ def own_report(sample: Sample, directory: Path) -> OomReport | None:
 
 def _verdict(sample: Sample, device: DeviceSample, report: OomReport | None) -> str:
     """Return what is wrong, or that nothing grew; "" where neither is known."""
-    from torchmem.allocator.growth import steps_left
-    from torchmem.allocator.headline import growth_sentence, headline, short_headline
+    from torchmem.explain.growth import steps_left
+    from torchmem.explain.headline import growth_sentence, headline, short_headline
 
     if report:
         sentence = headline(report)
@@ -115,7 +115,7 @@ def _verdict(sample: Sample, device: DeviceSample, report: OomReport | None) -> 
 
 def _is_long_enough(history: RunHistory | None) -> bool:
     """Return whether growth would have shown."""
-    from torchmem.allocator.growth import MIN_LIVE_STEPS, MIN_POINTS, kept_points
+    from torchmem.explain.growth import MIN_LIVE_STEPS, MIN_POINTS, kept_points
 
     points = kept_points(history) if history else []
     return len(points) >= MIN_POINTS and points[-1][0] - points[0][0] >= MIN_LIVE_STEPS

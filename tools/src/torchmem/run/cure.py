@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchmem.allocator.headline import headline
-from torchmem.allocator.oom_report import OomReport
-from torchmem.allocator.remedies import Remedy, remedies
-from torchmem.allocator.verdict import MIN_STEPS_SHARE, Gain
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import OomReport
+from torchmem.explain.remedies import Remedy, remedies
+from torchmem.explain.verdict import MIN_STEPS_SHARE, Gain
 
 COMPACTING = "expandable_segments"
 

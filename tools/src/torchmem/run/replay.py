@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torchmem
-from torchmem.allocator.remedies import SPLIT_SIZES_MB
 from torchmem.allocator.settings import REQUEST_SETTINGS, format_alloc_conf, parse_alloc_conf
+from torchmem.explain.remedies import SPLIT_SIZES_MB
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import printable
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from torchmem.allocator.call_stack import CallStack, Frame
+from torchmem.explain.call_stack import CallStack, Frame
 from torchmem.recording.stacks import SnapshotFrame
 
 CPP = "C++"

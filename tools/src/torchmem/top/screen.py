@@ -10,9 +10,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from torchmem.allocator.oom_report import format_seconds
 from torchmem.allocator.sizes import format_index
-from torchmem.sample import colors
+from torchmem.explain.oom_report import format_seconds
+from torchmem.metrics import colors
 from torchmem.top.bars import Looks, gib
 from torchmem.top.node import Gpu, Node, Part, Rank
 from torchmem.top.view import WAITING, View, is_live

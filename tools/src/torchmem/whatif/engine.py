@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from torchmem.allocator.remedies import OLD_VARIABLE, conf_variable, export_line
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
+from torchmem.explain.remedies import OLD_VARIABLE, conf_variable, export_line
 from torchmem.recording.recording import Recording
 from torchmem.whatif.fidelity import (
     Progress,

@@ -11,7 +11,7 @@ from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
-from torchmem.allocator.verdict import Circumstances, judge
+from torchmem.explain.verdict import Circumstances, judge
 from torchmem.recording.recording import PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchmem.allocator.remedies import (
-    GARBAGE_COLLECTION_THRESHOLD,
-    SPLIT_SIZES_MB,
-)
 from torchmem.allocator.settings import (
     DEFAULT_CONFIG,
     LAST_PARSED,
@@ -20,6 +16,10 @@ from torchmem.allocator.settings import (
     rejection_reason,
 )
 from torchmem.allocator.sizes import MIB
+from torchmem.explain.remedies import (
+    GARBAGE_COLLECTION_THRESHOLD,
+    SPLIT_SIZES_MB,
+)
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 

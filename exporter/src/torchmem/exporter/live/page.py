@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from torchmem.exporter.scrapes import accepts_gzip
-from torchmem.sample import colors
+from torchmem.metrics import colors
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from torchmem.allocator.memory_use import COMPONENT_NAMES, PASSING, known_components
+from torchmem.explain.memory_use import COMPONENT_NAMES, PASSING, known_components
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.sample import colors
+from torchmem.metrics import colors
 from torchmem.sample.sample import Allocator, DeviceSample, Layout
 
 MAX_CARD_BYTES = 1 << 50

@@ -14,9 +14,9 @@ from importlib.metadata import version
 
 import msgspec
 
-from torchmem.allocator.rank_report import ending
-from torchmem.allocator.threats import is_severe, threats
-from torchmem.allocator.thresholds import Limits, Thresholds, defaults
+from torchmem.explain.rank_report import ending
+from torchmem.explain.threats import is_severe, threats
+from torchmem.explain.thresholds import Limits, Thresholds, defaults
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.host_processes import KillCause
 from torchmem.exporter.live.parts import (
@@ -35,7 +35,7 @@ from torchmem.exporter.subjects.outside_allocator import DeviceProcess, uses_by_
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.sample.process_table import ProcessKey, process_key
+from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, Sample, State
 
 STATE_SCHEMA_VERSION = 1

@@ -13,25 +13,25 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from torchmem.allocator.call_stack import Origin
-from torchmem.allocator.headline import headline
-from torchmem.allocator.oom_report import (
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.call_stack import Origin
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import (
     OomReport,
     decode,
     failure_reason,
     memory_breakdown,
     preceding_events,
 )
-from torchmem.allocator.rank_report import ending, facts, next_request
-from torchmem.allocator.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
-from torchmem.allocator.run_chart import Chart, run_chart
-from torchmem.allocator.sizes import format_size
-from torchmem.allocator.threats import advice
+from torchmem.explain.rank_report import ending, facts, next_request
+from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
+from torchmem.explain.run_chart import Chart, run_chart
+from torchmem.explain.threats import advice
 from torchmem.exporter.live.parts import LEGEND, Part, plausible, rank_parts
 from torchmem.exporter.live.state import Document, Found, Why, rank_threats
 from torchmem.exporter.run_directory import Published
+from torchmem.host.process_table import process_key
 from torchmem.sample.errors import UsageError
-from torchmem.sample.process_table import process_key
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     MAX_USER_ENTRIES,

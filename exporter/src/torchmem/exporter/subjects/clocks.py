@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, available, multiplied, plausible
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import keyed_family, value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import keyed_family, value_family
 
 _MEGAHERTZ = 1e6
 _MAX_MEGAHERTZ = 100_000

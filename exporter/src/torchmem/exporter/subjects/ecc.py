@@ -11,8 +11,8 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import Device, available
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import Row, family, keyed_family, value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import Row, family, keyed_family, value_family
 
 _KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
 # nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the card

@@ -16,8 +16,8 @@ from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, DeviceState, NvmlLibrary
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
-from torchmem.sample import catalog
-from torchmem.sample.families import keyed_family, value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import keyed_family, value_family
 
 MIN_WINDOW_SECONDS = 1.0
 MAX_WINDOW_SECONDS = 600.0

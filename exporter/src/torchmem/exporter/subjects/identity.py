@@ -11,8 +11,8 @@ from torchmem.exporter import binding
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Versions
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlLibrary, text, text_field
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import family, info
+from torchmem.metrics import catalog
+from torchmem.metrics.families import family, info
 
 _CUDA_VERSION = ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
 # nvmlComputeMode_t of nvml.h

@@ -11,8 +11,8 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, OTHER_VERSION, Device
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import value_family
 
 _MAX_BYTES = 1 << 50
 """More than any GPU has, so a larger number is garbage."""

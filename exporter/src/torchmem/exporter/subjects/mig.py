@@ -15,8 +15,8 @@ from torchmem.exporter.gpus import GpuIdentity, GpuValue
 from torchmem.exporter.nvml import Device, plausible, text
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.sample import catalog
-from torchmem.sample.families import info, value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import info, value_family
 
 _MAX_DEVICES = 64  # of one GPU; the driver allows 7
 

@@ -12,8 +12,8 @@ from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, DeviceState, available
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
-from torchmem.sample import catalog
-from torchmem.sample.families import keyed_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import keyed_family
 
 _KIBIBYTE = 1024  # the unit of the throughput fields is KiB
 _ALL_LINKS = (1 << 32) - 1  # as the scope of a field: the sum over all links

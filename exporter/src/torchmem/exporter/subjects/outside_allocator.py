@@ -17,9 +17,9 @@ from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.sample import catalog
-from torchmem.sample.families import View, family, value_family
-from torchmem.sample.process_table import ProcessKey, process_key
+from torchmem.host.process_table import ProcessKey, process_key
+from torchmem.metrics import catalog
+from torchmem.metrics.families import View, family, value_family
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 

@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, available, multiplied
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import keyed_family, value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import keyed_family, value_family
 
 _KILOBYTE = 1000  # the unit of nvmlDeviceGetPcieThroughput is KB/s
 _TX, _RX = 0, 1  # nvmlPcieUtilCounter_t

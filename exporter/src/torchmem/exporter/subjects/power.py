@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, plausible, thousandths
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import value_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import value_family
 
 _MAX_MILLIWATTS = 100_000_000
 

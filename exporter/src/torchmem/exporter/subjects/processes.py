@@ -18,8 +18,8 @@ from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.sample import catalog
-from torchmem.sample.families import Row, by_last_label, family, info
+from torchmem.metrics import catalog
+from torchmem.metrics.families import Row, by_last_label, family, info
 
 MAX_PROCESSES_PER_NODE = 1024
 _OTHER = "other"

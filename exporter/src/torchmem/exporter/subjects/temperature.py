@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from torchmem.exporter.gpus import GpuValue
 from torchmem.exporter.nvml import Device, plausible, ratio
 from torchmem.exporter.reading import Reading
-from torchmem.sample import catalog
-from torchmem.sample.families import keyed_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import keyed_family
 
 _SENSOR = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_t

@@ -26,8 +26,8 @@ from torchmem.exporter.nvml import (
     NvmlLibrary,
     text,
 )
-from torchmem.sample import catalog
-from torchmem.sample.families import keyed_family
+from torchmem.metrics import catalog
+from torchmem.metrics.families import keyed_family
 from torchmem.sample.xids import XIDS
 
 _log = logging.getLogger(__name__)

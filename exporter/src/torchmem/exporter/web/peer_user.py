@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from torchmem.exporter.web.host_names import is_own_name
 from torchmem.exporter.web.socket_owner import owner
-from torchmem.sample.procfs import PROC
+from torchmem.host.procfs import PROC
 
 ADMITTED = "torchmem.admitted"
 """Key of the scope that is True where the client has given a password."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchmem.exporter.directory_status import OVERFLOW_UID
-from torchmem.sample.procfs import PROC
+from torchmem.host.procfs import PROC
 
 Address = tuple[str, int]
 

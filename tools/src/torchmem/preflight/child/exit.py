@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torchmem.host.procfs import own_start_ticks, pid_namespace
 from torchmem.preflight.plan import OOM_SUFFIX, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.preflight.result import ProcessReport
-from torchmem.sample.procfs import own_start_ticks, pid_namespace
 from torchmem.sample.run_directory import REPORT_SUFFIX as OOM_REPORT_SUFFIX
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file, run_directory, sample_name
 

@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchmem.allocator.snapshot import NestedStats
-from torchmem.sdk.torch_backend import TorchBackend
+from torchmem.sdk.pytorch.backend import TorchBackend
 
 
 class WatchedBackend(TorchBackend):

@@ -11,7 +11,7 @@ const X_FORMATS = {
   before: (value) => (value < 0 ? `−${duration(-value)}` : "0 s"),
 };
 
-/** Draw the memory of a whole run into `section`, and return what marks a point; see allocator/run_chart.py. */
+/** Draw the memory of a whole run into `section`, and return what marks a point; see explain/run_chart.py. */
 export function drawRun(section, { title, unit, x, lines, total, oom }, { height = 260, heading = "h2" } = {}) {
   const named = (name) => (name.startsWith("--") ? style(name) : color(name));
   const all = lines.map(({ label, color: name, values, fill, dash }) => ({

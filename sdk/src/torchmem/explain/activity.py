@@ -1,0 +1,51 @@
+"""What the program does beside training steps, by the functions in a call stack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+from torchmem.explain.call_stack import FRAMEWORK, CallStack, Frame, Origin
+
+_NAMES = re.compile(
+    r"_*(?:eval|evaluat|validat|predict|generat|infer|rollout|save|checkpoint|export)\w*"
+    r"|_*(?:val|test|val_\w+|test_\w+|\w+_eval|\w+_evaluation|\w+_validation)"
+)
+"""Common names of functions that do something other than a training step."""
+_COPY = "deepcopy"
+"""Python's `copy.deepcopy`, which makes copies of models that stay."""
+
+
+def activity(origin: Origin | None, usual: Container[str] = ()) -> str | None:
+    """Return the innermost phase of the script, or else the function that is not a training step.
+
+    `usual` are the functions in which steps end, such as `test_training`.
+    """
+    if origin is None:
+        return None
+    if origin.phase is not None:
+        return origin.phase
+    stacks = (origin.stack, origin.main_stack or CallStack())
+    names = (name for stack in stacks for name in activities(stack))
+    return next((name for name in names if name not in usual), None)
+
+
+def activities(stack: CallStack) -> list[str]:
+    """Return the calls that are not training steps by their names, the outermost first."""
+    return [f"{frame.function}()" for frame in reversed(stack.frames) if _is_activity(frame)]
+
+
+def is_in_optimizer(origin: Origin | None) -> bool:
+    """Return whether an optimizer's step asked."""
+    return origin is not None and any(map(_is_optimizer_step, origin.stack.frames))
+
+
+def _is_optimizer_step(frame: Frame) -> bool:
+    return "/torch/optim/" in frame.file and frame.function.rpartition(".")[2] == "step"
+
+
+def _is_activity(frame: Frame) -> bool:
+    name = frame.function.rpartition(".")[2]
+    if frame.package in FRAMEWORK:
+        return frame.package == "python" and name == _COPY
+    return _NAMES.fullmatch(name) is not None

@@ -1,0 +1,192 @@
+"""The verdict on an OutOfMemoryError in one sentence, as a colleague would say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.call_stack import public_place
+from torchmem.explain.lines import leaking_line
+from torchmem.explain.memory_use import COMPONENT_NAMES
+from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
+from torchmem.explain.verdict import Gain, Verdict, Why
+from torchmem.sample.run_history import Growth
+from torchmem.sample.sample import Onset, OomCause, OomRecord
+
+ONSET_SUMMARIES: Mapping[Onset, str] = {
+    "first_step": "no step had finished",
+    "leak": "tensors kept between steps grew",
+    "larger_step": "steps needed more than before",
+    "new_phase": "something new needed memory",
+    "outside": "memory outside PyTorch's allocator grew",
+    "stranded": "free memory was stranded, and tensors had not grown",
+    "tight": "nothing had changed: an ordinary step reached the limit",
+}
+"""What had changed, where the numbers are not at hand."""
+
+
+def headline(report: OomReport) -> str:
+    """Return the verdict as one sentence with numbers, without a full stop."""
+    verdict = report.verdict
+    if verdict is None or verdict.why is None:
+        return _cause(report, None)
+    why, gain = verdict.why, next(iter(verdict.material), None)
+    if verdict.cause == "capacity":
+        return _ONSETS[why.onset](report, why)
+    if why.onset in {"leak", "larger_step", "new_phase", "outside"}:
+        return _both(report, verdict, why, gain)
+    return f"{_cause(report, gain)}{_TAILS[why.onset]}"
+
+
+def short_headline(oom: OomRecord) -> str:
+    """Return the verdict where only the record of the OOM is known, without a full stop."""
+    summary = CAUSE_SUMMARIES[oom.cause]
+    if oom.onset is None:
+        return f"{oom.cause}: {summary}"
+    if oom.cause == "capacity":
+        return f"{oom.onset}: {ONSET_SUMMARIES[oom.onset]}"
+    return f"{oom.cause}: {summary}, and {ONSET_SUMMARIES[oom.onset]}"
+
+
+def growth_sentence(growth: Growth, steps_left: float | None) -> str:
+    """Return what grows in a rank that runs, and when it is full, without a full stop."""
+    rate = format_size(round(growth.bytes_per_step))
+    what = {
+        "leak": f"Memory leak: {_component(growth.component)} grow by {rate} a step",
+        "larger_step": f"Steps need {rate} more from step to step",
+        "outside": f"Memory outside PyTorch's allocator grows by {rate} a step",
+    }[growth.kind]
+    since = f" since step {growth.since_step:,}" if growth.since_step > 1 else ""
+    full = "" if steps_left is None else f", full in about {_steps(steps_left)}"
+    return f"{what}{since}{full}"
+
+
+def _both(report: OomReport, verdict: Verdict, why: Why, gain: Gain | None) -> str:
+    """Return growth and cause, the larger one first."""
+    onset, cause = _ONSETS[why.onset](report, why), _cause(report, gain)
+    if why.onset == "outside" and verdict.cause == "external":
+        return onset
+    if gain is not None and gain.bytes > (why.bytes or 0) and verdict.cause != "library":
+        return f"{cause}; {onset[0].lower()}{onset[1:]}"
+    further = ""
+    if gain is not None and gain.steps is not None:
+        further = f", which would have been room for about {_steps(gain.steps)} more"
+    return f"{onset}; {cause[0].lower()}{cause[1:]}{further}"
+
+
+def _steps(number: float) -> str:
+    rounded = max(0, int(number))
+    return f"{rounded:,} step{'s' * (rounded != 1)}"
+
+
+def _component(name: str | None) -> str:
+    if name is None or name == "held":
+        return "tensors kept between steps"
+    return COMPONENT_NAMES.get(name, f"the tensors of {name}")
+
+
+def _leak(report: OomReport, why: Why) -> str:
+    done = report.steps.count - (why.since_step or 0)
+    rate = format_size(round(why.bytes_per_step or 0))
+    grown = format_size(why.bytes or 0)
+    return (
+        f"Memory leak: {_component(why.component)} grew by {rate} a step for {_steps(done)} "
+        f"({grown}){_at_line(report, why)}"
+    )
+
+
+def _at_line(report: OomReport, why: Why) -> str:
+    line = leaking_line(report.lines, why.bytes_per_step or 0)
+    return "" if line is None else f", allocated at {' in '.join(public_place(line))}"
+
+
+def _larger_step(report: OomReport, why: Why) -> str:
+    more = format_size(why.bytes or 0)
+    if why.bytes_per_step is not None:
+        rate = format_size(round(why.bytes_per_step))
+        return f"Steps needed more and more: {rate} more in each step, {more} in all"
+    return (
+        f"One step needed at least {more} more than any of the {_steps(report.steps.count)} before"
+    )
+
+
+def _first_step(report: OomReport, _: Why) -> str:
+    free = report.driver_free_bytes + report.cached_free_bytes
+    missing = (report.oom.requested_bytes or 0) - free
+    where = " in the backward pass" if report.origin and report.origin.backward is not None else ""
+    step = f"Step {report.steps.count + 1}" if report.steps.count else "The first step"
+    if missing <= 0:
+        return f"{step} does not fit{where}"
+    return f"{step} does not fit{where}: it needs at least {format_size(missing)} more"
+
+
+def _new_phase(report: OomReport, why: Why) -> str:
+    more = "" if not why.bytes else format_size(why.bytes)
+    if why.phase is None:
+        return f"Tensors of {more} that stay appeared around step {why.since_step or 0:,}"
+    than = f" needed at least {more} more than any step" if more else " did not fit beside training"
+    name = why.phase if why.phase.endswith("()") else f"The phase {why.phase}"
+    return f"{name}{than} ({_steps(report.steps.count)} had finished)"
+
+
+def _outside(_: OomReport, why: Why) -> str:
+    grown = format_size(why.bytes or 0)
+    rate = f" ({format_size(round(why.bytes_per_step))} a step)" if why.bytes_per_step else ""
+    return (
+        f"Memory outside PyTorch's allocator grew by {grown}{rate}: other processes, or libraries "
+        "of this one"
+    )
+
+
+def _stranded(report: OomReport, why: Why) -> str:
+    return (
+        f"{_share(report, why.bytes or 0)} was free but stranded, too little to matter, and the "
+        "tensors had not grown"
+    )
+
+
+def _tight(report: OomReport, _: Why) -> str:
+    allocator = report.device.allocator
+    held = f" with {format_size(allocator.allocated_bytes.total)} of tensors" if allocator else ""
+    return f"The GPU was full{held}: an ordinary step reached the limit"
+
+
+_ONSETS: Mapping[Onset, Callable[[OomReport, Why], str]] = {
+    "first_step": _first_step,
+    "leak": _leak,
+    "larger_step": _larger_step,
+    "new_phase": _new_phase,
+    "outside": _outside,
+    "stranded": _stranded,
+    "tight": _tight,
+}
+_TAILS: Mapping[Onset, str] = {
+    "first_step": ", in the first step",
+    "stranded": ", and the tensors had not grown",
+    "tight": "",
+}
+
+
+def _share(report: OomReport, size: int) -> str:
+    total = report.device.total_bytes
+    share = f" ({size / total:.0%} of the GPU)" if total else ""
+    return f"{format_size(size)}{share}"
+
+
+def _cause(report: OomReport, gain: Gain | None) -> str:
+    """Return the cause with its numbers."""
+    cause: OomCause = report.oom.cause
+    if cause == "fragmentation":
+        return f"Fragmentation: {_share(report, report.cached_free_bytes)} was free but stranded"
+    if cause == "limit" and report.limit_bytes is not None:
+        free = format_size(report.driver_free_bytes)
+        limit = _share(report, report.limit_bytes)
+        return f"The memory fraction of {limit} was reached, while {free} was free at the driver"
+    if cause == "external" and report.outside_bytes is not None:
+        held = _share(report, report.outside_bytes)
+        return f"{held} was held outside this process's allocator, by other processes"
+    if cause == "library" and gain is not None and gain.matters:
+        cached = format_size(gain.bytes)
+        return f"A library got no memory from the driver, while PyTorch cached {cached} more"
+    text = CAUSE_SUMMARIES[cause]
+    return f"{text[0].upper()}{text[1:]}"

@@ -1,0 +1,154 @@
+"""What the memory of a device is used for, as parts that add up to its total."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torchmem.allocator.later_layout import MAX_SKEW_BYTES
+from torchmem.sample.sample import Allocator, DeviceSample
+
+COMPONENT_NAMES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "held": "other tensors kept between steps",
+    "step": "allocated within this step",
+    "gradients_or_step": "gradients, or of this step",
+    "rounding": "rounding of tensors",
+    "pending": "freed, waiting for a stream",
+}
+"""The components in words, in the order in which they are shown; names of a script come first."""
+PASSING = frozenset({"gradients", "step", "gradients_or_step", "pending", "rounding"})
+"""Components that change within each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A part of a device's memory: its name in the table of colors, in words, and its bytes.
+
+    The parts that a script has named share the color `other`.
+    """
+
+    name: str
+    label: str
+    bytes: int
+
+
+def device_parts(
+    device: DeviceSample,
+    driver_free: int | None,
+    private_free: int = 0,
+    unread_steps: int | None = None,
+) -> list[tuple[str, int]]:
+    """Return the words and the bytes of `device_uses`."""
+    uses = device_uses(device, driver_free, private_free, unread_steps)
+    return [(use.label, use.bytes) for use in uses]
+
+
+def device_uses(
+    device: DeviceSample,
+    driver_free: int | None,
+    private_free: int = 0,
+    unread_steps: int | None = None,
+) -> list[Use]:
+    """Return the use of the device's memory in bytes, without parts of 0 bytes.
+
+    `driver_free` and the statistics in `device` are of one moment; `private_free` are the free
+    bytes in the pools of CUDA graphs and MemPools. `unread_steps` have ended since the read that
+    the bytes of the step count from. The list is empty if the use is unknown.
+    """
+    outside = outside_bytes(device, driver_free)
+    if driver_free is None or outside is None:
+        return []
+    parts = [
+        *_reserved_parts(device, private_free, component_names(unread_steps)),
+        Use("not_pytorch", "outside PyTorch's allocator", outside),
+        Use("free", "free at the driver", driver_free),
+    ]
+    return [use for use in parts if use.bytes > 0]
+
+
+def component_names(unread_steps: int | None) -> dict[str, str]:
+    """Return the components in words.
+
+    What was allocated since the latest read at a step's end is of more than this step if others
+    have ended since: `unread_steps`, or None if that is unknown.
+    """
+    if not unread_steps:
+        return COMPONENT_NAMES
+    last = f"the last {unread_steps + 1:,} steps"
+    names = {"step": f"allocated in {last}", "gradients_or_step": f"gradients, or of {last}"}
+    return COMPONENT_NAMES | names
+
+
+def outside_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
+    """Return the bytes that were neither free at the driver nor reserved by this process.
+
+    None if some reserved bytes were not on the device.
+    """
+    allocator, total = device.allocator, device.total_bytes
+    if allocator is None or total is None or driver_free is None:
+        return None
+    outside = total - driver_free - allocator.reserved_bytes.total
+    return None if -outside > MAX_SKEW_BYTES else max(0, outside)
+
+
+def unbacked_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
+    """Return how many reserved bytes were not on the device at least; None if that is unknown.
+
+    They and the driver's free bytes were more than the device has. An allocator outside PyTorch
+    gives memory back behind the reserved addresses, as vLLM's does in sleep mode.
+    """
+    allocator, total = device.allocator, device.total_bytes
+    if allocator is None or total is None or driver_free is None:
+        return None
+    excess = allocator.reserved_bytes.total + driver_free - total
+    return excess if excess > MAX_SKEW_BYTES else None
+
+
+def outside_at_start(device: DeviceSample) -> int | None:
+    """Return the bytes that were not this process's own reserved ones at the first read."""
+    first, total = device.first_read, device.total_bytes
+    if first is None or total is None:
+        return None
+    return max(0, total - first.driver_free_bytes - first.reserved_bytes)
+
+
+def _reserved_parts(
+    device: DeviceSample, private_free: int, names: Mapping[str, str]
+) -> Iterator[Use]:
+    allocator = device.allocator
+    if allocator is None:
+        return
+    active = allocator.active_bytes.total
+    yield from _tensors(device, allocator, names)
+    free = allocator.reserved_bytes.total - active - private_free
+    yield Use("cached", "free blocks of PyTorch", free)
+    yield Use("private_pools", "free in graph and MemPool pools", private_free)
+
+
+def known_components(device: DeviceSample) -> dict[str, int]:
+    """Return the components if they add up to the device's active bytes, else nothing.
+
+    Pending bytes are one of them, which samples of older versions leave out.
+    """
+    allocator = device.allocator
+    if allocator is None or not device.components:
+        return {}
+    active = allocator.active_bytes.total
+    pending = active - allocator.allocated_bytes.total
+    components = {"pending": pending, **device.components} if pending else device.components
+    return components if sum(components.values()) == active else {}
+
+
+def _tensors(device: DeviceSample, allocator: Allocator, names: Mapping[str, str]) -> Iterator[Use]:
+    """Yield the components of the active bytes."""
+    components = known_components(device)
+    if not components:
+        allocated = allocator.allocated_bytes.total
+        yield Use("in_use", "tensors", allocated)
+        yield Use("pending", names["pending"], allocator.active_bytes.total - allocated)
+    order = list(COMPONENT_NAMES)
+    for name in sorted(components, key=lambda name: order.index(name) if name in order else -1):
+        yield Use(name if name in order else "other", names.get(name, name), components[name])

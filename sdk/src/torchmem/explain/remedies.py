@@ -1,0 +1,551 @@
+"""Remedies for an OOM that fit its cause, the PyTorch version and the settings in effect.
+
+Settings and the versions that introduced them: c10/cuda/CUDAAllocatorConfig.h and
+c10/core/AllocatorConfig.h, PyTorch 2.1 to 2.13. The OOM report, what-if, the rules, the dashboards
+and the runbooks take their allocator settings from this file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
+from torchmem.allocator.sizes import MIB, format_size
+from torchmem.explain.oom_report import OomReport
+from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, Why
+from torchmem.sample.sample import Onset, OomCause, OomDetail
+
+SETTING_REMEDIES = {
+    "expandable_segments": "Enable expandable segments, which grow and shrink page by page. "
+    "This is the best general remedy.",
+    "roundup_power2_divisions": "If tensor sizes vary from step to step, round them up to fewer "
+    "sizes so that blocks are reused, or pad or bucket the inputs.",
+    "garbage_collection_threshold": "Release old cached segments before the limit is reached, "
+    "instead of all of them when it is.",
+    "max_split_size_mb": "As a last resort, do not split large blocks, which wastes some memory in "
+    "each of them.",
+    "large_segment_size_mb": "Allocate smaller segments for tensors of 1 to 10 MiB.",
+}
+"""What each allocator setting that torchmem recommends is for."""
+
+REMEDY_BY_CAUSE: Mapping[str, str] = {
+    "capacity": "Use a smaller batch, activation checkpointing, sharding, or a larger GPU",
+    "fragmentation": (
+        "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "(PYTORCH_ALLOC_CONF from PyTorch 2.10 on)"
+    ),
+    "limit": "Raise the memory fraction of the process, or reduce the memory that it needs",
+    "external": (
+        "Find out which processes hold the memory (nvml_process_memory_bytes), then stop them or "
+        "use another GPU"
+    ),
+    "pending": (
+        "Catch the error and repeat the call, or wait for the other stream before large allocations"
+    ),
+    "library": (
+        "Leave memory for libraries: set a memory fraction below 1, or call "
+        "torch.cuda.empty_cache() before the first collective"
+    ),
+}
+"""The most promising remedy in one line, for alerts and dashboards, which have no report."""
+
+REMEDY_BY_KILL: Mapping[str, str] = {
+    "host_memory": (
+        "Use fewer data loader workers and less pinned memory, or request more host memory"
+    ),
+    "signal": "Find out who sent SIGKILL: the scheduler's log, or a limit of the node",
+}
+"""The first step by what killed a process, likewise."""
+
+REMEDY_BY_TREND: Mapping[str, str] = {
+    "leak": (
+        "Look for tensors that each step keeps: total_loss += loss (use loss.item()), lists of "
+        "outputs, unbounded caches"
+    ),
+    "outside": (
+        "Look for new NCCL communicators (process groups created in a loop), loaded inference "
+        "engines, and CUDA graphs of other libraries"
+    ),
+    "larger_step": (
+        "Find out why steps need more: longer sequences, larger batches, a graph that is kept over "
+        "several backward passes"
+    ),
+    "new_phase": (
+        "Run evaluation and generation under torch.no_grad(), and keep what they return off the GPU"
+    ),
+}
+"""What to look for by what grows, before memory runs out and after it did, likewise."""
+
+OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""The name that all CUDA builds read, and before any other."""
+ROUNDUP_DIVISIONS = 8
+GARBAGE_COLLECTION_THRESHOLD = 0.8
+SPLIT_SIZES_MB = (64, 128, 256, 512)
+MIN_SPLIT_SIZE_MB = 32  # the setting must exceed 20 MiB
+LARGE_SEGMENT_SIZE_MB = 12
+
+LIBRARY_FRACTION = 0.95
+"""The memory fraction that leaves a margin for NCCL, cuBLAS, cuDNN and their like."""
+
+WORTH_RELEASING = 0.05
+"""The share of the device's memory from which cached memory is worth a remedy."""
+MOSTLY_ACTIVATIONS = 0.5
+"""The share of tensor memory allocated within a step that points to activations."""
+RECENT_SECONDS = 10.0
+"""Seconds in which what a leak adds is not counted as part of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to do: a sentence, lines to type, and the allocator setting with its new value.
+
+    `gain_bytes` is the room that it makes beyond the failed request, and `gain_steps` the steps
+    that fit into it where memory grows; both are None if unknown. They are estimates.
+    """
+
+    text: str
+    lines: tuple[str, ...] = ()
+    setting: str | None = None
+    value: str | None = None
+    gain_bytes: int | None = None
+    gain_steps: float | None = None
+
+
+def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, ...]:
+    """Return what to do, what gains most first, without settings that are already in effect.
+
+    `refuted` are allocator settings under which a replay of the same run fails too.
+    """
+    kept = [remedy for remedy in _all(report) if remedy.setting not in refuted]
+    found = {remedy.text: remedy for remedy in reversed(kept)}
+    unique = [remedy for remedy in kept if found.pop(remedy.text, None)]
+    return tuple(sorted(unique, key=lambda remedy: -(remedy.gain_bytes or 0)))
+
+
+def _all(report: OomReport) -> Iterator[Remedy]:
+    verdict = report.verdict
+    if verdict is None:
+        yield from _REMEDIES[report.oom.cause](report)
+        return
+    why, gains = verdict.why, verdict.material
+    if why and why.onset in _BY_ONSET:
+        yield from _BY_ONSET[why.onset](report, why)
+    for gain in gains:
+        yield from _with_gain(_REMEDIES[CAUSE_BY_CHANGE[gain.change]](report), gain)
+    is_leak = why is not None and why.onset == "leak"
+    if not gains and not is_leak:
+        yield from _REMEDIES[verdict.cause](report)
+
+
+def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:
+    """Yield the remedies of one cause: what the change gains, the first of them gains."""
+    for number, remedy in enumerate(found):
+        first = number == 0
+        yield replace(remedy, gain_bytes=gain.bytes, gain_steps=gain.steps) if first else remedy
+
+
+def gain_sentence(remedy: Remedy) -> str:
+    """Return what a remedy gains, as a sentence after its text; empty if that is unknown."""
+    if remedy.gain_bytes is None:
+        return ""
+    size = format_size(remedy.gain_bytes)
+    if remedy.gain_steps is None:
+        return f" Gains about {size}."
+    steps = int(remedy.gain_steps)
+    return f" Gains about {size}, {steps:,} step{'s' * (steps != 1)} (an estimate)."
+
+
+def would_not_help(report: OomReport) -> str | None:
+    """Return what would not have helped, as a sentence; None if there is nothing to say."""
+    verdict, total = report.verdict, report.device.total_bytes
+    if verdict is None or not total:
+        return None
+    useless = [gain for gain in verdict.gains if not gain.matters]
+    names = [
+        f"{_USELESS[gain.change]} (room for {_room(gain)})"
+        for gain in useless
+        if gain.change in _USELESS
+    ]
+    return f"Would not have helped: {', '.join(names)}." if names else None
+
+
+def _room(gain: Gain) -> str:
+    size = f"{format_size(gain.bytes)} more"
+    if gain.steps is None:
+        return size
+    steps = int(gain.steps)
+    return f"{size}, about {steps:,} step{'s' * (steps != 1)}"
+
+
+def conf_variable(versions: Mapping[str, str]) -> str:
+    """Return the environment variable for allocator settings that this version of PyTorch reads.
+
+    Since 2.10, all builds read PYTORCH_ALLOC_CONF. PyTorch 2.9 ignores it without a warning
+    (pytorch/pytorch#183387).
+    """
+    if torch_version(versions) >= (2, 10):
+        return "PYTORCH_ALLOC_CONF"
+    return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else OLD_VARIABLE
+
+
+def export_line(conf: Mapping[str, str], variable: str) -> str:
+    """Return the shell line that sets all of `conf`, or that unsets `variable` if it is empty."""
+    if not conf:
+        return f"unset {variable}"
+    return f"export {variable}={shlex.quote(format_alloc_conf(conf))}"
+
+
+def torch_version(versions: Mapping[str, str]) -> tuple[int, int]:
+    """Return the major and minor version of PyTorch; (0, 0) if unknown."""
+    match = re.match(r"(\d{1,3})\.(\d{1,3})", versions.get("torch", ""))
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _last_parsed(report: OomReport) -> dict[str, str]:
+    return parse_alloc_conf(report.allocator_settings.get(LAST_PARSED, ""))
+
+
+def _is_set(report: OomReport, name: str) -> bool:
+    """Return whether the allocator reports a value other than the default for a setting."""
+    return report.allocator_settings.get(name, "False") not in {"False", "0", "0.0", "-1", ""}
+
+
+def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
+    """Return the remedy that adds one setting to those that are set already."""
+    variable = conf_variable(report.process.versions)
+    present = _last_parsed(report)
+    # PyTorch prefers the old name of the variable if both are set.
+    unset = (export_line({}, OLD_VARIABLE),) if present and variable == "PYTORCH_ALLOC_CONF" else ()
+    lines = (*unset, export_line(present | {key: value}, variable))
+    return Remedy(SETTING_REMEDIES[key] + note, lines, key, value)
+
+
+def _fragmentation(report: OomReport) -> Iterator[Remedy]:
+    first, *others = _FRAGMENTATION[report.oom.detail or "stranded"](report)
+    yield first
+    yield from _raised_limit(report)
+    yield from others
+
+
+def _stranded(report: OomReport) -> Iterator[Remedy]:
+    yield from _expandable(report)
+    if not _is_set(report, "roundup_power2_divisions"):
+        yield _setting(report, "roundup_power2_divisions", str(ROUNDUP_DIVISIONS))
+    yield from _empty_cache(report)
+    yield from _garbage_collection(report)
+    if _is_set(report, "expandable_segments"):
+        yield Remedy(
+            "Expandable segments are enabled, so free pages have been returned already. Create "
+            "long-lived tensors (model, optimizer state, caches) before the first step, so that "
+            "they do not lie between short-lived ones."
+        )
+    elif not _is_set(report, "max_split_size"):
+        yield _max_split_size(report)
+
+
+def _expandable(report: OomReport) -> Iterator[Remedy]:
+    if not _is_set(report, "expandable_segments"):
+        known = "expandable_segments" in report.allocator_settings
+        note = "" if known else " Skip it if they are enabled already."
+        yield _setting(report, "expandable_segments", "True", note)
+
+
+def _max_split_size(report: OomReport) -> Remedy:
+    """Suggest the largest size at which blocks of the failed request's size are not split."""
+    requested = report.oom.requested_bytes or 0
+    smaller = [size for size in SPLIT_SIZES_MB if size * MIB < requested]
+    return _setting(report, "max_split_size_mb", str(max(smaller, default=MIN_SPLIT_SIZE_MB)))
+
+
+def _empty_cache(report: OomReport) -> Iterator[Remedy]:
+    releasable = _releasable(report)
+    if releasable:
+        yield Remedy(
+            f"{format_size(releasable)} was cached in whole segments. Release it where the run "
+            "changes phase (training, evaluation, generation), before small tensors split it.",
+            ("torch.cuda.empty_cache()",),
+        )
+
+
+def _releasable(report: OomReport) -> int:
+    """Return the cached bytes that could have been released earlier; 0 if they are few."""
+    before, total = report.layout_before, report.device.total_bytes
+    if before is None or total is None:
+        return 0
+    return before.releasable_bytes if before.releasable_bytes > WORTH_RELEASING * total else 0
+
+
+def _garbage_collection(report: OomReport) -> Iterator[Remedy]:
+    """Suggest garbage collection where it has an effect.
+
+    The allocator collects only below a memory fraction of 1, and never from expandable segments.
+    """
+    without_effect = _is_set(report, "garbage_collection_threshold") or _is_set(
+        report, "expandable_segments"
+    )
+    if report.limit_bytes is not None and _releasable(report) and not without_effect:
+        yield _setting(report, "garbage_collection_threshold", str(GARBAGE_COLLECTION_THRESHOLD))
+
+
+def _stream(report: OomReport) -> Iterator[Remedy]:
+    yield Remedy(
+        "Allocate large tensors on one stream: create outputs and buffers before "
+        "`with torch.cuda.stream(...)`, and call tensor.record_stream(stream) where another "
+        "stream uses them."
+    )
+    yield from _empty_cache(report)
+
+
+def _pool(report: OomReport) -> Iterator[Remedy]:
+    if report.layout and report.layout.private_free_bytes >= (report.oom.requested_bytes or 0):
+        yield Remedy(
+            "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used."
+        )
+        if torch_version(report.process.versions) >= (2, 8):
+            yield Remedy(
+                "Let other allocations use the memory of a MemPool when memory runs out.",
+                ("torch.cuda.MemPool(use_on_oom=True)",),
+            )
+        return
+    yield from _expandable(report)
+    yield from _smaller()
+
+
+def _pending(_: OomReport) -> Iterator[Remedy]:
+    yield Remedy("Catch torch.OutOfMemoryError and repeat the call, as the block is free now.")
+    yield Remedy(
+        "Wait for the other stream before the large allocation, or record fewer tensors on it.",
+        ("torch.cuda.current_stream().wait_stream(other)",),
+    )
+
+
+def _leak(_: OomReport, why: Why) -> Iterator[Remedy]:
+    known = _KEEPERS.get(why.component or "")
+    text = known or (
+        "Find what keeps tensors from step to step: a sum of losses (use loss.item()), a list of "
+        "outputs (append output.detach().cpu()), a cache without a bound, a hook that stores "
+        "activations."
+    )
+    yield Remedy(text, gain_bytes=why.bytes)
+
+
+def _larger_step(_: OomReport, why: Why) -> Iterator[Remedy]:
+    if why.bytes_per_step is None:
+        text = "Bound what one step can need: truncate or split the longest sequences or batches."
+    else:
+        text = (
+            "Find out why steps need more and more: batches or sequences that get longer, or a "
+            "graph that is kept over several backward passes."
+        )
+    yield Remedy(text, gain_bytes=why.bytes)
+
+
+def _new_phase(_: OomReport, why: Why) -> Iterator[Remedy]:
+    if why.phase is None:
+        text = "Move what appeared then to host memory, or create it before the first step."
+        yield Remedy(text, gain_bytes=why.bytes)
+        return
+    yield Remedy(
+        "If gradients are not needed there, do not record graphs, and do not keep outputs on the "
+        "GPU.",
+        ("with torch.no_grad(): ...",),
+        gain_bytes=why.bytes,
+    )
+
+
+def _outside(_: OomReport, why: Why) -> Iterator[Remedy]:
+    yield Remedy(
+        "Find out what took memory outside PyTorch's allocator: another process (nvidia-smi), NCCL "
+        "communicators created in a loop, an inference engine.",
+        ("nvidia-smi",),
+        gain_bytes=why.bytes,
+    )
+
+
+def _small_segment(report: OomReport) -> Iterator[Remedy]:
+    in_effect = "large_segment_size_mb" in _last_parsed(report)
+    if torch_version(report.process.versions) >= (2, 11) and not in_effect:
+        yield _setting(report, "large_segment_size_mb", str(LARGE_SEGMENT_SIZE_MB))
+    yield Remedy(
+        "Only a few MiB of the GPU is free. Leave more memory free, for example with a "
+        "smaller batch."
+    )
+    yield from _expandable(report)
+
+
+def _capacity(report: OomReport) -> Iterator[Remedy]:
+    total = report.device.total_bytes
+    if total is not None and (report.oom.requested_bytes or 0) > total:
+        yield Remedy(
+            "Check the line that failed: a tensor of that size most likely has a wrong shape."
+        )
+        return
+    if _activations(report) >= MOSTLY_ACTIVATIONS:
+        yield from _smaller()
+        yield _shard(report)
+    else:
+        yield _shard(report)
+        yield from _smaller()
+
+
+def _activations(report: OomReport) -> float:
+    """Return the share of tensor memory that was allocated within the step.
+
+    Where the components do not tell it, the allocated memory is compared with its minimum between
+    steps, in the seconds before if many steps were not read; the share is 1 if that is unknown.
+    """
+    components = report.device.components
+    if components.get("step") and not report.steps.unread:
+        return components["step"] / (sum(components.values()) - components.get("pending", 0))
+    allocator, trend = report.device.allocator, report.trend
+    samples = zip(trend.seconds, trend.allocated_bytes, trend.steps, strict=True)
+    oldest = min(trend.seconds, default=0.0) + RECENT_SECONDS if report.steps.unread else math.inf
+    between_steps = [
+        size for seconds, size, steps in samples if size and steps and seconds <= oldest
+    ]
+    now = allocator.allocated_bytes.total if allocator else 0
+    return 1 - min(between_steps) / now if between_steps and now else 1.0
+
+
+def _smaller() -> Iterator[Remedy]:
+    yield Remedy(
+        "Use a smaller batch or shorter sequences, and accumulate gradients over several batches."
+    )
+    yield Remedy(
+        "Recompute activations in the backward pass instead of storing them.",
+        ("torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",),
+    )
+    yield Remedy(
+        "Store activations in 16 bits, unless they are already.",
+        ("with torch.autocast('cuda', dtype=torch.bfloat16): ...",),
+    )
+
+
+def _shard(report: OomReport) -> Remedy:
+    world = report.process.world_size or 1
+    ranks = f"the {world} ranks" if world > 1 else "several GPUs"
+    return Remedy(
+        f"Shard parameters, gradients and optimizer state over {ranks} (FSDP, ZeRO), unless they "
+        "are already, or keep the optimizer state in host memory or in 8 bits."
+    )
+
+
+def _limit(report: OomReport) -> Iterator[Remedy]:
+    yield from _raised_limit(report)
+    yield from _garbage_collection(report)
+    yield from _smaller()
+
+
+def _raised_limit(report: OomReport) -> Iterator[Remedy]:
+    """Suggest the memory fraction that leaves only room for libraries, if the driver had memory.
+
+    The request needed less, but others follow it in the same step.
+    """
+    total, reserved, limit = report.device.total_bytes, report.reserved_bytes, report.limit_bytes
+    requested = report.oom.requested_bytes or 0
+    if limit is None or not total or reserved is None or report.driver_free_bytes < requested:
+        return
+    needed = (reserved + requested) / total
+    most = (reserved + report.driver_free_bytes) / total - (1 - LIBRARY_FRACTION)
+    if needed < 1:
+        fraction = max(int(100 * most), math.ceil(100 * needed)) / 100
+        yield Remedy(
+            f"Raise the memory fraction, which limits the process to {format_size(limit)}: this "
+            f"request alone needed {needed:.2f}, and up to {fraction:.2f} is free for the step.",
+            (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
+        )
+
+
+def _external(report: OomReport) -> Iterator[Remedy]:
+    selector = f'{{uuid="{report.device.uuid}"}}' if report.device.uuid else ""
+    yield Remedy(
+        "Find out what holds the memory: a forgotten process, a notebook, another job, or a second "
+        "rank on the same device. PyTorch's error lists the processes that it can see; Prometheus "
+        "has their history if the exporter was running.",
+        ("nvidia-smi", f"nvml_process_memory_bytes{selector}"),
+    )
+    yield Remedy(
+        "Stop it, move this run to a free device, or check that each rank selects its own device "
+        "(LOCAL_RANK)."
+    )
+    yield Remedy(
+        "If the GPU is shared on purpose, give each process a memory fraction, and release its "
+        "cache while it is idle.",
+        ("torch.cuda.set_per_process_memory_fraction(0.5)", "torch.cuda.empty_cache()"),
+    )
+
+
+def _library(report: OomReport) -> Iterator[Remedy]:
+    cached = _cached_for_library(report)
+    if cached:
+        yield Remedy(
+            f"{format_size(cached)} was cached in whole segments. Release it before the library "
+            "needs memory: before the first collective, a new process group, or the first use of a "
+            "library in a thread or stream.",
+            ("torch.cuda.empty_cache()",),
+        )
+    fraction = _library_fraction(report)
+    yield Remedy(
+        "Keep memory free for libraries: below a memory fraction, PyTorch releases its cache "
+        "before it takes the last of the GPU.",
+        (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
+    )
+    yield from _smaller()
+
+
+def _cached_for_library(report: OomReport) -> int:
+    """Return the bytes that PyTorch had cached in whole segments; 0 if they are few or unknown.
+
+    PyTorch's cache is still there when a library fails, so the report's own layout tells them.
+    """
+    layout, total = report.layout or report.layout_before, report.device.total_bytes
+    if layout is None or total is None:
+        return 0
+    return layout.releasable_bytes if layout.releasable_bytes > WORTH_RELEASING * total else 0
+
+
+def _library_fraction(report: OomReport) -> float:
+    """Return the memory fraction that leaves room for libraries beside what is outside already."""
+    total, outside = report.device.total_bytes, report.outside_bytes
+    if not total or outside is None:
+        return LIBRARY_FRACTION
+    wanted = max((1 - LIBRARY_FRACTION) * total, report.oom.requested_bytes or 0)
+    return max(0.01, int(100 * (total - outside - wanted) / total) / 100)
+
+
+_REMEDIES: dict[OomCause, Callable[[OomReport], Iterable[Remedy]]] = {
+    "capacity": _capacity,
+    "fragmentation": _fragmentation,
+    "limit": _limit,
+    "external": _external,
+    "pending": _pending,
+    "library": _library,
+}
+_FRAGMENTATION: dict[OomDetail, Callable[[OomReport], Iterable[Remedy]]] = {
+    "stranded": _stranded,
+    "stream": _stream,
+    "pool": _pool,
+    "small_segment": _small_segment,
+}
+_BY_ONSET: dict[Onset, Callable[[OomReport, Why], Iterable[Remedy]]] = {
+    "leak": _leak,
+    "larger_step": _larger_step,
+    "new_phase": _new_phase,
+    "outside": _outside,
+}
+_USELESS: dict[Change, str] = {
+    "compaction": "expandable segments or other allocator settings",
+    "limit": "a higher memory fraction",
+    "neighbors": "the memory of other processes",
+    "cache": "torch.cuda.empty_cache()",
+}
+_KEEPERS = {
+    "optimizer_state": "Find out why the optimizer state grows: parameters or optimizers that are "
+    "added in a loop.",
+    "parameters": "Find out why the parameters grow: modules that are created in a loop.",
+}
+"""What to look for, by the component that grew."""

@@ -1,0 +1,196 @@
+"""What threatens a running rank, by its latest sample, and what to set against it.
+
+The thresholds are those of the alerts. Alerts also look at the minutes before, so they are fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from torchmem.allocator.oom_cause import CONTEXT_ALLOWANCE_BYTES
+from torchmem.allocator.sizes import ROUND_LARGE, format_size
+from torchmem.explain.growth import steps_left
+from torchmem.explain.headline import growth_sentence
+from torchmem.explain.memory_use import outside_bytes
+from torchmem.explain.oom_report import OomReport, format_seconds
+from torchmem.explain.remedies import Remedy, remedies
+from torchmem.explain.thresholds import Limits
+from torchmem.explain.verdict import Verdict, Why
+from torchmem.sample.sample import (
+    DeviceSample,
+    Layout,
+    Onset,
+    OomCause,
+    OomDetail,
+    OomRecord,
+    Sample,
+)
+
+MAX_REMEDIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Threat:
+    """One thing that may end the run or slow it down.
+
+    `cause` and `onset` are those of the OOM to expect, as far as they are known.
+    """
+
+    text: str
+    cause: OomCause | None = None
+    onset: Onset | None = None
+
+
+def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
+    """Return what threatens a rank on one of its devices, the most urgent first."""
+    memory = (_failed, _growth, _fragmentation, _capacity, _libraries, _retries)
+    finders = (*memory, _host, _ignored)
+    return tuple(threat for find in finders for threat in find(sample, device, limits))
+
+
+def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
+    """Return what to do, at most MAX_REMEDIES: the most promising for each threat, then others."""
+    causes = [(item.cause, item.onset) for item in threats(sample, device, limits) if item.cause]
+    expected = dict.fromkeys((cause, onset) for cause, onset in causes if cause)
+    lists = [remedies(_next_oom(sample, device, *pair)) for pair in expected]
+    by_place = (remedy for place in zip_longest(*lists) for remedy in place if remedy is not None)
+    found = {remedy.text: remedy for remedy in by_place}
+    return tuple(found.values())[:MAX_REMEDIES]
+
+
+def _next_oom(
+    sample: Sample, device: DeviceSample, cause: OomCause, onset: Onset | None
+) -> OomReport:
+    """Return the report that the smallest request would leave that does not succeed now."""
+    layout = device.layout
+    headroom = layout.headroom_flush_bytes if layout else None
+    detail: OomDetail | None = "stranded" if cause == "fragmentation" else None
+    requested = (headroom or 0) + ROUND_LARGE
+    return OomReport(
+        timestamp=sample.timestamp,
+        process=sample.process,
+        device=device,
+        oom=OomRecord(sample.timestamp, requested, cause, detail, onset=onset),
+        driver_free_bytes=device.driver_free_bytes or 0,
+        limit_bytes=None,
+        layout=layout,
+        layout_before=layout,
+        steps=sample.steps,
+        allocator_settings=sample.allocator_settings,
+        verdict=Verdict(cause, detail, _why(sample, device)) if onset else None,
+    )
+
+
+def _why(sample: Sample, device: DeviceSample) -> Why | None:
+    """Return the onset of the OOM that what grows will cause.
+
+    The growth is taken up to the steps of the sample, which may be newer than the judgment.
+    """
+    growth = device.growth
+    if growth is None:
+        return None
+    rate, since = growth.bytes_per_step, growth.since_step
+    grown = max(growth.grown_bytes, int(rate * (sample.steps.count - since)))
+    return Why(growth.kind, grown, rate, since, growth.component)
+
+
+def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    if sample.oom_pending and device.last_oom:
+        line = f" at {device.last_oom.line}" if device.last_oom.line else ""
+        text = f"An allocation has failed{line} and no step has ended since: run `torchmem oom`."
+        yield Threat(text, device.last_oom.cause)
+
+
+def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    growth, left = device.growth, steps_left(device)
+    if growth is None:
+        return
+    seconds = sample.steps.mean_seconds
+    time = f" ({format_seconds(left * seconds)})" if left is not None and seconds else ""
+    cause: OomCause = "external" if growth.kind == "outside" else "capacity"
+    yield Threat(f"{growth_sentence(growth, left)}{time}.", cause, growth.kind)
+
+
+def _is_below(size: int | None, ratio: float, device: DeviceSample) -> bool:
+    return size is not None and device.total_bytes is not None and size < ratio * device.total_bytes
+
+
+def is_severe(index: float | None, limits: Limits) -> bool:
+    """Return whether a fragmentation index is above what is considered severe."""
+    return index is not None and index > limits.fragmentation_ratio
+
+
+def _is_stranded(layout: Layout, device: DeviceSample, limits: Limits) -> bool:
+    stranded = layout.stranded_bytes
+    is_share = not _is_below(stranded, limits.stranded_ratio, device)
+    return stranded >= limits.stranded_bytes and is_share
+
+
+def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    layout = device.layout
+    if layout and _is_stranded(layout, device, limits):
+        headroom = layout.headroom_bytes
+        if headroom is not None and _is_below(headroom, limits.headroom_ratio, device):
+            yield Threat(
+                f"{format_size(layout.stranded_bytes)} is free but lies beside live tensors, and "
+                f"a request above {format_size(headroom)} has to flush the cache.",
+                "fragmentation",
+            )
+
+
+def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    layout = device.layout
+    headroom = layout.headroom_flush_bytes if layout else None
+    if headroom is None or not _is_below(headroom, limits.near_capacity_ratio, device):
+        return
+    outside = outside_bytes(device, device.driver_free_bytes) or 0
+    foreign = outside - CONTEXT_ALLOWANCE_BYTES
+    if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
+        held = f", while {format_size(outside)} is held outside PyTorch's allocator"
+        cause: OomCause = "external"
+    else:
+        held, cause = "", "capacity"
+    yield Threat(
+        f"Nearly full: no request above {format_size(headroom)} succeeds, even after a flush of "
+        f"the cache{held}.",
+        cause,
+    )
+
+
+def _libraries(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    layout, free = device.layout, device.driver_free_bytes
+    releasable = layout.releasable_bytes if layout else 0
+    is_short = free is not None and free < limits.gpu_library_bytes
+    if free is not None and is_short and releasable >= limits.library_releasable_bytes:
+        yield Threat(
+            f"The driver has {format_size(free)} left for libraries such as NCCL, while PyTorch "
+            f"caches {format_size(releasable)} in whole segments.",
+            "library",
+        )
+
+
+def _retries(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    retries, steps = device.counters.alloc_retries or 0, sample.steps.count
+    if retries:
+        often = f", in {steps:,} steps" if steps else ""
+        times = "once" if retries == 1 else f"{retries:,} times"
+        yield Threat(f"PyTorch has emptied its whole cache {times} to retry an allocation{often}.")
+
+
+def _host(sample: Sample, _: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    host = sample.host
+    if host is None or host.limit_bytes is None or host.available_bytes is None:
+        return
+    if host.available_bytes < limits.host_available_ratio * host.limit_bytes:
+        yield Threat(
+            f"Host memory is almost full: {format_size(host.available_bytes)} of "
+            f"{format_size(host.limit_bytes)} is left."
+        )
+
+
+def _ignored(sample: Sample, _: DeviceSample, __: Limits) -> Iterator[Threat]:
+    names = [name for name, ignored in sample.settings_ignored.items() if ignored]
+    if names:
+        yield Threat(f"PyTorch has ignored these allocator settings: {', '.join(names)}.")

@@ -1,0 +1,334 @@
+"""The verdict on an OutOfMemoryError: what would have given the job room, and what had changed.
+
+The *cause* is the change that would have given the most room worth having, capacity if none would.
+The *onset* is what had changed since the run was healthy. docs/verdict.md defines both, and shows
+how often they are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from torchmem.allocator.oom_cause import (
+    LargestFreeBlocks,
+    OomFacts,
+    fragmentation_detail,
+)
+from torchmem.explain.growth import (
+    MIN_GROWTH_RATIO,
+    MIN_OOM_CONFIDENCE,
+    WARM_UP_STEPS,
+    Trend,
+    confidence,
+    grown_component,
+    keeps_rising,
+    kept_points,
+    lasting_jump,
+    outside_points,
+    peak_points,
+    steady_trend,
+    thinned,
+)
+from torchmem.sample.run_history import RunHistory
+from torchmem.sample.sample import Onset, OomCause, OomDetail
+
+Change = Literal["compaction", "limit", "neighbors", "waiting", "cache"]
+
+CAUSE_BY_CHANGE: dict[Change, OomCause] = {
+    "waiting": "pending",
+    "compaction": "fragmentation",
+    "limit": "limit",
+    "neighbors": "external",
+    "cache": "library",
+}
+
+MIN_STEPS_SHARE = 0.1
+"""Where memory grows, room matters that takes this share of the steps done."""
+NEW_RATIO = 0.1
+"""Of the GPU: what happens for the first time says nothing of what would have followed."""
+MIN_ROOM_RATIO = 0.01
+"""Less room than this share of the GPU never matters."""
+REQUESTS = 2
+"""Room for fewer requests like the failed one does not matter: a step makes many."""
+MIN_SURPRISE_RATIO = 0.05
+"""A step that needs this share of the GPU more than any before is not ordinary variation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a change would have given beyond the failed request.
+
+    Attributes:
+        change: compaction of PyTorch's own memory, a higher memory limit, the memory of other
+            processes, waiting for other streams, or the release of the cache for a library.
+        bytes: room beyond the failed request.
+        steps: further steps in that room, where memory grows.
+        matters: whether that is room worth having.
+    """
+
+    change: Change
+    bytes: int
+    steps: float | None
+    matters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why memory ran out now; numbers that are not known, or have no meaning here, are None.
+
+    Attributes:
+        onset: what had changed.
+        bytes: by how much: the growth over the run, or what this step needed more than others.
+        bytes_per_step: the growth in each step.
+        since_step: steps that had ended when it began.
+        component: the component that grew.
+        phase: the phase in which it happened.
+    """
+
+    onset: Onset
+    bytes: int | None = None
+    bytes_per_step: float | None = None
+    since_step: int | None = None
+    component: str | None = None
+    phase: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The cause, its kind, the onset, and what each change would have given."""
+
+    cause: OomCause
+    detail: OomDetail | None
+    why: Why | None
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def material(self) -> tuple[Gain, ...]:
+        """The changes that matter, the one that gives most room first."""
+        return tuple(sorted((g for g in self.gains if g.matters), key=lambda g: -g.bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What was known of the run when the request failed.
+
+    Attributes:
+        steps: steps that had ended.
+        active: active bytes.
+        history: the history of the run; None if it is unknown.
+        phase: the evaluation, generation or other part of the program that is not a training step.
+        is_new_phase: whether that part had never ended before.
+        is_training: whether the failed request belongs to training, which steps follow.
+        is_alone: whether this is the only process of its job.
+    """
+
+    steps: int = 0
+    active: int | None = None
+    history: RunHistory | None = None
+    phase: str | None = None
+    is_new_phase: bool = True
+    is_training: bool = True
+    is_alone: bool = False
+
+
+def judge(
+    facts: OomFacts, blocks: LargestFreeBlocks | None, circumstances: Circumstances
+) -> Verdict:
+    """Return the verdict; `blocks` is None without a snapshot."""
+    run = _Run(facts, circumstances)
+    why = run.why()
+    gains = tuple(_gains(facts, blocks, run, why))
+    best = max((gain for gain in gains if gain.matters), key=_rank, default=None)
+    cause = CAUSE_BY_CHANGE[best.change] if best else "capacity"
+    if why is not None and why.onset == "stranded" and cause == "capacity":
+        why = Why("tight")
+    detail = fragmentation_detail(facts, blocks) if blocks and cause == "fragmentation" else None
+    return Verdict(cause, detail, why, gains)
+
+
+def judge_library(facts: OomFacts, cached: int | None, circumstances: Circumstances) -> Verdict:
+    """Return the verdict on a failed allocation of a library other than PyTorch.
+
+    `cached` are the bytes that PyTorch could have released for it, None if they are unknown.
+    """
+    run = _Run(facts, circumstances)
+    why = run.why()
+    spare = None if cached is None else facts.driver_free + cached - facts.requested
+    if spare is None or spare < 0:
+        return Verdict("library", None, why)
+    matters = cached is not None and cached >= run.margin(why)
+    return Verdict("library", None, why, (Gain("cache", spare, None, matters),))
+
+
+def _rank(gain: Gain) -> tuple[bool, int]:
+    """Waiting would have served the request as it was, so it comes first."""
+    return gain.change == "waiting", gain.bytes
+
+
+def _gains(
+    facts: OomFacts, blocks: LargestFreeBlocks | None, run: _Run, why: Why | None
+) -> Iterator[Gain]:
+    margin, per_step = run.margin(why), why.bytes_per_step if why else None
+    for change, room in _rooms(facts, blocks, run):
+        spare = room - facts.requested
+        if spare >= 0:
+            steps = spare / per_step if per_step else None
+            yield Gain(change, spare, steps, change == "waiting" or spare >= margin)
+
+
+def _rooms(
+    facts: OomFacts, blocks: LargestFreeBlocks | None, run: _Run
+) -> Iterator[tuple[Change, int]]:
+    """Yield the room that each change makes for one request."""
+    if blocks is not None and blocks.own >= facts.needed:
+        yield "waiting", max(blocks.own, facts.requested)
+    free = facts.cached_free + facts.private_free
+    yield "compaction", max(0, facts.obtainable) + free
+    if facts.total is not None and facts.limit < facts.total:
+        yield "limit", facts.driver_free
+    if run.foreign > 0:
+        yield "neighbors", facts.obtainable_of(facts.driver_free + run.foreign)
+
+
+class _Run:
+    """The run before the failed request, and what the request would have made of it."""
+
+    def __init__(self, facts: OomFacts, circumstances: Circumstances) -> None:
+        self._facts = facts
+        self._about = circumstances
+        self._history = circumstances.history or RunHistory()
+        self._total = facts.total or facts.limit
+        self._kept = kept_points(self._history)
+        self._peaks = peak_points(self._history)
+        self._steps = circumstances.steps
+        active = circumstances.active
+        self._needed = None if active is None else active + facts.requested
+
+    @property
+    def foreign(self) -> int:
+        """The least that others hold: without what this process may hold outside the allocator.
+
+        What the need of a step that fitted before has lost to others counts, whoever took it.
+        """
+        least = self._facts.foreign(self._outside_at_start, is_alone=self._about.is_alone)
+        return max(least, self._taken_outside or 0) if self._surprise == 0 else least
+
+    @property
+    def _outside_at_start(self) -> int | None:
+        known = [size for size in self._history.outside_bytes if size is not None]
+        return known[0] if known else None
+
+    def margin(self, why: Why | None) -> float:
+        """Return the room that is worth having."""
+        least = MIN_ROOM_RATIO * self._total
+        if why is not None and why.bytes_per_step and why.onset in {"leak", "larger_step"}:
+            return max(least, MIN_STEPS_SHARE * self._steps * why.bytes_per_step)
+        if why is None or why.onset in {"first_step", "new_phase", "larger_step"}:
+            return max(least, NEW_RATIO * self._total)
+        if why.onset == "outside" and self._surprise == 0:
+            return least  # what was enough before is enough
+        requests = min(REQUESTS * self._facts.requested, NEW_RATIO * self._total)
+        # What was needed before as well does not depend on how much steps differ.
+        variation = 0.0 if why.onset == "stranded" else self._variation
+        return max(least, variation, requests)
+
+    @property
+    def _variation(self) -> float:
+        """How much the peaks of steps differ: the highest above a typical one."""
+        peaks = [size for _, size in self._peaks]
+        return max(peaks) - median(peaks[: max(1, len(peaks) // 8)]) if peaks else 0.0
+
+    def why(self) -> Why | None:
+        """Return the onset, None if it is unknown."""
+        if self._steps < WARM_UP_STEPS:
+            return Why("first_step") if self._about.is_training else None
+        if not self._peaks or self._needed is None:
+            return self._in_phase()
+        return self._grown() or self._in_phase() or self._sudden() or self._unchanged()
+
+    def _in_phase(self) -> Why | None:
+        if self._about.phase is None or not self._about.is_new_phase:
+            return None
+        return Why("new_phase", phase=self._about.phase, bytes=self._surprise)
+
+    def _grown(self) -> Why | None:
+        """Return the largest steady growth that explains the OOM."""
+        found = [why for why in (self._leak(), self._larger_steps(), self._outside()) if why]
+        return max(found, key=lambda why: why.bytes or 0, default=None)
+
+    def _leak(self) -> Why | None:
+        trend = steady_trend(self._kept)
+        is_certain = confidence(self._kept) >= MIN_OOM_CONFIDENCE
+        if trend is None or not is_certain or self._is_gone(trend):
+            return None
+        return self._steady("leak", trend, grown_component(self._history))
+
+    def _is_gone(self, trend: Trend) -> bool:
+        """Return whether what grew was freed before the request failed."""
+        active = self._about.active
+        return active is not None and active < trend.last[1] - trend.grown / 2
+
+    def _larger_steps(self) -> Why | None:
+        """Return the growth of what steps need, without what is kept between them."""
+        trend, leak = steady_trend(self._peaks), steady_trend(self._kept)
+        if trend is None or not keeps_rising(thinned(self._peaks)):
+            return None
+        if leak is not None and leak.slope > trend.slope / 2:
+            return None
+        return self._steady("larger_step", trend, None)
+
+    def _outside(self) -> Why | None:
+        """Return the growth outside the allocator, steady or not."""
+        grown = self._taken_outside
+        if grown is None or grown < MIN_GROWTH_RATIO * self._total:
+            return None
+        now = self._facts.outside
+        trend = steady_trend([*outside_points(self._history), (self._steps, now)])
+        per_step = trend.slope if trend else None
+        return Why("outside", grown, per_step, trend.since_step if trend else None)
+
+    @property
+    def _taken_outside(self) -> int | None:
+        """How much more is outside the allocator than in the earlier half of the run."""
+        points = outside_points(self._history)
+        if not points or self._facts.total is None:
+            return None
+        return int(self._facts.outside - min(size for _, size in points[: len(points) // 2 + 1]))
+
+    def _steady(self, onset: Onset, trend: Trend, component: str | None) -> Why | None:
+        """Return the growth from the trend's first point to the OOM, if it is large enough."""
+        grown = int(trend.grown + trend.slope * max(0.0, self._steps - trend.last[0]))
+        if grown < MIN_GROWTH_RATIO * self._total:
+            return None
+        return Why(onset, grown, trend.slope, trend.since_step, component)
+
+    @property
+    def _surprise(self) -> int | None:
+        """How much more the failed step needed, at least, than any step before."""
+        if self._needed is None or not self._peaks:
+            return None
+        return max(0, int(self._needed - max(size for _, size in self._peaks)))
+
+    def _sudden(self) -> Why | None:
+        """Return long-lived tensors that appeared once, or a step that needs more than others."""
+        jump, at = lasting_jump(self._kept)
+        least = MIN_SURPRISE_RATIO * self._total
+        if jump >= least:
+            return Why("new_phase", int(jump), since_step=at, phase=self._about.phase)
+        surprise = self._surprise or 0
+        if surprise >= max(least, self._variation):
+            return Why("larger_step", surprise)
+        return None
+
+    def _unchanged(self) -> Why:
+        """Return why the same need failed: others, stranded memory, or ordinary variation."""
+        stranded, taken = self._facts.cached_free, self._taken_outside or 0
+        needed_more = self._surprise or 0
+        if not needed_more and taken > max(stranded, MIN_ROOM_RATIO * self._total):
+            return Why("outside", taken)
+        if stranded >= MIN_GROWTH_RATIO * self._total and stranded > 2 * needed_more:
+            return Why("stranded", stranded)
+        return Why("tight", needed_more or None)

@@ -1,0 +1,329 @@
+"""Convert samples to Prometheus metric families.
+
+One pure function serves the exporter, the in-process endpoint and the textfile output. A value that
+is unknown (None) has no row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, chain
+from typing import Any, TypeVar
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeHistogramMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from torchmem.metrics import catalog
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.sample.sample import (
+    FREE_BLOCK_BOUNDS,
+    OOM_CAUSES,
+    STATES,
+    STEP_DURATION_BOUNDS,
+    Allocator,
+    BlockCounts,
+    ByPool,
+    Counters,
+    DeviceSample,
+    Layout,
+    OomRecord,
+    Releases,
+    Sample,
+    State,
+)
+
+Labels = tuple[str, ...]
+Row = tuple[Labels, float | None]
+T = TypeVar("T")
+
+# Prometheus' data model; names that begin with two underscores are reserved.
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A process to export: its sample, label `pid`, state, and NVML's indices by GPU UUID."""
+
+    sample: Sample
+    pid: int | str
+    state: State
+    gpus: Mapping[str, str]
+
+    @property
+    def labels(self) -> Labels:
+        """Values of the labels rank, pid, run."""
+        process = self.sample.process
+        return str(process.rank), str(self.pid), process.run
+
+    def device_labels(self, device: DeviceSample) -> Labels:
+        """Return the values of the labels gpu, uuid, rank, pid, run.
+
+        gpu and uuid are empty, which Prometheus treats as absent, when unknown.
+        """
+        uuid = device.uuid or ""
+        return self.gpus.get(uuid, ""), uuid, *self.labels
+
+    def devices(self) -> Iterator[tuple[Labels, DeviceSample]]:
+        """Yield each device with its labels."""
+        for device in self.sample.devices:
+            yield self.device_labels(device), device
+
+
+def family(spec: MetricSpec, rows: Iterable[Row]) -> Metric:
+    """Return a gauge or counter family of the catalog, without the rows whose value is None.
+
+    Each row holds the label values in the catalog's order.
+    """
+    family_type = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    metric: Metric = family_type(spec.name, spec.help, labels=spec.labels)
+    for labels, value in rows:
+        if value is not None:
+            metric.add_sample(spec.name, dict(zip(spec.labels, labels, strict=True)), value)
+    return metric
+
+
+def info(spec: MetricSpec, rows: Iterable[tuple[Labels, Mapping[str, str]]]) -> Metric:
+    """Return an info family: the catalog's labels name the object, the mapping holds its facts."""
+    metric = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=spec.labels)
+    for labels, facts in rows:
+        allowed = {name: text for name, text in facts.items() if _is_free_label(spec, name)}
+        metric.add_metric(labels, allowed)
+    return metric
+
+
+def _is_free_label(spec: MetricSpec, name: str) -> bool:
+    return _LABEL_NAME.fullmatch(name) is not None and name not in spec.labels
+
+
+def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, T]]]) -> Iterator[tuple[Labels, T]]:
+    """Yield a row for each entry of each mapping, with the key as the last label value."""
+    for labels, values in rows:
+        yield from (((*labels, str(key)), value) for key, value in values.items())
+
+
+def value_family(
+    spec: MetricSpec, rows: Iterable[tuple[Labels, T]], read: Callable[[T], float | None]
+) -> Metric:
+    """Return a family with one row per object: the value that `read` takes from it."""
+    return family(spec, [(labels, read(value)) for labels, value in rows])
+
+
+def keyed_family(
+    spec: MetricSpec,
+    rows: Iterable[tuple[Labels, T]],
+    read: Callable[[T], Mapping[Any, float | None]],
+) -> Metric:
+    """Return a family with one row per object and key of the mapping that `read` takes from it."""
+    return family(spec, by_last_label((labels, read(value)) for labels, value in rows))
+
+
+def _pooled(
+    spec: MetricSpec, rows: Iterable[tuple[Labels, T]], read: Callable[[T], ByPool | None]
+) -> Metric:
+    pools = ((labels, read(value)) for labels, value in rows)
+    return keyed_family(spec, [(labels, pool) for labels, pool in pools if pool], ByPool.by_label)
+
+
+def families(views: Sequence[View]) -> Iterator[Metric]:
+    """Yield all families of the given processes.
+
+    No two of `views` may have the same rank, pid and run.
+    """
+    devices = list(chain.from_iterable(view.devices() for view in views))
+    yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
+    yield keyed_family(catalog.COMPONENT, devices, lambda d: d.components)
+    yield keyed_family(catalog.COMPONENT_PEAK, devices, lambda d: d.component_peaks)
+    yield value_family(
+        catalog.COMPONENT_PEAK_TIMESTAMP, devices, lambda d: d.component_peak_timestamp
+    )
+    yield value_family(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
+    yield value_family(catalog.DRIVER_FREE, devices, lambda d: d.driver_free_bytes)
+    yield value_family(catalog.MEMORY_LIMIT, devices, lambda d: d.limit_bytes)
+    yield value_family(catalog.STATS_TIMESTAMP, devices, lambda d: d.stats_timestamp)
+    yield value_family(catalog.PLANNED_PEAK, devices, lambda d: d.planned_peak_bytes)
+    yield keyed_family(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
+    yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
+    yield from _counter_families([(labels, d.counters) for labels, d in devices])
+    yield from _release_families([(labels, d.releases) for labels, d in devices])
+    ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
+    yield value_family(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
+    yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
+    about = [(labels, _about(oom)) for labels, oom in ooms]
+    yield info(catalog.LAST_OOM_INFO, [(labels, known) for labels, known in about if known])
+    growths = [(labels, d.growth) for labels, d in devices if d.growth]
+    yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
+    yield keyed_family(
+        catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
+    )
+    known = [(labels, growth.component) for labels, growth in growths if growth.component]
+    yield info(catalog.GROWTH_INFO, [(labels, {"component": name}) for labels, name in known])
+    yield from _process_families(views)
+    yield from _host_families(views)
+
+
+def _about(oom: OomRecord) -> dict[str, str]:
+    known = {"line": oom.line, "function": oom.function, "onset": oom.onset}
+    return {name: text for name, text in known.items() if text}
+
+
+def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Metric]:
+    yield _pooled(catalog.ALLOCATED, rows, lambda a: a.allocated_bytes)
+    yield _pooled(catalog.ACTIVE, rows, lambda a: a.active_bytes)
+    yield _pooled(catalog.RESERVED, rows, lambda a: a.reserved_bytes)
+    yield _pooled(catalog.REQUESTED, rows, lambda a: a.requested_bytes)
+    yield _pooled(catalog.INACTIVE_SPLIT, rows, lambda a: a.inactive_split_bytes)
+    yield value_family(catalog.ALLOCATED_PEAK, rows, lambda a: a.allocated_peak_bytes)
+    yield value_family(catalog.ACTIVE_PEAK, rows, lambda a: a.active_peak_bytes)
+    yield value_family(catalog.RESERVED_PEAK, rows, lambda a: a.reserved_peak_bytes)
+
+
+def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
+    yield value_family(catalog.SNAPSHOT_TIMESTAMP, rows, lambda layout: layout.timestamp)
+    yield _pooled(catalog.SEGMENTS, rows, lambda layout: layout.segments)
+    blocks = [(labels, layout.blocks) for labels, layout in rows if layout.blocks]
+    yield family(catalog.BLOCKS, chain.from_iterable(_blocks(*row) for row in blocks))
+    yield keyed_family(catalog.FREE, rows, _free)
+    yield value_family(catalog.SNAPSHOT_IN_USE, rows, lambda layout: layout.in_use_bytes)
+    yield value_family(catalog.PENDING_FREE, rows, lambda layout: layout.pending_free_bytes)
+    yield value_family(
+        catalog.LARGEST_FREE_BLOCK, rows, lambda layout: layout.largest_free_block_bytes
+    )
+    yield value_family(
+        catalog.LARGEST_ALLOCATED_BLOCK, rows, lambda layout: layout.largest_allocated_block_bytes
+    )
+    yield value_family(catalog.FRAGMENTATION, rows, lambda layout: layout.fragmentation_ratio)
+    yield _free_block_sizes(rows)
+    yield keyed_family(catalog.HEADROOM, rows, _headroom)
+    yield keyed_family(catalog.PRIVATE_POOL, rows, _private_pools)
+
+
+def _blocks(labels: Labels, counts: BlockCounts) -> Iterator[Row]:
+    for state in ("active_allocated", "active_pending_free", "inactive"):
+        by_pool: ByPool = getattr(counts, state)
+        yield from (((*labels, pool, state), n) for pool, n in by_pool.by_label().items())
+
+
+def _free(layout: Layout) -> dict[str, float]:
+    return {"releasable": layout.releasable_bytes, "stranded": layout.stranded_bytes}
+
+
+def _headroom(layout: Layout) -> dict[str, float | None]:
+    return {"false": layout.headroom_bytes, "true": layout.headroom_flush_bytes}
+
+
+def _private_pools(layout: Layout) -> dict[str, float]:
+    return {"used": layout.private_used_bytes, "free": layout.private_free_bytes}
+
+
+def _free_block_sizes(rows: Sequence[tuple[Labels, Layout]]) -> Metric:
+    spec = catalog.FREE_BLOCK_SIZE
+    metric = GaugeHistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for labels, layout in rows:
+        if layout.free_block_counts is not None:
+            buckets = _buckets(FREE_BLOCK_BOUNDS, layout.free_block_counts)
+            metric.add_metric(labels, buckets, layout.free_bytes)
+    return metric
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    upper = [*(f"{bound:g}" if bound < 1e6 else str(float(bound)) for bound in bounds), "+Inf"]
+    return list(zip(upper, accumulate(counts), strict=True))
+
+
+def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metric]:
+    yield value_family(catalog.ALLOC_RETRIES, rows, lambda c: c.alloc_retries)
+    yield value_family(catalog.OOM_REJECTIONS, rows, lambda c: c.oom_rejections)
+    yield value_family(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
+    yield value_family(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
+    yield value_family(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
+    yield value_family(catalog.NEIGHBOR_REQUESTS, rows, lambda c: c.neighbor_requests)
+    yield value_family(catalog.MEMORY_WAIT, rows, lambda c: c.wait_seconds)
+    ooms = [(labels, c.ooms) for labels, c in rows if c.ooms is not None]
+    yield keyed_family(
+        catalog.OOMS, ooms, lambda o: {cause: o.get(cause, 0) for cause in OOM_CAUSES}
+    )
+
+
+def _release_families(rows: Sequence[tuple[Labels, Mapping[Any, Releases]]]) -> Iterator[Metric]:
+    tiers = list(by_last_label(rows))
+    yield value_family(catalog.RELEASES, tiers, lambda r: r.times)
+    yield value_family(catalog.RELEASED, tiers, lambda r: r.released_bytes)
+    yield value_family(catalog.RELEASE_SECONDS, tiers, lambda r: r.seconds)
+    yield value_family(catalog.RELEASE_ENABLED, tiers, lambda r: not r.given_up)
+
+
+def _process_families(views: Sequence[View]) -> Iterator[Metric]:
+    rows = [(view.labels, view.sample) for view in views]
+    yield info(catalog.PROCESS_INFO, [(labels, _process_facts(s)) for labels, s in rows])
+    settings = [(labels, s.allocator_settings) for labels, s in rows if s.allocator_settings]
+    yield info(catalog.ALLOCATOR_INFO, settings)
+    yield keyed_family(catalog.SETTING_IGNORED, rows, lambda s: _floats(s.settings_ignored))
+    states = [(view.labels, view.state) for view in views]
+    yield keyed_family(catalog.PROCESS_STATE, states, _state_set)
+    yield value_family(catalog.PROCESS_START, rows, lambda s: s.process.start_timestamp)
+    yield value_family(catalog.STEPS, rows, lambda s: s.steps.count)
+    yield _step_durations(rows)
+    yield value_family(catalog.SAMPLES, rows, lambda s: s.steps.samples)
+    yield value_family(catalog.SAMPLE_TIMESTAMP, rows, lambda s: s.timestamp)
+    yield keyed_family(catalog.SAMPLE_DURATION, rows, _read_durations)
+    yield value_family(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
+    yield keyed_family(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
+    yield keyed_family(catalog.HOOKS_DROPPED, rows, lambda s: {**s.hooks_dropped})
+
+
+def _host_families(views: Sequence[View]) -> Iterator[Metric]:
+    hosts = [(view.labels, view.sample.host) for view in views if view.sample.host]
+    yield value_family(catalog.HOST_RSS, hosts, lambda host: host.rss_bytes)
+    yield value_family(catalog.HOST_LIMIT, hosts, lambda host: host.limit_bytes)
+    yield value_family(catalog.HOST_AVAILABLE, hosts, lambda host: host.available_bytes)
+    pinned = [(view.labels, view.sample.pinned) for view in views if view.sample.pinned]
+    yield keyed_family(
+        catalog.HOST_PINNED, pinned, lambda p: {"used": p.used_bytes, "cached": p.cached_bytes}
+    )
+    yield value_family(catalog.HOST_PINNED_TIMESTAMP, pinned, lambda p: p.timestamp)
+
+
+def _state_set(current: State) -> dict[str, float]:
+    return {state: float(state == current) for state in STATES}
+
+
+def _floats(values: Mapping[str, float]) -> dict[str, float]:
+    return {key: float(value) for key, value in values.items()}
+
+
+def _process_facts(sample: Sample) -> dict[str, str]:
+    process = sample.process
+    values = asdict(process)
+    facts = {
+        key: str(values[key])
+        for key in ("hostname", "local_rank", "world_size", "script")
+        if values[key] is not None
+    }
+    facts |= {f"{name}_version": version for name, version in process.versions.items()}
+    return process.labels | facts
+
+
+def _step_durations(rows: Sequence[tuple[Labels, Sample]]) -> Metric:
+    spec = catalog.STEP_DURATION
+    metric = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for labels, sample in rows:
+        buckets = _buckets(STEP_DURATION_BOUNDS, sample.steps.duration_counts)
+        metric.add_metric(labels, buckets, sample.steps.duration_sum_seconds)
+    return metric
+
+
+def _read_durations(sample: Sample) -> dict[str, float | None]:
+    cost = sample.cost
+    return {
+        "stats": cost.stats_duration_seconds,
+        "snapshot": cost.snapshot_duration_seconds,
+        "oom": cost.oom_duration_seconds,
+    }

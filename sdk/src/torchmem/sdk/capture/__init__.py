@@ -1,0 +1,1 @@
+"""PyTorch's memory history: recordings on request, at an OOM, and the lines that hold memory."""

@@ -1,0 +1,289 @@
+"""The setting `history`: PyTorch records the Python stack of each block, for the report of an OOM.
+
+With "oom" it records only while memory may run out soon. Of PyTorch's history only the stacks of
+live blocks are recorded (`enabled="state"`), which costs half of a full history and keeps no
+entries of freed blocks. A recording of the script's own is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from torchmem.allocator.backend import Backend
+from torchmem.explain.lines import Uses, grown, uses_by_line
+from torchmem.sdk.oom.observation import OomObservation
+from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.reading.step_growth import SOON_SECONDS, StepGrowth, is_soon
+from torchmem.sdk.safety.cost import (
+    HISTORY_BUDGET,
+    HISTORY_RESERVE_SECONDS,
+    LOOKS_RESERVE_SECONDS,
+    RECORDED_ALLOCATION_SECONDS,
+    Allowance,
+    Cadence,
+    CpuMeter,
+)
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.settings import Settings
+
+# Memory may run out soon if less than this share of the device is left at the peak, ...
+LOW_MARGIN = 0.1
+# ... or if the fall within the last minutes, continued, leaves nothing within an hour.
+TREND_SECONDS = 300.0
+MIN_TREND_SECONDS = 60.0
+EXHAUSTION_SECONDS = SOON_SECONDS
+# A smaller fall within these minutes, as a share of the device, is noise.
+MIN_FALL = 0.001
+POINT_SECONDS = 10.0
+# The recording goes on for this time after the last sign, or the last growth from step to step.
+LINGER_SECONDS = 300.0
+GROWTH_LINGER_SECONDS = 30.0
+# What a step holds at its end has a stack once it was recorded in a whole step.
+STEPS_TO_FIRST_LOOK = 2
+
+
+def margin(record: DeviceRecord, peak: int | None = None) -> int | None:
+    """Return the bytes that the device has left at the peak; None if they are unknown.
+
+    `peak` is by default that of the latest full read. Stranded bytes do not count, because a
+    request may find them too small.
+    """
+    allocator, free = record.allocator, record.driver_free
+    if allocator is None or free is None:
+        return None
+    stranded = record.layout.stranded_bytes if record.layout else 0
+    peak = allocator.active_peak_bytes or 0 if peak is None else peak
+    return max(0, allocator.reserved_bytes.total + free - peak - stranded)
+
+
+class Pressure:
+    """Tells from the reads of one device whether its memory may run out soon.
+
+    The signs are a retry, a low margin, and a margin that falls fast.
+    """
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+        self._retries: int | None = None
+
+    def update(self, now: float, record: DeviceRecord) -> bool:
+        """Take one read at `now` (monotonic seconds)."""
+        retries, left, total = record.alloc_retries, margin(record), record.device.total_bytes
+        retried = self._retries is not None and (retries or 0) > self._retries
+        self._retries = retries
+        if left is None or not total:
+            return retried
+        self._add(now, left)
+        return retried or left < LOW_MARGIN * total or self._is_falling(now, left, total)
+
+    def _add(self, now: float, left: int) -> None:
+        if not self._points or now - self._points[-1][0] >= POINT_SECONDS:
+            self._points.append((now, left))
+        while now - self._points[0][0] > TREND_SECONDS:
+            self._points.popleft()
+
+    def _is_falling(self, now: float, left: int, total: int) -> bool:
+        then, before = self._points[0]
+        fall = before - left
+        if fall < MIN_FALL * total or now - then < MIN_TREND_SECONDS:
+            return False
+        return left / (fall / (now - then)) < EXHAUSTION_SECONDS
+
+
+def grows_soon(record: DeviceRecord) -> bool:
+    """Return whether what grows by the history of the run will use up the device soon."""
+    growth, history, left = record.growth, record.run_history.published(), margin(record)
+    if growth is None or history is None or left is None:
+        return False
+    seconds = (history.seconds[-1] - history.seconds[0]) / max(1, history.steps[-1])
+    return is_soon(left / growth.bytes_per_step, seconds)
+
+
+def _bytes(record: DeviceRecord) -> tuple[int, int]:
+    """Return the allocated bytes at the latest full read, and the peak."""
+    allocator = record.allocator
+    if allocator is None:
+        return 0, 0
+    return allocator.allocated_bytes.total, allocator.active_peak_bytes or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the lines of each device held at the end of a step."""
+
+    step: int
+    uses: dict[int, Uses]
+
+
+class LineHistory:
+    """Starts and stops the recording of stacks, and compares what the lines held at steps' ends.
+
+    Comparisons are as frequent as snapshots, and cost as much; the first ones, at twice as many
+    steps each after the start, cost LOOKS_RESERVE_SECONDS in addition.
+
+    Called in the training thread, or in the main thread between two bytecodes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        recorder: Recorder,
+        errors: Errors,
+        meter: CpuMeter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._setting = settings.history
+        self._recorder = recorder
+        self._errors = errors
+        self._meter = meter
+        self._clock = clock
+        self._pressure: dict[int, Pressure] = {}
+        self._growth: dict[int, StepGrowth] = {}
+        self._allowance = Allowance(HISTORY_BUDGET, HISTORY_RESERVE_SECONDS)
+        self._cadence = Cadence(settings.snapshot_interval, settings.snapshot_budget)
+        self._looks = Allowance(settings.snapshot_budget, LOOKS_RESERVE_SECONDS)
+        self._is_recording = False
+        self._step = 0
+        self._started_step = 0
+        self._next_look = math.inf
+        self._allocations = 0
+        self._pressing_until = 0.0
+        self._first: Look | None = None
+        self._last: Look | None = None
+
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, recorder: Recorder, errors: Errors, meter: CpuMeter
+    ) -> LineHistory | None:
+        """Return the recording that the settings ask for, or None."""
+        return cls(settings, recorder, errors, meter) if settings.history else None
+
+    @property
+    def _backend(self) -> Backend:
+        return self._recorder.backend
+
+    @property
+    def next_look(self) -> float:
+        """The step at whose end the lines are to be compared; infinite if that is not known."""
+        return self._next_look if self._is_recording else math.inf
+
+    def begin(self) -> None:
+        """Start at the first allocation, unless the start depends on reads."""
+        with self._errors.suppress("history"):
+            if self._setting is True:
+                self._start()
+
+    def after_read(self, step: int | None = None) -> None:
+        """Start or stop after a read of the statistics, at the end of `step` if it was there."""
+        with self._errors.suppress("history"):
+            self._step = self._step if step is None else step
+            now, records = self._clock(), self._recorder.records()
+            self._pay(now, records.values())
+            wanted = self._is_wanted(now, records.values(), at_step=step is not None)
+            self._is_recording = self._backend.owns_history() and self._is_recording
+            if self._is_recording and not wanted:
+                self.stop()
+            elif wanted and not self._is_recording:
+                self._start()
+
+    def after_early_read(self, step: int) -> None:
+        """Start if the points of the run's history, of which there is a new one, show growth."""
+        if self._setting != "oom" or self._is_recording:
+            return
+        with self._errors.suppress("history"):
+            self._step, now = step, self._clock()
+            records = self._recorder.records().values()
+            grown = [self._has_grown(now, record) for record in records]
+            if any(grown):
+                self._pressing_until = now + GROWTH_LINGER_SECONDS
+                self._start()
+
+    def _has_grown(self, now: float, record: DeviceRecord) -> bool:
+        point = record.run_history.newest
+        return point is not None and self._grows(now, record, point.allocated, point.peak)
+
+    def _is_wanted(self, now: float, records: Collection[DeviceRecord], *, at_step: bool) -> bool:
+        if self._setting != "oom":
+            return self._setting
+        grown = [at_step and self._grows(now, record, *_bytes(record)) for record in records]
+        if any(grown):
+            self._pressing_until = max(self._pressing_until, now + GROWTH_LINGER_SECONDS)
+        pressing = [
+            self._pressure.setdefault(record.device.index, Pressure()).update(now, record)
+            for record in records
+        ]
+        if any(pressing) or any(map(grows_soon, records)):
+            self._pressing_until = now + LINGER_SECONDS
+        return now < self._pressing_until and self._allowance.is_left(
+            now, resuming=not self._is_recording
+        )
+
+    def _grows(self, now: float, record: DeviceRecord, allocated: int, peak: int) -> bool:
+        left, total = margin(record, peak), record.device.total_bytes
+        if left is None or not total:
+            return False
+        growth = self._growth.setdefault(record.device.index, StepGrowth())
+        return growth.update(self._step, now, allocated, peak, left, total)
+
+    def _pay(self, now: float, records: Iterable[DeviceRecord]) -> None:
+        """Count what the recording has cost since the last read."""
+        allocations = sum(record.allocations for record in records)
+        if self._is_recording:
+            spent = RECORDED_ALLOCATION_SECONDS * max(0, allocations - self._allocations)
+            self._meter.add(spent)
+            self._allowance.spend(now, spent)
+        self._allocations = allocations
+
+    def _start(self) -> None:
+        """Start recording, unless the script records or the allocator cannot."""
+        if self._backend.history_enabled() is False and self._backend.start_stacks():
+            self._is_recording, self._first, self._last = True, None, None
+            self._started_step = self._step
+            self._next_look = self._step + STEPS_TO_FIRST_LOOK
+
+    def stop(self) -> None:
+        """Stop the recording of stacks, unless the script has put its own in its place."""
+        if self._is_recording:
+            self._is_recording = False
+            self._backend.stop_history()
+
+    def at_step(self, step: int) -> None:
+        """Look at the lines at the end of a step, if it is time."""
+        now = time.perf_counter()
+        if not self._is_recording or not self._is_look_due(step, now):
+            return
+        self._next_look = math.inf
+        with self._errors.suppress("history"):
+            self._look(step)
+            ended = time.perf_counter()
+            self._cadence.record(ended, ended - now)
+            self._looks.spend(ended, ended - now)
+            if self._looks.is_left(ended, resuming=False):
+                self._next_look = 2 * step - self._started_step
+
+    def _is_look_due(self, step: int, now: float) -> bool:
+        if step < self._started_step + STEPS_TO_FIRST_LOOK:
+            return False
+        return step >= self._next_look or self._cadence.is_due(now)
+
+    def _look(self, step: int) -> None:
+        segments = self._backend.memory_snapshot()
+        if segments is not None:
+            devices = self._recorder.records()
+            look = Look(step, {index: uses_by_line(segments, index) for index in devices})
+            self._first, self._last = self._first or look, look
+
+    def compared(self, observation: OomObservation) -> OomObservation:
+        """Add the lines that grew between the first look and the last."""
+        first, last, lines = self._first, self._last, observation.lines
+        if lines is None or first is None or last is None or first is last:
+            return observation
+        device = observation.device
+        increases = grown(first.uses.get(device, {}), last.uses.get(device, {}))
+        lines = replace(lines, grown=increases, grown_steps=last.step - first.step)
+        return replace(observation, lines=lines)

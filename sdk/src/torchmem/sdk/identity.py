@@ -1,0 +1,239 @@
+"""Who this process is: rank, run, script, and scheduler ids, from its launcher's environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
+from torchmem.host.procfs import own_start_ticks, pid_namespace, start_time
+from torchmem.sample.sample import Process
+from torchmem.sdk.safety.interruptions import ignore
+from torchmem.sdk.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The variables with which a launcher tells a process its place; None: it has no such one."""
+
+    rank: str
+    local_rank: str | None = None
+    world_size: str | None = None
+
+
+# The one nearest to the process first: a process inherits the variables of all launchers around it.
+# Under mpirun in a Slurm job, SLURM_PROCID is that of the one task that runs mpirun, and
+# SLURM_NTASKS is that of the job even in a process that srun did not start.
+LAUNCHERS = (
+    Launcher("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun, and what is made for torch's env://
+    Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Launcher("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE"),
+    Launcher("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH and Intel MPI (hydra)
+    Launcher("PMIX_RANK"),  # prterun
+    Launcher("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+
+# `sys.argv[0]` without a script.
+NO_SCRIPT = {"", "-c", "-m"}
+
+# `sys.argv[0]` in a notebook, and the variable in which Jupyter Server 2 gives its path.
+KERNEL_LAUNCHERS = {"ipykernel_launcher.py", "colab_kernel_launcher.py"}
+NOTEBOOK_VARIABLE = "JPY_SESSION_NAME"
+NOTEBOOK_SUFFIX = ".ipynb"
+
+# Names that people give to a job, and that stay the same from launch to launch: Slurm, PBS, LSF,
+# and Grid Engine, whose variable is also the usual one for the name of a Kubernetes Job.
+RUN_VARIABLES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
+# The schedulers' defaults for a job without a name: the command, or a word for interactive use.
+UNNAMED_JOBS = {
+    "",
+    "accelerate",
+    "bash",
+    "deepspeed",
+    "interactive",
+    "mpiexec",
+    "mpirun",
+    "python",
+    "qlogin",
+    "ray",
+    "sh",
+    "stdin",
+    "torchmem",
+    "torchrun",
+    "uv",
+    "wrap",
+    "zsh",
+}
+
+# Ids that differ from launch to launch belong on torchmem_process_info and not in `run`.
+LAUNCH_LABELS = {
+    "TORCHELASTIC_RUN_ID": "torchelastic_run_id",
+    "TORCHELASTIC_RESTART_COUNT": "torchelastic_restart_count",
+    "SLURM_JOB_ID": "slurm_job_id",
+    "SLURM_RESTART_COUNT": "slurm_restart_count",
+    "SLURM_ARRAY_TASK_ID": "slurm_array_task_id",
+    "SLURM_JOB_NAME": "slurm_job_name",
+    "SLURM_JOB_USER": "slurm_job_user",
+    "PBS_JOBID": "pbs_job_id",
+    "LSB_JOBID": "lsf_job_id",
+    "JOB_NAME": "job_name",
+    "POD_NAME": "pod",
+    "POD_NAMESPACE": "namespace",
+    "JOB_COMPLETION_INDEX": "job_completion_index",
+    "RAY_CLUSTER_NAME": "ray_cluster",
+    "GROUP_RANK": "group_rank",
+    ADVICE_VARIABLE: ADVICE_LABEL,
+}
+
+# `sys.argv[0]` of a process that runs tasks and actors of Ray.
+RAY_WORKER = "ray/_private/workers/default_worker.py"
+
+
+def identify(
+    settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
+) -> Process:
+    """Return the identity of the calling process; without a launcher it is rank 0."""
+    place = _launched_place(environment)
+    script = _script(environment)
+    is_ray = script.endswith(RAY_WORKER)
+    ray = _ray_context() if is_ray else None
+    ticks = own_start_ticks()
+    return Process(
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(),
+        start_ticks=ticks,
+        start_timestamp=None if ticks is None else start_time(ticks, time.time()),
+        hostname=socket.gethostname(),
+        run=settings.run or _job_name(environment) or _ray_name(ray) or script_name(script),
+        rank=place.rank if settings.rank is None else settings.rank,
+        local_rank=place.local_rank,
+        world_size=place.world_size,
+        # Its folder and its arguments are not published.
+        script=Path(script).name if script not in NO_SCRIPT and not is_ray else None,
+        labels=_launch_labels(environment) | _ray_labels(ray),
+        versions={"python": platform.python_version(), **versions},
+    )
+
+
+def placed(process: Process, settings: Settings, world: tuple[int, int] | None) -> Process:
+    """Return the process with its rank and world size in torch.distributed.
+
+    They replace the launcher's, and exist without a launcher too, as in
+    torch.multiprocessing.spawn. The setting `rank` takes precedence. `world` is `Backend.world()`.
+    """
+    if world is None:
+        return process
+    rank, world_size = world
+    rank = rank if settings.rank is None else settings.rank
+    if (rank, world_size) == (process.rank, process.world_size):
+        return process
+    return replace(process, rank=rank, world_size=world_size)
+
+
+def is_multiprocessing_child() -> bool:
+    """Return whether Python's multiprocessing started this process, without importing it.
+
+    In such a process the module is loaded already.
+    """
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    rank: int
+    local_rank: int | None
+    world_size: int | None
+
+
+def _launched_place(environment: Mapping[str, str]) -> _Place:
+    """Return the innermost launcher's values, completed by launchers that set no other rank."""
+    said = {launcher: _number(environment, launcher.rank) for launcher in LAUNCHERS}
+    rank = _first(said.values()) or 0
+    agreeing = [launcher for launcher, number in said.items() if number in {rank, None}]
+    return _Place(
+        rank,
+        _first(_number(environment, launcher.local_rank) for launcher in agreeing),
+        _first(_number(environment, launcher.world_size) for launcher in agreeing),
+    )
+
+
+def _first(numbers: Iterable[int | None]) -> int | None:
+    return next((number for number in numbers if number is not None), None)
+
+
+def _number(environment: Mapping[str, str], name: str | None) -> int | None:
+    text = environment.get(name, "") if name else ""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _launch_labels(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        label: environment[variable]
+        for variable, label in LAUNCH_LABELS.items()
+        if environment.get(variable)
+    }
+
+
+def _ray_context() -> Any:
+    """Return Ray's runtime context, or None where Ray is not running."""
+    ray: Any = sys.modules.get("ray")
+    with ignore(Exception):
+        # Otherwise `get_runtime_context` may start a cluster.
+        if ray is not None and ray.is_initialized():
+            return ray.get_runtime_context()
+    return None
+
+
+def _ray_name(context: Any) -> str | None:
+    """Return the module of the task or actor: the script's name for one that is defined there."""
+    with ignore(Exception):
+        return str(context.get_task_function_name()).partition(".")[0] if context else None
+    return None
+
+
+def _ray_labels(context: Any) -> dict[str, str]:
+    with ignore(Exception):
+        if context:
+            known = {"ray_job_id": context.get_job_id(), "ray_actor_id": context.get_actor_id()}
+            return {label: text for label, text in known.items() if text}
+    return {}
+
+
+def _job_name(environment: Mapping[str, str]) -> str | None:
+    names = (environment.get(name, "") for name in RUN_VARIABLES)
+    return next((name for name in names if _command(name) not in UNNAMED_JOBS), None)
+
+
+def _command(name: str) -> str:
+    """Return the name in lower case, without the version of Python."""
+    return re.sub(r"^python[\d.]+$", "python", name.lower())
+
+
+def script_name(path: str) -> str:
+    """Return the name of a run after its script: `train` for train.py or `python -m train`.
+
+    It is "python" without a script, as with `python -c`, and "ray" in a worker process of Ray.
+    """
+    if path.endswith(RAY_WORKER):
+        return "ray"
+    script = Path(path)
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    return "python" if path in NO_SCRIPT else name or "python"
+
+
+def _script(environment: Mapping[str, str]) -> str:
+    """Return `sys.argv[0]`; in a notebook its path, or "" if that is unknown."""
+    first = sys.argv[0] if sys.argv else ""
+    if Path(first).name not in KERNEL_LAUNCHERS:
+        return first
+    notebook = environment.get(NOTEBOOK_VARIABLE, "")
+    return notebook if notebook.endswith(NOTEBOOK_SUFFIX) else ""

@@ -1,0 +1,1 @@
+"""The evidence that is written when memory runs out."""

@@ -1,0 +1,183 @@
+"""How the process ends, judging by uncaught exceptions and calls of `sys.exit`.
+
+Among uncaught exceptions are those of libraries that get no memory from the driver. They do not
+pass PyTorch's allocator, so no observer is called. The texts are those of NCCL, cuBLAS, cuDNN,
+cuSOLVER, cuSPARSE, cuFFT, cuRAND, their ROCm counterparts, Triton, CuPy, and of PyTorch for calls
+to the driver outside the caching allocator.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torchmem.explain.call_stack import Origin
+from torchmem.sample.sample import Ending
+from torchmem.sdk.pytorch.call_stack import raising_origin
+from torchmem.sdk.safety.exit_calls import ExitCalls, child_exit_code, is_success
+from torchmem.sdk.safety.interruptions import is_interruption
+
+MAX_CHAIN = 32
+MAX_TEXT_LENGTH = 1 << 16
+
+_LIBRARY_OOM = re.compile(
+    r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
+    r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[\w+\]: out of memory"
+    r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'"
+    r"|Failed to CUDA calloc(?: async)? (?P<bytes>\d{1,18}) bytes"
+    r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryOom:
+    """A library's failed allocation on the GPU; `requested` in bytes, None if the text lacks it."""
+
+    requested: int | None
+    origin: Origin
+
+
+def library_oom(error: BaseException) -> LibraryOom | None:
+    """Return the library's failed allocation that `error` is due to, or None.
+
+    PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
+    """
+    if is_oom(error):
+        return None
+    for link in _chain(error):
+        match = _LIBRARY_OOM.search(_text(link))
+        if match:
+            requested = int(match["bytes"]) if match["bytes"] else None
+            return LibraryOom(requested, raising_origin(link.__traceback__, match.string))
+    return None
+
+
+def is_oom(error: BaseException | None) -> bool:
+    """Return whether PyTorch's OutOfMemoryError is `error`, its cause, or was being handled."""
+    return any(
+        kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("torch")
+        for link in _chain(error)
+        for kind in type(link).__mro__
+    )
+
+
+def ending_of(error: BaseException | None, *, oom_pending: bool) -> Ending:
+    """Return the ending of a process that `error` ends; None is a normal end.
+
+    With `oom_pending` no step has finished since an OutOfMemoryError, and any exception counts as
+    that OOM. An exit with a code of 0 does not, unless it was called while the OOM was handled.
+    An exit with another code is a failure. Ctrl-C is an exit.
+    """
+    if error is None:
+        return "exited"
+    if is_oom(error) or library_oom(error) is not None:
+        return "oom"
+    is_clean = isinstance(error, SystemExit) and is_success(error.code)
+    if oom_pending and not is_clean:
+        return "oom"
+    if isinstance(error, SystemExit):
+        is_clean = is_clean or isinstance(error.__context__, KeyboardInterrupt)
+        return "exited" if is_clean else "failed"
+    return "failed" if isinstance(error, Exception) else "exited"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its cause, or else the one that was being handled, and so on."""
+    for _ in range(MAX_CHAIN):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an exception, or "" if it fails to provide one."""
+    try:
+        return str(error)[:MAX_TEXT_LENGTH]
+    except Exception as failure:  # code of the script's
+        if is_interruption(failure):
+            raise
+        return ""
+
+
+def last_error() -> BaseException | None:
+    """Return the uncaught exception that ends the process, as the interpreter keeps it.
+
+    At an interactive prompt there is none, because the process outlives such exceptions.
+    """
+    if hasattr(sys, "ps1"):
+        return None
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def in_excepthook() -> bool:
+    """Return whether this thread is handling an exception that ends it."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None and frame.f_code is not UncaughtErrors.in_main.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+class UncaughtErrors:
+    """Handles uncaught exceptions, before the hooks that were installed earlier.
+
+    `on_error` is called with an exception and whether it ends the main thread. It raises no
+    exception itself; one that a signal handler raises in it reaches the script.
+    """
+
+    def __init__(self, on_error: Callable[[BaseException, bool], None]) -> None:
+        self._installed = False
+        self._on_error = on_error
+        self._hook, self._thread_hook = self.in_main, self._in_thread
+        self._previous_hook, self._previous_thread_hook = sys.excepthook, threading.excepthook
+        self._exits = ExitCalls(is_oom)
+
+    def install(self) -> None:
+        """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
+        if self._installed:
+            return
+        # In this order an interruption does no harm: the next call does the rest.
+        if sys.excepthook is not self._hook:
+            self._previous_hook, sys.excepthook = sys.excepthook, self._hook
+        if threading.excepthook is not self._thread_hook:
+            self._previous_thread_hook = threading.excepthook
+            threading.excepthook = self._thread_hook
+        self._exits.install()
+        self._installed = True
+
+    def exit_ending(self, *, oom_pending: bool) -> Ending:
+        """Return the ending of a process that no uncaught exception ends."""
+        exits = self._exits
+        if hasattr(sys, "ps1"):
+            return "exited"
+        is_error = not is_success(child_exit_code())
+        if oom_pending and (is_error or (exits.is_open and exits.is_oom_or_error)):
+            return "oom"
+        return "failed" if is_error or (exits.has_ended and exits.is_error) else "exited"
+
+    def remove(self) -> None:
+        """Set the previous hooks again, unless someone has replaced these since."""
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._previous_hook
+        if threading.excepthook is self._thread_hook:
+            threading.excepthook = self._previous_thread_hook
+        self._exits.remove()
+
+    def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
+        """Be `sys.excepthook`."""
+        try:
+            self._on_error(error, True)
+        finally:
+            self._previous_hook(kind, error, tb)
+
+    def _in_thread(self, arguments: threading.ExceptHookArgs) -> None:
+        try:
+            if arguments.exc_value is not None:
+                self._on_error(arguments.exc_value, False)
+        finally:
+            self._previous_thread_hook(arguments)

@@ -1,0 +1,1 @@
+"""What others see of this process: its sample file, endpoint, textfile, OTLP, and map."""

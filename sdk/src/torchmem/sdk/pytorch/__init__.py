@@ -1,0 +1,1 @@
+"""PyTorch, read through one door: the only room that imports torch."""

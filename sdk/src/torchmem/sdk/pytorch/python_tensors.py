@@ -1,0 +1,77 @@
+"""All tensors of this process that are Python objects, by a walk of what the collector tracks.
+
+For an OutOfMemoryError, where they say what the bytes are. Nothing of the script is run: only
+tensors of exactly PyTorch's own types are read, and of them only what PyTorch keeps itself. The
+walk does not find tensors that only autograd's graphs hold, which are not Python objects, nor
+objects that `gc.freeze` hides.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchmem.allocator.tensor_groups import MAX_DIMENSIONS, Kind, TensorGroup, grouped
+from torchmem.sdk.safety.interruptions import is_interruption
+
+SECONDS = 0.2
+"""CPU time that a walk may take; one that takes longer has no result."""
+OBJECTS_PER_CHECK = 10_000
+# The list of all objects is made at once, at about 10 ns each.
+MAX_BLOCKS = 10_000_000
+
+
+class TensorWalk:
+    """Finds tensors through the torch module that it is given."""
+
+    def __init__(self, torch: Any, clock: Callable[[], float] = time.thread_time) -> None:
+        self._plain = torch.Tensor, torch.nn.Parameter
+        self._without_overrides = torch._C.DisableTorchFunction  # noqa: SLF001
+        self._clock = clock
+
+    def groups(self, device: int) -> tuple[TensorGroup, ...] | None:
+        """Return the tensors on a device by shape and type; None if there is not enough time."""
+        if sys.getallocatedblocks() > MAX_BLOCKS:
+            return None
+        storages: dict[int, tuple[int, Kind, int]] = {}
+        with self._without_overrides():
+            for tensor in self._tensors(self._clock() + SECONDS):
+                if tensor is None:
+                    return None
+                _add(tensor, device, storages)
+        return grouped((kind, size) for _, kind, size in storages.values())
+
+    def _tensors(self, deadline: float) -> Iterator[Any]:
+        """Yield all tensors, or None once the time is over."""
+        known = gc.get_objects()
+        # By identity: a metaclass of the script may define equality.
+        tensor, parameter = self._plain
+        for start in range(0, len(known), OBJECTS_PER_CHECK):
+            for value in known[start : start + OBJECTS_PER_CHECK]:
+                if type(value) is tensor or type(value) is parameter:
+                    yield value
+            if self._clock() > deadline:
+                yield None
+
+
+def _add(tensor: Any, device: int, storages: dict[int, tuple[int, Kind, int]]) -> None:
+    """Add a tensor's storage, unless a larger tensor of that storage is known."""
+    try:
+        if not tensor.is_cuda or tensor.get_device() != device:
+            return
+        storage = tensor.untyped_storage()
+        # Its address in memory of the host: `data_ptr` would copy a storage that is copied lazily.
+        key, size, used = storage._cdata, storage.nbytes(), tensor.nbytes  # noqa: SLF001
+        if size and used >= storages.get(key, (0,))[0]:
+            storages[key] = used, _kind(tensor), size
+    except Exception as error:  # tensors without a storage, such as sparse ones
+        if is_interruption(error):
+            raise
+
+
+def _kind(tensor: Any) -> Kind:
+    shape = tuple(int(size) for size in tensor.shape[:MAX_DIMENSIONS])
+    return shape, str(tensor.dtype).removeprefix("torch.")

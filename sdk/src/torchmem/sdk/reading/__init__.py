@@ -1,0 +1,1 @@
+"""What is read of every device, and what is kept of it between reads."""

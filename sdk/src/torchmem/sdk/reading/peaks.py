@@ -1,0 +1,209 @@
+"""Peaks of allocated bytes within a window, such as a phase that the script names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.cost import CpuMeter
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.interruptions import shield
+
+MAX_PHASES = 32
+
+
+class WindowPeak:
+    """The highest value of one statistic since the window began.
+
+    Exact if PyTorch's own peak moved in the window: if it rose, the new peak lies in the window; if
+    it fell, the user reset it in the window. Otherwise the old peak was not reached again, and the
+    highest value seen is a lower bound.
+    """
+
+    def __init__(self, current: int, peak: int) -> None:
+        self.highest = current
+        self._peak = peak
+
+    def update(self, current: int, peak: int) -> None:
+        """Take the statistic's current value and PyTorch's peak of it."""
+        self.highest = max(self.highest, current if peak == self._peak else peak)
+        self._peak = peak
+
+    def rebase(self, peak: int) -> None:
+        """Compare later peaks with `peak`, to which the SDK itself has reset PyTorch's."""
+        self._peak = peak
+
+
+class MemoryModule(Protocol):
+    """The part of `torch.cuda.memory` that its other functions read peaks through (2.13)."""
+
+    memory_stats_as_nested_dict: Callable[..., dict[str, Any]]
+    reset_peak_memory_stats: Callable[..., None]
+
+
+class UserPeaks:
+    """Resets PyTorch's peaks while `torch.cuda.max_memory_*` keep their values for the user.
+
+    Replaces two functions in each of `modules` (torch.cuda.memory and torch.cuda). `device_index`
+    resolves what users pass as a device. `torch.accelerator` bypasses these functions and sees
+    the peaks since the SDK's last reset.
+    """
+
+    def __init__(
+        self, modules: tuple[MemoryModule, ...], device_index: Callable[[Any], int]
+    ) -> None:
+        self._stats = modules[0].memory_stats_as_nested_dict
+        self._reset = modules[0].reset_peak_memory_stats
+        self._device_index = device_index
+        self._before: dict[int, dict[tuple[str, str], int]] = {}
+        for module in modules:
+            module.memory_stats_as_nested_dict = self._stats_for_user
+            module.reset_peak_memory_stats = self._reset_by_user
+
+    def stats(self, device: int) -> dict[str, Any]:
+        """Return PyTorch's own statistics, with the peaks since the SDK's last reset."""
+        return self._stats(device)
+
+    def reset(self, device: int) -> None:
+        """Reset PyTorch's peaks and remember them for the user."""
+        before = self._before.setdefault(device, {})
+        for key, values in _with_peaks(self._stats(device)):
+            before[key] = max(before.get(key, 0), values["peak"])
+        self._reset(device)
+
+    def discard(self, device: int) -> None:
+        """Reset PyTorch's peaks and forget them, for what was not the user's."""
+        self._reset(device)
+
+    def _stats_for_user(self, device: Any = None) -> dict[str, Any]:
+        stats = self._stats(device)
+        before = self._before.get(self._device_index(device), {}) if self._before else {}
+        for key, values in _with_peaks(stats) if before else ():
+            values["peak"] = max(values["peak"], before.get(key, 0))
+        return stats
+
+    def _reset_by_user(self, device: Any = None) -> None:
+        if self._before:
+            self._before.pop(self._device_index(device), None)
+        self._reset(device)
+
+
+def _with_peaks(stats: dict[str, Any]) -> list[tuple[tuple[str, str], dict[str, int]]]:
+    """Return the innermost dicts of nested statistics that hold a peak, by statistic and pool."""
+    found = []
+    for name, value in stats.items():
+        if isinstance(value, dict):
+            if "peak" in value:
+                found.append(((name, ""), value))
+            for pool, values in value.items():
+                if isinstance(values, dict) and "peak" in values:
+                    found.append(((name, pool), values))
+    return found
+
+
+class Phases:
+    """Begins and ends phases; measures each name at most once in `interval` seconds."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        errors: Errors,
+        meter: CpuMeter,
+        interval: float,
+        *,
+        reset_peaks: bool,
+    ) -> None:
+        self.recorder = recorder
+        self.errors = errors
+        self.meter = meter
+        self._interval = interval
+        self._resets = reset_peaks
+        self._due: dict[str, float] = {}
+        self._open: list[dict[int, WindowPeak]] = []
+        self._entered: list[Phase] = []
+
+    @property
+    def current(self) -> str | None:
+        """Name of the phase that was entered last and is not left yet, measured or not."""
+        phase = next(iter(self._entered[-1:]), None)
+        return None if phase is None else phase.name
+
+    def enter(self, phase: Phase) -> None:
+        """Note that a phase was entered."""
+        self._entered.append(phase)
+
+    def leave(self, phase: Phase) -> None:
+        """Note that a phase was left."""
+        self._entered = [other for other in self._entered if other is not phase]
+
+    def begin(self, name: str) -> dict[int, WindowPeak] | None:
+        """Return the phase's windows by device, or None if the phase is not measured now."""
+        now = time.perf_counter()
+        if not self._is_due(name, now) or not self.recorder.backend.is_initialized():
+            return None
+        if self._resets:
+            self.reset()
+        windows = {
+            device: WindowPeak(*values) for device, values in self.recorder.allocated().items()
+        }
+        if not windows:
+            return None
+        self._due[name] = now + self._interval
+        self._open.append(windows)
+        return windows
+
+    def _is_due(self, name: str, now: float) -> bool:
+        if name in self._due:
+            return now >= self._due[name]
+        return len(self._due) < MAX_PHASES
+
+    def end(self, name: str, windows: dict[int, WindowPeak]) -> None:
+        """Close the phase's windows and record the highest value of each device."""
+        self._open = [others for others in self._open if others is not windows]
+        for device, values in self.recorder.allocated().items():
+            if device in windows:
+                windows[device].update(*values)
+                self.recorder.record_phase(device, name, windows[device].highest)
+
+    def reset(self) -> None:
+        """Reset PyTorch's peaks; the phases that are open keep what they have seen."""
+        before = self.recorder.allocated()
+        for windows in self._open:
+            for device, window in windows.items():
+                window.update(*before.get(device, (0, 0)))
+                window.rebase(before.get(device, (0, 0))[0])
+        self.recorder.reset_peaks()
+
+
+class Phase:
+    """One `with session.phase(name):`. Lets the script's exceptions pass and raises none."""
+
+    def __init__(self, phases: Phases, name: str) -> None:
+        self._phases = phases
+        self.name = name
+        self._windows: dict[int, WindowPeak] | None = None
+
+    @shield
+    def __enter__(self) -> None:
+        started = time.thread_time()
+        with self._phases.errors.suppress("phase"):
+            self._phases.enter(self)
+            self._windows = self._phases.begin(self.name)
+        self._phases.meter.add(time.thread_time() - started)
+
+    @shield
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        started = time.thread_time()
+        with self._phases.errors.suppress("phase"):
+            self._phases.leave(self)
+            if self._windows is not None:
+                self._phases.end(self.name, self._windows)
+        self._phases.meter.add(time.thread_time() - started)

@@ -1,0 +1,152 @@
+"""The peak to expect of the largest batch that the script plans, by the peaks of earlier ones.
+
+The active peak of a training step is taken as a line over the size of its batch. PyTorch's peak is
+known of the steps that raised it, or had the largest batch so far; these are the points.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from numbers import Real
+
+from torchmem.sdk.safety.errors import log
+
+MIN_POINTS, MAX_POINTS = 4, 16
+MIN_DISTANCE = 1.03
+"""Two points whose sizes differ by a smaller factor are one."""
+MIN_RANGE = 1.25
+"""The largest size of the points, divided by the smallest."""
+MAX_REACH = 10.0
+"""The planned size, divided by the largest that was seen."""
+MAX_DEVIATION = 0.1
+"""How far a point may lie from the line, as a share of what the line rises between the points."""
+WARM_UP_READS = 3
+"""The first steps allocate the optimizer's state and the workspaces of libraries."""
+
+MAX_SIZE = 1e18
+
+Point = tuple[float, int]
+"""Size of a batch, and the peak in bytes."""
+
+
+class Plan:
+    """What the script tells of its batches: the largest of the plan, and those that it runs.
+
+    Sizes have any one unit, such as tokens. `largest` is None without a plan. `is_by_hand`: the
+    script tells the size of each batch.
+    """
+
+    def __init__(self) -> None:
+        self.largest: float | None = None
+        self.is_by_hand = False
+        self._size = 0.0
+        self._has_warned = False
+
+    def set(self, largest: float | None) -> None:
+        """Take the size of the largest batch that is planned; None ends the plan."""
+        if largest is None or self._is_size(largest):
+            self.largest = None if largest is None else float(largest)
+
+    def batch(self, size: float) -> None:
+        """Note a batch. It is called in each step, and does little."""
+        if type(size) is not int and not self._is_size(size):
+            return
+        if self._size < size < MAX_SIZE:
+            self._size = float(size)
+
+    def batch_by_hand(self, size: float) -> None:
+        """Note a batch; from the first call on, only these count."""
+        if not self.is_by_hand:
+            self.is_by_hand, self._size = True, 0.0
+        self.batch(size)
+
+    def _is_size(self, size: object) -> bool:
+        """Return whether it is a number; comparing a tensor would wait for the device."""
+        number = float(size) if isinstance(size, Real) and not isinstance(size, int) else size
+        if isinstance(number, int | float) and 0 < number < MAX_SIZE:
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            log(
+                logging.WARNING,
+                "the size of a batch is ignored: it is a number above 0, not %s",
+                size if isinstance(number, int | float) else type(size).__name__,
+            )
+        return False
+
+    def take(self) -> float:
+        """Return the size of the largest batch since the last call, 0 if there was none."""
+        size, self._size = self._size, 0.0
+        return size
+
+
+class PeakBySize:
+    """The peaks of one device by the size of the batch."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=MAX_POINTS)
+        self._warm_up = WARM_UP_READS
+        self._peak = 0
+        self._largest = 0.0
+        self._line: tuple[float, float] | None = None
+
+    def add(self, size: float, peak: int) -> None:
+        """Take the peak since the process started, and the largest batch since the last call.
+
+        Without a batch, as in an evaluation, the rise says nothing of the plan.
+        """
+        is_news = size > 0 and (peak > self._peak or size > self._largest)
+        self._peak = max(self._peak, peak)
+        if self._warm_up:
+            self._warm_up -= int(size > 0)
+        elif is_news:
+            self._largest = max(self._largest, size)
+            self._keep(size)
+            self._line = fitted(list(self._points))
+
+    def _keep(self, size: float) -> None:
+        last = self._points[-1][0] if self._points else 0.0
+        if last and max(size, last) < MIN_DISTANCE * min(size, last):
+            size = max(size, self._points.pop()[0])
+        self._points.append((size, self._peak))
+
+    def expected(self, largest: float) -> int | None:
+        """Return the peak to expect, in bytes, with a batch of this size; None if it is unknown.
+
+        It is never below the peak so far.
+        """
+        if 0 < largest <= self._largest:
+            return self._peak
+        if self._line is None or largest > MAX_REACH * self._largest:
+            return None
+        base, slope = self._line
+        return max(self._peak, round(base + slope * largest))
+
+
+def fitted(points: list[Point]) -> tuple[float, float] | None:
+    """Return base and slope of a line on or above the newest points, as many as lie close to one.
+
+    Older points may be of another time: a model that has grown, or an optimizer without its state.
+    None if the newest MIN_POINTS are not close to a line, or do not rise.
+    """
+    for first in range(len(points) - MIN_POINTS + 1):
+        line = _line(points[first:])
+        if line is not None:
+            return line
+    return None
+
+
+def _line(points: list[Point]) -> tuple[float, float] | None:
+    """Return the least-squares line, raised to the highest point, or None if it does not fit."""
+    sizes = [size for size, _ in points]
+    low, high, number = min(sizes), max(sizes), len(points)
+    if high < MIN_RANGE * low:
+        return None
+    mean, mean_peak = sum(sizes) / number, sum(peak for _, peak in points) / number
+    covariance = sum((size - mean) * (peak - mean_peak) for size, peak in points)
+    slope = covariance / sum((size - mean) ** 2 for size in sizes)
+    deviations = [peak - mean_peak - slope * (size - mean) for size, peak in points]
+    if slope <= 0 or max(map(abs, deviations)) > MAX_DEVIATION * slope * (high - low):
+        return None
+    return mean_peak - slope * mean + max(deviations), slope

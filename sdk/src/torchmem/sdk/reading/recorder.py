@@ -1,0 +1,359 @@
+"""Reads the allocator of every device of this process and keeps what was read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torchmem.allocator.backend import Backend, Device
+from torchmem.allocator.fragmentation import measurement
+from torchmem.allocator.headroom import AvailableMemory
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.explain.verdict import Circumstances
+from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
+from torchmem.sdk.components.component_peaks import ComponentPeaks
+from torchmem.sdk.components.components import Components
+from torchmem.sdk.components.step_trace import Counts, StepTrace
+from torchmem.sdk.components.tracked import Moment
+from torchmem.sdk.oom.ending import LibraryOom
+from torchmem.sdk.oom.observation import (
+    FailedAllocation,
+    OomObservation,
+    examine,
+    examine_library_oom,
+)
+from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.plan import Plan
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.interruptions import call_holding, call_if_free
+
+OBSERVER_LOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RawSnapshot:
+    """A snapshot that is not measured yet.
+
+    segments: all segments, in PyTorch's form.
+    timestamp: Unix time.
+    available: memory that each device could still obtain, by torch's index.
+    seconds: time that the snapshot took.
+    """
+
+    segments: list[SegmentInfo]
+    timestamp: float
+    available: Mapping[int, AvailableMemory | None]
+    seconds: float
+
+
+class Recorder:
+    """The records of all devices; used by training thread, sampler, and OOM observer."""
+
+    def __init__(self, backend: Backend, errors: Errors | None = None) -> None:
+        self.backend = backend
+        self.errors = errors or Errors()
+        self.components = Components(
+            backend.tensor_counter(), self.errors, modules=backend.modules()
+        )
+        self._peaks = ComponentPeaks()
+        self._trace = StepTrace(backend)
+        self.plan = Plan()
+        self.settings: dict[str, str] = {}
+        self.expandable = False
+        self.stats_seconds: float | None = None
+        self.read_seconds: float | None = None
+        self.snapshot_seconds: float | None = None
+        self.oom_seconds: float | None = None
+        self._records: dict[int, DeviceRecord] = {}
+        self._lock = threading.Lock()
+        self._snapshot: RawSnapshot | None = None
+
+    def read_settings(self) -> None:
+        """Read the allocator's effective settings unless they are known; snapshots renew them."""
+        if not self.settings:
+            self._renew_settings()
+
+    def _renew_settings(self) -> None:
+        self.settings = dict(self.backend.allocator_settings())
+        # Segments that were expandable once stay so, and stay out of inactive_split.
+        self.expandable = self.expandable or self.settings.get("expandable_segments") != "False"
+
+    def read_stats(self, moment: Moment = "idle") -> None:
+        """Read the statistics of every device; return at once when another thread is reading."""
+        call_if_free(self._lock, lambda: self._read(moment))
+
+    def _read(self, moment: Moment) -> None:
+        started = time.perf_counter()
+        self._read_stats()
+        if moment == "step" and self.plan.largest is not None:
+            self._follow_plan(self.plan.largest)
+        self.stats_seconds = time.perf_counter() - started
+        self._read_components(moment)
+        self.read_seconds = time.perf_counter() - started
+
+    def _read_stats(self) -> None:
+        for device in self.backend.devices():
+            record = self._records.setdefault(device.index, DeviceRecord(device))
+            stats = self.backend.memory_stats(device.index)
+            if stats:
+                record.update(stats)
+                free = self.backend.free_bytes(device.index)
+                record.update_driver(free, self.backend.limit_bytes(device.index))
+
+    def read_early(self, steps: int) -> None:
+        """Take a point of the run's history at a step's end, without a call to the driver."""
+        call_if_free(self._lock, lambda: self._read_early(steps))
+
+    def _read_early(self, steps: int) -> None:
+        for index, record in self._records.items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                record.keep_peaks(stats)
+                record.add_point(steps, stats["allocated_bytes"]["all"]["current"])
+
+    def add_points(self, steps: int) -> None:
+        """Take a point of the run's history from what was just read."""
+        for record in self.records().values():
+            record.add_read_point(steps)
+
+    def judge_growth(self) -> None:
+        """Judge what grows on each device, by the history of the run."""
+        for record in self.records().values():
+            record.judge_growth()
+
+    def read_memory(self) -> None:
+        """Read the statistics after a release, in any thread.
+
+        Return at once when another thread is reading. Components are absent until the next full
+        read.
+        """
+        call_if_free(self._lock, self._read_stats)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the allocator has returned memory or taken more since the snapshot."""
+        return any(record.is_outdated for record in self.records().values())
+
+    def _follow_plan(self, largest: float) -> None:
+        with self.errors.suppress("step"):
+            size = self.plan.take()
+            for record in self._records.values():
+                if record.allocator:
+                    record.peak_by_size.add(size, record.allocator.active_peak_bytes or 0)
+                    record.planned_peak = record.peak_by_size.expected(largest)
+
+    def _read_components(self, moment: Moment) -> None:
+        counted: dict[int, dict[str, int]] = {}
+        with self.errors.suppress("components"):
+            allocators = {
+                index: record.allocator
+                for index, record in self._records.items()
+                if record.allocator
+            }
+            counted = self.components.read(allocators, moment)
+            self._read_component_peaks(counted, moment)
+        for index, record in self._records.items():
+            record.components = counted.get(index, {})
+            peak = (record.allocator.active_peak_bytes or 0) if record.allocator else 0
+            record.component_peaks, record.component_peak_time = self._peaks.values(
+                index, record.requested_peak, peak
+            )
+
+    def _read_component_peaks(self, counted: dict[int, dict[str, int]], moment: Moment) -> None:
+        if moment != "step":
+            self._trace.cancel_late()
+            return
+        if self._trace.is_recording:
+            for index, peak in self._trace.end(self._counts()).items():
+                self._peaks.in_recorded_step(index, peak, counted.get(index))
+            self._trace.wait(is_known=all(map(self._peaks.is_exact, self._records)))
+        self._peaks.at_step(self._requested_peaks(), counted)
+
+    def _requested(self) -> dict[int, int]:
+        known = {index: record.requested for index, record in self._records.items()}
+        return {index: requested for index, requested in known.items() if requested is not None}
+
+    def _counts(self) -> Counts:
+        records = self._records.items()
+        events = {index: record.allocations + record.frees for index, record in records}
+        return Counts(self._requested(), events)
+
+    def _requested_peaks(self) -> dict[int, int]:
+        return {index: self._records[index].requested_peak for index in self._requested()}
+
+    def before_optimizer(self, optimizer: object, *, has_closure: bool) -> None:
+        """Read the peaks before an optimizer's step, and where its gradients are."""
+        call_if_free(self._lock, lambda: self._before_optimizer(optimizer, has_closure))
+
+    def _before_optimizer(self, optimizer: object, has_closure: bool) -> None:
+        if self._trace.is_recording:
+            self._trace.before_optimizer(
+                lambda found: self.components.add_gradients(found, optimizer)
+            )
+        for index, record in self._records.items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                record.keep_peaks(stats)
+        gradients = None if has_closure else self.components.all_gradients()
+        self._peaks.before_optimizer(self._requested_peaks(), gradients)
+
+    def record_next_step(self) -> None:
+        """Record the next step if that is due and the components are known."""
+        if any(record.components for record in self._records.values()):
+            self._trace.begin(self._counts(), self.components.add_gradients)
+
+    def stop_recording(self) -> None:
+        """Stop the recording of a step, if there is one."""
+        self._trace.cancel()
+
+    def allocated(self) -> dict[int, tuple[int, int]]:
+        """Return the allocated bytes of every device, current and peak."""
+        allocated = {}
+        for index in list(self._records):
+            stats = self.backend.memory_stats(index)
+            if stats:
+                values = stats["allocated_bytes"]["all"]
+                allocated[index] = (values["current"], values["peak"])
+        return allocated
+
+    def allocated_peaks(self) -> dict[int, int]:
+        """Return the highest allocated bytes of every device since the process began."""
+        self.read_stats()
+        return {
+            index: record.allocator.allocated_peak_bytes or 0
+            for index, record in self.records().items()
+            if record.allocator is not None
+        }
+
+    def record_phase(self, device: int, name: str, peak: int) -> None:
+        """Keep the highest allocated bytes of a phase."""
+        peaks = self._records[device].phase_peaks
+        peaks[name] = max(peaks.get(name, 0), peak)
+
+    def reset_peaks(self) -> None:
+        """Reset PyTorch's peaks after taking them into the records' high-water marks."""
+        for index, record in self.records().items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                record.keep_peaks(stats)
+            self.backend.reset_peaks(index)
+
+    def take_snapshot(self) -> None:
+        """Take a snapshot, with the settings and the available memory of the same time.
+
+        If the backend returns none, the previous snapshot stays.
+        """
+        started = time.perf_counter()
+        segments = self.backend.memory_snapshot()
+        if segments is None:
+            return
+        timestamp = time.time()
+        self._renew_settings()
+        available = {
+            index: self._available(record.device, segments)
+            for index, record in self.records().items()
+        }
+        self._snapshot = RawSnapshot(segments, timestamp, available, time.perf_counter() - started)
+
+    def _available(self, device: Device, segments: Sequence[SegmentInfo]) -> AvailableMemory | None:
+        """Return what the device could still obtain, or None if free memory or limit is unknown."""
+        free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
+        if free is None or limit is None or device.total_bytes is None:
+            return None
+        if limit >= device.total_bytes:
+            return AvailableMemory(free)
+        reserved = sum(
+            segment["total_size"] for segment in segments if segment["device"] == device.index
+        )
+        return AvailableMemory(free, reserved, limit)
+
+    def obtainable_from_driver(self, device: int) -> int:
+        """Return the bytes that this process can still take, within its memory fraction."""
+        free = self.backend.free_bytes(device) or 0
+        limit, stats = self.backend.limit_bytes(device), self.backend.memory_stats(device)
+        if limit is None or not stats:
+            return free
+        return max(0, min(free, limit - int(stats["reserved_bytes"]["all"]["current"])))
+
+    def measure_snapshot(self) -> RawSnapshot | None:
+        """Measure every device by the newest snapshot and return it; None if that was done."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            return None
+        started = time.perf_counter()
+        config = AllocatorConfig.of(self.settings)
+        for index, available in snapshot.available.items():
+            record = self._records[index]
+            record.measured = measurement(
+                snapshot.segments, index, snapshot.timestamp, available, config
+            )
+            record.periodic_layout = record.layout
+        self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
+        return snapshot
+
+    def measured(self) -> list[tuple[Device, Layout]]:
+        """Return each device that the latest snapshot shows, with its layout."""
+        return [
+            (record.device, record.periodic_layout)
+            for _, record in sorted(self.records().items())
+            if record.periodic_layout is not None
+        ]
+
+    def record_oom(
+        self, device: int, failed: FailedAllocation, about: Circumstances
+    ) -> OomObservation:
+        """Count an OOM, judge it, and read the state it left; for the OOM observer.
+
+        `about` is all but what the record of the device adds.
+        """
+        call = partial(self._record_oom, device, failed, about)
+        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
+
+    def _record_oom(
+        self, device: int, failed: FailedAllocation, about: Circumstances
+    ) -> OomObservation:
+        self._read_stats()
+        self._read_components("oom")
+        config, record = AllocatorConfig.of(self.settings), self._records[device]
+        return examine(self.backend, record, config, failed, _completed(about, record))
+
+    def record_library_oom(self, failed: LibraryOom, about: Circumstances) -> OomObservation | None:
+        """Count an OOM of a library other than PyTorch, and read the state it left.
+
+        The error does not name the device, so the one with most reserved memory is taken. Return
+        None without any device.
+        """
+        call = partial(self._record_library_oom, failed, about)
+        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
+
+    def _record_library_oom(
+        self, failed: LibraryOom, about: Circumstances
+    ) -> OomObservation | None:
+        self._read_stats()
+        self._read_components("oom")
+        record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
+        if record is None:
+            return None
+        config = AllocatorConfig.of(self.settings)
+        return examine_library_oom(self.backend, record, config, failed, _completed(about, record))
+
+    def records(self) -> dict[int, DeviceRecord]:
+        """Return the record of each device by torch's index."""
+        return dict(self._records)
+
+    def samples(self) -> tuple[DeviceSample, ...]:
+        """Return the distinguishable devices as they are published, by torch's index."""
+        records = sorted(self._records.items())
+        return distinct_devices(record.sample(expandable=self.expandable) for _, record in records)
+
+
+def _completed(about: Circumstances, record: DeviceRecord) -> Circumstances:
+    """Return the circumstances of an OOM with what the record of its device knows."""
+    active = record.allocator.active_bytes.total if record.allocator else None
+    is_new = about.phase not in record.phase_peaks
+    history = record.run_history.published()
+    return replace(about, active=active, history=history, is_new_phase=is_new)

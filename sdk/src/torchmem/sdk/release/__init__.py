@@ -1,0 +1,1 @@
+"""Memory that is returned to the driver, in tiers, on request, and for neighbors."""

@@ -1,0 +1,131 @@
+"""The SDK's own errors: counted by stage, logged once, never raised into training."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, get_args
+
+from torchmem.sdk.safety.interruptions import is_interruption
+
+Stage = Literal[
+    "stats",
+    "snapshot",
+    "step",
+    "phase",
+    "components",
+    "capture",
+    "memory_map",
+    "history",
+    "release",
+    "oom",
+    "report",
+    "values",
+    "publish",
+    "textfile",
+    "endpoint",
+    "otlp",
+    "tracker",
+    "setup",
+    "exit",
+]
+_log = logging.getLogger("torchmem")
+
+
+def log(level: int, message: str, *arguments: object) -> None:
+    """Log a message; an error of the script's logging handlers does not reach the caller.
+
+    It is reported as `logging` reports errors of its own handlers: on stderr, with its traceback,
+    unless `logging.raiseExceptions` is false.
+    """
+    try:
+        _log.log(level, message, *arguments)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        record = _log.makeRecord(_log.name, level, __file__, 0, message, arguments, None)
+        logging.NullHandler().handleError(record)
+
+
+class Errors:
+    """Counts of suppressed errors by stage."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(get_args(Stage), 0)
+        self._unlogged: deque[str] = deque()
+        self._deferring = 0
+
+    def suppress(self, stage: Stage) -> Suppress:
+        """Return a context manager that counts and logs an exception instead of raising it.
+
+        An exception that came from the script, such as its signal handler's, is raised.
+        """
+        return Suppress(self, stage)
+
+    def passes(self, stage: Stage, error: BaseException) -> bool:
+        """Return whether `error` came from the script and must be raised; count it if not."""
+        try:
+            passes = is_interruption(error)
+        except RecursionError:  # too close to the limit to find out
+            passes = error.__class__ is not RecursionError
+        if not passes:
+            self.count(stage, error)
+        return passes
+
+    def count(self, stage: Stage, error: BaseException) -> None:
+        """Count one error; log the first of each stage."""
+        self.counts[stage] += 1
+        if self.counts[stage] == 1:
+            self._unlogged.append(
+                f"{stage} failed and was skipped ({type(error).__name__}: {error})"
+            )
+            if not self._deferring:
+                self.log_deferred()
+
+    def defer_logging(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Wrap `call` so that its errors are logged by the next `log_deferred`, not by itself.
+
+        For calls that interrupt the script's own code in the main thread. The script may hold a
+        lock there that its logging handler waits for, such as that of a queue.Queue.
+        """
+
+        def wrapper() -> None:
+            self._deferring += 1
+            try:
+                call()
+            finally:
+                self._deferring -= 1
+
+        return wrapper
+
+    def log_deferred(self) -> None:
+        """Log every message that has not been logged yet."""
+        while self._unlogged:
+            try:
+                message = self._unlogged.popleft()
+            except IndexError:  # another thread has logged the rest
+                return
+            log(logging.WARNING, "torchmem: %s", message)
+
+
+class Suppress:
+    """The context manager of `Errors.suppress`: a class, because it is cheaper to enter."""
+
+    __slots__ = ("_errors", "_stage")
+
+    def __init__(self, errors: Errors, stage: Stage) -> None:
+        self._errors = errors
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> bool:
+        return error is not None and not self._errors.passes(self._stage, error)

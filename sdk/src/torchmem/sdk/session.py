@@ -1,0 +1,532 @@
+"""`instrument()`, the one line in the training script, and the `Session` that it returns."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from torchmem.allocator.backend import Backend, T
+from torchmem.sample.release_messages import MAX_WANTED_BYTES
+from torchmem.sample.sample import Ending, Sample
+from torchmem.sdk.identity import identify, is_multiprocessing_child
+from torchmem.sdk.iteration import Iteration, batch_shape
+from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.oom.ending import UncaughtErrors, ending_of, is_oom, last_error, library_oom
+from torchmem.sdk.pytorch.idle_backend import IdleBackend
+from torchmem.sdk.reading.peaks import Phase
+from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
+from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
+from torchmem.sdk.safety.errors import Errors, log
+from torchmem.sdk.safety.interruptions import is_interruption, shield
+from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
+from torchmem.sdk.steps import Iterations
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+
+class Session:
+    """Monitors this process's allocator until `close()`, the end of a `with` block, or exit.
+
+    Created by `instrument`. `errors` counts the SDK's own errors. `after_step` is for tools that
+    run the script: it is called after every `step`. `provisional` is for tools that call
+    `instrument` before the script does: until CUDA is initialized, a call with other settings
+    replaces the session.
+    """
+
+    def __init__(
+        self, settings: Settings, backend: Backend, environment: Mapping[str, str]
+    ) -> None:
+        self.settings = settings
+        self.errors = Errors()
+        self.after_step: Callable[[], None] | None = None
+        self.provisional = False
+        self._backend = backend
+        self._environment = environment
+        self._iterations = Iterations()
+        self._explicit_steps = False
+        # Weak: a framework's callback that training has failed in never ends its pass.
+        self._open: list[ref[Iteration]] = []
+        self._closers: list[Callable[[], None]] = []
+        self._closed = False
+        self._ending: Ending | None = None
+        self._uncaught = UncaughtErrors(self._on_uncaught)
+        self._hooks = PressureHooks()
+        self._monitor = self._new_monitor()
+        remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
+        self._remove_step_hooks = remove
+        try:
+            backend.on_init(self._on_init)
+        except BaseException:
+            self._closed = True
+            self._remove_hooks()
+            self._uncaught.remove()
+            self._monitor.abandon()
+            raise
+
+    def _new_monitor(self) -> Monitor:
+        monitor = Monitor(self.settings, self._backend, self._environment, self.errors, self._hooks)
+        monitor.uncaught = self._uncaught
+        return monitor
+
+    def __repr__(self) -> str:
+        return f"<torchmem.sdk.Session: {self.description()}>"
+
+    def description(self) -> str:
+        """Describe what the session monitors and where it publishes."""
+        if isinstance(self._backend, IdleBackend):
+            return "inactive"
+        process = identify(self.settings, self._environment, {})
+        publisher = self._monitor.publisher
+        place = publisher.file.path if publisher else self.settings.directory(self._environment)
+        state = "closed" if self._closed else "monitoring" if publisher else "waiting for CUDA"
+        return f"rank {process.rank} of run {process.run!r}, pid {process.pid}, {state}, {place}"
+
+    @property
+    def url(self) -> str | None:
+        """Address of this process's /metrics; None before CUDA is up and without a port."""
+        return self._monitor.publisher.url if self._monitor.publisher else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return self._closed
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether it is provisional, and has published nothing yet."""
+        return self.provisional and not self._monitor.is_active
+
+    def step(self, samples: int | None = None) -> None:
+        """Count a training step, with the number of samples that it consumed.
+
+        From the first call on, only these calls count as steps, and optimizer steps do not.
+        """
+        self._step_by_hand(samples)
+        if self.after_step:
+            self.after_step()
+
+    @shield
+    def _step_by_hand(self, samples: int | None) -> None:
+        self._explicit_steps = True
+        self._count_step(samples)
+
+    def iteration(
+        self,
+        phase: str = "train",
+        samples: int | None = None,
+        *,
+        made_step: Callable[[], bool] | None = None,
+        waits: bool = False,
+    ) -> Iteration:
+        """Mark one pass of a loop: `with session.iteration(samples=32):`.
+
+        The pass is measured as a phase, and `samples` are added to those of this process. Optimizer
+        steps within it count as usual. With `made_step`, at most one step counts, if an optimizer
+        steps or `made_step` returns True at the end. This is for frameworks that call an optimizer
+        several times in one step, or use none of torch.optim. The process is not stalled while
+        passes begin and end. After a pass that `waits`, like a server for requests, it is not
+        stalled until the next one begins.
+        """
+        iteration = Iteration(self.phase(phase), self._begin_iteration, self._end_iteration)
+        iteration.samples, iteration.made_step, iteration.waits = samples, made_step, waits
+        return iteration
+
+    def request(self, requests: int = 1) -> Iteration:
+        """Mark a server's work on requests: `with session.request():`.
+
+        It counts as one step and `requests` samples, and is measured as the phase generate.
+        Afterwards the process waits for the next request, so it is not stalled.
+        """
+        return self.iteration("generate", requests, made_step=lambda: True, waits=True)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Mark a time in which this process waits for others: `with session.idle(): queue.get()`.
+
+        It does not count as stalled, and with the tier `neighbors` of the setting `release` other
+        processes get its cache without delay.
+        """
+        self._monitor.progress(waits=True)
+        try:
+            yield
+        finally:
+            self._monitor.progress(waits=False)
+
+    def batches(self, batches: Iterable[T], phase: str = "train") -> Iterator[T]:
+        """Yield each batch within its own `iteration`, and count its samples in the phase train.
+
+        The number of samples is the length of the first dimension of the batch's first tensor.
+        """
+        for batch in batches:
+            with self.iteration(phase, self._batch_size(batch) if phase == "train" else None):
+                yield batch
+
+    def _batch_size(self, batch: object) -> int | None:
+        with self.errors.suppress("step"):
+            shape = batch_shape(batch)
+            plan = self._monitor.recorder.plan
+            if shape and plan.largest is not None and not plan.is_by_hand:
+                plan.batch(prod(shape))
+            return shape[0] if shape else None
+        return None
+
+    @shield
+    def plan(self, largest: float | None) -> None:
+        """Tell the size of the largest batch that will come, so that memory is known beforehand.
+
+        The size has any unit that memory is about proportional to, such as tokens with padding.
+        `batch` tells the size of each batch in the same unit; for `batches` it is the number of
+        elements of the first tensor. Once batches of different sizes have been seen,
+        `torchmem_planned_peak_bytes` is the peak to expect of the largest. None ends it. Raises
+        nothing: what is no number above 0 is logged and ignored.
+        """
+        with self.errors.suppress("step"):
+            self._monitor.recorder.plan.set(largest)
+
+    @shield
+    def batch(self, size: float) -> None:
+        """Tell the size of the batch that comes now, in the unit of `plan`; a number, no tensor."""
+        with self.errors.suppress("step"):
+            self._monitor.recorder.plan.batch_by_hand(size)
+
+    def rename(self, run: str) -> None:
+        """Change the name of the run, unless the setting `run` names it."""
+        with self.errors.suppress("setup"):
+            if self.settings.run is None:
+                self.settings = replace(self.settings, run=run)
+                self._monitor.rename(self.settings)
+
+    @shield
+    def _begin_iteration(self, iteration: Iteration) -> None:
+        self._open.append(ref(iteration))
+        self._monitor.progress(waits=False)
+
+    @shield
+    def _end_iteration(self, iteration: Iteration, samples: int | None) -> None:
+        self._open = [other for other in self._open if other() not in {iteration, None}]
+        has_stepped = False
+        with self.errors.suppress("step"):
+            self._monitor.progress(waits=iteration.waits)
+            if samples:
+                self._monitor.add_samples(samples)
+            has_stepped = bool(iteration.made_step and iteration.made_step())
+        if has_stepped and not iteration.has_counted and not self._explicit_steps:
+            self._count_step(None)
+            if self.after_step:
+                self.after_step()
+
+    def phase(self, name: str) -> Phase:
+        """Measure the highest allocated bytes in a part of the program.
+
+        Use it as `with session.phase("forward"):`. The result is a lower bound unless PyTorch's
+        peak rose during the phase, and exact with the setting `reset_peaks`. At most 32 names are
+        measured.
+        """
+        return Phase(self._monitor.phases, name)
+
+    @shield
+    def track(self, name: str, tensors: Any) -> None:
+        """Show the memory of these tensors as a separate component called `name`.
+
+        `tensors` is a tensor, a container or an object that contains tensors, a module, or a
+        callable that returns one of these; None ends the tracking. Tensors are not kept alive, and
+        count only as this component, even if they are parameters. A callable is called repeatedly,
+        at the end of steps. At most 25 components are tracked. Raises nothing: an invalid name is
+        logged and ignored.
+        """
+        with self.errors.suppress("components"):
+            self._monitor.recorder.components.tracked.set(name, tensors)
+
+    def on_pressure(self, callback: Callable[[int], Any], priority: float = 0.0) -> PressureHook:
+        """Call `callback` when memory is short, so that the script can free what it does not need.
+
+        The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
+        at the end of a step, or after an OutOfMemoryError that the script catches. So do `release`
+        and `torchmem release --hooks`. It receives the number of bytes wanted, and may return the
+        number of bytes freed. Callbacks are called in the order of their priority, lowest first,
+        until enough is free. One that raises, takes too long, or frees less than half of what it
+        returned three times in a row is dropped with a warning. `remove()` of the result ends it.
+        """
+        tiers = self.settings.release
+        if tiers is None or (tiers.hooks is None and not tiers.emergency):
+            log(
+                logging.WARNING,
+                "the setting release has neither hooks nor emergency: only session.release() and "
+                "`torchmem release --hooks` call a callback of on_pressure()",
+            )
+        return self._hooks.add(callback, priority)
+
+    @property
+    def newest(self) -> Sample | None:
+        """The sample that was published last; None before CUDA is up. Reading it costs nothing."""
+        publisher = self._monitor.publisher
+        return publisher.file.newest if publisher else None
+
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the session ends, after its last state was published.
+
+        Exceptions that it raises are counted. A forked child does not call it.
+        """
+        self._closers.append(callback)
+
+    def wait_for_memory(
+        self, nbytes: int, timeout: float = 30.0, device: int | None = None, *, take: bool = True
+    ) -> bool:
+        """Wait until this process can get `nbytes` more, and return whether it can.
+
+        For a place where the script can wait, such as before a phase that needs much memory. With
+        the tier `neighbors` of the setting `release`, other processes of this user that have it too
+        return their cache at the end of their step, and with `take` this process takes the memory
+        into its own cache at once, in a few large segments, for the current stream. What the driver
+        has free and what this process has cached counts. `timeout` is in seconds. `device` is
+        torch's index; by default the device on which this process has most memory. False before
+        CUDA is initialized.
+        """
+        return self._monitor.wait_for_memory(nbytes, timeout, device, take=take)
+
+    def release(self, nbytes: int | None = None) -> int:
+        """Return memory to the driver now, whatever the setting `release`; return the bytes.
+
+        For the end of a phase, when another process needs the GPU. Calls the callbacks of
+        `on_pressure` until they have freed `nbytes`, by default all of them, and empties the
+        allocator's cache. Raises nothing but interruptions. 0 before CUDA is initialized, and while
+        a CUDA graph is captured.
+        """
+        return self._monitor.release(MAX_WANTED_BYTES if nbytes is None else nbytes)
+
+    def close(self) -> None:
+        """Publish the last state, marked as ended, and stop. Calling it again has no effect.
+
+        An exception that is being handled counts as the reason.
+        """
+        self._close_after(sys.exc_info()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._close_after(error)
+
+    def at_exit(self) -> None:
+        """Close at interpreter exit.
+
+        An uncaught exception after an OOM, with no step between them, counts as that OOM. A
+        multiprocessing child closes while its exception is still propagating.
+        """
+        self._monitor.is_exiting = True
+        in_child = is_multiprocessing_child()
+        self._close_after(sys.exc_info()[1] if in_child else last_error())
+
+    def _close_after(self, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        with self.errors.suppress("exit"):
+            if self._ending is None and error is not None:
+                self._on_uncaught(error, ends_process=True)
+        by_exit = self._uncaught.exit_ending(oom_pending=self._monitor.oom_pending)
+        self._close(self._ending or by_exit)
+
+    def _on_uncaught(self, error: BaseException, ends_process: bool) -> None:
+        """Count a library's OOM that nothing caught, and keep how it ends the process."""
+        with self.errors.suppress("exit"):
+            oom = None if self._closed else library_oom(error)
+            if oom is not None:
+                self._monitor.on_library_oom(oom)
+            if ends_process and not self._closed and (oom is not None or is_oom(error)):
+                self._monitor.on_fatal_oom()
+            if ends_process and not hasattr(sys, "ps1"):
+                self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
+
+    def after_fork(self) -> None:
+        """Give up the parent's thread, file, and sockets in a forked child.
+
+        The child is monitored as a separate process once it starts CUDA.
+        """
+        if self._closed:
+            return
+        with self.errors.suppress("setup"):
+            self._open, self._closers = [], []
+            parents, self._monitor = self._monitor, self._new_monitor()
+            if parents.publisher:
+                parents.publisher.close_in_child()
+
+    @shield
+    def _on_init(self) -> None:
+        started = time.thread_time()
+        if not self._closed:
+            self._monitor.start()
+        self._monitor.cost.add(time.thread_time() - started)
+
+    @shield
+    def _on_step(self, optimizer: object) -> None:
+        self._monitor.oom_pending = False
+        self._monitor.recorder.components.see(optimizer)
+        if not self._explicit_steps and self._begins_step(optimizer):
+            self._count_step(None)
+
+    def _begins_step(self, optimizer: object) -> bool:
+        passes = (each() for each in reversed(self._open))
+        iteration = next((each for each in passes if each and each.made_step), None)
+        if iteration is None:
+            return self._iterations.begins(id(optimizer))
+        begins, iteration.has_counted = not iteration.has_counted, True
+        return begins
+
+    @shield
+    def _on_step_begin(self, optimizer: object, has_closure: bool) -> None:
+        if self._monitor.is_step_watched:
+            self._monitor.before_optimizer(optimizer, has_closure=has_closure)
+
+    def _remove_hooks(self) -> None:
+        for remove in self._remove_step_hooks:
+            remove()
+
+    def _count_step(self, samples: int | None) -> None:
+        """Call the monitor; with few calls and objects, as most steps come with cold caches."""
+        started = time.perf_counter()
+        monitor = self._monitor
+        try:
+            monitor.step(started, samples)
+        except Exception as error:
+            if self.errors.passes("step", error):
+                raise
+        spent = time.perf_counter() - started
+        monitor.cost.step_seconds += min(MAX_STEP_SECONDS, spent)
+
+    @shield
+    def _close(self, ending: Ending) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with self.errors.suppress("exit"):
+                self._uncaught.remove()
+                self._remove_hooks()
+                self._monitor.end(ending)
+            while self._closers:
+                with self.errors.suppress("exit"):
+                    self._closers.pop()()
+        except BaseException:  # from a signal handler; the next call ends what is left
+            self._closed = False
+            raise
+
+
+_lock = threading.Lock()
+_current: Session | None = None
+
+
+def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
+    """Monitor this process's GPU memory; call it once, before or after CUDA starts.
+
+    A second call returns the running session. Before CUDA is initialized nothing happens: no
+    thread, no file, no CUDA call. Settings are keywords or `TORCHMEM_*` environment variables; see
+    `torchmem.sdk.settings.Settings`. `backend` replaces PyTorch, for simulations and tests.
+
+    Raises UsageError for a misspelled setting or an invalid value, and nothing else. Without
+    PyTorch, or if anything else fails, the session is idle and one warning is logged.
+    """
+    resolved = resolve(settings, os.environ)
+    global _current  # noqa: PLW0603 - one process, one session
+    if _current is None or _current.closed:
+        # Before the lock: the import of torch may run a tool that calls instrument() too.
+        backend = _usable_backend(resolved, backend)
+    with _lock:
+        if _current is None or _current.closed:
+            _current = _start(resolved, backend)
+        elif settings and _current.settings != resolved and _current.replaceable:
+            _current.close()
+            _current = _start(resolved, backend)
+        elif settings and _current.settings != resolved:
+            log(
+                logging.WARNING,
+                "instrument() was called before; its first settings stay in effect",
+            )
+        return _current
+
+
+def current_session() -> Session | None:
+    """Return this process's newest session, which may have ended; None without one."""
+    return _current
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked child, which has no thread that could release it."""
+    global _lock  # noqa: PLW0603 - the lock belongs to the module
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _start(settings: Settings, backend: Backend | None) -> Session:
+    try:
+        session = Session(settings, _usable_backend(settings, backend), os.environ)
+        description = session.description()
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        log(
+            logging.WARNING,
+            "torchmem is inactive: starting it failed (%s: %s)",
+            type(error).__name__,
+            error,
+        )
+        return Session(settings, IdleBackend(), os.environ)
+    log(logging.INFO, "torchmem: %s", description)
+    atexit.register(session.at_exit)
+    os.register_at_fork(after_in_child=session.after_fork)
+    # Children of multiprocessing leave by os._exit, which skips atexit. torch imports this module.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.register_after_fork(session, _end_with_child)
+    if is_multiprocessing_child():
+        _end_with_child(session)
+    return session
+
+
+def _end_with_child(session: Session) -> None:
+    """End the session with the child of multiprocessing that calls this."""
+    import multiprocessing.util
+
+    multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)
+
+
+def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:
+    if not settings.enabled:
+        return IdleBackend()
+    if backend is not None:
+        return backend
+    try:
+        # Imported by itself first: other code that waits for it may import `pytorch.backend`.
+        import_module("torch")
+        from torchmem.sdk.pytorch.backend import TorchBackend
+
+        return TorchBackend()
+    except Exception as error:  # a broken torch must fail in the script, not here
+        if is_interruption(error):
+            raise
+        log(
+            logging.WARNING,
+            "torchmem is inactive: PyTorch cannot be used here (%s: %s)",
+            type(error).__name__,
+            error,
+        )
+        return IdleBackend()

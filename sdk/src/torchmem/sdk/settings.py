@@ -1,0 +1,328 @@
+"""The SDK's settings: a keyword, else a `TORCHMEM_*` environment variable, else the default."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from torchmem.allocator.settings import ADVICE_VARIABLE
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE
+from torchmem.sample.errors import UsageError, did_you_mean
+from torchmem.sample.run_directory import run_directory
+from torchmem.sdk.safety.cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTERVAL_SECONDS
+from torchmem.sdk.safety.errors import log
+
+PREFIX = "TORCHMEM_"
+# Variables that other parts of torchmem read: compose, the systemd unit, `torchmem preflight`,
+# `torchmem run`, and the identity of the process.
+OTHER_VARIABLES = {
+    "TORCHMEM_DASHBOARDS",
+    "TORCHMEM_EXPORTER_ARGS",
+    "TORCHMEM_PREFLIGHT",
+    "TORCHMEM_SUMMARY",
+    ADVICE_VARIABLE,
+    THRESHOLDS_VARIABLE,
+}
+# Share of letters, by difflib, from which an unknown variable counts as misspelled.
+MIN_RESEMBLANCE = 0.93
+
+MAX_SECONDS = 7 * 24 * 3600
+MAX_RANK = 2**31 - 1
+MAX_PORT = 65535
+MAX_SHOWN = 60  # characters of a wrong value
+
+
+HistorySetting = bool | Literal["oom"]
+CaptureSetting = bool | Literal["trace"]
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The keywords of `instrument`, for type checkers; documented at `Settings`."""
+
+    run: str | None
+    run_dir: str | Path | None
+    rank: int | None
+    interval: float
+    snapshot_interval: float
+    snapshot_budget: float
+    reset_peaks: bool
+    idle_after: float
+    stall_after: float
+    capture_on_oom: CaptureSetting
+    memory_map: bool
+    history: HistorySetting
+    release: float | str | None
+    release_interval: float
+    port: int | None
+    leader_port: int | None
+    address: str
+    textfile: str | Path | None
+    otlp: bool
+    enabled: bool
+
+
+# Share of the device below which a tier acts, unless the setting names one.
+DEFAULT_SHARES = {"gradual": 0.2, "hooks": 0.1, "cache": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSettings:
+    """The tiers of the setting `release`: shares of the device, or None for a tier that is off.
+
+    A tier acts when the driver has less than its share free. `emergency` acts at an
+    OutOfMemoryError, and `neighbors` when another process of this user on the GPU asks.
+    """
+
+    gradual: float | None = None
+    hooks: float | None = None
+    cache: float | None = None
+    emergency: bool = False
+    neighbors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of `instrument`. Each one is also an environment variable: TORCHMEM_RUN etc.
+
+    run: name of the run, a label on every series; default from the scheduler, else the script's
+        name.
+    run_dir: run directory; default TORCHMEM_RUN_DIR, else /run/torchmem if it exists, else
+        /tmp/torchmem.
+    rank: global rank; default from the launcher's environment, else 0.
+    interval: seconds between two reads of the statistics, and between two publications; up to five
+        times as long where they are expensive.
+    snapshot_interval: shortest mean time in seconds between two memory snapshots.
+    snapshot_budget: share of wall time for snapshots; expensive ones are taken less often.
+    reset_peaks: reset PyTorch's peaks at the start of each phase, which makes the peaks of phases
+        exact; your own `torch.cuda.max_memory_*` are not affected.
+    idle_after: seconds without an optimizer step before the background thread has statistics read.
+    stall_after: seconds without a step, once there was one, before the process counts as stalled.
+    capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
+        directory; "trace" records all allocations, without stacks, and keeps those too.
+    memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
+        them because someone looks at the live page, and after an OutOfMemoryError.
+    history: record the Python stack of each allocation, so that OOM reports name the lines that
+        hold the memory and those that grew: "oom" while memory may run out soon, True always.
+    release: return memory to the driver when it is short: names of tiers, each with the share of
+        the device below which it acts, such as "gradual=0.2,hooks,cache=0.1,emergency". A number
+        is the share of the tier `cache`; None never releases. See docs/release.md.
+    release_interval: shortest time in seconds between two releases at the end of a step.
+    port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
+    leader_port: one of this user's processes on this host serves the series of all of them on this
+        port; when it ends, another takes over.
+    address: address that the ports listen on.
+    textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
+    otlp: also send the series of this process by OTLP, as OpenTelemetry's environment variables
+        say.
+    enabled: False makes `instrument` do nothing.
+    """
+
+    run: str | None = None
+    run_dir: Path | None = None
+    rank: int | None = None
+    interval: float = INTERVAL_SECONDS
+    snapshot_interval: float = SNAPSHOT_INTERVAL_SECONDS
+    snapshot_budget: float = SNAPSHOT_BUDGET
+    reset_peaks: bool = False
+    idle_after: float = 5.0
+    stall_after: float = 300.0
+    capture_on_oom: CaptureSetting = False
+    memory_map: bool = True
+    history: HistorySetting = False
+    release: ReleaseSettings | None = None
+    release_interval: float = 10.0
+    port: int | None = None
+    leader_port: int | None = None
+    address: str = "127.0.0.1"
+    textfile: Path | None = None
+    otlp: bool = False
+    enabled: bool = True
+
+    def directory(self, environment: Mapping[str, str]) -> Path:
+        """Return the run directory in effect."""
+        return self.run_dir or run_directory(environment)
+
+
+def resolve(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    """Merge keywords and environment.
+
+    Raises UsageError for an unknown keyword, a misspelled environment variable, or an impossible
+    value of a keyword. An impossible value in the environment is logged and ignored, because it may
+    have been set for a thousand processes at once; so is a variable that resembles no setting.
+    """
+    for name in keywords:
+        if name not in _PARSERS:
+            raise UsageError(f"instrument() has no setting {name!r}{_suggestion(name)}.")
+    _check_names(environment)
+    values = _from_environment(environment)
+    values |= {name: _parse(name, value) for name, value in keywords.items()}
+    return Settings(**values)
+
+
+def _check_names(environment: Mapping[str, str]) -> None:
+    settings = {PREFIX + name.upper() for name in _PARSERS}
+    for variable in environment:
+        if variable.startswith(PREFIX) and variable not in settings | OTHER_VARIABLES:
+            close = get_close_matches(variable, settings, n=1, cutoff=MIN_RESEMBLANCE)
+            if close:
+                raise UsageError(
+                    f"the variable {variable} is not a setting; did you mean {close[0]}?"
+                )
+            log(logging.WARNING, "%s is not a setting of torchmem and is ignored", variable)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for name in _PARSERS:
+        text = environment.get(PREFIX + name.upper())
+        if text:
+            try:
+                values[name] = _parse(name, text)
+            except UsageError as error:
+                log(logging.WARNING, "%s%s is ignored: %s", PREFIX, name.upper(), error)
+    return values
+
+
+def _parse(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    parser = _PARSERS[name]
+    try:
+        return parser.convert(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(
+            f"the setting {name} cannot be {_shown(value)}: it must be {parser.expected}."
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return "so large"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _suggestion(name: str) -> str:
+    return "; " + did_you_mean(name, _PARSERS, f"the settings are {', '.join(_PARSERS)}")
+
+
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _boolean(value: Any) -> bool:
+    text = str(value).lower()
+    return _BOOLEANS[text] if text in _BOOLEANS else _reject(value)
+
+
+def _history(value: Any) -> HistorySetting:
+    return "oom" if str(value).lower() == "oom" else _boolean(value)
+
+
+def _capture(value: Any) -> CaptureSetting:
+    return "trace" if str(value).lower() == "trace" else _boolean(value)
+
+
+def _seconds(value: Any) -> float:
+    number = float(value)
+    return number if 0 < number <= MAX_SECONDS else _reject(value)
+
+
+def _budget(value: Any) -> float:
+    number = float(value)
+    return number if 0 < number <= 1 else _reject(value)
+
+
+def _share(value: Any) -> float:
+    number = float(value)
+    return number if 0 < number < 1 else _reject(value)
+
+
+def _release(value: Any) -> ReleaseSettings:
+    """Convert a number, or tiers such as "gradual=0.2,emergency"."""
+    with contextlib.suppress(TypeError, ValueError):
+        return ReleaseSettings(cache=_share(value))
+    tiers: dict[str, Any] = {}
+    for item in str(value).split(","):
+        name, _, share = (part.strip() for part in item.partition("="))
+        if name in tiers:
+            _reject(value)
+        if name in DEFAULT_SHARES:
+            tiers[name] = _share(share) if share else DEFAULT_SHARES[name]
+        else:
+            tiers[name] = (name in {"emergency", "neighbors"} and not share) or _reject(value)
+    return ReleaseSettings(**tiers)
+
+
+def _port(value: Any) -> int:
+    number = int(value)
+    return number if 0 <= number <= MAX_PORT else _reject(value)
+
+
+def _fixed_port(value: Any) -> int:
+    return _port(value) or _reject(value)
+
+
+def _rank(value: Any) -> int:
+    number = int(value)
+    return number if 0 <= number <= MAX_RANK else _reject(value)
+
+
+def _reject(value: Any) -> Any:
+    raise ValueError(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parser:
+    """How a value is converted, and what an error says that it must be."""
+
+    convert: Callable[[Any], Any]
+    expected: str
+
+
+_SECONDS = _Parser(_seconds, f"a number of seconds above 0 and at most {MAX_SECONDS}")
+_BOOLEAN = _Parser(_boolean, "true or false")
+_TEXT = _Parser(str, "a text")
+_PATH = _Parser(Path, "a path")
+
+_PARSERS: dict[str, _Parser] = {
+    "run": _TEXT,
+    "run_dir": _PATH,
+    "rank": _Parser(_rank, f"an integer from 0 to {MAX_RANK}"),
+    "interval": _SECONDS,
+    "snapshot_interval": _SECONDS,
+    "snapshot_budget": _Parser(_budget, "a number above 0 and at most 1"),
+    "reset_peaks": _BOOLEAN,
+    "idle_after": _SECONDS,
+    "stall_after": _SECONDS,
+    "capture_on_oom": _Parser(_capture, '"trace", true or false'),
+    "memory_map": _BOOLEAN,
+    "history": _Parser(_history, '"oom", true or false'),
+    "release": _Parser(
+        _release,
+        'a number above 0 and below 1, or tiers such as "gradual=0.2,hooks,cache=0.1,emergency"',
+    ),
+    "release_interval": _SECONDS,
+    "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),
+    "leader_port": _Parser(_fixed_port, f"an integer from 1 to {MAX_PORT}"),
+    "address": _TEXT,
+    "textfile": _PATH,
+    "otlp": _BOOLEAN,
+    "enabled": _BOOLEAN,
+}
+
+assert set(_PARSERS) == {field.name for field in fields(Settings)}  # noqa: S101 - no parser: a bug
