@@ -4,8 +4,8 @@ Each round trip moves everything to the host after a step and back before the ne
 case. The first one allocates the pinned memory.
 
     # On the phantom GPU nothing is computed or copied by a device: counts and CPU time matter.
-    python -m torchmem.phantom --memory 16GB -- python benchmarks/offload.py
-    python benchmarks/offload.py    # on a GPU: steps per second too
+    python -m torchmem.phantom --memory 16GB -- python -m benchmarks.offload
+    python -m benchmarks.offload    # on a GPU: steps per second too
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-
-from torchmem.sdk.offload import ModuleOffload, OptimizerOffload
+from examples.offload import ModuleOffload, OptimizerOffload
 
 EVERYTHING = 1 << 50
 

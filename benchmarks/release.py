@@ -11,8 +11,8 @@ the trainer's idle state, nor a training step beside the kept part.
 A step that runs out of memory is counted and skipped.
 
     # On the phantom GPU nothing is computed, so that only the counts matter.
-    python -m torchmem.phantom --memory 16GB -- python benchmarks/release.py
-    python benchmarks/release.py    # on a GPU
+    python -m torchmem.phantom --memory 16GB -- python -m benchmarks.release
+    python -m benchmarks.release    # on a GPU
 
 Runs: `release` off, each tier of it, `session.release()` at the end of each phase with the tier
 `neighbors`, and `torch.cuda.empty_cache()` after every step. The hooks offload the optimizers, and
@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from examples.offload import ModuleOffload, OptimizerOffload
 
 from torchmem import sdk
-from torchmem.sdk.offload import ModuleOffload, OptimizerOffload
 
 WIDTH, LAYERS, PROCESSES = 4096, 8, 2
 KV_SHARE, KEPT_SHARE, TRAIN_SHARE, PREFILL_SHARE = 0.8, 0.3, 0.45, 0.05

@@ -107,7 +107,6 @@ EXAMPLES: dict[str, Callable[[Call], Call] | None] = {
     "torch._C._cuda_cudaCachingAllocator_set_allocator_settings": settings,
     "torch._C._current_graph_task_id": plain,
     "torch._C._current_autograd_node": plain,
-    "torch._C._storage_Use_Count": lambda call: lambda: call(storage._cdata),
     "torch.UntypedStorage._weak_ref": weak_reference,
     "torch.UntypedStorage._new_with_weak_ptr": lambda call: lambda: call(weak),
     "torch.UntypedStorage._free_weak_ref": weak_reference,

@@ -14,6 +14,7 @@ import pytest
 from support.waiting import until
 
 MIB = 1 << 20
+EXAMPLES = str(Path(__file__).resolve().parents[2] / "examples")
 pytestmark = pytest.mark.allocator
 
 Run = Callable[[str], subprocess.CompletedProcess[str]]
@@ -151,8 +152,9 @@ def test_an_offloaded_optimizer_state_comes_back_for_its_step(run: Run) -> None:
     shown = run_json(
         run,
         "hooks=0.99",
+        f"import sys; sys.path.append({EXAMPLES!r})"
         """
-from torchmem.sdk.offload import OptimizerOffload
+from offload import OptimizerOffload
 large = torch.nn.Parameter(torch.zeros(2**27, device="cuda"))
 optimizer = torch.optim.Adam([large])
 offload, places = OptimizerOffload(optimizer), []
@@ -179,8 +181,9 @@ def test_an_offloaded_module_comes_back_for_its_forward_pass(run: Run) -> None:
     shown = run_json(
         run,
         "hooks=0.99",
+        f"import sys; sys.path.append({EXAMPLES!r})"
         """
-from torchmem.sdk.offload import ModuleOffload
+from offload import ModuleOffload
 reference = torch.nn.Linear(2**13, 2**13, device="cuda")
 offload, places = ModuleOffload(reference), []
 for _ in range(3):

@@ -73,11 +73,6 @@ PRIVATE_CALLS = (
     PrivateCall("torch._C._current_graph_task_id", "2.1", without="the stack in the backward pass"),
     PrivateCall("torch._C._current_autograd_node", "2.1", without="the name of the autograd node"),
     PrivateCall(
-        "torch._C._storage_Use_Count",
-        "2.1",
-        without="a shared storage is not noticed by torchmem.sdk.offload",
-    ),
-    PrivateCall(
         "torch.UntypedStorage._weak_ref",
         "2.0",
         takes="a weak one to the storage, until _free_weak_ref",

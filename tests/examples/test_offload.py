@@ -9,21 +9,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torchmem.sdk.offload import ModuleOffload, OptimizerOffload, PinnedMemory  # noqa: E402
+from examples.offload import ModuleOffload, OptimizerOffload, PinnedMemory  # noqa: E402
 
 EVERYTHING = 1 << 40
 Tensor = Any
 
 
-class OtherMemory:
+class OtherMemory(PinnedMemory):
     """Host memory of its own, beside which the rest of the CPU's memory counts as the device.
 
     What comes back is poisoned on the host, so that a tensor left there is noticed.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.addresses: set[int] = set()
-        self._pinned = PinnedMemory(torch)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on this host."""
@@ -31,7 +31,7 @@ class OtherMemory:
 
     def can_take(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the device and may move."""
-        return self._pinned.is_alone(tensor) and not self.holds(tensor)
+        return self.is_alone(tensor) and not self.holds(tensor)
 
     def empty_like(self, tensor: Tensor) -> Tensor:
         """Return memory of this host."""

@@ -1,41 +1,33 @@
-"""Ready callbacks for `Session.on_pressure`: move tensors to pinned host memory and back.
+"""Hooks for `Session.on_pressure` that move tensors to pinned host memory and back.
+
+Copy this file next to your training script:
+
+    from offload import ModuleOffload, OptimizerOffload
 
     session = sdk.instrument(release="hooks,emergency")
-    session.on_pressure(OptimizerOffload(optimizer), priority=1)
     session.on_pressure(ModuleOffload(reference_model))
+    session.on_pressure(OptimizerOffload(optimizer), priority=1)
 
-Tensors keep their identity: only their data moves. A round trip costs one copy to the host and one
-back over PCIe. Of a DTensor the local tensor moves. Left on the device are tensors that share their
-storage with others, quantized and sparse tensors, and other subclasses.
+Tensors keep their identity; only their data moves. A round trip copies the data to the host and
+back over PCIe. For a DTensor, the local tensor moves. Tensors that share their storage, quantized
+and sparse tensors, and other subclasses stay on the GPU.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 
-class HostMemory(Protocol):
-    """Where tensors move to, and which of them can."""
-
-    def can_take(self, tensor: Any) -> bool:
-        """Return whether this is a plain tensor on a device that is alone in its storage."""
-
-    def empty_like(self, tensor: Any) -> Any:
-        """Return a tensor of the same shape, strides, and type on the host."""
-
-    def to_device(self, copy: Any, device: Any) -> Any:
-        """Return what is in a tensor on the host as a new one on the device."""
+PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class PinnedMemory:
     """Pinned host memory for tensors on a GPU."""
 
-    def __init__(self, torch: Any) -> None:
-        self._plain = {torch.Tensor, torch.nn.Parameter}
-        self._strided = torch.strided
+    def __init__(self) -> None:
         self._uses = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001
         # The count includes the tensor, and the Python object that is asked (2.1 to 2.13).
         tensor = torch.empty(1, device="cpu")
@@ -47,7 +39,7 @@ class PinnedMemory:
 
     def is_alone(self, tensor: Any) -> bool:
         """Return whether a tensor is plain, and no other one would keep or change its storage."""
-        if type(tensor) not in self._plain or tensor.layout != self._strided:
+        if type(tensor) not in PLAIN or tensor.layout != torch.strided:
             return False
         if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return False
@@ -100,9 +92,9 @@ class _Moved:
 class _Offload:
     """Moves tensors that a function finds. Not for use by several threads at once."""
 
-    def __init__(self, find: Callable[[], Iterable[Any]], memory: HostMemory | None) -> None:
+    def __init__(self, find: Callable[[], Iterable[Any]], memory: PinnedMemory | None) -> None:
         self._find = find
-        self._memory = memory or PinnedMemory(sys.modules["torch"])
+        self._memory = memory or PinnedMemory()
         self._moved: dict[int, _Moved] = {}
         self._are_away = False
 
@@ -151,7 +143,7 @@ class OptimizerOffload(_Offload):
     `optimizer` is a `torch.optim.Optimizer`. Each round trip copies the state both ways.
     """
 
-    def __init__(self, optimizer: Any, memory: HostMemory | None = None) -> None:
+    def __init__(self, optimizer: Any, memory: PinnedMemory | None = None) -> None:
         super().__init__(lambda: _state_tensors(optimizer), memory)
         optimizer.register_step_pre_hook(lambda *_: self.restore())
         optimizer.register_state_dict_pre_hook(lambda *_: self.restore())
@@ -164,7 +156,7 @@ class ModuleOffload(_Offload):
     Parameters and buffers move. A forward pass of any of its submodules brings all of it back.
     """
 
-    def __init__(self, module: Any, memory: HostMemory | None = None) -> None:
+    def __init__(self, module: Any, memory: PinnedMemory | None = None) -> None:
         super().__init__(lambda: [*module.parameters(), *module.buffers()], memory)
         for each in module.modules():
             each.register_forward_pre_hook(lambda *_: self.restore())
