@@ -49,7 +49,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.dashboards"),
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
-    lambda: rendered_by("docs.prediction"),
+    lambda: rendered_by("docs.measurements.prediction"),
     lambda: rendered_by("docs.verdict"),
     lambda: rendered_by("docs.versions"),
     lambda: rendered_by("deploy.kubernetes.build"),

@@ -2,7 +2,7 @@
 
 Run `PYTHONPATH=tests python -m benchmarks.live_page`; it needs what the tests in Chromium need.
 Ranks are spread over 16 GPUs, and everything that a sample can hold is known of each. A state costs
-this on top of a collection, which docs/exporter-cost.md measures.
+this on top of a collection, which docs/measurements/exporter-cost.md measures.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
 
 Each job is simulated in virtual time by the project's own allocator, under the SDK's own recorder,
 and scraped every 10 seconds. The rules are evaluated as PromQL. Seeds below 500 were used to tune
-the shipped rule; the results are those of the others. docs/prediction.md explains the figures.
+the shipped rule; the results are those of the others.
+docs/measurements/prediction.md explains the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The configuration that docs/fleet.md gives for large fleets."""
+"""The configuration that docs/measurements/fleet.md gives for large fleets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.promql import ROOT, rules, selectors
 
 from torchmem.metrics.catalog import CATALOG
 
-PAGE = (ROOT / "docs" / "fleet.md").read_text()
+PAGE = (ROOT / "docs" / "measurements" / "fleet.md").read_text()
 SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 UNREAD, DETAIL = (
     relabel["regex"]

@@ -31,7 +31,7 @@ from torchmem.sdk.settings import Settings
 from torchmem.simulator.backend import SimulatedBackend
 
 DAY = 86_400.0
-# One snapshot, read and measured: twice what PyTorch's allocator took, see docs/overhead.md.
+# One snapshot, read and measured: twice what PyTorch's allocator took (measurements/overhead.md).
 SECONDS_PER_BLOCK = 4e-6
 
 

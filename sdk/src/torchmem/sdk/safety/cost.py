@@ -1,6 +1,6 @@
 """What the SDK may cost: every budget, the cadences that keep them, and the CPU time spent.
 
-Budgets are shares of wall time. docs/overhead.md shows what was measured with these values.
+Budgets are shares of wall time. The measurements are in docs/measurements/overhead.md.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ OOM_DETAILS_BUDGET = 0.01
 OOM_DETAILS_RESERVE_SECONDS = 1.0
 
 # The setting `history`. An allocation with a stack of 20 to 80 Python frames takes 0.8 to 1.6 us
-# more while stacks are recorded (docs/overhead.md).
+# more while stacks are recorded (docs/measurements/overhead.md).
 RECORDED_ALLOCATION_SECONDS = 0.000002
 # Share of wall time for it with "oom", and what may be spent at once. A recording that has spent
 # all of it resumes when a part is there again.
