@@ -48,11 +48,6 @@ class Kind:
         """The lines that allocate what is kept; empty for a kind without a guilty line."""
         return _guilty_lines(self.program, self.function)
 
-    @property
-    def is_fragmentation(self) -> bool:
-        """Whether fragmentation alone is true of these jobs."""
-        return self.causes == {"fragmentation"}
-
 
 @dataclass(frozen=True, slots=True)
 class Case:

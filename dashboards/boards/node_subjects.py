@@ -260,7 +260,6 @@ def _per_minute(name: str) -> str:
     return f"60 * {rate(value(name))}"
 
 
-_ECC_ERRORS = value("ecc_errors_total", scope="volatile")
 ERRORS: list[Panel] = [
     _xids(),
     _lines(

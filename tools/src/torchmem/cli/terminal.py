@@ -6,7 +6,7 @@ import io
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -31,15 +31,29 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
 
 
-def wrapped(text: str, first: str = "") -> list[str]:
-    """Return the lines of a paragraph, with `first` before the first and the others indented."""
+def counted(number: int, noun: str) -> str:
+    """Return "1 step" or "1,024 steps"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def joined(sections: Iterable[Sequence[str]]) -> str:
+    """Return sections of lines as text, with an empty line between those that are not empty."""
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def wrapped(text: str, first: str = "", width: int | None = None) -> list[str]:
+    """Return the lines of a paragraph, with `first` before the first and the others indented.
+
+    Lines have at most `width` columns. Without it, they have MAX_COLUMNS, and longer words, such as
+    settings to copy, are not broken.
+    """
     return textwrap.wrap(
         text,
-        MAX_COLUMNS,
+        width or MAX_COLUMNS,
         initial_indent=first,
         subsequent_indent=" " * len(first),
         break_on_hyphens=False,
-        break_long_words=False,
+        break_long_words=width is not None,
     )
 
 

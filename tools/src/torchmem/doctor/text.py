@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from torchmem.cli.terminal import counted, wrapped
 from torchmem.doctor.check import Check
 
 WIDTH = 88
@@ -29,26 +29,14 @@ def document(checks: Sequence[Check]) -> str:
 
 def _row(check: Check) -> Iterator[str]:
     first = f"{SIGNS[check.status]:<9}{check.subject:<{SUBJECT_COLUMNS}}"
-    yield from textwrap.wrap(
-        check.found, WIDTH, initial_indent=first, subsequent_indent=_INDENT, break_on_hyphens=False
-    )
+    yield from wrapped(check.found, first, WIDTH)
     if check.next_step:
-        yield from textwrap.wrap(
-            f"→ {check.next_step}",
-            WIDTH,
-            initial_indent=_INDENT,
-            subsequent_indent=f"{_INDENT}  ",
-            break_on_hyphens=False,
-        )
+        yield from wrapped(check.next_step, f"{_INDENT}→ ", WIDTH)
 
 
 def _summary(checks: Sequence[Check]) -> str:
     count = Counter(check.status for check in checks)
     problems, notes = count["problem"], count["note"]
     if not problems:
-        return f"No problem found, {_number(notes, 'note')}."
-    return f"{_number(problems, 'problem')}, {_number(notes, 'note')}."
-
-
-def _number(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+        return f"No problem found, {counted(notes, 'note')}."
+    return f"{counted(problems, 'problem')}, {counted(notes, 'note')}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
+from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import (
     OomReport,
@@ -48,13 +48,13 @@ def page(
     gpu = gpus.get(report.device.uuid or "")
     cause, memory, advice = explanation(report, gpu=gpu)
     about = (f"  {line}" for line in heading_lines(report, gpu))
-    heading = [*wrapped(f"{sentence(report, leaking)}."), "", *about]
+    heading = [*wrapped(f"{sentence(report, leaking)}.", width=WIDTH), "", *about]
     asked, held = list(where(report)), [*leak_lines(leaking), *held_lines(report)]
     tensors, offered = list(tensor_lines(report)), list(offer(report))
     known = [*memory_facts(report.device), *settings_facts(report.allocator_settings)]
     memory = [*memory, *fact_lines(known)]
     sections = [heading, asked, cause, memory, held, tensors, trend, advice, offered, file]
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    return joined(sections)
 
 
 def explanation(
@@ -65,7 +65,7 @@ def explanation(
     `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
     """
     return (
-        wrapped(" ".join(failure_reason(report, gpu))),
+        wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
         list(memory_lines(report.device.total_bytes, memory_breakdown(report))),
         [*advice_lines(remedies(report, refuted)), *_useless(report)],
     )
@@ -74,7 +74,7 @@ def explanation(
 def _useless(report: OomReport) -> Iterator[str]:
     useless = would_not_help(report)
     if useless:
-        yield from wrapped(useless, "  ")
+        yield from wrapped(useless, "  ", WIDTH)
 
 
 def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
@@ -109,17 +109,6 @@ def heading_lines(report: OomReport, index: int | None) -> list[str]:
     first = f"{_local_time(report.oom.timestamp)}  run {process.run}{script}, {rank}, {where}"
     lines = first, "  ".join(word for word in gpu if word), "  ".join(versions)
     return [line for line in lines if line]
-
-
-def wrapped(text: str, indent: str = "", first: str | None = None, width: int = WIDTH) -> list[str]:
-    """Return the lines of a paragraph; `first` takes the place of the first line's indent."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    )
 
 
 def memory_lines(
@@ -183,7 +172,7 @@ def _trend(report: OomReport) -> Iterator[str]:
     yield f"The last {format_seconds(seconds[0])}" if seconds else "Before the OOM"
     for name, column in trend_columns(report):
         yield from spark_lines(name, column, width=SUBJECT)
-    yield from wrapped(" ".join(preceding_events(report)), "  ")
+    yield from wrapped(" ".join(preceding_events(report)), "  ", WIDTH)
 
 
 def trend_columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
@@ -220,7 +209,7 @@ def fact_lines(facts: Iterable[Fact], width: int = WIDTH) -> Iterator[str]:
     """Yield a table of facts, with the subject in the first column."""
     for fact in facts:
         first = f"  {fact.subject:<{SUBJECT}}"
-        yield from wrapped(fact.text, " " * len(first), first, width)
+        yield from wrapped(fact.text, first, width)
 
 
 def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
@@ -228,5 +217,5 @@ def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
     if advice:
         yield "What to do, most promising first"
     for number, remedy in enumerate(advice, 1):
-        yield from wrapped(f"{remedy.text}{gain_sentence(remedy)}", "     ", f"  {number}. ", width)
+        yield from wrapped(f"{remedy.text}{gain_sentence(remedy)}", f"  {number}. ", width)
         yield from (f"         {line}" for line in remedy.lines)

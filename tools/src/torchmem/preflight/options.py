@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePath
 
+from torchmem.cli import plots
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.cards import MAX_CARDS, Card, parse_usable_card
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.whatif.command import check_plot, check_settings
+from torchmem.whatif.command import check_settings
 
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "srun"}
@@ -222,7 +223,7 @@ def _flag(name: str) -> str:
 
 def _check_files(arguments: argparse.Namespace) -> None:
     if arguments.plot:
-        check_plot(arguments.plot, "preflight")
+        plots.check(arguments.plot, "preflight")
     if arguments.snapshot and not arguments.snapshot.parent.is_dir():
         raise UsageError(
             f"--snapshot: there is no directory {arguments.snapshot.parent}; create it first."

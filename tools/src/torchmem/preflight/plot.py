@@ -6,20 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.sizes import GIB, format_size
+from torchmem.cli.plots import ALLOCATED, LIMIT, RESERVED, STRANDED, save, style
 from torchmem.preflight.report import PreflightReport
 from torchmem.preflight.result import DeviceMemory
 from torchmem.preflight.verdict import phantom_name
-from torchmem.whatif.plot import (
-    ALLOCATED,
-    LIMIT,
-    PANEL_INCHES,
-    RESERVED,
-    STRANDED,
-    fill,
-    grid,
-    save,
-    style,
-)
+from torchmem.whatif.plot import PANEL_INCHES, fill, grid
 from torchmem.whatif.result import WhatIf
 
 if TYPE_CHECKING:

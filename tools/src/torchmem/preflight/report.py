@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchmem.allocator.settings import parse_alloc_conf
 from torchmem.allocator.sizes import format_size
+from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import OomReport
 from torchmem.oom.command import load
 from torchmem.phantom.cards import Card
@@ -17,7 +18,7 @@ from torchmem.preflight.comparison import CardRow, Comparison, compare
 from torchmem.preflight.growth import StepGrowth, growth
 from torchmem.preflight.options import Options
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import RunResult, counted, no_verdict_error
+from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
 from torchmem.preflight.verdict import Verdict, growth_sentence, judge
 from torchmem.sample.errors import UsageError

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from torchmem.allocator.sizes import parse_size
+from torchmem.cli.terminal import counted
 from torchmem.preflight.plan import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import convert
@@ -225,11 +226,6 @@ def no_verdict_error(result: RunResult) -> UsageError | None:
             "train or infer, or call session.step() of torchmem.sdk in its own loop."
         )
     return None
-
-
-def counted(number: int, noun: str) -> str:
-    """Return "1 step" or "1,024 steps"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _names(path: Path) -> tuple[str, ...]:

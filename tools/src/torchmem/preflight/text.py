@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import aligned, wrapped
+from torchmem.cli.terminal import aligned, counted, joined, wrapped
 from torchmem.explain.oom_report import format_seconds
 from torchmem.oom.text import explanation
 from torchmem.phantom.cards import CATALOG, Card
@@ -20,7 +20,7 @@ from torchmem.preflight.report import (
     notes,
     refuted_settings,
 )
-from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
+from torchmem.preflight.result import DeviceMemory, Phase, RunResult
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.verdict import growth_sentence, phantom_name
 from torchmem.sample.untrusted import sanitize_text
@@ -40,13 +40,15 @@ def card_table() -> str:
 
 def run_page(report: PreflightReport) -> str:
     """Return the report of one run."""
-    return _joined(
-        [*wrapped(_title(report.plan)), *wrapped(_ending(report))],
-        wrapped(report.verdict.sentence),
-        list(aligned(_figures(report.result))) if report.result.devices else [],
-        *(explanation(report.oom, refuted_settings(report)) if report.oom else ()),
-        *_comparison(report),
-        ["Notes", *(line for note in notes(report) for line in wrapped(note, "  - "))],
+    return joined(
+        [
+            [*wrapped(_title(report.plan)), *wrapped(_ending(report))],
+            wrapped(report.verdict.sentence),
+            list(aligned(_figures(report.result))) if report.result.devices else [],
+            *(explanation(report.oom, refuted_settings(report)) if report.oom else ()),
+            *_comparison(report),
+            ["Notes", *(line for note in notes(report) for line in wrapped(note, "  - "))],
+        ]
     )
 
 
@@ -117,10 +119,6 @@ def sweep_sentence(result: SweepResult) -> str:
         f"All {number:,} fit a {phantom_name(result.plan.card)}; the fullest is {rank}, with "
         f"{headroom} of headroom."
     )
-
-
-def _joined(*sections: Sequence[str]) -> str:
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
 def _card_row(card: Card) -> tuple[str, ...]:
@@ -271,11 +269,13 @@ def _table_page(
 ) -> str:
     command = sanitize_text(shlex.join(plan.command))
     card = f"{phantom_name(plan.card)} ({format_size(plan.card.memory_bytes)})"
-    return _joined(
-        [*wrapped(f"Preflight on a {card}, {what}: {command}"), *wrapped(steps)],
-        list(aligned(rows)),
-        wrapped(conclusion),
-        wrapped(PHANTOM_NOTE),
+    return joined(
+        [
+            [*wrapped(f"Preflight on a {card}, {what}: {command}"), *wrapped(steps)],
+            list(aligned(rows)),
+            wrapped(conclusion),
+            wrapped(PHANTOM_NOTE),
+        ]
     )
 
 

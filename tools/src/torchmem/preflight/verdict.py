@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
+from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import OomReport
 from torchmem.phantom.cards import Card
 from torchmem.preflight.growth import StepGrowth, first_growth, growth_before_oom
-from torchmem.preflight.result import DeviceMemory, RunResult, counted
+from torchmem.preflight.result import DeviceMemory, RunResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.memory_use import device_parts
 from torchmem.explain.rank_report import facts, heading
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
-from torchmem.oom.text import advice_lines, fact_lines, memory_lines, run_lines, wrapped
+from torchmem.oom.text import advice_lines, fact_lines, memory_lines, run_lines
 from torchmem.sample.sample import DeviceSample, Sample
 
 WIDTH = 80
@@ -37,13 +38,13 @@ def _part(
         [*_threats(sample, device, limits)],
         [*advice_lines(advice(sample, device, limits), WIDTH)],
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    return joined(sections)
 
 
 def _threats(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[str]:
     yield "Threats"
     found = threats(sample, device, limits)
     for threat in found:
-        yield from wrapped(threat.text, "    ", "  - ", WIDTH)
+        yield from wrapped(threat.text, "  - ", WIDTH)
     if not found:
         yield "  Nothing at the moment."

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchmem.cli import plots
 from torchmem.cli.terminal import StatusLine, write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
@@ -88,11 +89,9 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.top < 1:
         raise UsageError(f"--top must be at least 1, not {arguments.top}.")
     if arguments.plot:
-        from torchmem.whatif.command import check_plot
-
         if arguments.diff or len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one, without --diff.")
-        check_plot(arguments.plot, "snapshot")
+        plots.check(arguments.plot, "snapshot")
 
 
 def _answer_or_report(path: Path, arguments: argparse.Namespace) -> int:

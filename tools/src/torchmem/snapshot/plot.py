@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchmem.allocator.sizes import GIB
+from torchmem.cli.plots import LIMIT, save, style
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.snapshot.holders import Holders, Line, Lines
 from torchmem.snapshot.lifetimes import BEFORE, Lifetimes
-from torchmem.whatif.plot import save, style
 
 MAX_LINES = 8
 MAX_POINTS = 2000
@@ -45,7 +45,7 @@ def draw(lifetimes: Lifetimes, found: Holders, path: Path) -> None:
             colors=COLORS,
             step="post",
         )
-        axes.axvline(found.moment, color="#a01c1c", linestyle="--", linewidth=1, label=found.at)
+        axes.axvline(found.moment, color=LIMIT, linestyle="--", linewidth=1, label=found.at)
         axes.set(xlabel="event", ylabel="requested GiB", xlim=(0, max(1, lifetimes.events)))
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7, reverse=True)
         axes.set_title(f"{sanitize_text(found.name)}, cuda:{found.device}: memory in use by line")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import aligned, wrapped
+from torchmem.cli.terminal import aligned, joined, wrapped
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.snapshot.holders import Group, Growth, Holders
 from torchmem.snapshot.leaks import PARTS, WARMUP_PARTS, Leak
@@ -42,7 +42,7 @@ def page(found: Holders, rows: int) -> str:
     ]
     if not found.has_stacks:
         sections.append(wrapped(NO_STACKS))
-    return _joined(sections)
+    return joined(sections)
 
 
 def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
@@ -71,7 +71,7 @@ def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
             for leak in leaks[:rows]
         ]
         sections.append([title, *aligned([header, *table]), *_more(len(leaks), rows)])
-    return _joined(sections)
+    return joined(sections)
 
 
 def diff_page(before: Holders, after: Holders, changes: Sequence[Growth], rows: int) -> str:
@@ -79,7 +79,7 @@ def diff_page(before: Holders, after: Holders, changes: Sequence[Growth], rows: 
     sections = [[*_heading(before), *_heading(after)]]
     if not changes:
         sections.append(["No line holds more or less than before."])
-        return _joined(sections)
+        return joined(sections)
     largest = sorted(changes, key=lambda change: -abs(change.size_bytes))[:rows]
     header = ["  line", "before", "after", "growth"]
     table = [
@@ -96,7 +96,7 @@ def diff_page(before: Holders, after: Holders, changes: Sequence[Growth], rows: 
     total = ["  all lines", format_size(before.size_bytes), format_size(after.size_bytes)]
     total.append(_signed(after.size_bytes - before.size_bytes))
     sections.append(["What grew", *aligned([header, *table, total]), *_more(len(changes), rows)])
-    return _joined(sections)
+    return joined(sections)
 
 
 def _heading(found: Holders) -> Iterator[str]:
@@ -141,7 +141,3 @@ def _key(text: str) -> str:
 
 def _signed(size: int) -> str:
     return ("+" if size > 0 else "-" if size < 0 else "") + format_size(abs(size))
-
-
-def _joined(sections: Iterable[Sequence[str]]) -> str:
-    return "\n\n".join("\n".join(section) for section in sections) + "\n"

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchmem.allocator.sizes import format_index
+from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import format_seconds
 from torchmem.metrics import colors
 from torchmem.top.bars import Looks, gib
@@ -101,7 +102,7 @@ class _Painter:
     def header(self) -> Iterator[Text]:
         """Yield the node with its counts, and the names of the columns."""
         ranks = [rank for gpu in self._node.gpus for rank in gpu.ranks] + [*self._node.waiting]
-        counts = [_plural(len(self._node.gpus), "GPU"), _plural(len(ranks), "rank")]
+        counts = [counted(len(self._node.gpus), "GPU"), counted(len(ranks), "rank")]
         left = Text.assemble(("torchmem top", "bold"), "  ", (self._node.node, "bold cyan"))
         if self._screen.node:
             left.append("  " + ", ".join(counts) + "  sizes in GiB", style="dim")
@@ -302,7 +303,7 @@ def _facts(gpu: Gpu, rank: Rank, now: float | None) -> Iterator[str]:
         yield gpu.name
     if rank.steps:
         mean = "" if rank.step_seconds is None else f" of {rank.step_seconds:.2f} s"
-        yield f"{_plural(rank.steps, 'step')}{mean}"
+        yield f"{counted(rank.steps, 'step')}{mean}"
     if now is not None and rank.sample_time is not None:
         yield f"seen {_age(rank.sample_time, now)} ago"
     if now is not None and rank.snapshot_time is not None:
@@ -342,10 +343,6 @@ def _fitted(line: Text, width: int) -> Text:
     line.rstrip()
     line.truncate(width, overflow="ellipsis")
     return line
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _count(value: int | None) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.settings import rejection_reason
+from torchmem.cli import plots
 from torchmem.cli.terminal import write_out
-from torchmem.sample.errors import MissingExtraError, UsageError
+from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
 
 if TYPE_CHECKING:
@@ -85,16 +86,6 @@ def check_settings(settings: Sequence[str]) -> None:
             raise UsageError(f"--setting: {sanitize_text(reason)}")
 
 
-def check_plot(path: Path, command: str) -> None:
-    """Raise UsageError if the plot cannot be written, before the work for it is done."""
-    try:
-        from torchmem.whatif import plot
-
-        plot.check(path)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"{command} --plot", error.name or "", "plot") from error
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer for each snapshot and return the exit code.
 
@@ -115,7 +106,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     if arguments.plot:
         if len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one.")
-        check_plot(arguments.plot, "whatif")
+        plots.check(arguments.plot, "whatif")
     card = _card(arguments.card) if arguments.card else None
     check_settings(arguments.setting)
     return Options(arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json)

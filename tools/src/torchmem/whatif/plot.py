@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchmem.allocator.sizes import GIB, format_size
-from torchmem.sample.errors import UsageError
+from torchmem.cli.plots import ALLOCATED, GOOD, LIMIT, RESERVED, STRANDED, save, style
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.result import FailedRequest, ReplayResult, WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, FigureBase
+    from matplotlib.figure import FigureBase
 
-SUFFIXES = (".png", ".svg")
-# Distinguishable with any kind of color blindness, and in grayscale.
-RESERVED, ALLOCATED, STRANDED, LIMIT, GOOD = "#bcd4ea", "#2b6ca3", "#f28e2b", "#a01c1c", "#1a7f37"
 PANEL_INCHES = (4.6, 2.5)
-DOTS_PER_INCH = 110
 MAX_CARD_SCALE = 1.5
 """A card larger than this multiple of the peak is not drawn: it would flatten all curves."""
-
-
-def check(path: Path) -> None:
-    """Check that a plot can be written, before the replay takes its time.
-
-    Raises:
-        UsageError: the suffix or the directory cannot be used.
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    import matplotlib  # noqa: F401, ICN001 - only to see whether it is installed
-
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"--plot draws png and svg: name a file that ends in .png or .svg, not {path.name!r}."
-        )
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot: there is no directory {path.parent}; make it first.")
 
 
 def draw(result: WhatIf, path: Path) -> None:
@@ -53,24 +31,6 @@ def draw(result: WhatIf, path: Path) -> None:
         subject = f"{sanitize_text(result.name)}, cuda:{result.device}"
         figure.suptitle(f"{subject}: the same allocations under other settings", fontsize=12)
         save(figure, path)
-
-
-def style() -> AbstractContextManager[None]:
-    """Return the style of all plots; equal data produce equal files."""
-    import matplotlib as mpl
-
-    return mpl.rc_context({"svg.hashsalt": "torchmem", "font.size": 9})
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure. Raise UsageError if the file cannot be written."""
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    try:
-        figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}): name another file with --plot."
-        ) from None
 
 
 def grid(result: WhatIf) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import StatusLine, aligned, wrapped
+from torchmem.cli.terminal import StatusLine, aligned, joined, wrapped
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.result import Direction, Fidelity, ReplayResult, Restart, WhatIf
 
@@ -55,7 +55,7 @@ def page(result: WhatIf) -> str:
         list(recommendation(result)),
         list(_caveats(result)),
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    return joined(sections)
 
 
 def trust(fidelity: Fidelity) -> str:
