@@ -19,7 +19,7 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 Group = Literal["growing", "sudden", "flat", "stops"]
 """How memory develops.
@@ -106,7 +106,7 @@ class Trainer:
     """
 
     def __init__(
-        self, worker: Worker, shape: Shape, script: Script, parameters: Random, rng: Random
+        self, worker: SimulatedRank, shape: Shape, script: Script, parameters: Random, rng: Random
     ) -> None:
         self.worker, self.allocator, self.shape = worker, worker.allocator, shape
         self.script, self.parameters, self.rng = script, parameters, rng
@@ -457,7 +457,7 @@ class Loop:
     name: str
     run: str
 
-    def trainer(self, worker: Worker) -> Trainer:
+    def trainer(self, worker: SimulatedRank) -> Trainer:
         """Return the model of a run."""
         parameters, rng = _random(self.name), _random(self.run)
         return Trainer(worker, self.shape, self.script, parameters, rng)
@@ -573,7 +573,7 @@ def _grows(grown: Course, seconds: float) -> bool:
     return grown(seconds + HOUR / 2) - grown(seconds) > 0.01
 
 
-def _train(loop: Loop, worker: Worker) -> Iterator[ScenarioEvent]:
+def _train(loop: Loop, worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Load the model, then train; each event takes the same time."""
     trainer = loop.trainer(worker)
     yield from trainer.load(loop.loading)

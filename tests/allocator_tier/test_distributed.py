@@ -16,7 +16,7 @@ import pytest
 
 from torchmem.phantom.cards import parse_card
 from torchmem.preflight.plan import Placement, RunPlan
-from torchmem.preflight.result import DeviceMemory, RunResult
+from torchmem.preflight.result import GpuMemory, RunResult
 from torchmem.preflight.run import run
 
 pytestmark = pytest.mark.allocator
@@ -56,7 +56,7 @@ def preflight(command: tuple[str, ...], placement: Placement) -> RunResult:
         return run(plan, Path(folder), lambda _: None)
 
 
-def memory(example: str, rank: int, world_size: int) -> DeviceMemory:
+def memory(example: str, rank: int, world_size: int) -> GpuMemory:
     """Return the memory of the rank's own card."""
     (device,) = result_of(example, rank, world_size).devices
     return device

@@ -13,7 +13,7 @@ import pytest
 
 from torchmem.phantom.cards import parse_card
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import DeviceMemory, RunResult
+from torchmem.preflight.result import GpuMemory, RunResult
 from torchmem.preflight.run import run
 from torchmem.recording import read
 from torchmem.whatif.engine import what_if
@@ -56,7 +56,7 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
         yield preflight_once
 
 
-def memory(outcome: RunResult) -> DeviceMemory:
+def memory(outcome: RunResult) -> GpuMemory:
     """Return the memory of the card, of a script that made its steps and lacked no call."""
     assert ("steps", STEPS, ()) == (outcome.ended, outcome.steps, outcome.lacking)
     (device,) = outcome.devices

@@ -20,7 +20,7 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.worker import Workers
+from torchmem.exporter.worker import JobThreads
 
 OpenExporter = Callable[..., Exporter]
 SUCCESS = "torchmem_exporter_collector_success"
@@ -49,7 +49,7 @@ class Node:
             for index, uuid in enumerate(UUIDS)
         ]
         self.nvml = FakeNvml(lambda: cards, on_call=self._on_call)
-        self.workers = Workers[GpuLabels]()
+        self.workers = JobThreads[GpuLabels]()
         self.calls = Counter[object]()
         self.waits = 0
         self.errors: dict[Call, Exception] = {}

@@ -18,7 +18,7 @@ from support.samples import UUID
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.nvml import Device, NvmlLibrary
+from torchmem.exporter.nvml import NvmlDevice, NvmlLibrary
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.run_directory import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -519,7 +519,7 @@ def test_no_start_is_ever_wrong(events: Sequence[tuple[str, int]]) -> None:
             are_others_free_to_change = True
 
 
-class Allocating(Device):
+class Allocating(NvmlDevice):
     """A GPU whose free memory changes while its processes are listed."""
 
     def __init__(self, nvml: NvmlLibrary, node: FakeNode) -> None:
@@ -537,7 +537,7 @@ def test_a_list_belongs_to_the_free_memory_before_and_after(tmp_path: Path) -> N
     node = FakeNode(tmp_path, "h100_busy")
     library = NvmlLibrary(binding(node.library()))
     node.nvml().open()
-    still = Processes.read(Device(library, library.require("nvmlDeviceGetHandleByIndex", 0)))
+    still = Processes.read(NvmlDevice(library, library.require("nvmlDeviceGetHandleByIndex", 0)))
     assert still
     assert still.memory
     assert {None: still.memory.free} == still.free

@@ -13,7 +13,7 @@ import pytest
 
 from torchmem.phantom.cards import Card
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import DeviceMemory
+from torchmem.preflight.result import GpuMemory
 from torchmem.preflight.run import run
 
 pytestmark = pytest.mark.gpu
@@ -76,7 +76,7 @@ def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, 
     return fits, allocated, reserved
 
 
-def phantom(card: Card, folder: Path, *script: str) -> DeviceMemory:
+def phantom(card: Card, folder: Path, *script: str) -> GpuMemory:
     """Return the memory of a script on the phantom card."""
     command = (sys.executable, "-W", "ignore", str(EXAMPLES / script[0]), *script[1:])
     (device,) = run(RunPlan(command, card, steps=1_000_000), folder, lambda _: None).devices

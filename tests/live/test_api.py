@@ -24,7 +24,7 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT, LiveApi
 from torchmem.exporter.live.state import NodeState, decode
-from torchmem.exporter.live.states import Ranks, States
+from torchmem.exporter.live.states import RankIndex, States
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -148,7 +148,7 @@ def test_words_about_a_rank_are_made_once_for_each_collection(run_dir: Path) -> 
         """Leave what was found as it is."""
 
     queue = FairQueue("test", 1)
-    api = LiveApi(States(collect, lambda: found), Ranks(lambda: found), run_dir, queue)
+    api = LiveApi(States(collect, lambda: found), RankIndex(lambda: found), run_dir, queue)
     app = Starlette(routes=[Route("/api/v1/rank", api.rank)])
     asked = {"id": found.published[0].id, "gpu": UUID}
 

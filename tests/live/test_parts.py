@@ -10,7 +10,7 @@ from support.samples import devices, full_sample
 
 from torchmem.exporter.live.parts import (
     LEGEND,
-    Part,
+    UseState,
     card_parts,
     plausible,
     rank_parts,
@@ -24,7 +24,7 @@ MIB = 1 << 20
 NAMES = [entry.name for entry in LEGEND]
 
 
-def total(parts: tuple[Part, ...]) -> int:
+def total(parts: tuple[UseState, ...]) -> int:
     return sum(part.bytes for part in parts)
 
 
@@ -132,28 +132,33 @@ def test_what_came_since_the_snapshot_is_no_tensor() -> None:
 
 def test_a_card_without_nvml() -> None:
     """Without NVML, what is neither free nor PyTorch's is one part, and free is the driver's."""
-    parts = card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], 5 * GIB)
+    parts = card_parts(10 * GIB, None, [[UseState("held", 4 * GIB)]], 5 * GIB)
 
     assert parts == (
-        Part("held", 4 * GIB),
-        Part("not_pytorch", GIB),
-        Part("free", 5 * GIB),
+        UseState("held", 4 * GIB),
+        UseState("not_pytorch", GIB),
+        UseState("free", 5 * GIB),
     )
 
 
 def test_unknown_memory_is_not_in_use() -> None:
     """Without NVML and a running rank, only what ranks hold is known."""
-    assert card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], None) == (Part("held", 4 * GIB),)
+    assert card_parts(10 * GIB, None, [[UseState("held", 4 * GIB)]], None) == (
+        UseState("held", 4 * GIB),
+    )
     assert card_parts(10 * GIB, None, [], None) == ()
 
 
 def test_ranks_that_do_not_fit_together_shrink_what_is_free_first() -> None:
     """Tensors keep their bytes while the ranks' free memory can give up what is too much."""
     memory = MemoryInfo(10 * GIB, 9 * GIB, GIB, 0)
-    ranks = [[Part("parameters", 5 * GIB), Part("releasable", 2 * GIB)], [Part("held", 4 * GIB)]]
+    ranks = [
+        [UseState("parameters", 5 * GIB), UseState("releasable", 2 * GIB)],
+        [UseState("held", 4 * GIB)],
+    ]
 
     assert card_parts(10 * GIB, memory, ranks, GIB) == (
-        Part("parameters", 5 * GIB),
-        Part("held", 4 * GIB),
-        Part("releasable", GIB),
+        UseState("parameters", 5 * GIB),
+        UseState("held", 4 * GIB),
+        UseState("releasable", GIB),
     )

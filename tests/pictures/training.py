@@ -35,7 +35,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
+from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, SimulatedRank
 
 STATS_SECONDS = 2e-5
 SNAPSHOT_COST_SECONDS = 2e-3
@@ -120,7 +120,7 @@ class Trainer:
     def _train(self) -> Iterator[ScenarioEvent]:
         life = self.life
         capacity = self.card.mem_get_info()[0]
-        worker = Worker(self.allocator, life.rank, life.world_size, life.steps, 0, capacity)
+        worker = SimulatedRank(self.allocator, life.rank, life.world_size, life.steps, 0, capacity)
         return SCENARIOS[life.scenario].train(worker)
 
     def _next_event(self) -> None:

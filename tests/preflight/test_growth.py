@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import MAX_HORIZON
 from torchmem.preflight.growth import first_growth, growth, kept_per_step
-from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
 
 STEPS = 20
 CARD, OUTSIDE = 8 * GIB, GIB // 2
 TOTAL = CARD + OUTSIDE
 
 
-def device(kept: list[int], activations: list[int]) -> DeviceMemory:
+def device(kept: list[int], activations: list[int]) -> GpuMemory:
     """Return a card's figures; each step keeps and needs so many bytes beside a model of 1 GiB."""
     ends = [GIB + size for size in kept]
     peaks = [end + size for end, size in zip(ends, activations, strict=True)]
     rows = zip(peaks, ends, strict=True)
-    return DeviceMemory(
+    return GpuMemory(
         device=0,
         total=TOTAL,
         outside=OUTSIDE,
@@ -41,7 +41,7 @@ def device(kept: list[int], activations: list[int]) -> DeviceMemory:
     )
 
 
-def leaking(per_step: int, steps: int = STEPS) -> DeviceMemory:
+def leaking(per_step: int, steps: int = STEPS) -> GpuMemory:
     """Return a card of a run that keeps so many bytes in each step."""
     return device([per_step * step for step in range(1, steps + 1)], [GIB] * steps)
 

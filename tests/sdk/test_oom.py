@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.samples import full_sample
 from support.waiting import until
 
-from torchmem.explain.oom_report import OomReport, Trend, decode
+from torchmem.explain.oom_report import OomReport, OomTrend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord, Sample
 from torchmem.sdk.oom.observation import (
@@ -321,7 +321,7 @@ def test_the_history_keeps_what_was_published() -> None:
         trend.alloc_retries[0],
         trend.steps[0],
     )
-    assert Trend() == history.trend(1)
+    assert OomTrend() == history.trend(1)
 
 
 @pytest.mark.usefixtures("restless")

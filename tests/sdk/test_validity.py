@@ -18,7 +18,7 @@ from support.samples import full_sample
 from torchmem.allocator.snapshot import NestedStats
 from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.run_directory import RunDirectory, decode_possible
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     MAX_COMPONENTS,
@@ -118,7 +118,7 @@ def test_what_the_sdk_writes_the_exporter_accepts(wrong: dict[Any, int]) -> None
 
 def _check_values(sample: Sample) -> None:
     """Check that no series is negative."""
-    view = View(sample, sample.process.pid, "running", {})
+    view = ProcessView(sample, sample.process.pid, "running", {})
     for family in families([view]):
         assert all(row.value >= 0 for row in family.samples), family.name
 

@@ -20,7 +20,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CARD_BYTES, CONTEXT_BYTES, CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Worker
+from torchmem.simulator.scenarios import SCENARIOS, SimulatedRank
 from torchmem.simulator.scenarios.leak import LEAKED_BYTES
 from torchmem.simulator.scenarios.neighbor import NEIGHBOR_BYTES
 from torchmem.simulator.scenarios.phase_change import EPOCHS, TRAINED
@@ -114,7 +114,7 @@ def play(
     """Run one of two ranks for `length` times the steps, or until it runs out of memory."""
     allocator = allocator or new_allocator(name)
     run = Run(allocator)
-    worker = Worker(allocator, rank, RANKS, steps, seed, allocator.card.mem_get_info()[0])
+    worker = SimulatedRank(allocator, rank, RANKS, steps, seed, allocator.card.mem_get_info()[0])
     try:
         for event in SCENARIOS[name].train(worker):
             if measured_every is not None and len(run.steps) % measured_every == 0:

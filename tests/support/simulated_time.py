@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, families, family
+from torchmem.metrics.families import ProcessView, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
 from torchmem.sdk.oom.observation import FailedAllocation
 from torchmem.sdk.reading.recorder import Recorder
@@ -24,7 +24,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Scenario, Worker
+from torchmem.simulator.scenarios import SCENARIOS, Scenario, SimulatedRank
 
 RANKS = 2
 STEPS = 240
@@ -85,7 +85,9 @@ class Rank:
         """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
-        worker = Worker(self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0])
+        worker = SimulatedRank(
+            self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0]
+        )
         state: State = "exited"
         try:
             for event in self.scenario.train(worker):
@@ -123,7 +125,7 @@ class Rank:
             return
         self.recorder.measure_snapshot()
         self.recorder.judge_growth()
-        view = View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
+        view = ProcessView(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
                 series = self._series_name(sample.name, sample.labels)

@@ -98,7 +98,7 @@ class Traits:
         return replace(cls.healthy(index, seed), **_DEFECTS.get(index, {}))
 
 
-class Moment:
+class GpuMoment:
     """One card at one time, with `peers` other cards that it exchanges gradients with."""
 
     def __init__(self, traits: Traits, activity: Activity, at: float, peers: int) -> None:

@@ -20,7 +20,7 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
 from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
+from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, SimulatedRank
 
 GRACE_SECONDS = 5.0
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -42,11 +42,11 @@ class DemoPlan:
         """Return how many optimizer steps fit into the duration."""
         return max(1, round(self.duration / STEP_SECONDS))
 
-    def worker(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> Worker:
+    def worker(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> SimulatedRank:
         """Return one rank's worker, with `capacity` bytes of memory."""
-        return Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
+        return SimulatedRank(allocator, rank, self.ranks, self.steps, self.seed, capacity)
 
-    def train(self, worker: Worker) -> Iterator[ScenarioEvent]:
+    def train(self, worker: SimulatedRank) -> Iterator[ScenarioEvent]:
         """Yield the events of one rank's training, at the pace of a GPU."""
         for event in SCENARIOS[self.scenario].train(worker):
             time.sleep(STEP_SECONDS / EVENTS_PER_STEP)
@@ -82,7 +82,7 @@ Target = Callable[[DemoPlan, int, Path, RankCard], None]
 """The main function of a rank's process: plan, rank, folder of the demo, the rank's card."""
 
 
-class Ranks:
+class RankProcesses:
     """The rank processes of a demo. `folder` holds their run directory and their output."""
 
     def __init__(self, plan: DemoPlan, folder: Path, target: Target = simulated_rank) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
-    from torchmem.preflight.options import Options
+    from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
 
@@ -176,13 +176,13 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _run_checked(options: Options, runner: Runner) -> int:
+def _run_checked(options: PreflightOptions, runner: Runner) -> int:
     if options.search:
         return _find_batch(options, options.search, runner)
     return _sweep(options, runner) if options.sweep else _single_run(options, runner)
 
 
-def _find_batch(options: Options, search: SearchRange, runner: Runner) -> int:
+def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import document, text
     from torchmem.preflight.search import find_batch
@@ -192,7 +192,7 @@ def _find_batch(options: Options, search: SearchRange, runner: Runner) -> int:
     return 0 if result.fits else 1
 
 
-def _sweep(options: Options, runner: Runner) -> int:
+def _sweep(options: PreflightOptions, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import document, search, text
 
@@ -201,7 +201,7 @@ def _sweep(options: Options, runner: Runner) -> int:
     return result.exit_code
 
 
-def _single_run(options: Options, runner: Runner) -> int:
+def _single_run(options: PreflightOptions, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import document, text
     from torchmem.preflight.report import make_report

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchmem.phantom.cards import CATALOG, Card
-from torchmem.preflight.options import Options
+from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
 from torchmem.recording import read
@@ -59,7 +59,11 @@ class Comparison:
 
 
 def compare(
-    options: Options, requested: RunResult, traced: RunResult, traced_on: Card, runner: Runner
+    options: PreflightOptions,
+    requested: RunResult,
+    traced: RunResult,
+    traced_on: Card,
+    runner: Runner,
 ) -> Comparison:
     """Compare settings and cards.
 
@@ -134,7 +138,9 @@ def _replayed_cards(
     return tuple(CardRow(*row) for row in zip(cards, results, outside, strict=True))
 
 
-def _rerun_cards(options: Options, cards: Sequence[Card], runner: Runner) -> tuple[CardRow, ...]:
+def _rerun_cards(
+    options: PreflightOptions, cards: Sequence[Card], runner: Runner
+) -> tuple[CardRow, ...]:
     """Run the script once per card. Raises the error of a run that has no verdict."""
     rows = []
     for card in cards:
@@ -148,7 +154,7 @@ def _rerun_cards(options: Options, cards: Sequence[Card], runner: Runner) -> tup
 
 
 def _rerun_settings(
-    options: Options,
+    options: PreflightOptions,
     recording: Recording,
     requested: RunResult,
     runner: Runner,
@@ -175,13 +181,17 @@ def _rerun_settings(
     )
 
 
-def _candidates(options: Options, recording: Recording, recorded: Candidate) -> list[Candidate]:
+def _candidates(
+    options: PreflightOptions, recording: Recording, recorded: Candidate
+) -> list[Candidate]:
     if options.settings:
         return [candidate(text or "default", text) for text in dict.fromkeys(options.settings)]
     return grid(recording, recorded, card_known=True, divisions=COMBINED_DIVISIONS)
 
 
-def _rerun_setting(options: Options, setting: Candidate, runner: Runner) -> replay.ReplayResult:
+def _rerun_setting(
+    options: PreflightOptions, setting: Candidate, runner: Runner
+) -> replay.ReplayResult:
     if setting.refused is not None:
         return replay.ReplayResult(setting.name, setting.conf, setting.refused)
     plan = replace(options.plan, alloc_conf=setting.conf)

@@ -10,7 +10,7 @@ from torchmem.preflight.comparison import CardRow, Comparison
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
-from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.text import search_sentence, sweep_sentence
 from torchmem.whatif.result import whatif_values
@@ -86,7 +86,7 @@ def _result(result: RunResult) -> dict[str, Any]:
     return values | {"devices": [_device(device) for device in result.devices]}
 
 
-def _device(device: DeviceMemory) -> dict[str, Any]:
+def _device(device: GpuMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
     return asdict(device) | {
         "headroom": device.headroom,

@@ -34,7 +34,7 @@ MAX_RUNS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PreflightOptions:
     """The checked flags.
 
     plan: the run, or the first one of several. search, sweep: several runs instead of one; at most
@@ -51,7 +51,7 @@ class Options:
     plot: Path | None
 
 
-def checked_options(arguments: argparse.Namespace) -> Options:
+def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     """Check the flags of the command line. Raises UsageError or MissingExtraError."""
     if not arguments.card:
         raise UsageError(
@@ -68,7 +68,7 @@ def checked_options(arguments: argparse.Namespace) -> Options:
     _check_files(arguments)
     card, devices = parse_usable_card(arguments.card), _devices(arguments.gpus, placement, sweep)
     cards = (text for text in (arguments.cards or "").split(",") if text.strip())
-    return Options(
+    return PreflightOptions(
         plan=RunPlan(command, card, devices, arguments.steps, arguments.alloc_conf, placement),
         search=search,
         sweep=sweep,

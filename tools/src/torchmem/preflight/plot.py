@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchmem.allocator.sizes import GIB, format_size
 from torchmem.preflight.report import PreflightReport
-from torchmem.preflight.result import DeviceMemory
+from torchmem.preflight.result import GpuMemory
 from torchmem.preflight.verdict import phantom_name
 from torchmem.whatif.plot import (
     ALLOCATED,
@@ -70,7 +70,7 @@ def _fill(
         )
 
 
-def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> None:
+def _draw_steps(panel: Axes, device: GpuMemory, report: PreflightReport) -> None:
     numbers = [step.step for step in device.steps]
     for column, color in (("peak_reserved", RESERVED), ("peak_allocated", ALLOCATED)):
         heights = [getattr(step, column) / GIB for step in device.steps]
@@ -82,7 +82,7 @@ def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> N
     _draw_axes(panel, len(numbers), on_larger_card=report.larger_run is not None)
 
 
-def _draw_limit(panel: Axes, device: DeviceMemory, available: int) -> None:
+def _draw_limit(panel: Axes, device: GpuMemory, available: int) -> None:
     label = f"GPU: {format_size(available)} for PyTorch"
     if available <= MAX_LIMIT_RATIO * device.peak_reserved:
         panel.axhline(available / GIB, color=LIMIT, linewidth=1, linestyle="--", label=label)

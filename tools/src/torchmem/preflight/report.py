@@ -14,12 +14,12 @@ from torchmem.explain.oom_report import OomReport
 from torchmem.oom.command import load
 from torchmem.phantom.cards import Card
 from torchmem.preflight.comparison import CardRow, Comparison, compare
-from torchmem.preflight.growth import StepGrowth, growth
-from torchmem.preflight.options import Options
+from torchmem.preflight.growth import GpuGrowth, growth
+from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult, counted, no_verdict_error
 from torchmem.preflight.runner import Runner
-from torchmem.preflight.verdict import Verdict, growth_sentence, judge
+from torchmem.preflight.verdict import FitVerdict, growth_sentence, judge
 from torchmem.sample.errors import UsageError
 
 LARGER_FACTOR = 8
@@ -42,7 +42,7 @@ class PreflightReport:
 
     plan: RunPlan
     result: RunResult
-    verdict: Verdict
+    verdict: FitVerdict
     oom: OomReport | None = None
     larger_run: RunResult | None = None
     comparison: Comparison | None = None
@@ -51,7 +51,7 @@ class PreflightReport:
     seconds: float = 0.0
 
 
-def make_report(options: Options, runner: Runner) -> PreflightReport:
+def make_report(options: PreflightOptions, runner: Runner) -> PreflightReport:
     """Run the plan and analyze the result. Raises UsageError if there is no verdict."""
     plan = options.plan
     result = runner.run_visible(plan)
@@ -69,7 +69,7 @@ def make_report(options: Options, runner: Runner) -> PreflightReport:
 
 
 def _compared(
-    options: Options, report: PreflightReport, traced_on: Card, runner: Runner
+    options: PreflightOptions, report: PreflightReport, traced_on: Card, runner: Runner
 ) -> PreflightReport:
     """Return the report with other settings and cards, or with the reason why there are none."""
     result, larger_run = report.result, report.larger_run
@@ -124,7 +124,7 @@ def _with_remedy(report: PreflightReport) -> PreflightReport:
     return replace(report, verdict=replace(verdict, sentence=f"{verdict.sentence} {remedy}"))
 
 
-def growth_on(report: PreflightReport, row: CardRow) -> StepGrowth | None:
+def growth_on(report: PreflightReport, row: CardRow) -> GpuGrowth | None:
     """Return the growth that fills another card soon, if the run grows; None otherwise."""
     found, traced = report.verdict.growth, report.larger_run or report.result
     device = next((each for each in traced.devices if found and each.device == found.device), None)

@@ -48,7 +48,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class GpuMemory:
     """Memory of one card as used by the script's process.
 
     device: PyTorch's device index. total: memory of the card. outside: memory taken by the CUDA
@@ -100,7 +100,7 @@ class RunResult:
     steps: int
     seconds: float
     host_bytes: int
-    devices: tuple[DeviceMemory, ...] = ()
+    devices: tuple[GpuMemory, ...] = ()
     lacking: tuple[str, ...] = ()
     snapshot: Path | None = None
     oom_report: Path | None = None
@@ -116,7 +116,7 @@ class RunResult:
         return "forward call" if self.calls and not self.steps else "optimizer step"
 
     @property
-    def fullest_device(self) -> DeviceMemory:
+    def fullest_device(self) -> GpuMemory:
         """The card with the least headroom. Raises ValueError if the script used none."""
         return min(self.devices, key=lambda device: device.headroom)
 
@@ -133,7 +133,7 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """State after step `step` of `total_steps`. Sizes: highest so far on any card."""
 
     step: int
@@ -155,7 +155,7 @@ class ProcessReport:
     steps: int
     out_of_memory: bool
     message: str | None
-    devices: tuple[DeviceMemory, ...]
+    devices: tuple[GpuMemory, ...]
     host_bytes: int
     values_read: int
     calls: int = 0

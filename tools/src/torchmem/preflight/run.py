@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.torch_build import cuda_build
 from torchmem.preflight.plan import PROGRESS_FILE, VARIABLE, ChildConfig, RunPlan
-from torchmem.preflight.result import Progress, RunResult, read_result
+from torchmem.preflight.result import RunProgress, RunResult, read_result
 from torchmem.sample.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ OVERRIDING_VARIABLE = "PYTORCH_ALLOC_CONF"
 def run(
     plan: RunPlan,
     folder: Path,
-    progress: Callable[[Progress], None],
+    progress: Callable[[RunProgress], None],
     *,
     stdout: int | None = None,
     stderr: int | None = None,
@@ -185,7 +185,7 @@ class DeferredSignals:
 
 
 def _wait(
-    script: ScriptProcess, plan: RunPlan, path: Path, progress: Callable[[Progress], None]
+    script: ScriptProcess, plan: RunPlan, path: Path, progress: Callable[[RunProgress], None]
 ) -> int:
     """Report progress until the script ends. Returns its exit code."""
     reported = 0
@@ -194,7 +194,7 @@ def _wait(
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         for line in lines[reported:]:
             step, allocated, reserved = map(int, line.split())
-            progress(Progress(step, plan.steps, allocated, reserved))
+            progress(RunProgress(step, plan.steps, allocated, reserved))
         reported = len(lines)
         if exit_code is not None:
             return exit_code

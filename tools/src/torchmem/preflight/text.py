@@ -20,7 +20,7 @@ from torchmem.preflight.report import (
     notes,
     refuted_settings,
 )
-from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
+from torchmem.preflight.result import GpuMemory, Phase, RunResult, counted
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.verdict import growth_sentence, phantom_name
 from torchmem.sample.untrusted import sanitize_text
@@ -159,7 +159,7 @@ def _figures(result: RunResult) -> list[list[str]]:
     return [*(header if len(devices) > 1 else []), *rows]
 
 
-def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
+def _device_figures(device: GpuMemory, result: RunResult) -> dict[str, str]:
     step = result.step_name.split()[-1]
     phases = dict(device.phase_peaks)
     in_phases = {
@@ -180,18 +180,18 @@ def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
     }
 
 
-def _peak_place(device: DeviceMemory, step: str) -> str:
+def _peak_place(device: GpuMemory, step: str) -> str:
     return f"{step} {device.peak_step:,}, {device.peak_phase}" if device.peak_step else "setup"
 
 
-def _growth(device: DeviceMemory, step: str) -> str:
+def _growth(device: GpuMemory, step: str) -> str:
     size = kept_per_step(device.steps)
     if size is None:
         return f"unknown (too few {step}s)"
     return format_size(size) if size else "none"
 
 
-def _peak_growth(device: DeviceMemory, step: str) -> dict[str, str]:
+def _peak_growth(device: GpuMemory, step: str) -> dict[str, str]:
     """Return the growth of peaks where it is more than that of what is kept."""
     size = needed_per_step(device.steps) or 0
     kept = kept_per_step(device.steps) or 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport
 from torchmem.phantom.cards import Card
-from torchmem.preflight.growth import StepGrowth, first_growth, growth_before_oom
-from torchmem.preflight.result import DeviceMemory, RunResult, counted
+from torchmem.preflight.growth import GpuGrowth, first_growth, growth_before_oom
+from torchmem.preflight.result import GpuMemory, RunResult, counted
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FitVerdict:
     """Whether the run fits the card, and a sentence that explains it.
 
     fits_with: PYTORCH_CUDA_ALLOC_CONF with which it fits if it does not fit with its own. growth:
@@ -22,7 +22,7 @@ class Verdict:
     fits: bool
     sentence: str
     fits_with: str | None = None
-    growth: StepGrowth | None = None
+    growth: GpuGrowth | None = None
 
     @property
     def grows(self) -> bool:
@@ -32,14 +32,14 @@ class Verdict:
 
 def judge(
     card: Card, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
-) -> Verdict:
+) -> FitVerdict:
     """Return the verdict on a run. larger_run: the same with more memory, if it ran out of it."""
     if result.ended == "oom":
         return _does_not_fit(card, result, oom, larger_run)
     found, sentence = first_growth(result), _fits(card, result)
     if found is None or not found.decides:
-        return Verdict(True, sentence, growth=found)
-    return Verdict(False, f"{growth_sentence(found, result)} {sentence}", growth=found)
+        return FitVerdict(True, sentence, growth=found)
+    return FitVerdict(False, f"{growth_sentence(found, result)} {sentence}", growth=found)
 
 
 def phantom_name(card: Card) -> str:
@@ -47,7 +47,7 @@ def phantom_name(card: Card) -> str:
     return f"phantom {card.product}"
 
 
-def growth_sentence(found: StepGrowth, result: RunResult) -> str:
+def growth_sentence(found: GpuGrowth, result: RunResult) -> str:
     """Return what grows, when the card is full, and what the cause may be."""
     step = result.step_name.split()[-1]
     where = f" on cuda:{found.device}" if len(result.devices) > 1 else ""
@@ -80,7 +80,7 @@ def _fits(card: Card, result: RunResult) -> str:
     )
 
 
-def _fit(problems: str, found: StepGrowth | None, result: RunResult) -> str:
+def _fit(problems: str, found: GpuGrowth | None, result: RunResult) -> str:
     """Return how the run fits; one that grows does so only for the steps that were done."""
     fits = "Barely fits" if problems else "Fits"
     if found is None or not found.decides:
@@ -91,13 +91,13 @@ def _fit(problems: str, found: StepGrowth | None, result: RunResult) -> str:
 
 def _does_not_fit(
     card: Card, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
-) -> Verdict:
+) -> FitVerdict:
     """Return the verdict on a run that ran out of memory; a larger one tells what grows."""
     failed, needed = _failed_request(result, oom), _memory_needed(card, larger_run)
     found = growth_before_oom(result, larger_run or result)
     grows = f"{growth_sentence(found, result)} " if found else ""
     sentence = f"{grows}Does not fit a {phantom_name(card)}: {failed}{needed}."
-    return Verdict(False, sentence, growth=found)
+    return FitVerdict(False, sentence, growth=found)
 
 
 def _failed_request(result: RunResult, oom: OomReport | None) -> str:
@@ -128,7 +128,7 @@ def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
     )
 
 
-def _problems(device: DeviceMemory) -> str:
+def _problems(device: GpuMemory) -> str:
     """Return what went wrong without ending the run."""
     problems = ""
     if device.retries:

@@ -28,7 +28,7 @@ from torchmem.simulator.blocks import (
     try_merge_blocks,
 )
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.device_memory import DeviceMemory
+from torchmem.simulator.device_memory import DevicePools
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
 from torchmem.simulator.private_pools import StreamFilter
@@ -57,7 +57,7 @@ class DeviceCachingAllocator:
         self._mutex = RLock()
         self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
         self._max_split_size = config.max_split_size or UNLIMITED
-        self._memory = DeviceMemory(card, device, config, self._stats, order)
+        self._memory = DevicePools(card, device, config, self._stats, order)
         self._small_blocks = self._memory.small_blocks
         self._large_blocks = self._memory.large_blocks
         self._private_pools = self._memory.private_pools

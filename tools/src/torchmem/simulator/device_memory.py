@@ -149,7 +149,7 @@ def _age(block: Block) -> int:
     return block.pool.get_free_blocks_call_count - block.gc_count_base
 
 
-class DeviceMemory:
+class DevicePools:
     """The pools of one device and its driver.
 
     `counter` numbers the segments, or all blocks if their order is "block".

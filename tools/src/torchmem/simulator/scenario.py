@@ -16,7 +16,7 @@ ScenarioEvent = Literal["compute", "step"]
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class SimulatedRank:
     """One rank of a simulated training job.
 
     `steps` is the length of the run in optimizer steps; the scenario unfolds over it, and continues
@@ -79,6 +79,6 @@ class Scenario:
     source: str
     simulated: str
     effects: str
-    train: Callable[[Worker], Iterator[ScenarioEvent]]
+    train: Callable[[SimulatedRank], Iterator[ScenarioEvent]]
     card_bytes: int = CARD_BYTES
     neighbors: int = 0

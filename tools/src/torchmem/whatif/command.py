@@ -36,7 +36,7 @@ NO_RECOMMENDATION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WhatIfOptions:
     """The checked flags; `card` is None if the trace determines its memory."""
 
     device: int | None
@@ -111,14 +111,16 @@ def run(arguments: argparse.Namespace) -> int:
     return max(codes)
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace) -> WhatIfOptions:
     if arguments.plot:
         if len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one.")
         check_plot(arguments.plot, "whatif")
     card = _card(arguments.card) if arguments.card else None
     check_settings(arguments.setting)
-    return Options(arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json)
+    return WhatIfOptions(
+        arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json
+    )
 
 
 def _card(text: str) -> Card:
@@ -130,7 +132,7 @@ def _card(text: str) -> Card:
         raise UsageError(f"--card: {sanitize_text(str(error))}") from None
 
 
-def _answer_or_report(path: Path, options: Options, *, is_first: bool) -> int:
+def _answer_or_report(path: Path, options: WhatIfOptions, *, is_first: bool) -> int:
     try:
         return 0 if _answer(path, options, is_first=is_first) else NO_RECOMMENDATION
     except UsageError as error:
@@ -138,7 +140,7 @@ def _answer_or_report(path: Path, options: Options, *, is_first: bool) -> int:
         return error.exit_code
 
 
-def _answer(path: Path, options: Options, *, is_first: bool) -> bool:
+def _answer(path: Path, options: WhatIfOptions, *, is_first: bool) -> bool:
     """Print the answer for each device; return whether all devices have a recommendation.
 
     Pages after the first one start with an empty line.
@@ -158,7 +160,9 @@ def _answer(path: Path, options: Options, *, is_first: bool) -> bool:
     return decided
 
 
-def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> Sequence[Recording]:
+def _selected(
+    recordings: Sequence[Recording], path: Path, options: WhatIfOptions
+) -> Sequence[Recording]:
     devices = ", ".join(str(recording.device) for recording in recordings)
     if options.device is not None:
         recordings = [recording for recording in recordings if recording.device == options.device]
@@ -172,7 +176,7 @@ def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> 
     return recordings
 
 
-def _replay(recording: Recording, options: Options) -> WhatIf:
+def _replay(recording: Recording, options: WhatIfOptions) -> WhatIf:
     from torchmem.whatif.engine import what_if
     from torchmem.whatif.text import Progress
 

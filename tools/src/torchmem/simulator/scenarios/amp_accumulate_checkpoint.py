@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 BATCH = 96
 """Images. At 64, the batch of the quoted numbers, this model saves 6 GB of tensors, not 9."""
@@ -89,7 +89,7 @@ POOLED = 64 * 56 * 56
 """Elements per image after the max pooling."""
 
 
-class Trainer:
+class TrainedModel:
     """The model on the card, and the passes of one batch in a mode."""
 
     def __init__(self, allocator: DeviceCachingAllocator) -> None:
@@ -172,9 +172,9 @@ class Trainer:
             self._allocator.free(blocks.pop())
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    trainer = Trainer(worker.allocator)
+    trainer = TrainedModel(worker.allocator)
     mode, step = MODES[0], 0
     while True:
         previous, mode = mode, MODES[min(int(worker.progress(step) * len(MODES)), len(MODES) - 1)]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.card import CONTEXT_BYTES, SimulatedCard
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 CARD_BYTES = 80 * GIB
 BUFFER_BYTES = 970 * MIB
@@ -44,7 +44,7 @@ def logits_bytes(update: int) -> int:
 class Trainer:
     """The trainer of a rank: another process on its card, with an allocator of its own."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SimulatedRank) -> None:
         card = worker.allocator.card
         (use,) = card.use.others()
         own_card = SimulatedCard(card.total_bytes, CONTEXT_BYTES, use=use)
@@ -60,7 +60,7 @@ class Trainer:
             self.allocator.empty_cache()
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the loop of one rank: generate, let the trainer work, and receive its weights."""
     trainer = Trainer(worker)
     trained = TENSORS * TENSOR_BYTES + sum(map(logits_bytes, range(UPDATES)))

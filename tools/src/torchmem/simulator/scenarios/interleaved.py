@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 CHECKPOINT_BYTES = 28 * GIB
 """The checkpoint is loaded onto the card and dropped: one large free block for the pairs."""
@@ -35,7 +35,7 @@ FIRST_BATCH, LARGEST_BATCH = 0.3, 0.8
 """The first short batch, and the largest of the other ranks, as shares of the number of holes."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator = worker.allocator
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
@@ -60,7 +60,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
         step += 1
 
 
-def _activations(worker: Worker, step: int) -> tuple[int, int]:
+def _activations(worker: SimulatedRank, step: int) -> tuple[int, int]:
     """Return the size in bytes and the number of activations of a step."""
     progress = worker.progress(step)
     if progress < SHORTENED:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 CARD_BYTES = 11 * GIB
 WEIGHT_BYTES = 16 * MIB
@@ -23,13 +23,13 @@ FULL = 0.9
 """The share of the run after which the card is full."""
 
 
-def leaked_tensors(worker: Worker) -> int:
+def leaked_tensors(worker: SimulatedRank) -> int:
     """Return how many tensors each step keeps, so that the card is full at the right time."""
     free = worker.capacity - WEIGHTS * WEIGHT_BYTES - ACTIVATIONS * ACTIVATION_BYTES
     return max(1, round(free / (FULL * worker.steps * LEAKED_BYTES)))
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator = worker.allocator
     leaked = leaked_tensors(worker)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 NEIGHBORS = 3
 NEIGHBOR_BYTES = 414 * MIB
@@ -27,7 +27,7 @@ EVALUATIONS = 50
 """How often the cache is released in the run."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, card = worker.allocator, worker.allocator.card
     weights = worker.capacity - LAYERS * ACTIVATION_BYTES - SPARE_BYTES

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 CARD_BYTES = 16 * GIB
 WEIGHTS = 77
@@ -33,7 +33,7 @@ TRAINED = 0.9
 """The share of the run in which these epochs pass."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     epoch, step = 0, 0
@@ -52,7 +52,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
             yield from validate(worker, keeps=worker.is_last and epoch >= KEPT_FROM)
 
 
-def validate(worker: Worker, *, keeps: bool) -> Iterator[ScenarioEvent]:
+def validate(worker: SimulatedRank, *, keeps: bool) -> Iterator[ScenarioEvent]:
     """Run the layers on a large batch; collect features of each, and keep or drop them."""
     features, outputs = [], []
     for layer in range(WIDER_LAYERS):
