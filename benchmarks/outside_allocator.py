@@ -26,7 +26,7 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.run_directory import RunDirectory
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
-from torchmem.simulator.card import CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES
 from torchmem.simulator.scenarios import SCENARIOS
 
 TOLERANCE = 0.1
@@ -58,7 +58,7 @@ def measure(name: str, seconds: float, interval: float, ranks: int, metric: Metr
     with tempfile.TemporaryDirectory() as folder:
         processes = RankProcesses(plan, Path(folder))
         directory = RunDirectory(Path(folder) / "run")
-        exporter = Exporter(processes.cards.nvml(), directory)
+        exporter = Exporter(processes.gpus.nvml(), directory)
         with closing(exporter), closing(processes):
             exporter.collect()
             processes.start()

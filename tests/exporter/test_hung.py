@@ -38,7 +38,7 @@ class Node:
     """Eight GPUs whose calls can hang or fail; `calls` counts calls, `waits` those that hang."""
 
     def __init__(self) -> None:
-        cards = [
+        fake_gpus = [
             FakeGpu(
                 GpuIdentity(index, uuid),
                 MemoryInfo(80, 2, 77, 1),
@@ -48,7 +48,7 @@ class Node:
             )
             for index, uuid in enumerate(UUIDS)
         ]
-        self.nvml = FakeNvml(lambda: cards, on_call=self._on_call)
+        self.nvml = FakeNvml(lambda: fake_gpus, on_call=self._on_call)
         self.workers = JobThreads[GpuLabels]()
         self.calls = Counter[object]()
         self.waits = 0

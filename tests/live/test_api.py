@@ -85,7 +85,7 @@ def test_stream_follows_the_ranks(client: httpx.Client, run_dir: Path, coding: s
 
 
 def test_state_has_only_what_is_known(client: httpx.Client, run_dir: Path) -> None:
-    """Unknown values are absent from the JSON, not null; parts add up to the card."""
+    """Unknown values are absent from the JSON, not null; parts add up to the GPU."""
     publish(run_dir, own_sample(process=own_process(script=None)))
     answer = until(lambda: with_ranks(client))
     (gpu,) = answer.json()["gpus"]

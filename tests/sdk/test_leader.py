@@ -31,10 +31,10 @@ import sys
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
-card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-backend = SimulatedBackend([DeviceCachingAllocator(card)])
+GPU = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+backend = SimulatedBackend([DeviceCachingAllocator(GPU)])
 with sdk.instrument(backend=backend, interval=0.2):
     backend.step()
     sys.stdin.read()

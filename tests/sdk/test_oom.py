@@ -115,7 +115,7 @@ def test_the_report_is_there_before_the_exception(
     assert report.layout_before is not None
     assert (0, 20 * MIB) == (report.layout.releasable_bytes, report.layout_before.releasable_bytes)
     assert report.layout.stranded_bytes == report.cached_free_bytes > 700 * MIB
-    assert allocator.card.mem_get_info()[0] == report.driver_free_bytes
+    assert allocator.gpu.mem_get_info()[0] == report.driver_free_bytes
     assert (1, None) == (report.steps.count, report.limit_bytes)
     assert "native" == report.allocator_settings["backend"]
 

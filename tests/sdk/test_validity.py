@@ -33,7 +33,7 @@ from torchmem.sdk.session import Session
 from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 numbers = st.integers(-(1 << 70), 1 << 70) | st.integers(-5, 1 << 40)
 STATS = (
@@ -56,8 +56,8 @@ class Impossible(SimulatedBackend):
     """A backend whose statistics say whatever a test wants."""
 
     def __init__(self, wrong: dict[Any, int]) -> None:
-        card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-        self.allocator = DeviceCachingAllocator(card)
+        gpu = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+        self.allocator = DeviceCachingAllocator(gpu)
         super().__init__([self.allocator])
         self.wrong = wrong
 

@@ -16,7 +16,7 @@ from torchmem.explain.oom_report import encode
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import GpuMemory, RunProgress, RunResult, StepMemory
 from torchmem.sample.sample import ByPool
-from torchmem.simulator.card import CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES
 
 ACTIVATIONS = (64 << 10, 48 << 10, 256 << 10, 8 << 10, 100)
 """Bytes per token of a sequence."""
@@ -49,7 +49,7 @@ class PlayedScript:
     ) -> RunResult:
         self.plans.append(plan)
         os.write(1 if stdout is None else stdout, self.words.encode())
-        job, steps = RecordedJob(plan.card.memory_bytes), list[StepMemory]()
+        job, steps = RecordedJob(plan.gpu.memory_bytes), list[StepMemory]()
         ran_out = not _weights(job) or not self._train(plan, job, steps, progress)
         result = RunResult(
             ended="oom" if ran_out else "steps",
@@ -109,7 +109,7 @@ def _device(plan: RunPlan, job: RecordedJob, steps: list[StepMemory]) -> GpuMemo
     peak = max([stats.allocated_bytes.peak, *(step.peak_allocated for step in steps)])
     return GpuMemory(
         device=0,
-        total=plan.card.memory_bytes,
+        total=plan.gpu.memory_bytes,
         outside=CONTEXT_BYTES,
         peak_allocated=peak,
         peak_reserved=max([stats.reserved_bytes.peak, *(step.peak_reserved for step in steps)]),
@@ -144,7 +144,7 @@ def _report(job: RecordedJob, plan: RunPlan, folder: Path) -> Path:
         CAPACITY,
         oom=replace(CAPACITY.oom, requested_bytes=failed["size"]),
         driver_free_bytes=failed["device_free"],
-        device=replace(sample, total_bytes=plan.card.memory_bytes, allocator=allocator),
+        device=replace(sample, total_bytes=plan.gpu.memory_bytes, allocator=allocator),
         layout=None,
         layout_before=None,
     )

@@ -22,8 +22,8 @@ from torchmem.sdk.oom.observation import FailedAllocation
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 from torchmem.simulator.scenarios import SCENARIOS, Scenario, SimulatedRank
 
 RANKS = 2
@@ -57,7 +57,7 @@ class Pace:
 
 @dataclass
 class Rank:
-    """One rank on a card of its own, and the series that are scraped from both."""
+    """One rank on a GPU of its own, and the series that are scraped from both."""
 
     scenario: Scenario
     rank: int
@@ -68,10 +68,10 @@ class Rank:
     """What the script does at the end of a step."""
 
     def __post_init__(self) -> None:
-        self.name, self.total = self.scenario.name, self.scenario.card_bytes
+        self.name, self.total = self.scenario.name, self.scenario.gpu_bytes
         cells = [0] * (1 + self.scenario.neighbors)
-        self.card = SimulatedCard(self.total, use=CardUse(cells), uuid=self.uuid, name="Simulated")
-        self.allocator = DeviceCachingAllocator(self.card, config=self.config)
+        self.gpu = SimulatedGpu(self.total, use=GpuUse(cells), uuid=self.uuid, name="Simulated")
+        self.allocator = DeviceCachingAllocator(self.gpu, config=self.config)
         self.backend = SimulatedBackend([self.allocator])
         self.recorder = Recorder(self.backend)
         self.backend.on_oom(self._on_oom)
@@ -86,7 +86,7 @@ class Rank:
         self.recorder.read_settings()
         self.recorder.read_stats()
         worker = SimulatedRank(
-            self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0]
+            self.allocator, self.rank, RANKS, STEPS, 0, self.gpu.mem_get_info()[0]
         )
         state: State = "exited"
         try:
@@ -96,7 +96,7 @@ class Rank:
                     break
         except OutOfMemoryError:
             state, self.oom_at = "oom", self.now
-        self.card.use.cells[0] = 0
+        self.gpu.use.cells[0] = 0
         until = max(self.pace.watched, self.now + self.pace.after)
         while self.now < until:
             self.now += self.pace.scrape
@@ -140,7 +140,7 @@ class Rank:
 
     @property
     def uuid(self) -> str:
-        """The card of this rank and scenario."""
+        """The GPU of this rank and scenario."""
         return f"GPU-{self.name}-{self.rank}"
 
     @property
@@ -166,7 +166,7 @@ class Rank:
 
     def _nvml(self, state: State) -> Iterator[Metric]:
         gpu = (str(self.rank), self.uuid)
-        used, own = self.card.use.total(), self.card.use.own()
+        used, own = self.gpu.use.total(), self.gpu.use.own()
         reserved = self.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
         yield family(catalog.NVML_GPU_UP, [(gpu, 1)])
         yield family(catalog.NVML_MEMORY_TOTAL, [(gpu, self.total)])
@@ -181,7 +181,7 @@ class Rank:
 
 
 def scrapes(name: str) -> Series:
-    """Return every series of a scenario's ranks, cards, and exporter.
+    """Return every series of a scenario's ranks, GPUs, and exporter.
 
     Buckets are left out because no rule reads them.
     """

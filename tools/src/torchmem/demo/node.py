@@ -27,7 +27,7 @@ from torchmem.exporter.testing import FakeGpu
 
 GIB = 1 << 30
 VERSIONS = Versions(driver="simulated", nvml="simulated", cuda="13.0")
-# The driver keeps 1/128 of a card for itself (640 MiB of 80 GiB): used + free + reserved = total.
+# The driver keeps 1/128 of a GPU for itself (640 MiB of 80 GiB): used + free + reserved = total.
 DRIVER_SHARE = 128
 ROW_REMAPPED = 63
 """The XID that the driver reports when a row of memory is remapped."""
@@ -54,7 +54,7 @@ def product_name(total_bytes: int) -> str:
 
 
 def cuda_bytes(total_bytes: int) -> int:
-    """Return how many bytes of a card CUDA can allocate."""
+    """Return how many bytes of a GPU CUDA can allocate."""
     return total_bytes - total_bytes // DRIVER_SHARE
 
 

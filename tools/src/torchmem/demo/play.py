@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         # starts or ends would leave processes and files behind. It must not be earlier, because
         # the process that multiprocessing starts for `RankProcesses` unblocks them again.
         signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-        nvml = PyNvml() if plan.real else ranks.cards.nvml()
+        nvml = PyNvml() if plan.real else ranks.gpus.nvml()
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
         server = stack.enter_context(closing(serve(exporter, *address)))
         stack.enter_context(closing(ranks))

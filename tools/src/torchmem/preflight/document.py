@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.preflight.comparison import Comparison, GpuModelRow
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
@@ -70,7 +70,7 @@ def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
         "phantom": True,
         "kind": kind,
         "command": list(plan.command),
-        "card": asdict(plan.card),
+        "card": asdict(plan.gpu),
         "gpus": plan.devices,
         "steps": plan.steps,
         "alloc_conf": plan.alloc_conf,
@@ -101,16 +101,16 @@ def _comparison(report: PreflightReport, comparison: Comparison) -> dict[str, An
     return {
         "method": comparison.method,
         "settings": whatif_values(comparison.settings),
-        "cards": [_card(report, row) for row in comparison.cards],
+        "cards": [_gpu(report, row) for row in comparison.gpus],
     }
 
 
-def _card(report: PreflightReport, row: CardRow) -> dict[str, Any]:
+def _gpu(report: PreflightReport, row: GpuModelRow) -> dict[str, Any]:
     result, grows = row.result, growth_on(report, row)
     if result.refused is not None:
-        return {"card": asdict(row.card), "refused": result.refused}
+        return {"card": asdict(row.gpu), "refused": result.refused}
     return {
-        "card": asdict(row.card),
+        "card": asdict(row.gpu),
         "fits": result.oom is None and grows is None,
         "steps_left": grows.steps_left if grows and result.oom is None else None,
         "peak_reserved": result.peak_reserved,

@@ -34,10 +34,10 @@ segment and a little more leave the last third."""
 
 @dataclass(frozen=True, slots=True)
 class GpuGrowth:
-    """What grows on one card, by `bytes_per_step`.
+    """What grows on one GPU, by `bytes_per_step`.
 
     kind: what is kept between steps (leak), or what a step needs beside it (larger_step).
-    steps_left: further steps until the card is full, about. decides: whether that is soon enough,
+    steps_left: further steps until the GPU is full, about. decides: whether that is soon enough,
     as in a rank that runs, to count as a run that does not fit.
     """
 
@@ -64,7 +64,7 @@ def needed_per_step(steps: Sequence[StepMemory]) -> int | None:
 def growth(
     device: GpuMemory, total: int, taken: int, *, is_whole: bool = False
 ) -> GpuGrowth | None:
-    """Return what grows on a card with `total` bytes; None if nothing does.
+    """Return what grows on a GPU with `total` bytes; None if nothing does.
 
     taken: bytes that were taken at the peak, with the cache, in which a leak finds little room.
     is_whole: the run ended by itself, so that no further steps follow.
@@ -83,7 +83,7 @@ def growth(
 
 
 def first_growth(result: RunResult) -> GpuGrowth | None:
-    """Return the growth that fills its card first; None if no card of the run has one."""
+    """Return the growth that fills its GPU first; None if no GPU of the run has one."""
     is_whole = result.ended == "finished"
     found = [
         each
@@ -96,7 +96,7 @@ def first_growth(result: RunResult) -> GpuGrowth | None:
 def growth_before_oom(result: RunResult, larger_run: RunResult) -> GpuGrowth | None:
     """Return the growth without which a run would have had enough memory; None without one.
 
-    larger_run: the same run on a card with more memory.
+    larger_run: the same run on a GPU with more memory.
     """
     found = first_growth(larger_run)
     if found is None or not result.steps or not result.devices:

@@ -87,7 +87,7 @@ def restore_blocks(
     `first_addresses` if that is lower. `numbers` are those of `CachedBlocks.adopt`.
 
     Raises:
-        ValueError: the card has too little memory.
+        ValueError: the GPU has too little memory.
     """
     ranges: dict[RangeKey, Block] = {}
     for segment in sorted(segments, key=itemgetter("address")):

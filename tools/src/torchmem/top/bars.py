@@ -39,7 +39,7 @@ LETTERS: Mapping[str, str] = {
 }
 UNKNOWN_LETTER = "?"
 REST = "rest"
-"""What a bar has beside its parts, such as the card beside a rank's memory."""
+"""What a bar has beside its parts, such as the GPU beside a rank's memory."""
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 

@@ -196,20 +196,20 @@ class _Painter:
         return shown[self._position] if shown else None
 
     def detail(self) -> list[Text]:
-        """Return what the selected rank is, its parts, its card's other parts, and why."""
+        """Return what the selected rank is, its parts, its GPU's other parts, and why."""
         selected = self._selected()
         if selected is None:
             return [Text(), *self.all_parts()]
         gpu, rank = selected
         title = Text(" · ".join(_facts(gpu, rank, self._node.time)), style="bold")
         own = {part.name for part in rank.parts}
-        card = [part for part in gpu.parts if part.name not in own]
+        others = [part for part in gpu.parts if part.name not in own]
         return [
             Text("─" * self._width, style="dim"),
             *self._wrapped(title),
             *self._why(rank),
             *self._parts("holds" if is_live(rank) else "held", rank.parts),
-            *self._parts("GPU", card),
+            *self._parts("GPU", others),
         ]
 
     def all_parts(self) -> list[Text]:

@@ -1,4 +1,4 @@
-"""What a card's memory consists of, as parts that add up to it exactly.
+"""What a GPU's memory consists of, as parts that add up to it exactly.
 
 The parts are those of the dashboards (gpu:torchmem_memory_bytes:sum, recording-memory.yml), with
 the bytes of tensors divided into components. Statistics, snapshots and NVML are read at slightly
@@ -16,7 +16,7 @@ from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import colors
 from torchmem.sample.sample import Allocator, DeviceSample, Layout
 
-MAX_CARD_BYTES = 1 << 50
+MAX_GPU_BYTES = 1 << 50
 """More than any GPU has: a larger number in a sample is not true."""
 
 
@@ -168,19 +168,19 @@ def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Use
     ]
 
 
-def card_parts(
+def gpu_parts(
     total: int,
     memory: MemoryInfo | None,
     ranks: Iterable[Sequence[UseState]],
     driver_free: int | None,
 ) -> tuple[UseState, ...]:
-    """Return the parts of a card of `total` bytes, which add up to it.
+    """Return the parts of a GPU of `total` bytes, which add up to it.
 
     `ranks`: the parts of each live rank. `memory`: what NVML reports; without it, what is neither
     free nor PyTorch's is one part. `driver_free`: what the driver had free when a running rank read
     its statistics, which is the moment of the ranks' parts; if it is None, NVML's free memory
     counts. If both are None, only the ranks' parts are known. Several ranks are not read at the
-    same moment: if their parts do not fit together on the card, the parts outside the allocator and
+    same moment: if their parts do not fit together on the GPU, the parts outside the allocator and
     the free ones shrink first.
     """
     driver = (memory.reserved or 0) if memory else 0
@@ -222,5 +222,5 @@ def _fitted(parts: Sequence[UseState], size: int) -> list[UseState]:
 
 
 def plausible(size: int | None) -> int | None:
-    """Return a size that a card can have, else None."""
-    return size if size is not None and size <= MAX_CARD_BYTES else None
+    """Return a size that a GPU can have, else None."""
+    return size if size is not None and size <= MAX_GPU_BYTES else None

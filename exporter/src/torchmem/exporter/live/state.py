@@ -23,7 +23,7 @@ from torchmem.exporter.live.parts import (
     LEGEND,
     LegendEntry,
     UseState,
-    card_parts,
+    gpu_parts,
     plausible,
     rank_parts,
     tensor_bytes,
@@ -330,7 +330,7 @@ def _parts(
     if total is None:
         return ()
     held = [entry.state.parts for entry in ranks if entry.holds_memory]
-    return card_parts(total, memory, held, _driver_free(ranks))
+    return gpu_parts(total, memory, held, _driver_free(ranks))
 
 
 def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:

@@ -15,7 +15,7 @@ from torchmem.metrics import catalog
 from torchmem.metrics.families import Row, family, keyed_family, value_family
 
 _KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
-# nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the card
+# nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the GPU
 _SCOPES = ("volatile", "aggregate")
 _RETIRED_FIELDS = (29, 30, 31)  # NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING
 _RECOVERY_ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION

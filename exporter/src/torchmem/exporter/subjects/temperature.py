@@ -75,6 +75,6 @@ def families(reading: Reading) -> Iterator[Metric]:
 
 
 def fan_families(reading: Reading) -> Iterator[Metric]:
-    """Yield the speed of each fan; nothing for a card without fans."""
+    """Yield the speed of each fan; nothing for a GPU without fans."""
     rows = reading.read(Fans)
     yield keyed_family(catalog.NVML_FAN_SPEED, rows, lambda fans: dict(enumerate(fans.speeds)))

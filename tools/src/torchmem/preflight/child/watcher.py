@@ -24,7 +24,7 @@ from torchmem.preflight.child.exit import (
 from torchmem.preflight.child.phases import PhaseTracker, StepCounter
 from torchmem.preflight.child.torch_hooks import (
     WatchedBackend,
-    cards_without_kernels,
+    gpus_without_kernels,
     is_out_of_memory,
 )
 from torchmem.preflight.plan import PROGRESS_FILE, ChildConfig
@@ -32,7 +32,7 @@ from torchmem.preflight.result import GpuMemory, Phase, ProcessReport, StepMemor
 from torchmem.sdk import Session
 
 MAX_TRACE_EVENTS = 2_000_000
-"""Per card. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""
+"""Per GPU. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""
 MAX_CALLS = 1000
 """Calls of a model without training that are measured one by one."""
 
@@ -127,7 +127,7 @@ class StepWatcher:
 
     def cuda_initialized(self) -> None:
         """Record the trace from the first allocation on, unless the script already does."""
-        unsupported = cards_without_kernels()
+        unsupported = gpus_without_kernels()
         if unsupported:
             stop(
                 f"this build of PyTorch has no kernels for {unsupported[0]}: install a build for "

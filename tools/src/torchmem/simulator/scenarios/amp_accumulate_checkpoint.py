@@ -90,7 +90,7 @@ POOLED = 64 * 56 * 56
 
 
 class TrainedModel:
-    """The model on the card, and the passes of one batch in a mode."""
+    """The model on the GPU, and the passes of one batch in a mode."""
 
     def __init__(self, allocator: DeviceCachingAllocator) -> None:
         self._allocator = allocator
@@ -197,5 +197,5 @@ SCENARIO = Scenario(
     simulated="10.4, 6.1, 5.8, 4.1 GB",
     effects="reserved memory falls three times",
     train=train,
-    card_bytes=16 * GIB,
+    gpu_bytes=16 * GIB,
 )

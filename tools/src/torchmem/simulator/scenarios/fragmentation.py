@@ -21,7 +21,7 @@ from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 46
 STAGING_BYTES = 8 * GIB
-"""A checkpoint is loaded onto the card and dropped: one large free block that is split up."""
+"""A checkpoint is loaded onto the GPU and dropped: one large free block that is split up."""
 LAYERS = 128
 SHORT_BYTES = 80 * MIB
 LONG_BYTES = 170 * MIB

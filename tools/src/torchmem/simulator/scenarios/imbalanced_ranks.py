@@ -2,7 +2,7 @@
 
 Only that rank holds the copy, averaged over the steps, and evaluates it on each batch. Images get
 larger as training goes on, so this rank runs out of memory while the others still have half of
-their card free.
+their GPU free.
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ SCENARIO = Scenario(
     simulated="2.0 times as much in each step",
     effects="rank 0 fails with cause capacity while the others have half a GPU left",
     train=train,
-    card_bytes=32 * GIB,
+    gpu_bytes=32 * GIB,
 )

@@ -1,7 +1,7 @@
 """Scenario `interleaved`: alternating 100 MB and 4 MB tensors, then 52 MB tensors in their holes.
 
 The statistics of a layer are created behind its first activation, so a cached activation always has
-a live neighbor. Layers are added until the card is full of such pairs. Then the sequences shrink to
+a live neighbor. Layers are added until the GPU is full of such pairs. Then the sequences shrink to
 slightly more than half: two activations no longer fit into one hole of 100 MB, so each hole holds
 one tensor and wastes the rest. Only the last rank's batch grows until it needs more tensors than
 there are holes.
@@ -16,7 +16,7 @@ from torchmem.simulator.blocks import Block
 from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 CHECKPOINT_BYTES = 28 * GIB
-"""The checkpoint is loaded onto the card and dropped: one large free block for the pairs."""
+"""The checkpoint is loaded onto the GPU and dropped: one large free block for the pairs."""
 WEIGHT_BYTES = 256 * MIB
 WEIGHTS = 11
 ACTIVATION_BYTES = 100 * MIB
@@ -80,5 +80,5 @@ SCENARIO = Scenario(
     effects="reserved memory stays full; fragmentation jumps to 0.99 when the sequences get short; "
     "the last rank fails of fragmentation",
     train=train,
-    card_bytes=32 * GIB,
+    gpu_bytes=32 * GIB,
 )

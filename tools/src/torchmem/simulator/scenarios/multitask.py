@@ -15,7 +15,7 @@ from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-CARD_BYTES = 12_205 * MIB
+GPU_BYTES = 12_205 * MIB
 WEIGHT_BYTES = 4 * MIB
 WEIGHTS = 61
 """The backbone and the detection head, with their momentum."""
@@ -72,5 +72,5 @@ SCENARIO = Scenario(
     effects="fragmentation is near 0, because there is one large free block; stranded memory jumps "
     "by its size, and the last rank fails of fragmentation",
     train=train,
-    card_bytes=CARD_BYTES,
+    gpu_bytes=GPU_BYTES,
 )

@@ -2,7 +2,7 @@
 
 Validation has batches that are several times as large, and collects the outputs of some layers.
 Each needs a larger block than any that is cached, so that memory is almost full at its end. Then
-the script empties the cache, and training again needs half of the card. In the last epochs, the
+the script empties the cache, and training again needs half of the GPU. In the last epochs, the
 last rank keeps features of each layer. They lie in blocks that training left in the cache, and pin
 their segments, so that there is less and less for the next validation, while training goes on.
 """
@@ -15,7 +15,7 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-CARD_BYTES = 16 * GIB
+GPU_BYTES = 16 * GIB
 WEIGHTS = 77
 WEIGHT_BYTES = 16 * MIB
 LAYERS = 32
@@ -75,5 +75,5 @@ SCENARIO = Scenario(
     simulated="8.0 and 15.5 GB; fails in the validation of epoch 39",
     effects="reserved memory doubles in each validation; the last rank fails of fragmentation",
     train=train,
-    card_bytes=CARD_BYTES,
+    gpu_bytes=GPU_BYTES,
 )

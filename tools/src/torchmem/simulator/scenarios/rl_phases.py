@@ -64,5 +64,5 @@ SCENARIO = Scenario(
     simulated="52.1% of 127.0 GB, then 37.0% of 96.6 GB",
     effects="reserved memory falls by 30 GB halfway, allocated memory stays",
     train=train,
-    card_bytes=140 * GIB,
+    gpu_bytes=140 * GIB,
 )

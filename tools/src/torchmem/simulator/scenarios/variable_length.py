@@ -55,5 +55,5 @@ SCENARIO = Scenario(
     simulated="16.55 GiB reserved, 10.80 allocated, 35% slack",
     effects="reserved memory climbs in three steps, all of it releasable; no retry",
     train=train,
-    card_bytes=40 * GIB,
+    gpu_bytes=40 * GIB,
 )
