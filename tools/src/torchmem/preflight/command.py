@@ -29,7 +29,7 @@ HELP = "run a training script on a phantom GPU and report whether it fits"
 EPILOG = """\
 Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
-  torchmem preflight --gpu-model 24GB --find-batch batch=1..64 -- python train.py
+  torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not or memory grows until it does not,
 2 if there is no verdict because a flag is wrong, the script cannot be run, or

@@ -27,7 +27,7 @@ HELP = "replay a memory snapshot's allocations under other allocator settings"
 EPILOG = """\
 Examples:
   torchmem whatif snapshot.pickle
-  torchmem whatif a.pickle --gpu-model 40GB --setting max_split_size_mb:256
+  torchmem whatif snapshot.pickle --gpu-model t4 --setting max_split_size_mb:256
 
 Exit code: 0 if there is a recommendation for each GPU, 1 if one has none, 2 if
 a file or a flag cannot be used.
