@@ -24,7 +24,7 @@ import torch
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
-class PinnedMemory:
+class PinnedStore:
     """Pinned host memory for tensors on a GPU."""
 
     def __init__(self) -> None:
@@ -92,9 +92,9 @@ class _Moved:
 class _Offload:
     """Moves tensors that a function finds. Not for use by several threads at once."""
 
-    def __init__(self, find: Callable[[], Iterable[Any]], memory: PinnedMemory | None) -> None:
+    def __init__(self, find: Callable[[], Iterable[Any]], memory: PinnedStore | None) -> None:
         self._find = find
-        self._memory = memory or PinnedMemory()
+        self._memory = memory or PinnedStore()
         self._moved: dict[int, _Moved] = {}
         self._are_away = False
 
@@ -143,7 +143,7 @@ class OptimizerOffload(_Offload):
     `optimizer` is a `torch.optim.Optimizer`. Each round trip copies the state both ways.
     """
 
-    def __init__(self, optimizer: Any, memory: PinnedMemory | None = None) -> None:
+    def __init__(self, optimizer: Any, memory: PinnedStore | None = None) -> None:
         super().__init__(lambda: _state_tensors(optimizer), memory)
         optimizer.register_step_pre_hook(lambda *_: self.restore())
         optimizer.register_state_dict_pre_hook(lambda *_: self.restore())
@@ -156,7 +156,7 @@ class ModuleOffload(_Offload):
     Parameters and buffers move. A forward pass of any of its submodules brings all of it back.
     """
 
-    def __init__(self, module: Any, memory: PinnedMemory | None = None) -> None:
+    def __init__(self, module: Any, memory: PinnedStore | None = None) -> None:
         super().__init__(lambda: [*module.parameters(), *module.buffers()], memory)
         for each in module.modules():
             each.register_forward_pre_hook(lambda *_: self.restore())

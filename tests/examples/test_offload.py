@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from examples.offload import ModuleOffload, OptimizerOffload, PinnedMemory  # noqa: E402
+from examples.offload import ModuleOffload, OptimizerOffload, PinnedStore  # noqa: E402
 
 EVERYTHING = 1 << 40
 Tensor = Any
 
 
-class OtherMemory(PinnedMemory):
+class OtherMemory(PinnedStore):
     """Host memory of its own, beside which the rest of the CPU's memory counts as the device.
 
     What comes back is poisoned on the host, so that a tensor left there is noticed.

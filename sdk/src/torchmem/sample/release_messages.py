@@ -1,4 +1,4 @@
-"""Messages of `torchmem release`, and of processes of one user that share a card.
+"""Messages of `torchmem release`, and of processes of one user that share a GPU.
 
 A request is a file next to the sample of the process that is asked. The answer says what came back.
 """
@@ -25,7 +25,7 @@ AnswerState = Literal["waiting", "done", "refused"]
 class ReleaseRequest:
     """A request to return memory to the driver.
 
-    `asker` is the command or a process on the same card. `hook_bytes`: what pressure hooks are
+    `asker` is the command or a process on the same GPU. `hook_bytes`: what pressure hooks are
     asked to free besides the cache; 0 calls none.
     """
 

@@ -1,4 +1,4 @@
-"""Processes of one user that share a card, and how one asks the others for memory.
+"""Processes of one user that share a GPU, and how one asks the others for memory.
 
 All of them have the tier `neighbors` of the setting `release`. Each offers itself in its sample;
 the one that asks writes a request next to it. Nothing is read or written while none asks.

@@ -1,4 +1,4 @@
-"""Requests to return memory: from `torchmem release`, and from neighbors on the same card.
+"""Requests to return memory: from `torchmem release`, and from neighbors on the same GPU.
 
 A request is served at the end of a step, in the training thread. If no step comes because the
 process is idle, the cache alone is emptied between two bytecodes of the main thread, or by the
