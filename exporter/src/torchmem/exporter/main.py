@@ -70,8 +70,6 @@ def _configure_logging() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # uvicorn's warnings are about malformed requests, which any client can send.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def _print(text: str) -> None:
