@@ -16,15 +16,15 @@ from support.fake_nvml import FakeNode, binding
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.nvml import Device, NvmlLibrary
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     Allocator,

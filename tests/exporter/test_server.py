@@ -25,6 +25,7 @@ from support.exposition import Exposition
 from support.publishing import own_sample, publish
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.scrapes import (
@@ -40,7 +41,6 @@ from torchmem.exporter.scrapes import (
 )
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.web.connections import Connections, Limits
 from torchmem.sample.errors import UsageError
 

@@ -19,7 +19,7 @@ from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStat
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.host_processes import HostProcesses
-from torchmem.exporter.live.state import Found
+from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import (
@@ -29,7 +29,7 @@ from torchmem.exporter.reading import (
     Reading,
     run_collector,
 )
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.subjects import (
     clocks,
     ecc,
@@ -117,7 +117,7 @@ class Exporter:
         )
         self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
-        self._found = Found(0.0, self._current_reading)
+        self._found = NodeReading(0.0, self._current_reading)
         self._is_closed = False
         self._collecting = threading.Lock()
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ class Exporter:
         """The run directory."""
         return self._run_directory.path
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         """Return what the newest collection has found; before the first one, nothing."""
         return self._found
 
@@ -262,7 +262,7 @@ class Exporter:
             run_collector("samples", samples),
             *self._process_results(reading, published, gpus),
         ]
-        self._found = Found(
+        self._found = NodeReading(
             self._clock(),
             reading,
             published,

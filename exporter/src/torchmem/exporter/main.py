@@ -24,7 +24,7 @@ from torchmem.exporter import config, thresholds
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import Settings
 from torchmem.exporter.driver import PyNvml
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError

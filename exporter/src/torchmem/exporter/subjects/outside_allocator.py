@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.host.process_table import ProcessKey, process_key
