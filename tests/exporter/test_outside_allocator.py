@@ -23,7 +23,11 @@ from torchmem.exporter.nvml import Device, NvmlLibrary
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
+from torchmem.exporter.subjects.outside_allocator import (
+    OutsideAllocator,
+    OutsideBytes,
+    outside_families,
+)
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
@@ -229,7 +233,7 @@ class Card:
     start: float | None = None
 
     def __post_init__(self) -> None:
-        self.outside = OutsideAllocator()
+        self.outside, self.found = OutsideAllocator(), OutsideBytes()
         self.read()
 
     @property
@@ -282,12 +286,13 @@ class Card:
         nvml.count()
         reading = Reading(nvml, present=(GpuIdentity(0, UUID),))
         reading.read(Processes)
-        families = self.outside.families(
+        self.found = self.outside.update(
             reading,
             published if is_alive and self.is_up else [],
             {UUID: GpuIdentity(0, UUID)},
             self.now,
         )
+        families = outside_families(self.found)
         values = {sample.name: sample.value for family in families for sample in family.samples}
         self.start = values.pop(START, None)
         return values
@@ -316,7 +321,9 @@ def test_memory_that_was_given_back_behind_the_allocator() -> None:
         card.unbacked = unbacked
         card.read()
         assert before | {UNBACKED: float(unbacked)} == card.scrape()
-        assert [card.used] == [card.reserved + outside for outside in card.outside.held.values()]
+        assert [card.used] == [
+            card.reserved + outside for outside in card.found.by_process.values()
+        ]
 
     card.unbacked = 0
     card.read()
