@@ -76,7 +76,7 @@ test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on t
 # What is installed beside the training, with the oldest and the newest releases that pyproject.toml allows.
 RESOLUTIONS ?= lowest-direct highest
 SERVER_TESTS := $(addprefix tests/exporter/test_,server.py limits.py web_security.py web_config.py fair_queue.py \
-	binding.py peer_user.py attacked_memory.py command.py run_directory.py) tests/packaging
+	binding.py peer_user.py attacked_memory.py command.py) tests/packaging
 # ARGS='-k NAME' picks tests.
 test-dependencies: $(RESOLUTIONS:%=test-dependencies-%)  ## Test with the oldest and with the newest release of each dependency.
 
