@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
 from torchmem.simulator.gpu import CONTEXT_BYTES

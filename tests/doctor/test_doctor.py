@@ -16,6 +16,7 @@ from support.waiting import until
 
 from torchmem.cli.http import HttpAnswer, fetch
 from torchmem.cli.main import main
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.doctor import gpus, node, servers, software
 from torchmem.doctor.check import Check, Place
 from torchmem.doctor.text import WIDTH, page
@@ -23,9 +24,8 @@ from torchmem.exporter.binding import OutdatedBinding
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions
 from torchmem.exporter.nvml import NvmlDownError
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 GPU = FakeGpu(GpuIdentity(0, "GPU-1", "H100", "00000000:01:00.0", "580.1"))
 

@@ -10,6 +10,7 @@ from support.exposition import Exposition, scrape
 from support.fake_nvml import FakeNode
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeEvents, FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity
 from torchmem.exporter.nvml import GpuLostError, NvmlDownError
@@ -19,7 +20,6 @@ from torchmem.exporter.subjects.xid_events import (
     EventCounter,
     NvmlEvents,
 )
-from torchmem.exporter.testing import FakeEvents, FakeGpu, FakeNvml
 from torchmem.sample.xids import XIDS as LISTED_XIDS
 
 OpenExporter = Callable[..., Exporter]

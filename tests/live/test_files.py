@@ -23,12 +23,12 @@ from support.snapshots import load_snapshot, segments
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.whatif.result import document
 
 INPUT = "input[type=file]"

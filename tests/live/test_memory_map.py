@@ -27,12 +27,12 @@ from support.waiting import until
 
 from torchmem import sdk
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.map_file import MAX_COMMAS, MAX_OBJECTS, MapFiles, checked
 from torchmem.exporter.live.memory_map import Requests
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,

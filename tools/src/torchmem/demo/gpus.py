@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext
 
 from torchmem.demo.node import VERSIONS, SimulatedNode
-from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.simulator.gpu import Cells, GpuUse
 from torchmem.simulator.scenarios import Scenario
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torchmem.demo.activity import Activity
 from torchmem.demo.h100 import GpuMoment, Traits
+from torchmem.demo.simulated_nvml import FakeGpu
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity, GpuValue, Versions
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
@@ -23,7 +24,6 @@ from torchmem.exporter.subjects.pcie import Pcie
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
 from torchmem.exporter.subjects.temperature import Temperatures
-from torchmem.exporter.testing import FakeGpu
 
 GIB = 1 << 30
 VERSIONS = Versions(driver="simulated", nvml="simulated", cuda="13.0")

@@ -15,7 +15,7 @@ from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import NvmlDevice, available
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
