@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import convert, sanitize_json
 from torchmem.sample.validity import Fault, without_impossible
@@ -23,14 +24,12 @@ OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
 Onset = Literal["first_step", "leak", "larger_step", "new_phase", "outside", "stranded", "tight"]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
-ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
 HookFault = Literal["raised", "slow", "empty"]
 
 OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 ONSETS: tuple[Onset, ...] = get_args(Onset)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = get_args(State)
-RELEASE_TIERS: tuple[ReleaseTier, ...] = get_args(ReleaseTier)
 HOOK_FAULTS: tuple[HookFault, ...] = get_args(HookFault)
 
 Component = Literal[

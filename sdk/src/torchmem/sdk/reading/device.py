@@ -22,11 +22,9 @@ from torchmem.sample.sample import (
     Layout,
     OomCause,
     OomRecord,
-    ReleaseTier,
 )
 from torchmem.sdk.reading.plan import PeakBySize
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
-from torchmem.sdk.release.account import ReleaseAccount
 
 # PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
 COUNTERS = {
@@ -81,9 +79,6 @@ class DeviceRecord:
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
-        self.neighbor_requests: int | None = None
-        self.wait_seconds: float | None = None
-        self.releases: dict[ReleaseTier, ReleaseAccount] = {}
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
         self.run_history = RunHistoryRecorder()
@@ -241,7 +236,6 @@ class DeviceRecord:
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
             first_read=self.first_read,
-            releases={tier: account.published() for tier, account in self.releases.items()},
             run_history=self.run_history.published(),
             growth=self.growth,
         )
@@ -274,12 +268,7 @@ class DeviceRecord:
             if name in self._counters
         }
         ooms = None if self._ooms is None else dict(self._ooms)
-        return Counters(
-            ooms=ooms,
-            neighbor_requests=self.neighbor_requests,
-            wait_seconds=self.wait_seconds,
-            **totals,
-        )
+        return Counters(ooms=ooms, **totals)
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:

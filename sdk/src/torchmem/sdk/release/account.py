@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median_low
 
-from torchmem.sample.sample import Releases, ReleaseTier
+from torchmem.sample.release_tiers import TIERS, ReleaseTier
+from torchmem.sample.sample import Releases
 
 # A release has paid when its memory stays released for this many windows.
 PAYBACK_WINDOWS = 3
@@ -17,8 +18,6 @@ PAYBACK_WINDOWS = 3
 MAX_UNPAID = 3
 # What a job takes from the driver without a release is the median of this many windows.
 USUAL_WINDOWS = 5
-# These act by themselves. The others answer a need that shows that they pay.
-JUDGED_TIERS: tuple[ReleaseTier, ...] = ("gradual", "hooks", "cache")
 
 
 @dataclass(slots=True)
@@ -69,8 +68,9 @@ class ReleaseAccount:
         self.stopwatch = Stopwatch()
         self.given_up = False
         self._seconds = 0.0
-        self._is_timed = tier != "gradual"
-        self._is_judged = tier in JUDGED_TIERS
+        self._is_timed = not TIERS[tier].in_allocator
+        # The others respond to a need, which shows that they pay.
+        self._is_judged = TIERS[tier].share is not None
         self._unpaid = 0
         self._debt: _Debt | None = None
         self._taken: deque[int] = deque(maxlen=USUAL_WINDOWS)

@@ -1,4 +1,4 @@
-"""Requests to return memory: from `torchmem release`, and from neighbors on the same card.
+"""Requests to return memory: from `torchmem release`, and from neighbors on the same GPU.
 
 A request is served at the end of a step, in the training thread. If no step comes because the
 process is idle, the cache alone is emptied between two bytecodes of the main thread, or by the
@@ -21,18 +21,21 @@ from torchmem.sample.release_messages import (
     ReleaseRequest,
     decode_request,
 )
+from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
+from torchmem.sdk.release.cache import Released
 from torchmem.sdk.release.release import Release, ReleaseRefusedError
-from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.errors import Stage
 from torchmem.sdk.safety.interruptions import call_if_free
+from torchmem.sdk.steps import StepClock
 
 # How long an idle main thread gets to run a release itself.
 MAIN_THREAD_SECONDS = 0.2
 # How long a request waits for the end of a step.
 MAX_WAIT_SECONDS = 120.0
 
-Act = Callable[[ReleaseRequest], tuple[dict[str, int], float]]
-"""Serves a request; returns the bytes released by device UUID, and the seconds that it took."""
+Act = Callable[[ReleaseRequest], Released]
+"""Serves a request."""
 
 
 @dataclass(slots=True)
@@ -45,27 +48,35 @@ class _Job:
     main_cpu: float = 0.0
 
 
-class ReleaseRequests:
+class ReleaseRequests(Part):
     """Serves one request at a time.
 
-    The background thread calls `tick`, the training thread `at_step`; neither waits for the other.
+    The background thread calls `at_tick`, the training thread `serve`; neither waits for the other.
     """
+
+    stage: Stage = "release"
+    served_beside: Callable[[], None] = staticmethod(lambda: None)
+    """Called after a request was served in the background thread, as the main thread is idle."""
 
     def __init__(
         self,
         sample: Path,
         release: Release,
-        errors: Errors,
+        steps: StepClock | None = None,
         clock: Callable[[], float] = time.monotonic,
         main_cpu: Callable[[], float] | None = None,
     ) -> None:
-        """`sample` is this process's sample file; `main_cpu` returns the main thread's CPU time."""
+        """Serve the requests in files next to this process's `sample` file.
+
+        `main_cpu` returns the main thread's CPU time.
+        """
         self._sample = sample
         self._requests: RequestFile[ReleaseRequest] = RequestFile(
             sample, REQUEST_SUFFIX, ANSWER_SUFFIX, decode_request
         )
         self._release = release
-        self._errors = errors
+        self._errors = release.errors
+        self._steps = steps or StepClock()
         self._clock = clock
         self._main_cpu = main_cpu or _main_thread_cpu
         self._job: _Job | None = None
@@ -77,17 +88,32 @@ class ReleaseRequests:
         """Whether a request waits to be served."""
         return self._job is not None
 
-    def tick(self, *, is_idle: bool, waits: bool = False) -> bool:
-        """Look for a new request, and serve one that no step will serve.
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a process waits for this one's memory, or may get it at any time."""
+        return self.is_busy or (self._steps.waits and self._release.has("neighbors"))
 
-        One that comes while the script says that it waits is served at once. Return whether one was
-        served in this thread, because the main thread does nothing.
+    def wants(self, step: int) -> Wish:  # noqa: ARG002
+        """Ask for a read while a request waits."""
+        return "read" if self._job is not None else None
+
+    def at_tick(self) -> None:
+        """Look for a new request, and serve one that no step will serve."""
+        is_late = self._steps.is_late(time.perf_counter())
+        self.tick(is_idle=is_late, waits=self._steps.waits)
+        if self._was_served_here:
+            self.served_beside()
+
+    def tick(self, *, is_idle: bool, waits: bool = False) -> None:
+        """Do what `at_tick` does.
+
+        `is_idle`: whether no step is expected soon. While the script says that it `waits`, a new
+        request is served at once.
         """
         is_idle = is_idle and not self._release.is_calling_hooks
         self._was_served_here = False
         if call_if_free(self._lock, lambda: self._tick(is_idle, waits)):
             self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
-        return self._was_served_here
 
     def _tick(self, is_idle: bool, waits: bool) -> bool:
         """Return whether to ask the main thread to serve the request."""
@@ -105,8 +131,12 @@ class ReleaseRequests:
                     self._refuse(f"no step ended within {MAX_WAIT_SECONDS:g} s.")
         return False
 
-    def at_step(self) -> None:
-        """Serve the request that waits, at the end of a step or where the script waits itself."""
+    def at_step(self, step: int) -> None:  # noqa: ARG002
+        """Serve the request that waits."""
+        self.serve()
+
+    def serve(self) -> None:
+        """Serve the request that waits, at the end of a step or where the script itself waits."""
         call_if_free(self._lock, lambda: self._serve_if_ready(self._release.on_request))
 
     def _serve_if_ready(self, act: Act) -> None:
