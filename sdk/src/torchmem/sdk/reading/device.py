@@ -14,6 +14,7 @@ from torchmem.explain.growth import live_growth, room_left
 from torchmem.explain.memory_use import outside_bytes
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import (
+    COUNTED,
     Allocator,
     ByPool,
     Counters,
@@ -26,14 +27,6 @@ from torchmem.sample.sample import (
 from torchmem.sdk.reading.plan import PeakBySize
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
 
-# PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
-COUNTERS = {
-    "num_alloc_retries": "alloc_retries",
-    "num_oom_rejections": "oom_rejections",
-    "num_device_alloc": "device_allocs",
-    "num_device_free": "device_frees",
-    "num_sync_all_streams": "stream_syncs",
-}
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 
@@ -89,7 +82,7 @@ class DeviceRecord:
         """Take one nested statistics dict, of which the components are not known yet."""
         self.components, self.component_peaks, self.component_peak_time = {}, {}, None
         self.stats_timestamp = time.time()
-        for name in COUNTERS:
+        for name in COUNTED:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
         self.keep_peaks(stats)
@@ -264,7 +257,7 @@ class DeviceRecord:
     def _counts(self) -> Counters:
         totals = {
             field: self._counters[name].total
-            for name, field in COUNTERS.items()
+            for name, field in COUNTED.items()
             if name in self._counters
         }
         ooms = None if self._ooms is None else dict(self._ooms)
