@@ -1,8 +1,7 @@
-"""The script's modules, as far as PyTorch tells of them: who registered what.
+"""The script's modules, which PyTorch reports when they register a parameter or a submodule.
 
-Modules are seen when they register a parameter or a submodule, or found among the globals of the
-main script. Only `_parameters` and `_modules` in a module's own `__dict__` are read, so that no
-code of the script runs, such as its `__getattr__`.
+Older ones are found among the globals of the main script. Only `_parameters` and `_modules` in a
+module's own `__dict__` are read, so that no code of the script runs, such as its `__getattr__`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tier of the setting `release` did, and whether it pays."""
+"""What one tier of releases has done on one device, and whether it pays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmem.sample.sample import Releases
 PAYBACK_WINDOWS = 3
 # A tier is given up after this many releases in a row that have not paid.
 MAX_UNPAID = 3
-# What a job takes from the driver without a release is the median of this many windows.
+# The median of this many windows is what a job takes from the driver without a release.
 USUAL_WINDOWS = 5
 
 
@@ -36,7 +36,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` returns monotonic seconds."""
         self._clock = clock
-        # In one tuple, so that a reader sees no half of a change: sum, start, and part of the time.
+        # Sum, start, and part of the time, in one tuple: a reader never sees half of a change.
         self._state: tuple[float, float | None, float] = (0.0, None, 1.0)
 
     @property
@@ -116,7 +116,7 @@ class ReleaseAccount:
 
 @contextmanager
 def timed(accounts: Collection[ReleaseAccount]) -> Iterator[None]:
-    """Measure a release, whose time the devices share, so that their sum is the process's."""
+    """Measure a release, and divide its time equally among the accounts of the devices."""
     for account in accounts:
         account.stopwatch.start(1 / len(accounts))
     try:

@@ -1,8 +1,8 @@
 """Requests to return memory: from `torchmem release`, and from neighbors on the same GPU.
 
 A request is served at the end of a step, in the training thread. If no step comes because the
-process is idle, the cache alone is emptied between two bytecodes of the main thread, or by the
-background thread while the main thread waits, as a notebook does at its prompt.
+process is idle, only the cache is emptied: between two bytecodes of the main thread, or by the
+background thread while the main thread waits, as at the prompt of a notebook.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchmem.sdk.safety.errors import Stage
 from torchmem.sdk.safety.interruptions import call_if_free
 from torchmem.sdk.steps import StepClock
 
-# How long an idle main thread gets to run a release itself.
+# How long an idle main thread has to run a release itself.
 MAIN_THREAD_SECONDS = 0.2
 # How long a request waits for the end of a step.
 MAX_WAIT_SECONDS = 120.0
