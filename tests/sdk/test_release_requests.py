@@ -209,7 +209,7 @@ class Requests:
         self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
         self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
         self.requests = ReleaseRequests(
-            self.sample, self.release, clock=lambda: 0.0, main_cpu=lambda: 0.0
+            self.sample, self.release, errors, clock=lambda: 0.0, main_cpu=lambda: 0.0
         )
         self.train(100, 3000)
 
@@ -218,8 +218,8 @@ class Requests:
         for peak in peaks:
             self.allocator.free(self.allocator.malloc(peak * MIB))
             self.recorder.read_stats()
-            self.release.at_step(1)
-            self.requests.at_step(1)
+            self.release.at_step()
+            self.requests.serve()
 
     def ask(self) -> None:
         """Write a neighbor's request."""

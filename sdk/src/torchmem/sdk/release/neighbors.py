@@ -18,10 +18,8 @@ from torchmem.sample.release_messages import REQUEST_SUFFIX, ReleaseRequest
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, replace_file
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
-from torchmem.sdk.part import Part
 from torchmem.sdk.publish.request_files import is_fresh
 from torchmem.sdk.release.device_release import DeviceRelease, DeviceReleases
-from torchmem.sdk.safety.errors import Stage
 from torchmem.sdk.safety.interruptions import ignore
 
 MAX_NEIGHBORS = 64
@@ -33,13 +31,11 @@ Take = Callable[[DeviceRelease, int], bool]
 """Takes bytes on a device; returns False if another process was faster."""
 
 
-class Neighbors(Part):
+class Neighbors:
     """The other processes of this user in the run directory, next to this process's `sample`.
 
     `take` takes memory that was waited for into this process's cache.
     """
-
-    stage: Stage = "release"
 
     def __init__(
         self,
@@ -110,7 +106,7 @@ class Neighbors(Part):
             cached = reserved["current"] - active["current"]
         return int(cached) + self._recorder.obtainable_from_driver(index)
 
-    def at_tick(self) -> None:
+    def ask_if_short(self) -> None:
         """Ask for memory on the devices where this process is short of it."""
         for device in self._devices.all():
             if device.is_short:

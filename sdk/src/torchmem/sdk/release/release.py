@@ -10,13 +10,12 @@ from torchmem.sample.release_messages import ReleaseRequest
 from torchmem.sample.release_tiers import SETTING_TIERS, ReleaseTier
 from torchmem.sample.sample import Sample
 from torchmem.sdk.observation import Oom
-from torchmem.sdk.part import Part
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.cache import Cache, Released
 from torchmem.sdk.release.device_release import DeviceRelease, DeviceReleases
 from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.release.tiers import ACTIONS
-from torchmem.sdk.safety.errors import Errors, Stage
+from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.settings import Settings
 
 
@@ -24,13 +23,11 @@ class ReleaseRefusedError(Exception):
     """A request for memory that is not granted; the text is the reason, in one sentence."""
 
 
-class Release(Part):
+class Release:
     """Releases memory in the training thread, at step ends that have just read statistics.
 
     `reset_peaks` starts a new window of the peaks.
     """
-
-    stage: Stage = "release"
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class Release(Part):
         """Whether a hook runs now. What it does in the session releases nothing by itself."""
         return self.hooks.is_running
 
-    def at_step(self, step: int) -> None:  # noqa: ARG002
+    def at_step(self) -> None:
         """End a window on each device; if one is short of memory, release where that pays."""
         if not self._actions or self.is_calling_hooks:
             return
@@ -101,10 +98,6 @@ class Release(Part):
         """Let each tier act, for the OOM observer."""
         for action in self._actions:
             action.at_oom(oom)
-
-    def at_tick(self) -> None:
-        """Warn about a pressure hook that takes too long."""
-        self.hooks.watch()
 
     def complete(self, sample: Sample) -> Sample:
         """Add what the releases did."""

@@ -21,13 +21,11 @@ from torchmem.sample.release_messages import (
     ReleaseRequest,
     decode_request,
 )
-from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
 from torchmem.sdk.release.cache import Released
 from torchmem.sdk.release.release import Release, ReleaseRefusedError
-from torchmem.sdk.safety.errors import Stage
+from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.interruptions import call_if_free
-from torchmem.sdk.steps import StepClock
 
 # How long an idle main thread has to run a release itself.
 MAIN_THREAD_SECONDS = 0.2
@@ -48,21 +46,17 @@ class _Job:
     main_cpu: float = 0.0
 
 
-class ReleaseRequests(Part):
+class ReleaseRequests:
     """Serves one request at a time.
 
-    The background thread calls `at_tick`, the training thread `serve`; neither waits for the other.
+    The background thread calls `tick`, the training thread `serve`; neither waits for the other.
     """
-
-    stage: Stage = "release"
-    served_beside: Callable[[], None] = staticmethod(lambda: None)
-    """Called after a request was served in the background thread, as the main thread is idle."""
 
     def __init__(
         self,
         sample: Path,
         release: Release,
-        steps: StepClock | None = None,
+        errors: Errors,
         clock: Callable[[], float] = time.monotonic,
         main_cpu: Callable[[], float] | None = None,
     ) -> None:
@@ -75,8 +69,7 @@ class ReleaseRequests(Part):
             sample, REQUEST_SUFFIX, ANSWER_SUFFIX, decode_request
         )
         self._release = release
-        self._errors = release.errors
-        self._steps = steps or StepClock()
+        self._errors = errors
         self._clock = clock
         self._main_cpu = main_cpu or _main_thread_cpu
         self._job: _Job | None = None
@@ -88,32 +81,18 @@ class ReleaseRequests(Part):
         """Whether a request waits to be served."""
         return self._job is not None
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a process waits for this one's memory, or may get it at any time."""
-        return self.is_busy or (self._steps.waits and self._release.has("neighbors"))
-
-    def wants(self, step: int) -> Wish:  # noqa: ARG002
-        """Ask for a read while a request waits."""
-        return "read" if self._job is not None else None
-
-    def at_tick(self) -> None:
-        """Look for a new request, and serve one that no step will serve."""
-        is_late = self._steps.is_late(time.perf_counter())
-        self.tick(is_idle=is_late, waits=self._steps.waits)
-        if self._was_served_here:
-            self.served_beside()
-
-    def tick(self, *, is_idle: bool, waits: bool = False) -> None:
-        """Do what `at_tick` does.
+    def tick(self, *, is_idle: bool, waits: bool = False) -> bool:
+        """Look for a new request, and serve one that no step will serve.
 
         `is_idle`: whether no step is expected soon. While the script says that it `waits`, a new
-        request is served at once.
+        request is served at once. Return whether one was served in this thread, because the main
+        thread does nothing.
         """
         is_idle = is_idle and not self._release.is_calling_hooks
         self._was_served_here = False
         if call_if_free(self._lock, lambda: self._tick(is_idle, waits)):
             self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
+        return self._was_served_here
 
     def _tick(self, is_idle: bool, waits: bool) -> bool:
         """Return whether to ask the main thread to serve the request."""
@@ -130,10 +109,6 @@ class ReleaseRequests(Part):
                 if self._clock() - self._job.granted > MAX_WAIT_SECONDS:
                     self._refuse(f"no step ended within {MAX_WAIT_SECONDS:g} s.")
         return False
-
-    def at_step(self, step: int) -> None:  # noqa: ARG002
-        """Serve the request that waits."""
-        self.serve()
 
     def serve(self) -> None:
         """Serve the request that waits, at the end of a step or where the script itself waits."""
