@@ -206,7 +206,7 @@ def test_recorded_step(run: Run, sample: Sample, needs: Callable[[str], None]) -
     assert device["allocator"]["allocated_peak_bytes"] == sum(peaks.values())
 
 
-def test_own_recording(run: Run) -> None:
+def test_history_recording(run: Run) -> None:
     """A recording that the script starts while the SDK records is the script's, to the end."""
     run(
         f"{ALWAYS}build(); step()\n"
