@@ -25,7 +25,7 @@ AnswerState = Literal["waiting", "done", "refused"]
 class ReleaseRequest:
     """A request to return memory to the driver.
 
-    `asker` is the command or a process on the same card. `hook_bytes`: what pressure hooks are
+    `asker` is the command or a process on the same card. `hook_bytes` is what pressure hooks are
     asked to free besides the cache; 0 calls none.
     """
 

@@ -105,7 +105,7 @@ class Ranks:
             self.cards.pids[rank] = process.pid or 0
 
     def alive(self) -> bool:
-        """Return whether any rank still trains; free the memory of those that have ended."""
+        """Return whether any rank still trains; free the memory of ended ranks."""
         ended = [rank for rank, process in self._processes.items() if not process.is_alive()]
         for rank in ended:
             self.cards.release(rank)

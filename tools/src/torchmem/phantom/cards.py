@@ -24,7 +24,7 @@ MAX_CARDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Properties of a card, and what a process takes of it besides PyTorch's allocator.
+    """Properties of a card, and what a process uses on it besides PyTorch's allocator.
 
     name: as in `--card`. product: as nvidia-smi shows it. memory_bytes:
     `cudaDeviceProp.totalGlobalMem`. multiprocessors: number of SMs. capability: compute capability,
