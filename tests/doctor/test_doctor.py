@@ -216,7 +216,7 @@ def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
     for body in (b"<html>", b"go_goroutines 7\n", b"\xff\x00"):
         answer = Answer(200, 0.0, body)
         found = problems(servers.checks(place, {f"{place.exporter}/metrics": answer}.__getitem__))
-        assert "not with metrics of torchmem" in found["exporter"]
+        assert "instead of torchmem's metrics" in found["exporter"]
     odd = replace(place, exporter="file:///etc/passwd")
     assert "does not start with http" in problems(servers.checks(odd))["exporter"]
 
