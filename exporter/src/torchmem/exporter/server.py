@@ -18,11 +18,11 @@ from starlette.applications import Starlette
 from torchmem.exporter.application import application
 from torchmem.exporter.scrapes import Collector
 from torchmem.exporter.web.config import LiveConfig
-from torchmem.exporter.web.connections import Connection, Connections, Limits
+from torchmem.exporter.web.connections import Connection, ConnectionLimits, Connections
 from torchmem.exporter.web.http_protocol import HttpProtocol
 from torchmem.sample.errors import UsageError
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ConnectionLimits()
 _BACKLOG = 128
 _CLOSE_SECONDS = 1
 _HEARTBEAT_SECONDS = 1
@@ -66,7 +66,7 @@ class _Server:
         app: Starlette,
         listener: socket.socket,
         web: LiveConfig,
-        limits: Limits,
+        limits: ConnectionLimits,
         heartbeat: Callable[[], None],
     ) -> None:
         self._app, self._listener, self._heartbeat = app, listener, heartbeat
@@ -122,7 +122,7 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     *,
     listener: socket.socket | None = None,
     web: LiveConfig | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
     heartbeat: Callable[[], None] = lambda: None,
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
