@@ -34,9 +34,7 @@ class Fleet:
 
     def __init__(self, plain: H100Node, changing: H100Node, speed: float, start: float) -> None:
         self._nodes = {False: plain, True: changing}
-        self._cards = {
-            pid: card for node in (plain, changing) for card, pid in enumerate(node.pids)
-        }
+        self._gpus = {pid: gpu for node in (plain, changing) for gpu, pid in enumerate(node.pids)}
         self._speed, self._start = speed, start
         self._pieces: dict[bool, tuple[int, list[str]]] = {}
 
@@ -47,7 +45,7 @@ class Fleet:
         run = number // NODES_OF_A_RUN
         generation, age = divmod(now + run * 0.618 * RUN_SECONDS, RUN_SECONDS)
         pieces = list(self._rendered(age < SERVED_SECONDS, now))
-        names = _names(number, run, int(generation), self._cards)
+        names = _names(number, run, int(generation), self._gpus)
         pieces[1::2] = [names(piece) for piece in pieces[1::2]]
         return "".join(pieces).encode()
 
@@ -61,9 +59,7 @@ class Fleet:
         return self._pieces[changing][1]
 
 
-def _names(
-    number: int, run: int, generation: int, cards: Mapping[int, int]
-) -> Callable[[str], str]:
+def _names(number: int, run: int, generation: int, gpus: Mapping[int, int]) -> Callable[[str], str]:
     known = {
         _NODE: f"{number:08x}",
         _NEW: f"train-{run}-{generation}",
@@ -73,18 +69,18 @@ def _names(
     def name(piece: str) -> str:
         if piece not in known:
             label, _, value = piece.rstrip('"').partition('="')
-            known[piece] = f'{label}="{_number(label, int(value), number, generation, cards)}"'
+            known[piece] = f'{label}="{_number(label, int(value), number, generation, gpus)}"'
         return known[piece]
 
     return name
 
 
-def _number(label: str, value: int, number: int, generation: int, cards: Mapping[int, int]) -> int:
+def _number(label: str, value: int, number: int, generation: int, gpus: Mapping[int, int]) -> int:
     if label == "rank":
         return value + number % NODES_OF_A_RUN * GPUS
     if value >= FIRST_DEAD_PID:
         return 10_000 + (generation - 1) * GPUS + value - FIRST_DEAD_PID
-    return 10_000 + generation * GPUS + cards[value]
+    return 10_000 + generation * GPUS + gpus[value]
 
 
 def application(fleet: Fleet) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.exposition import Exposition, scrape
 
 from torchmem.demo.activity import MAX_CHANGES, Activity
-from torchmem.demo.cards import EVENTS_PER_STEP, STEP_SECONDS, Cards
+from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, SharedGpus
 from torchmem.demo.node import GIB, VERSIONS, SimulatedNode, uuid
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuValue
@@ -230,11 +230,11 @@ def test_an_activity_remembers_a_limited_number_of_changes() -> None:
         activity.change(0.0, 1.0)
 
 
-def test_a_stalled_rank_leaves_its_card_idle() -> None:
-    """A card is as busy as its rank counts events, and idle when the rank stops counting."""
+def test_a_stalled_rank_leaves_its_gpu_idle() -> None:
+    """A GPU is as busy as its rank counts events, and idle when the rank stops counting."""
     now = [0.0]
-    cards = Cards(SCENARIOS["fragmentation"], 2, get_context("spawn"), clock=lambda: now[0])
-    nvml = cards.nvml()
+    gpus = SharedGpus(SCENARIOS["fragmentation"], 2, get_context("spawn"), clock=lambda: now[0])
+    nvml = gpus.nvml()
 
     def busy(seconds: float) -> list[float | None]:
         now[0] += seconds
@@ -243,6 +243,6 @@ def test_a_stalled_rank_leaves_its_card_idle() -> None:
         return [utilization.gpu for utilization in read if utilization]
 
     for _ in range(int(10 / STEP_SECONDS * EVENTS_PER_STEP)):
-        cards.use(0).count_event()
+        gpus.use(0).count_event()
     assert busy(10) == [pytest.approx(0.95, abs=0.05), 0]
     assert [0, 0] == busy(10)

@@ -23,7 +23,7 @@ from support.publishing import own_process, own_sample, publish
 from support.raw_http import ask, connect, status
 
 from torchmem.exporter import command, config, main
-from torchmem.exporter.config import ALL_INTERFACES, Settings
+from torchmem.exporter.config import ALL_INTERFACES, ExporterSettings
 from torchmem.sample.errors import UsageError
 
 EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
@@ -332,7 +332,9 @@ def test_every_setting_has_a_flag() -> None:
     command.add_arguments(parser)
     given = vars(parser.parse_args([]))
 
-    assert [None] * len(fields(Settings)) == [given[setting.name] for setting in fields(Settings)]
+    assert [None] * len(fields(ExporterSettings)) == [
+        given[setting.name] for setting in fields(ExporterSettings)
+    ]
 
 
 @pytest.mark.parametrize(

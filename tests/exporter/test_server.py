@@ -42,7 +42,7 @@ from torchmem.exporter.scrapes import (
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.web.connections import Connections, Limits
+from torchmem.exporter.web.connections import ConnectionLimits, Connections
 from torchmem.sample.errors import UsageError
 
 OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
@@ -404,7 +404,7 @@ async def stop_while_a_client_connects(problems: list[Any], *, connects_first: b
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: problems.append(context))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-        connections = Connections(Limits(), lambda: None, lambda _: asyncio.Protocol())
+        connections = Connections(ConnectionLimits(), lambda: None, lambda _: asyncio.Protocol())
         accepting = asyncio.create_task(connections.serve(listener))
         await asyncio.sleep(0.01)
         stop, stopped = os.pipe()

@@ -34,7 +34,7 @@ from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.report import text as report_text
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
-from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 from torchmem.simulator.scenarios import SCENARIOS
 
 GIB = 1 << 30
@@ -86,7 +86,7 @@ def test_a_rank_appears_changes_and_dies(page: Page, run_dir: Path) -> None:
 
 
 def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
-    """Each part of a card is as wide as its share of the card, within what borders take."""
+    """Each part of a GPU is as wide as its share of the GPU, within what borders take."""
     publish(run_dir, own_sample(uuid(0)))
     with node_of(run_dir) as server:
         page.goto(server.url)
@@ -209,12 +209,12 @@ class Known(EmptyCollector):
 
 
 def played(name: str, number: int) -> tuple[FakeGpu, Published]:
-    """Play the last of four ranks of a scenario, on a card of its own."""
+    """Play the last of four ranks of a scenario, on a GPU of its own."""
     scenario, pid = SCENARIOS[name], 4_000_000 + number
-    total, capacity = scenario.card_bytes, cuda_bytes(scenario.card_bytes)
-    use = CardUse([0] * (1 + scenario.neighbors), 0)
-    card = SimulatedCard(capacity, use=use, uuid=uuid(number), name=name)
-    trainer = Trainer(Life(name, f"demo-{name}", 3, 4, pid, 0.0, 1e9, steps=60), card, 0)
+    total, capacity = scenario.gpu_bytes, cuda_bytes(scenario.gpu_bytes)
+    use = GpuUse([0] * (1 + scenario.neighbors), 0)
+    simulated = SimulatedGpu(capacity, use=use, uuid=uuid(number), name=name)
+    trainer = Trainer(Life(name, f"demo-{name}", 3, 4, pid, 0.0, 1e9, steps=60), simulated, 0)
     trainer.play(300.0)
     item = trainer.published(300.0)
     assert item is not None

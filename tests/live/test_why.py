@@ -15,7 +15,7 @@ from support.publishing import own_sample, publish
 from torchmem.explain.oom_report import OomReport, encode
 from torchmem.explain.thresholds import changed
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.state import Found, node_state
 from torchmem.exporter.live.state import encode as encode_document
@@ -108,7 +108,7 @@ def test_a_reload_applies_new_thresholds(tmp_path: Path) -> None:
     published(tmp_path / "run", own_sample())
     file = tmp_path / "thresholds.yml"
     exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
-    settings = Settings(run_dir=tmp_path / "run", thresholds=file)
+    settings = ExporterSettings(run_dir=tmp_path / "run", thresholds=file)
 
     def severe(text: str) -> bool:
         file.write_text(text)

@@ -130,7 +130,7 @@ def test_everything_that_a_replay_needs_is_read(
 
 def test_an_oom_has_the_free_bytes_of_the_driver(path: Path) -> None:
     """The event of an OOM has device_free and no address."""
-    job = RecordedJob(card_bytes=600 * MIB)
+    job = RecordedJob(gpu_bytes=600 * MIB)
     assert job.alloc(MIB)
     assert job.alloc(200 * MIB) is None
     (recording,) = read(write(job.snapshot(), path))

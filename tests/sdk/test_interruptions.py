@@ -28,8 +28,8 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 # A file that the standard library was opening when it was interrupted is closed with its object.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -198,7 +198,7 @@ def test_an_interrupted_start_is_made_up_for(
     """Wherever the start is interrupted, the next step or session monitors the process, once."""
     for number in count(1):
         shutil.rmtree(tmp_path)
-        allocator = DeviceCachingAllocator(SimulatedCard(64 * MIB, context_bytes=0, uuid="GPU-1"))
+        allocator = DeviceCachingAllocator(SimulatedGpu(64 * MIB, context_bytes=0, uuid="GPU-1"))
         backend = SimulatedBackend([allocator], initialized=is_initialized)
         if is_initialized:
             goes_on = is_interrupted(number, lambda: open_session(backend))  # noqa: B023

@@ -25,8 +25,8 @@ from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 MIB = 1 << 20
 TOTAL = 80 << 30
@@ -71,8 +71,8 @@ def test_the_prediction_needs_enough_windows(windows: list[int]) -> None:
 class CountingBackend(SimulatedBackend):
     """Records each emptying of the cache, and whether it happened in a step."""
 
-    def __init__(self, card: SimulatedCard) -> None:
-        self.allocator = DeviceCachingAllocator(card)
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self.allocator = DeviceCachingAllocator(gpu)
         super().__init__([self.allocator])
 
     stepping = False
@@ -89,15 +89,15 @@ class CountingBackend(SimulatedBackend):
 
 
 @pytest.fixture
-def card() -> SimulatedCard:
-    """A card of 4 GiB that another process can fill."""
-    return SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid="GPU-1")
+def gpu() -> SimulatedGpu:
+    """A GPU of 4 GiB that another process can fill."""
+    return SimulatedGpu(4096 * MIB, context_bytes=0, use=GpuUse([0, 0]), uuid="GPU-1")
 
 
 @pytest.fixture
-def counting(card: SimulatedCard) -> CountingBackend:
-    """A backend on that card."""
-    return CountingBackend(card)
+def counting(gpu: SimulatedGpu) -> CountingBackend:
+    """A backend on that GPU."""
+    return CountingBackend(gpu)
 
 
 def train(backend: CountingBackend, *peaks: int) -> None:
@@ -124,12 +124,12 @@ def test_by_default_the_cache_is_never_touched(
 
 
 def test_after_a_change_of_phase_the_cache_is_released(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """After enough small steps the cache is released once, at a step's end, and counted."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, 3900, *[100] * (RECENT_WINDOWS - 1))
-    assert ((), 196 * MIB) == (counting.emptied, card.mem_get_info()[0])
+    assert ((), 196 * MIB) == (counting.emptied, gpu.mem_get_info()[0])
 
     train(counting, *[100] * 5)
     session.close()
@@ -142,7 +142,7 @@ def test_after_a_change_of_phase_the_cache_is_released(
 def test_steady_training_keeps_its_cache(
     counting: CountingBackend, open_session: Opener, published: Published
 ) -> None:
-    """A job that needs its cache again in every step keeps it, although the card is full."""
+    """A job that needs its cache again in every step keeps it, although the GPU is full."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, *[3900] * 20)
     session.close()
@@ -170,16 +170,14 @@ def test_peaks_stay_high_water_marks(
     assert 3900 * MIB == published()[0]["devices"][0]["allocator"]["active_peak_bytes"]
 
 
-def test_a_failing_release_never_reaches_training(
-    card: SimulatedCard, open_session: Opener
-) -> None:
+def test_a_failing_release_never_reaches_training(gpu: SimulatedGpu, open_session: Opener) -> None:
     """If emptying the cache raises, the step goes on and the error is counted."""
 
     class Failing(CountingBackend):
         def empty_cache(self) -> None:
             raise RuntimeError("broken driver")
 
-    backend = Failing(card)
+    backend = Failing(gpu)
     session = open_session(backend, interval=1e-9, release=0.3, release_interval=1e-9)
     train(backend, 3900, *[100] * RECENT_WINDOWS)
 
@@ -205,7 +203,7 @@ class Cache:
 
 
 def test_hooks_free_what_is_wanted_and_it_returns_to_the_driver(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """The bytes that hooks free are returned to the driver, and no hook is asked for more."""
     session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
@@ -217,7 +215,7 @@ def test_hooks_free_what_is_wanted_and_it_returns_to_the_driver(
     done = releases(published)["hooks"]
     assert [int(0.5 * 4096 * MIB) - (4096 - 3100) * MIB] == cache.asked
     assert (1, 1600 * MIB) == (done["times"], done["released_bytes"])
-    assert 2496 * MIB == card.mem_get_info()[0]
+    assert 2496 * MIB == gpu.mem_get_info()[0]
 
 
 def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Opener) -> None:
@@ -234,7 +232,7 @@ def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Op
 
 @pytest.mark.parametrize(("wanted", "kept"), [(None, 0), (400 * MIB, 500)])
 def test_the_script_releases_at_the_end_of_a_phase(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, wanted: int, kept: int
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, wanted: int, kept: int
 ) -> None:
     """Without any tier the driver gets what the hooks free, as much as is wanted, and the cache."""
     session = open_session(counting, interval=1e-9)
@@ -243,7 +241,7 @@ def test_the_script_releases_at_the_end_of_a_phase(
     train(counting, 100)
 
     assert (1100 - kept) * MIB == session.release(wanted)
-    assert (4096 - kept) * MIB == card.mem_get_info()[0]
+    assert (4096 - kept) * MIB == gpu.mem_get_info()[0]
 
 
 def test_what_the_script_releases_is_counted(
@@ -375,7 +373,7 @@ def test_an_interruption_in_a_hook_reaches_the_script(
 
 
 def test_what_a_hook_does_in_the_session_releases_nothing_twice(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """A hook may step, wait for memory, ask hooks and steps again: what it frees counts once."""
     session = open_session(
@@ -441,8 +439,8 @@ def test_several_devices_share_the_hooks_and_the_time(
     open_session: Opener, published: Published
 ) -> None:
     """Hooks are asked once for all devices; each counts its own bytes, and their times add up."""
-    cards = [SimulatedCard(4096 * MIB, uuid=f"GPU-{n}", context_bytes=0) for n in range(3)]
-    allocators = [DeviceCachingAllocator(card, device=n) for n, card in enumerate(cards)]
+    gpus = [SimulatedGpu(4096 * MIB, uuid=f"GPU-{n}", context_bytes=0) for n in range(3)]
+    allocators = [DeviceCachingAllocator(gpu, device=n) for n, gpu in enumerate(gpus)]
     backend = SimulatedBackend(allocators)
     caches = [a.malloc(size * MIB) for a, size in zip(allocators, (3000, 2000, 10), strict=True)]
     session = open_session(backend, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
@@ -477,7 +475,7 @@ def test_a_hook_that_no_tier_calls_is_said(
 
 
 def test_after_an_oom_hooks_and_cache_are_released(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """At an OutOfMemoryError that the script catches, the hooks free memory for its retry."""
     session = open_session(counting, interval=1e-9, release="emergency")
@@ -548,12 +546,12 @@ class CollectingBackend(CountingBackend):
         return self.is_able
 
 
-def test_the_gradual_tier_follows_the_shortage(card: SimulatedCard, open_session: Opener) -> None:
+def test_the_gradual_tier_follows_the_shortage(gpu: SimulatedGpu, open_session: Opener) -> None:
     """While memory is short the allocator may keep its reserved bytes less what is missing."""
-    backend = CollectingBackend(card)
+    backend = CollectingBackend(gpu)
     open_session(backend, interval=1e-9, release="gradual=0.5")
     train(backend, 100)
-    neighbor = DeviceCachingAllocator(card)
+    neighbor = DeviceCachingAllocator(gpu)
     held = neighbor.malloc(2400 * MIB)
     train(backend, 100, 1600)
     neighbor.free(held)
@@ -565,10 +563,10 @@ def test_the_gradual_tier_follows_the_shortage(card: SimulatedCard, open_session
 
 
 def test_what_the_allocator_collects_is_counted(
-    card: SimulatedCard, open_session: Opener, published: Published
+    gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """Segments that go back to the driver while the gradual tier acts are its releases."""
-    backend = CollectingBackend(card)
+    backend = CollectingBackend(gpu)
     session = open_session(backend, interval=1e-9, release="gradual=0.9")
     train(backend, 1000, 1000)
     backend.allocator.empty_cache()
@@ -580,10 +578,10 @@ def test_what_the_allocator_collects_is_counted(
 
 
 def test_a_gradual_tier_that_cannot_act_says_so(
-    card: SimulatedCard, open_session: Opener, caplog: pytest.LogCaptureFixture
+    gpu: SimulatedGpu, open_session: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where PyTorch cannot collect at run time, that is logged once and never tried again."""
-    backend = CollectingBackend(card)
+    backend = CollectingBackend(gpu)
     backend.is_able = False
     open_session(backend, interval=1e-9, release="gradual=0.9")
     train(backend, 1000, 100, 1000)
@@ -666,10 +664,10 @@ class BusyBackend(CountingBackend):
 
 
 def test_a_release_has_its_own_snapshot(
-    card: SimulatedCard, open_session: Opener, published: Published
+    gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """It comes although the script then waits in a call to C, where nothing can be read."""
-    busy = BusyBackend(card)
+    busy = BusyBackend(gpu)
     session = open_session(busy, interval=0.005, snapshot_budget=1.0, snapshot_interval=1e-9)
     busy.allocator.malloc(10 * MIB)
     train(busy, 3000)

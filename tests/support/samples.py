@@ -179,7 +179,7 @@ samples = st.builds(
 
 
 def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "night") -> Sample:
-    """Return a sample of one rank on an 80 GB card in which all fields are known."""
+    """Return a sample of one rank on an 80 GB GPU in which all fields are known."""
     gib = 1 << 30
     free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
     free_blocks[3], free_blocks[12] = 7, 2

@@ -16,15 +16,15 @@ from prometheus_client.core import Metric
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, families, family
+from torchmem.metrics.families import ProcessView, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
 from torchmem.sdk.oom.observation import FailedAllocation
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Scenario, Worker
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
+from torchmem.simulator.scenarios import SCENARIOS, Scenario, SimulatedRank
 
 RANKS = 2
 STEPS = 240
@@ -57,7 +57,7 @@ class Pace:
 
 @dataclass
 class Rank:
-    """One rank on a card of its own, and the series that are scraped from both."""
+    """One rank on a GPU of its own, and the series that are scraped from both."""
 
     scenario: Scenario
     rank: int
@@ -68,10 +68,10 @@ class Rank:
     """What the script does at the end of a step."""
 
     def __post_init__(self) -> None:
-        self.name, self.total = self.scenario.name, self.scenario.card_bytes
+        self.name, self.total = self.scenario.name, self.scenario.gpu_bytes
         cells = [0] * (1 + self.scenario.neighbors)
-        self.card = SimulatedCard(self.total, use=CardUse(cells), uuid=self.uuid, name="Simulated")
-        self.allocator = DeviceCachingAllocator(self.card, config=self.config)
+        self.gpu = SimulatedGpu(self.total, use=GpuUse(cells), uuid=self.uuid, name="Simulated")
+        self.allocator = DeviceCachingAllocator(self.gpu, config=self.config)
         self.backend = SimulatedBackend([self.allocator])
         self.recorder = Recorder(self.backend)
         self.backend.on_oom(self._on_oom)
@@ -85,7 +85,9 @@ class Rank:
         """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
-        worker = Worker(self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0])
+        worker = SimulatedRank(
+            self.allocator, self.rank, RANKS, STEPS, 0, self.gpu.mem_get_info()[0]
+        )
         state: State = "exited"
         try:
             for event in self.scenario.train(worker):
@@ -94,7 +96,7 @@ class Rank:
                     break
         except OutOfMemoryError:
             state, self.oom_at = "oom", self.now
-        self.card.use.cells[0] = 0
+        self.gpu.use.cells[0] = 0
         until = max(self.pace.watched, self.now + self.pace.after)
         while self.now < until:
             self.now += self.pace.scrape
@@ -123,7 +125,7 @@ class Rank:
             return
         self.recorder.measure_snapshot()
         self.recorder.judge_growth()
-        view = View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
+        view = ProcessView(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
                 series = self._series_name(sample.name, sample.labels)
@@ -138,7 +140,7 @@ class Rank:
 
     @property
     def uuid(self) -> str:
-        """The card of this rank and scenario."""
+        """The GPU of this rank and scenario."""
         return f"GPU-{self.name}-{self.rank}"
 
     @property
@@ -164,7 +166,7 @@ class Rank:
 
     def _nvml(self, state: State) -> Iterator[Metric]:
         gpu = (str(self.rank), self.uuid)
-        used, own = self.card.use.total(), self.card.use.own()
+        used, own = self.gpu.use.total(), self.gpu.use.own()
         reserved = self.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
         yield family(catalog.NVML_GPU_UP, [(gpu, 1)])
         yield family(catalog.NVML_MEMORY_TOTAL, [(gpu, self.total)])
@@ -179,7 +181,7 @@ class Rank:
 
 
 def scrapes(name: str) -> Series:
-    """Return every series of a scenario's ranks, cards, and exporter.
+    """Return every series of a scenario's ranks, GPUs, and exporter.
 
     Buckets are left out because no rule reads them.
     """

@@ -46,9 +46,9 @@ from torchmem.exporter.subjects import (
     xid_events,
 )
 from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
-from torchmem.exporter.worker import Worker, Workers
+from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, families, family, info
+from torchmem.metrics.families import ProcessView, families, family, info
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Exporter:
         processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU,
         pcie_throughput: bool = False,
         thresholds: Thresholds | None = None,
-        workers: Workers[GpuLabels] | None = None,
+        workers: JobThreads[GpuLabels] | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
@@ -108,7 +108,7 @@ class Exporter:
         self._run_directory = run_directory
         self._clock = clock
         self._started = clock()
-        self._workers = workers or Workers()
+        self._workers = workers or JobThreads()
         self.configure(
             deadline_seconds,
             processes_per_gpu=processes_per_gpu,
@@ -174,7 +174,7 @@ class Exporter:
         self._workers.current.close()
         self._events.close()
         if not self._workers.is_busy:
-            Worker().run(self._driver.close, _CLOSE_SECONDS)
+            JobThread().run(self._driver.close, _CLOSE_SECONDS)
 
     def _new_reading(self, hung: frozenset[GpuLabels] = frozenset()) -> Reading:
         return Reading(self._driver.nvml, hung, self._processes_per_gpu)
@@ -292,7 +292,10 @@ def sample_families(
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
     return families(
-        [View(item.sample, item.pid_label or item.pid, item.state, indices) for item in published]
+        [
+            ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
+            for item in published
+        ]
     )
 
 

@@ -20,10 +20,15 @@ from starlette.applications import Starlette
 from torchmem.exporter.application import application
 from torchmem.exporter.scrapes import Collector
 from torchmem.exporter.web.config import LiveConfig
-from torchmem.exporter.web.connections import Connection, Connections, HttpProtocol, Limits
+from torchmem.exporter.web.connections import (
+    Connection,
+    ConnectionLimits,
+    Connections,
+    HttpProtocol,
+)
 from torchmem.sample.errors import UsageError
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ConnectionLimits()
 _BACKLOG = 128
 _CLOSE_SECONDS = 1
 _HEARTBEAT_SECONDS = 1
@@ -67,7 +72,7 @@ class _Server(uvicorn.Server):
         app: Starlette,
         listener: socket.socket,
         web: LiveConfig,
-        limits: Limits,
+        limits: ConnectionLimits,
         heartbeat: Callable[[], None],
     ) -> None:
         self._close_streams: Callable[[], None] = app.state.close_streams
@@ -135,7 +140,7 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     *,
     listener: socket.socket | None = None,
     web: LiveConfig | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
     heartbeat: Callable[[], None] = lambda: None,
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),

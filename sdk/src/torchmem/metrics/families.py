@@ -51,7 +51,7 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ProcessView:
     """A process to export: its sample, label `pid`, state, and NVML's indices by GPU UUID."""
 
     sample: Sample
@@ -134,7 +134,7 @@ def _pooled(
     return keyed_family(spec, [(labels, pool) for labels, pool in pools if pool], ByPool.by_label)
 
 
-def families(views: Sequence[View]) -> Iterator[Metric]:
+def families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     """Yield all families of the given processes.
 
     No two of `views` may have the same rank, pid and run.
@@ -259,7 +259,7 @@ def _release_families(rows: Sequence[tuple[Labels, Mapping[Any, Releases]]]) -> 
     yield value_family(catalog.RELEASE_ENABLED, tiers, lambda r: not r.given_up)
 
 
-def _process_families(views: Sequence[View]) -> Iterator[Metric]:
+def _process_families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     rows = [(view.labels, view.sample) for view in views]
     yield info(catalog.PROCESS_INFO, [(labels, _process_facts(s)) for labels, s in rows])
     settings = [(labels, s.allocator_settings) for labels, s in rows if s.allocator_settings]
@@ -278,7 +278,7 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(catalog.HOOKS_DROPPED, rows, lambda s: {**s.hooks_dropped})
 
 
-def _host_families(views: Sequence[View]) -> Iterator[Metric]:
+def _host_families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     hosts = [(view.labels, view.sample.host) for view in views if view.sample.host]
     yield value_family(catalog.HOST_RSS, hosts, lambda host: host.rss_bytes)
     yield value_family(catalog.HOST_LIMIT, hosts, lambda host: host.limit_bytes)

@@ -103,7 +103,7 @@ class Counters:
 
     They never decrease, even if the user resets PyTorch's own counters. `ooms` is None where the
     allocator does not report OOMs. `neighbor_requests` counts how often the process asked others
-    on the card for memory, and `wait_seconds` the time that it waited; both are None without the
+    on the GPU for memory, and `wait_seconds` the time that it waited; both are None without the
     tier `neighbors` of the setting `release`.
     """
 

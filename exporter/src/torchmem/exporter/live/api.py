@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from torchmem.exporter.live.state import Found, encode
 from torchmem.exporter.live.states import (
     GZIP_HEADER,
-    Ranks,
+    RankIndex,
     States,
     deflated,
 )
@@ -44,7 +44,7 @@ class LiveApi:
     The words about a rank are made once for each collection.
     """
 
-    def __init__(self, states: States, ranks: Ranks, run_dir: Path, queue: FairQueue) -> None:
+    def __init__(self, states: States, ranks: RankIndex, run_dir: Path, queue: FairQueue) -> None:
         self._states, self._ranks, self._run_dir, self._queue = states, ranks, run_dir, queue
         self._kept_of: Found | None = None
         self._kept: dict[tuple[str, str, bool], bytes] = {}

@@ -22,8 +22,8 @@ from torchmem.exporter.host_processes import KillCause
 from torchmem.exporter.live.parts import (
     LEGEND,
     LegendEntry,
-    Part,
-    card_parts,
+    UseState,
+    gpu_parts,
     plausible,
     rank_parts,
     tensor_bytes,
@@ -68,7 +68,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base class of the document's parts: what is None or empty is left out of the JSON."""
 
 
-class Why(Document, frozen=True, kw_only=True):
+class Reason(Document, frozen=True, kw_only=True):
     """One thing that threatens a rank, as `torchmem report` prints it.
 
     `cause` and `onset` are those of the OOM, as far as they are known.
@@ -108,7 +108,7 @@ class RankState(Document, frozen=True, kw_only=True):
     pid: int
     state: State
     sample_time: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[UseState, ...] = ()
     tensor_bytes: int | None = None
     uid: int | None = None
     script: str | None = None
@@ -135,7 +135,7 @@ class RankState(Document, frozen=True, kw_only=True):
     steps: int | None = None
     read_steps: int | None = None
     step_seconds: float | None = None
-    why: tuple[Why, ...] = ()
+    why: tuple[Reason, ...] = ()
 
 
 class GpuState(Document, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class GpuState(Document, frozen=True, kw_only=True):
 
     uuid: str
     up: bool
-    parts: tuple[Part, ...]
+    parts: tuple[UseState, ...]
     ranks: tuple[RankState, ...]
     index: int | None = None
     name: str | None = None
@@ -326,11 +326,11 @@ def _name(ranks: Iterable[_OnDevice]) -> str | None:
 
 def _parts(
     total: int | None, memory: MemoryInfo | None, ranks: Sequence[_OnDevice]
-) -> tuple[Part, ...]:
+) -> tuple[UseState, ...]:
     if total is None:
         return ()
     held = [entry.state.parts for entry in ranks if entry.holds_memory]
-    return card_parts(total, memory, held, _driver_free(ranks))
+    return gpu_parts(total, memory, held, _driver_free(ranks))
 
 
 def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:
@@ -370,20 +370,20 @@ def _rank(
     return msgspec.structs.replace(state, **_on_device(device, outside, limits))
 
 
-def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[Why, ...]:
+def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[Reason, ...]:
     """Return how the process ended, or while it runs, what threatens it."""
     ended = ending(item.sample, item.state)
     if ended is not None:
         oom = device.last_oom if device and item.state == "oom" else None
         cause, onset = (oom.cause, oom.onset) if oom else (None, None)
-        return (Why(text=ended, cause=cause, onset=onset),)
+        return (Reason(text=ended, cause=cause, onset=onset),)
     return rank_threats(item.sample, device, limits) if device else ()
 
 
-def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Why, ...]:
+def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Reason, ...]:
     """Return what threatens a rank that runs, the most urgent first."""
     found = threats(sample, device, limits)
-    return tuple(Why(text=item.text, cause=item.cause, onset=item.onset) for item in found)
+    return tuple(Reason(text=item.text, cause=item.cause, onset=item.onset) for item in found)
 
 
 def _on_device(device: DeviceSample, outside: int | None, limits: Limits) -> dict[str, object]:

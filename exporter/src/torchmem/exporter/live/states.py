@@ -88,7 +88,7 @@ class States:
         return self._newest
 
 
-class Ranks:
+class RankIndex:
     """The processes that the newest collection has found, by their ids in URLs."""
 
     def __init__(self, found: Callable[[], Found]) -> None:

@@ -27,8 +27,8 @@ from torchmem.explain.rank_report import ending, facts, next_request
 from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice
-from torchmem.exporter.live.parts import LEGEND, Part, plausible, rank_parts
-from torchmem.exporter.live.state import Document, Found, Why, rank_threats
+from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
+from torchmem.exporter.live.state import Document, Found, Reason, rank_threats
 from torchmem.exporter.run_directory import Published
 from torchmem.host.process_table import process_key
 from torchmem.sample.errors import UsageError
@@ -49,21 +49,21 @@ MAX_HOLDERS = 4
 _LABELS = {entry.name: entry.label for entry in LEGEND}
 
 
-class Subject(Document, frozen=True, kw_only=True):
+class FactText(Document, frozen=True, kw_only=True):
     """What is known about one subject, in a few words."""
 
     subject: str
     text: str
 
 
-class Advice(Document, frozen=True, kw_only=True):
+class RemedyText(Document, frozen=True, kw_only=True):
     """One thing to do, and lines to type."""
 
     text: str
     lines: tuple[str, ...] = ()
 
 
-class Use(Document, frozen=True, kw_only=True):
+class LabeledBytes(Document, frozen=True, kw_only=True):
     """What some of a device's memory was used for, in bytes."""
 
     label: str
@@ -89,8 +89,8 @@ class OomWhy(Document, frozen=True, kw_only=True):
     summary: str
     reason: str
     before: str
-    memory: tuple[Use, ...]
-    advice: tuple[Advice, ...]
+    memory: tuple[LabeledBytes, ...]
+    advice: tuple[RemedyText, ...]
     stack: tuple[Call, ...] = ()
     hidden: bool | None = None
 
@@ -107,9 +107,9 @@ class RankWhy(Document, frozen=True, kw_only=True):
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
-    threats: tuple[Why, ...] = ()
-    advice: tuple[Advice, ...] = ()
-    facts: tuple[Subject, ...] = ()
+    threats: tuple[Reason, ...] = ()
+    advice: tuple[RemedyText, ...] = ()
+    facts: tuple[FactText, ...] = ()
     run: Chart | None = None
     oom: OomWhy | None = None
 
@@ -136,13 +136,13 @@ def rank_why(
         advice=tuple(map(_advice, advice(sample, device, limits)))
         if is_live
         else _after_kill(found, item),
-        facts=tuple(Subject(subject=fact.subject, text=fact.text) for fact in known),
+        facts=tuple(FactText(subject=fact.subject, text=fact.text) for fact in known),
         run=run_chart(device.run_history, device.total_bytes),
         oom=oom_why(report, _index(found, device), may_look=may_look) if report else None,
     )
 
 
-def _holds(parts: Iterable[Part]) -> str | None:
+def _holds(parts: Iterable[UseState]) -> str | None:
     largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
     return (
         ", ".join(f"{format_size(p.bytes)} {p.label or _LABELS[p.name]}" for p in largest) or None
@@ -157,14 +157,14 @@ def _ending(found: Found, item: Published) -> str | None:
     return text
 
 
-def _after_kill(found: Found, item: Published) -> tuple[Advice, ...]:
+def _after_kill(found: Found, item: Published) -> tuple[RemedyText, ...]:
     cause = found.kill_causes.get(process_key(item.sample.process))
     is_killed = item.state == "killed" and cause
-    return (Advice(text=f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
+    return (RemedyText(text=f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
 
 
-def _advice(remedy: Remedy) -> Advice:
-    return Advice(text=f"{remedy.text}{gain_sentence(remedy)}", lines=remedy.lines)
+def _advice(remedy: Remedy) -> RemedyText:
+    return RemedyText(text=f"{remedy.text}{gain_sentence(remedy)}", lines=remedy.lines)
 
 
 def _index(found: Found, device: DeviceSample) -> int | None:
@@ -184,7 +184,7 @@ def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
         reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
         memory=tuple(
-            Use(label=label, bytes=size)
+            LabeledBytes(label=label, bytes=size)
             for label, size in memory_breakdown(report)
             if plausible(size)
         ),

@@ -19,7 +19,7 @@ from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, family, value_family
+from torchmem.metrics.families import ProcessView, family, value_family
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
@@ -31,7 +31,7 @@ DeviceProcess = tuple[str, ProcessKey]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ProcessUse:
     """A process on one GPU or MIG device, as NVML reports it.
 
     used_bytes: of the process.
@@ -54,7 +54,7 @@ class _Scrape:
     """What an earlier scrape, which ended at `time` (Unix seconds), found of a process."""
 
     time: float
-    use: Use
+    use: ProcessUse
     device: DeviceSample
 
 
@@ -126,7 +126,7 @@ class OutsideAllocator:
             keys.add(key)
             outside = use and self._join(key, use, device, now, is_later=is_later)
             start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
-            view = View(item.sample, item.pid_label or item.pid, item.state, indices)
+            view = ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
             labels = view.device_labels(device)
             rows.extend([(labels, outside)] if outside and outside.timestamp else [])
             unbacked.extend([(labels, outside.unbacked)] if outside and outside.unbacked else [])
@@ -146,7 +146,13 @@ class OutsideAllocator:
         return {key: outside.size - outside.unbacked for key, outside in self._held.items()}
 
     def _join(
-        self, key: DeviceProcess, use: Use, device: DeviceSample, now: float, *, is_later: bool
+        self,
+        key: DeviceProcess,
+        use: ProcessUse,
+        device: DeviceSample,
+        now: float,
+        *,
+        is_later: bool,
     ) -> _Outside | None:
         """Return the difference of this moment, else the latest one; None if a side is unknown.
 
@@ -168,7 +174,7 @@ class OutsideAllocator:
     def _start(
         self,
         key: DeviceProcess,
-        use: Use,
+        use: ProcessUse,
         device: DeviceSample,
         pid: int,
         before: _Occupants | None,
@@ -190,8 +196,8 @@ class OutsideAllocator:
 
 
 def _live_devices(
-    published: Iterable[Published], uses: Mapping[tuple[str, int], Use]
-) -> Iterator[tuple[Published, DeviceSample, Use | None]]:
+    published: Iterable[Published], uses: Mapping[tuple[str, int], ProcessUse]
+) -> Iterator[tuple[Published, DeviceSample, ProcessUse | None]]:
     """Yield the devices of live processes that are certain, with their use if NVML reports it."""
     for item in published:
         if item.attributed and item.state in LIVE_STATES:
@@ -199,7 +205,7 @@ def _live_devices(
                 yield item, device, uses.get((device.uuid or "", item.pid))
 
 
-def outside_bytes(use: Use, device: DeviceSample, before: _Scrape | None) -> int | None:
+def outside_bytes(use: ProcessUse, device: DeviceSample, before: _Scrape | None) -> int | None:
     """Return NVML's bytes minus reserved bytes; None if they may be of different moments.
 
     They are of one moment in three cases: the device has as much free memory as when the
@@ -222,7 +228,9 @@ def outside_bytes(use: Use, device: DeviceSample, before: _Scrape | None) -> int
     return None
 
 
-def start_bytes(use: Use, device: DeviceSample, pid: int, before: _Occupants | None) -> int | None:
+def start_bytes(
+    use: ProcessUse, device: DeviceSample, pid: int, before: _Occupants | None
+) -> int | None:
     """Return NVML's bytes minus reserved bytes at the SDK's first read; None if unknown.
 
     They are known if that read is still the newest one and NVML is of its moment; or if no other
@@ -253,7 +261,7 @@ def _is_unchanged(device: DeviceSample, before: DeviceSample) -> bool:
     )
 
 
-def _was_alone(use: Use, before: Use) -> bool:
+def _was_alone(use: ProcessUse, before: ProcessUse) -> bool:
     """Return whether no other process has used the device since an earlier scrape."""
     is_same = _is_same(use.available_bytes, before.available_bytes)
     return use.is_alone and before.is_alone and is_same
@@ -276,13 +284,13 @@ def _occupants_by_gpu(reading: Reading, now: float) -> Mapping[str, _Occupants]:
     return occupants
 
 
-def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], Use]:
+def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], ProcessUse]:
     """Return each process by (UUID of the GPU or name of the MIG device, pid).
 
     Processes whose bytes NVML does not report are left out.
     """
     names = mig.mig_names(reading)
-    uses: dict[tuple[str, int], Use] = {}
+    uses: dict[tuple[str, int], ProcessUse] = {}
     for gpu, processes in reading.values(Processes):
         rows = processes.plausible()
         for row in rows:
@@ -293,9 +301,11 @@ def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], Use]:
     return uses
 
 
-def _use(row: ProcessMemory, rows: Sequence[ProcessMemory], processes: Processes) -> Use | None:
+def _use(
+    row: ProcessMemory, rows: Sequence[ProcessMemory], processes: Processes
+) -> ProcessUse | None:
     """Return the use of one row; compute instances of a MIG device's GPU instance share memory."""
     if row.used_bytes is None:
         return None
     is_alone = row.mig_uuid is None and len(rows) == 1
-    return Use(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)
+    return ProcessUse(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)

@@ -39,7 +39,7 @@ memory of the exporter's control group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Bounds of the server.
 
     `head_bytes`: of the request line and the headers with all their line ends. `head_seconds`: from
@@ -117,7 +117,7 @@ class Connection:
         """Bytes of written pieces that the client has not received."""
         return self.transport.get_write_buffer_size() if self.transport else 0
 
-    def is_overdue(self, limits: Limits, now: float) -> bool:
+    def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         """Return whether the client or the answer took too long."""
         seconds = {
             "opening": limits.head_seconds,
@@ -263,7 +263,7 @@ class Connections:
     """
 
     def __init__(
-        self, limits: Limits, tls: Callable[[], Tls | None], protocol: ProtocolFactory
+        self, limits: ConnectionLimits, tls: Callable[[], Tls | None], protocol: ProtocolFactory
     ) -> None:
         self._limits, self._tls, self._protocol = limits, tls, protocol
         self._open: dict[Connection, None] = {}

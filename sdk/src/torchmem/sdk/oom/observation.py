@@ -25,7 +25,7 @@ from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin, public_place
 from torchmem.explain.lines import Lines, lines, without_parts
-from torchmem.explain.oom_report import OomReport, Trend, encode
+from torchmem.explain.oom_report import OomReport, OomTrend, encode
 from torchmem.explain.verdict import Circumstances, Verdict, judge, judge_library
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
@@ -190,7 +190,7 @@ def _facts(
     )
 
 
-_COLUMNS = [column.name for column in fields(Trend)]
+_COLUMNS = [column.name for column in fields(OomTrend)]
 
 
 class History:
@@ -211,7 +211,7 @@ class History:
             points = self._points.setdefault(device.index, deque(maxlen=TREND_SECONDS))
             points.append((now, *_values(device), sample.steps.count))
 
-    def trend(self, device: int) -> Trend:
+    def trend(self, device: int) -> OomTrend:
         """Return the last five minutes of one device, thinned evenly to MAX_TREND_POINTS.
 
         The newest point is always among them.
@@ -225,13 +225,13 @@ class History:
         stride = -(-len(points) // MAX_TREND_POINTS) or 1
         kept = points[::-1][::stride][::-1]
         if not kept:
-            return Trend()
+            return OomTrend()
         rows = [(round(now - point[0], 1), *point[1:]) for point in kept]
-        return Trend(**dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
+        return OomTrend(**dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
 
 
 def _values(device: DeviceSample) -> tuple[float | None, ...]:
-    """Return the columns of `Trend` between the first and the last."""
+    """Return the columns of `OomTrend` between the first and the last."""
     allocator, layout = device.allocator, device.layout
     ratio = layout.fragmentation_ratio if layout else None
     return (
@@ -332,7 +332,7 @@ class ReportWriter:
         return self._directory / report_name(self._sample_name, number)
 
 
-def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomReport:
+def compose(observation: OomObservation, sample: Sample, trend: OomTrend) -> OomReport:
     """Return the report of an OOM: the observation, and the sample published with it."""
     return OomReport(
         timestamp=sample.timestamp,
@@ -355,7 +355,7 @@ def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomRep
 
 def _encode(report: OomReport) -> bytes:
     """Encode the report; if it is too large, without its least important parts, in this order."""
-    smaller = replace(report, trend=Trend(), lines=report.lines and without_parts(report.lines))
+    smaller = replace(report, trend=OomTrend(), lines=report.lines and without_parts(report.lines))
     for candidate in (report, smaller, replace(smaller, origin=None, lines=None)):
         content = encode(candidate)
         if len(content) <= MAX_REPORT_BYTES:
