@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
 from torchmem.simulator.gpu import CONTEXT_BYTES
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the exporter said of one scenario: bytes, and how many ranks that ran had no value."""
+    """What the exporter reported for one scenario: bytes, and running ranks without a value."""
 
     name: str
     values: Sequence[float]

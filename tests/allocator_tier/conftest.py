@@ -17,9 +17,9 @@ from support.stack import answers, free_port, prometheus, running
 from support.training import Training
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.phantom.torch_build import find_torch
 
 HERE = Path(__file__).resolve().parent

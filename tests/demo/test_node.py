@@ -14,9 +14,10 @@ from support.exposition import Exposition, scrape
 from torchmem.demo.activity import MAX_CHANGES, Activity
 from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, SharedGpus
 from torchmem.demo.node import GIB, VERSIONS, SimulatedNode, uuid
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -24,7 +25,6 @@ from torchmem.exporter.subjects.nvlink import NvLink
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.metrics import catalog
 from torchmem.simulator.scenarios import SCENARIOS
 

@@ -8,6 +8,7 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity, GpuValue, Versions
 from torchmem.exporter.nvml import NvmlCallError
@@ -22,7 +23,6 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
 from torchmem.exporter.subjects.temperature import Fans, Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.metrics.catalog import CATALOG
 
 OpenExporter = Callable[..., Exporter]

@@ -55,8 +55,8 @@ from pathlib import Path
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ALL_INTERFACES, Settings
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
+from torchmem.demo.simulated_nvml import FakeNvml
 
 def hang():
     print("asked", file=sys.stderr, flush=True)
@@ -219,8 +219,8 @@ from torchmem.sample.errors import TorchmemError
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ALL_INTERFACES, Settings
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
+from torchmem.demo.simulated_nvml import FakeNvml
 
 exporter = Exporter(FakeNvml.of(), RunDirectory(Path("none")))
 free = os.dup(0)

@@ -10,6 +10,7 @@ from support.exposition import Exposition, scrape
 from support.fake_nvml import FakeNode
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeEvents, FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity
 from torchmem.exporter.nvml import GpuLostError, NvmlDownError
@@ -19,7 +20,6 @@ from torchmem.exporter.subjects.xid_events import (
     EventCounter,
     NvmlEvents,
 )
-from torchmem.exporter.testing import FakeEvents, FakeGpu, FakeNvml
 from torchmem.sample.xids import XIDS as LISTED_XIDS
 
 OpenExporter = Callable[..., Exporter]
@@ -270,7 +270,7 @@ Subscribe = Callable[[], NvmlEvents | None]
 
 
 def test_events_have_gpu_kind_and_xid(node: FakeNode, subscribe: Subscribe) -> None:
-    """A timeout and an event of an unknown kind are no event."""
+    """A timeout and an event of an unknown kind are not counted."""
     events = subscribe()
     assert events is not None
     node.change("node", **{"event.1": f"1 {XID_BIT} 79", "event.2": f"0 {DOUBLE_BIT} 0"})

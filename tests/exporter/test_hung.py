@@ -12,6 +12,7 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
@@ -19,7 +20,6 @@ from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.worker import JobThreads
 
 OpenExporter = Callable[..., Exporter]

@@ -180,6 +180,24 @@ def test_head_has_no_body(open_server: Open) -> None:
     assert b"" == body
 
 
+def test_malformed_body(open_server: Open) -> None:
+    """The connection is closed without an answer, and other clients are served."""
+    server = open_server()
+    answer = ask(
+        server.url, b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"
+    )
+
+    assert (b"", True) == (answer, is_served(server))
+
+
+def test_a_client_of_http_1_0_gets_one_answer(open_server: Open) -> None:
+    """The answer ends with the connection."""
+    answer = ask(open_server().url, b"GET /-/healthy HTTP/1.0\r\n\r\n")
+
+    assert 1 == answer.count(b"HTTP/1.1 200")
+    assert b"connection: close" in answer.lower()
+
+
 def test_many_idle_connections_do_not_block_others(open_server: Open) -> None:
     """The number of open connections is limited, and a new client is still served."""
     server = open_server(connections=8, head_seconds=LONG)

@@ -11,12 +11,12 @@ from support.exposition import scrape
 from support.fake_nvml import FakeNode
 from support.publishing import own_sample, publish
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.mig import Mig, MigInstance
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 OUTSIDE, RESERVED = "torchmem_outside_allocator_bytes", "torchmem_reserved_peak_bytes"

@@ -11,12 +11,12 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.fake_nvml import FakeNode
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.driver import MIN_RETRY_SECONDS, Driver
 from torchmem.exporter.gpus import GpuFault, GpuIdentity
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError, NvmlLibrary, text
 from torchmem.exporter.subjects.power import Power
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 FUNCTION_NOT_FOUND, GPU_IS_LOST = 13, 15
@@ -340,7 +340,7 @@ def test_power_of_each_gpu_is_its_own(node: FakeNode) -> None:
 
 
 def test_node_without_gpus(open_exporter: OpenExporter, tmp_path: Path) -> None:
-    """Zero GPUs are no failure."""
+    """Zero GPUs are not a failure."""
     exposition = scrape(open_exporter(FakeNode(tmp_path / "node", "zero_gpus").nvml()))
 
     assert 1.0 == exposition.value("nvml_up")

@@ -1,4 +1,4 @@
-"""Memory outside the allocator: NVML and a sample are joined where both are of one moment."""
+"""Memory outside the allocator: NVML and a sample are joined only if read at the same time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from support.fake_nvml import FakeNode, binding
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.nvml import NvmlDevice, NvmlLibrary
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
+from torchmem.exporter.subjects.outside_allocator import (
+    OutsideAllocator,
+    OutsideBytes,
+    outside_families,
+)
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     Allocator,
@@ -229,7 +233,7 @@ class SharedGpu:
     start: float | None = None
 
     def __post_init__(self) -> None:
-        self.outside = OutsideAllocator()
+        self.outside, self.found = OutsideAllocator(), OutsideBytes()
         self.read()
 
     @property
@@ -282,12 +286,13 @@ class SharedGpu:
         nvml.count()
         reading = Reading(nvml, present=(GpuIdentity(0, UUID),))
         reading.read(Processes)
-        families = self.outside.families(
+        self.found = self.outside.update(
             reading,
             published if is_alive and self.is_up else [],
             {UUID: GpuIdentity(0, UUID)},
             self.now,
         )
+        families = outside_families(self.found)
         values = {sample.name: sample.value for family in families for sample in family.samples}
         self.start = values.pop(START, None)
         return values
@@ -316,7 +321,7 @@ def test_memory_that_was_given_back_behind_the_allocator() -> None:
         gpu.unbacked = unbacked
         gpu.read()
         assert before | {UNBACKED: float(unbacked)} == gpu.scrape()
-        assert [gpu.used] == [gpu.reserved + outside for outside in gpu.outside.held.values()]
+        assert [gpu.used] == [gpu.reserved + outside for outside in gpu.found.by_process.values()]
 
     gpu.unbacked = 0
     gpu.read()
@@ -432,7 +437,7 @@ def test_the_start_follows_from_a_scrape_before_it(is_listed_before: bool) -> No
 
 @pytest.mark.parametrize("others", [0, GIB], ids=["late exporter", "neighbor"])
 def test_an_unseen_start_is_absent(others: int) -> None:
-    """Without a scrape before the rank, or beside another process, a later value is no start."""
+    """Without a scrape before the rank, or beside another process, a later value is not a start."""
     gpu = SharedGpu(others=others)
     if others:
         gpu.stop()

@@ -13,9 +13,10 @@ from support.exposition import Exposition, scrape
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.processes import (
     MAX_PROCESSES_PER_NODE,
@@ -23,7 +24,6 @@ from torchmem.exporter.subjects.processes import (
     ProcessMemory,
     ProcessUtilization,
 )
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"

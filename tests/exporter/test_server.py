@@ -19,13 +19,13 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from prometheus_client.core import Metric
 from support.collectors import EmptyCollector
 from support.exposition import Exposition
 from support.publishing import own_sample, publish
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.scrapes import (
@@ -41,7 +41,6 @@ from torchmem.exporter.scrapes import (
 )
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.web.connections import ConnectionLimits, Connections
 from torchmem.sample.errors import UsageError
 
@@ -432,14 +431,3 @@ def test_connection_that_arrives_while_the_server_stops(*, connects_first: bool)
 
     assert [] == problems
     assert [] == [str(warning.message) for warning in warned]
-
-
-def test_uvicorn_has_the_minor_version_that_the_server_was_written_for(root: Path) -> None:
-    """The server overrides undocumented methods of uvicorn's Server and H11Protocol.
-
-    For another minor version, compare uvicorn's server.py and protocols/http/h11_impl.py with those
-    of this one, run the tests, then change the pins and the version here.
-    """
-    assert '"uvicorn>=0.54,<0.55"' in (root / "pyproject.toml").read_text()
-    assert "\nuvicorn==0.54." in (root / "exporter" / "requirements.txt").read_text()
-    assert uvicorn.__version__.startswith("0.54.")

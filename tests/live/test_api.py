@@ -19,16 +19,16 @@ from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import encode as encode_report
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT, LiveApi
 from torchmem.exporter.live.state import NodeState, decode
 from torchmem.exporter.live.states import RankIndex, States
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.web.fair_queue import FairQueue
 from torchmem.sample.run_directory import report_name
 

@@ -21,16 +21,16 @@ from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.sizes import format_index
 from torchmem.demo.node import SimulatedNode, cuda_bytes, uuid
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.page import files
-from torchmem.exporter.live.state import Found
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.report import text as report_text
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
@@ -93,7 +93,7 @@ def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
         page.wait(f"document.querySelector('{RANK}')")
         state = httpx.get(f"{server.url}/api/v1/state", trust_env=False).json()
         widths = page.evaluate(
-            "Object.fromEntries([...document.querySelectorAll('.card-bar')][0].childNodes.values()"
+            "Object.fromEntries([...document.querySelectorAll('.gpu-bar')][0].childNodes.values()"
             ".map((part) => [part.dataset.part, part.getBoundingClientRect().width]))"
         )
 
@@ -204,7 +204,7 @@ class Known(EmptyCollector):
         exporter.close()
         self._found = replace(exporter.found(), published=published)
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         return replace(self._found, time=time.time())
 
 

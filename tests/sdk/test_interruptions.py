@@ -47,19 +47,23 @@ def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> N
     """Repeat `call` until SIGALRM comes, whose handler raises; return if nothing was raised.
 
     The timer may have run out some time before the signal comes. The garbage collector is off,
-    because Python drops what a handler raises in its callbacks.
+    because Python drops what a handler raises in its callbacks. The logger is off, because
+    interrupted logging keeps its lock, and then all other threads that log would hang.
     """
     previous = signal.signal(signal.SIGALRM, handler)
+    logger = logging.getLogger("torchmem")
     arrived, notified = socket.socketpair()
     with arrived, notified:
         notified.setblocking(False)
         signal.set_wakeup_fd(notified.fileno())
         gc.disable()
+        logger.disabled = True
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             while not select.select([arrived], [], [], 0)[0]:
                 call()
         finally:
+            logger.disabled = False
             gc.enable()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGALRM, previous)

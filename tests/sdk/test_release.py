@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from support.waiting import until
 
 from torchmem.sdk.release.account import MAX_UNPAID, PAYBACK_WINDOWS, ReleaseAccount
-from torchmem.sdk.release.pressure_hooks import PressureHooks
-from torchmem.sdk.release.release import (
+from torchmem.sdk.release.device_release import (
     MIN_RELEASABLE_BYTES,
     RECENT_WINDOWS,
     DeviceMemory,
-    expected_regrowth,
     predicted_peak,
-    should_release,
 )
+from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -42,12 +40,12 @@ memories = st.builds(DeviceMemory, st.just(TOTAL), size, size, size, size)
 @given(memories, shares)
 def test_a_release_needs_a_shortage_and_a_gain(memory: DeviceMemory, share: float) -> None:
     """It needs little free driver memory, enough releasable bytes, and a small next step."""
-    after_next_step = memory.driver_free + memory.releasable - expected_regrowth(memory)
+    after_next_step = memory.driver_free + memory.releasable - memory.expected_regrowth
     gain = after_next_step - memory.driver_free
     is_worth_it = memory.releasable >= MIN_RELEASABLE_BYTES and gain >= memory.releasable / 2
     is_short = memory.driver_free < share * memory.total
 
-    assert should_release(memory, share) == (is_short and is_worth_it)
+    assert memory.should_release(share) == (is_short and is_worth_it)
 
 
 @given(memories, shares, size)
@@ -57,8 +55,8 @@ def test_a_higher_next_peak_never_makes_it_pay(
     """A release that pays with a higher expected peak also pays with a lower one."""
     higher = replace(memory, next_peak=memory.next_peak + more)
 
-    assert should_release(memory, share) or not should_release(higher, share)
-    assert 0 <= expected_regrowth(memory) <= expected_regrowth(higher) <= memory.releasable
+    assert memory.should_release(share) or not higher.should_release(share)
+    assert 0 <= memory.expected_regrowth <= higher.expected_regrowth <= memory.releasable
 
 
 @given(st.lists(size, max_size=10))
@@ -328,7 +326,7 @@ def test_a_bad_hook_is_dropped_with_a_warning(
 def test_a_hook_that_allocates_is_dropped(
     counting: CountingBackend, open_session: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hook that takes memory is dropped, and its calls count as no release."""
+    """A hook that takes memory is dropped, and its calls do not count as releases."""
     session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
     counting.allocator.malloc(3000 * MIB)
     taken: list[object] = []
@@ -473,7 +471,7 @@ def test_a_hook_that_no_tier_calls_is_said(
     """Registering a hook without the tiers hooks and emergency logs a warning."""
     open_session(counting, release="cache").on_pressure(lambda wanted: None)
 
-    assert "release has neither hooks nor emergency" in caplog.text
+    assert "release names no tier that calls hooks (hooks, emergency)" in caplog.text
 
 
 def test_after_an_oom_hooks_and_cache_are_released(

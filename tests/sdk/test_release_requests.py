@@ -32,6 +32,7 @@ from torchmem.sample.release_messages import (
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
 from torchmem.sdk.publish.request_files import STALE_SECONDS
 from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.release.device_release import DeviceReleases
 from torchmem.sdk.release.neighbors import MAX_NEIGHBORS, Neighbors
 from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.release.release import Release
@@ -208,7 +209,7 @@ class Requests:
         self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
         self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
         self.requests = ReleaseRequests(
-            self.sample, self.release, errors, lambda: 0.0, main_cpu=lambda: 0.0
+            self.sample, self.release, errors, clock=lambda: 0.0, main_cpu=lambda: 0.0
         )
         self.train(100, 3000)
 
@@ -217,8 +218,8 @@ class Requests:
         for peak in peaks:
             self.allocator.free(self.allocator.malloc(peak * MIB))
             self.recorder.read_stats()
-            self.release.at_step(0.0)
-            self.requests.at_step()
+            self.release.at_step()
+            self.requests.serve()
 
     def ask(self) -> None:
         """Write a neighbor's request."""
@@ -267,13 +268,13 @@ def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
         asked.requests.tick(is_idle=False, waits=True)
 
     assert {} == asked.answer.released
-    assert 1 == asked.recorder.records()[0].releases["neighbors"].times
+    assert 1 == asked.release.devices.by_index()[0].accounts["neighbors"].times
 
 
 def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
     """Between the wait and the phase that needs the memory, no neighbor gets it."""
     asked = Requests(tmp_path)
-    assert asked.release.take(0, 3000 * MIB)
+    assert asked.release.cache.take(asked.release.devices.by_index()[0], 3000 * MIB)
     asked.ask()
     asked.requests.tick(is_idle=False, waits=True)
 
@@ -328,7 +329,8 @@ def other(rank: Callable[..., Rank], tmp_path: Path) -> tuple[Rank, Neighbors]:
     until(lambda: '"neighbors"' in asked.sample.read_text())
     allocator = DeviceCachingAllocator(asked.gpu)
     recorder = Recorder(SimulatedBackend([allocator]))
-    return asked, Neighbors(asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}"), recorder)
+    sample = asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
+    return asked, Neighbors(sample, DeviceReleases(recorder))
 
 
 def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neighbors]) -> None:
@@ -442,7 +444,7 @@ def test_waiting_goes_on_without_a_run_directory(other: tuple[Rank, Neighbors]) 
 def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
     """Ctrl-C ends the wait, and the time until then is published like any other."""
     asked, _ = other
-    recorder = Recorder(asked.backend)
+    devices = DeviceReleases(Recorder(asked.backend))
     times = iter([0.0, 2.0, 3.0])
 
     def interrupt(seconds: float) -> None:
@@ -451,11 +453,11 @@ def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
 
     pauses = iter([False, True])
     sample = asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
-    neighbors = Neighbors(sample, recorder, times.__next__, interrupt)
+    neighbors = Neighbors(sample, devices, clock=times.__next__, sleep=interrupt)
     with pytest.raises(KeyboardInterrupt):
         neighbors.wait(8192 * MIB, 30.0, 0, lambda: None)
 
-    assert 2.0 == recorder.samples()[0].counters.wait_seconds
+    assert 2.0 == devices.by_index()[0].wait_seconds
 
 
 @pytest.mark.parametrize("place", ["replace_file", "read_untrusted"])
@@ -554,7 +556,8 @@ def test_a_neighbor_that_is_stopped_or_killed_keeps_no_process_waiting(tmp_path:
     own = SimulatedBackend([DeviceCachingAllocator(SimulatedGpu(MIB, context_bytes=0, uuid=UUID))])
     with subprocess.Popen(command, stdin=subprocess.PIPE) as giver:
         (sample,) = until_some(tmp_path, SAMPLE_SUFFIX, b'"neighbors"')
-        neighbors = Neighbors(sample.with_name(f"0-1-1{SAMPLE_SUFFIX}"), Recorder(own))
+        own_sample = sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
+        neighbors = Neighbors(own_sample, DeviceReleases(Recorder(own)))
         request, answer = (sibling_path(sample, end) for end in (REQUEST_SUFFIX, ANSWER_SUFFIX))
 
         giver.send_signal(signal.SIGSTOP)

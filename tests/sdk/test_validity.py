@@ -17,7 +17,7 @@ from support.samples import full_sample
 
 from torchmem.allocator.snapshot import NestedStats
 from torchmem.exporter.rejections import RejectedSampleError
-from torchmem.exporter.run_directory import RunDirectory, decode_possible
+from torchmem.exporter.sample_files import RunDirectory, decode_possible
 from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (

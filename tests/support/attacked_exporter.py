@@ -21,11 +21,11 @@ from support.publishing import own_sample, publish
 from support.raw_http import ask, everything, status
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.exporter.web.connections import ConnectionLimits
 from torchmem.sample.memory_map import request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX

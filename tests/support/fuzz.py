@@ -40,7 +40,7 @@ from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.live import map_file
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
-from torchmem.exporter.run_directory import Published, decode
+from torchmem.exporter.sample_files import Published, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
@@ -72,7 +72,7 @@ class _Families:
 
 def _check_sentence(text: str) -> None:
     assert text.isprintable(), text
-    assert text, "an error without a text"
+    assert text, "an error without a message"
 
 
 def _with_file(content: bytes, read: Callable[[Path], object]) -> bool:

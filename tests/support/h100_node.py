@@ -21,9 +21,10 @@ from support.publishing import publish
 from support.samples import full_sample
 
 from torchmem.demo.h100 import LINK_ERRORS, LINKS, REASONS, THRESHOLDS
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity, Versions
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
 from torchmem.exporter.subjects.gpm import Gpm
@@ -35,7 +36,6 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.host.procfs import pid_namespace, start_ticks
 from torchmem.sample.sample import ByPool, FirstRead, Sample
 

@@ -107,7 +107,7 @@ def run(python: str, own: dict[str, str], tmp_path: Path) -> Run:
 
 @pytest.fixture
 def started(python: str, own: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
-    """Starts `python ARGUMENTS` on the GPUs, as a process that is no fork."""
+    """Starts `python ARGUMENTS` on the GPUs, as a process that is not a fork."""
     variables = os.environ | phantom_variables(MEMORY, 1, python) | own
 
     def start(*arguments: str | Path, **others: str) -> subprocess.Popen[str]:
@@ -206,7 +206,7 @@ def test_recorded_step(run: Run, sample: Sample, needs: Callable[[str], None]) -
     assert device["allocator"]["allocated_peak_bytes"] == sum(peaks.values())
 
 
-def test_own_recording(run: Run) -> None:
+def test_history_recording(run: Run) -> None:
     """A recording that the script starts while the SDK records is the script's, to the end."""
     run(
         f"{ALWAYS}build(); step()\n"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.allocator_programs import SETTINGS, PlainPools, Simulated
 from support.recording_allocator import RecordingAllocator, RecordingGpu
+from support.snapshots import REAL_GPUS, of_real_gpu
 
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
 from torchmem.allocator.sizes import MIB
@@ -334,13 +335,10 @@ def test_a_gpu_without_memory_is_rejected() -> None:
         what_if(fragmented(), gpu_bytes=0)
 
 
-@pytest.mark.parametrize("name", ["training_256", "forward_bf16_128", "forward_fp32_128", "small"])
-def test_recordings_of_real_gpus_are_reproduced(name: str, root: Path) -> None:
+@pytest.mark.parametrize("name", REAL_GPUS)
+def test_recordings_of_real_gpus_are_reproduced(name: str, tmp_path: Path) -> None:
     """Every allocation of public traces from real GPUs gets its recorded address."""
-    path = root.parent / "shared" / "snapshots" / f"{name}.pickle"
-    if not path.exists():
-        pytest.skip(f"no recorded snapshot at {path}")
-    for recording in read(path):
+    for recording in read(of_real_gpu(name, tmp_path)):
         answer = what_if(recording, settings=())
         assert answer.fidelity.allocations
         assert 1.0 == answer.fidelity.share

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.host.host_memory import CGROUPS, MemoryGroup, host_memory, node_oom_kills
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.host.procfs import PROC

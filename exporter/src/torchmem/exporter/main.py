@@ -24,7 +24,7 @@ from torchmem.exporter import config, thresholds
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
@@ -72,8 +72,6 @@ def _configure_logging() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # uvicorn's warnings are about malformed requests, which any client can send.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def _print(text: str) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from prometheus_client.core import (
@@ -22,8 +23,9 @@ from prometheus_client.core import (
 )
 
 from torchmem.metrics import catalog
-from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.catalog import CATALOG, MetricSpec
 from torchmem.sample.sample import (
+    COUNTED,
     FREE_BLOCK_BOUNDS,
     OOM_CAUSES,
     STATES,
@@ -239,11 +241,8 @@ def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, 
 
 
 def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metric]:
-    yield value_family(catalog.ALLOC_RETRIES, rows, lambda c: c.alloc_retries)
-    yield value_family(catalog.OOM_REJECTIONS, rows, lambda c: c.oom_rejections)
-    yield value_family(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
-    yield value_family(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
-    yield value_family(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
+    for name in COUNTED.values():
+        yield value_family(CATALOG[f"torchmem_{name}_total"], rows, attrgetter(name))
     yield value_family(catalog.NEIGHBOR_REQUESTS, rows, lambda c: c.neighbor_requests)
     yield value_family(catalog.MEMORY_WAIT, rows, lambda c: c.wait_seconds)
     ooms = [(labels, c.ooms) for labels, c in rows if c.ooms is not None]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from types import FrameType
+from typing import Any, cast
 
 from torchmem.allocator.backend import Backend, OomObserver
 from torchmem.allocator.settings import AllocatorConfig, ignored_settings
@@ -29,6 +30,8 @@ from torchmem.sdk.capture.oom_trace import OomTrace
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.components.tracked import Moment
 from torchmem.sdk.identity import identify, placed
+from torchmem.sdk.observation import FailedAllocation as AskedFor
+from torchmem.sdk.observation import Oom
 from torchmem.sdk.oom.details import OomDetails
 from torchmem.sdk.oom.ending import LibraryOom, UncaughtErrors
 from torchmem.sdk.oom.observation import FailedAllocation, OomObservation, ReportWriter
@@ -40,10 +43,9 @@ from torchmem.sdk.reading.host import HostReader
 from torchmem.sdk.reading.peaks import Phases
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.reading.run_history import EARLY_STEPS
-from torchmem.sdk.release.neighbors import Neighbors
+from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.release.release import Release
-from torchmem.sdk.release.requests import ReleaseRequests
 from torchmem.sdk.safety.cost import (
     AWAITED_PAUSE_SECONDS,
     FIRST_PAUSE_SECONDS,
@@ -79,8 +81,7 @@ class Monitor:
     _capture: Capture | None = None
     _trace: OomTrace | None = None
     _map: MapPublisher | None = None
-    _requests: ReleaseRequests | None = None
-    _neighbors: Neighbors | None = None
+    _release: ReleasePart | None = None
     _reports: ReportWriter | None = None
     _observer: OomObserver | None = None
 
@@ -115,7 +116,7 @@ class Monitor:
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._judgments = Cadence(settings.interval, GROWTH_BUDGET)
         self._sampler = Sampler(self._tick, settings.interval, self.cost, self._is_awaited)
-        self._release = Release(self.recorder, errors, settings, self.phases.reset, hooks)
+        self._hooks = hooks
         self._history = LineHistory.from_settings(settings, self.recorder, errors, self.cost)
         self._to_start = deque(self._parts())
         self._starting = threading.Lock()
@@ -172,8 +173,11 @@ class Monitor:
             self._map = MapPublisher(
                 publisher.file.path, self._errors, enabled=self._settings.memory_map
             )
-            self._requests = ReleaseRequests(publisher.file.path, self._release, self._errors)
-            self._neighbors = Neighbors(publisher.file.path, self.recorder)
+            release = Release(
+                self.recorder, self._errors, self._settings, self.phases.reset, self._hooks
+            )
+            after = self._snapshot_after_release
+            self._release = ReleasePart(release, publisher.file.path, self._clock, after)
             self.publisher = publisher
 
     def _start_sampler(self) -> None:
@@ -226,7 +230,7 @@ class Monitor:
         begins = (is_first or looks or now >= self._next_read) and not self._ended
         is_due = (begins or self.is_step_watched) and self._backend.is_initialized()
         self.is_step_watched = False
-        is_asked = self._requests is not None and self._requests.is_busy
+        is_asked = self._release is not None and self._release.wants(self._clock.count) == "read"
         is_due = is_due or is_asked
         if not is_due and self._clock.count <= EARLY_STEPS and not self._ended:
             self._read_early()
@@ -236,8 +240,6 @@ class Monitor:
                 self._read_at_step(now)
             if self._capture:
                 self._capture.at_step()
-            if is_asked and self._requests:
-                self._requests.at_step()
             if is_due and begins:
                 self._watch_next_step()
             self.cost.add(time.thread_time() - started)
@@ -294,7 +296,8 @@ class Monitor:
         self._main_thread.at_step()
         if self._history:
             self._history.at_step(self._clock.count)
-        self._release.at_step(now)
+        if self._release:
+            self._release.at_step(self._clock.count)
 
     def _read_stats(self, moment: Moment = "idle") -> None:
         with self._errors.suppress("stats"):
@@ -324,14 +327,14 @@ class Monitor:
                     self._judge_growth()
                 if self._capture:
                     self._capture.tick()
-                self._exchange_memory()
+                if self._release:
+                    self._release.at_tick()
                 self.publisher.publish(news_only=True)
                 self.publisher.tick()
                 with self._errors.suppress("report"):
                     self._reports.mark_survived(lambda: self.oom_pending)
                 if self.publisher.file.newest:
                     self._reports.remember(self.publisher.file.newest)
-            self._release.hooks.watch()
         self._errors.log_deferred()
 
     def _judge_growth(self) -> None:
@@ -341,44 +344,26 @@ class Monitor:
             ended = time.perf_counter()
             self._judgments.record(ended, ended - now)
 
-    def _exchange_memory(self) -> None:
-        """Serve a request for memory if no step does, and ask neighbors if this process is short.
-        Without a request, this costs one stat of a file.
-        """
-        if self._requests:
-            is_late = self._clock.is_late(time.perf_counter())
-            if self._requests.tick(is_idle=is_late, waits=self._clock.waits):
-                self._take_snapshot_here()
-                self._measure()
-        with self._errors.suppress("release"):
-            while self._neighbors and self._release.short_devices:
-                device = self._release.short_devices.pop()
-                self._neighbors.ask(self.recorder.records()[device])
+    def _snapshot_after_release(self) -> None:
+        self._take_snapshot_here()
+        self._measure()
 
     def _is_awaited(self) -> bool:
         """Return whether a process waits for this one's memory, or may get it at any time."""
-        shares = self._settings.release is not None and self._settings.release.neighbors
-        is_asked = self._requests is not None and self._requests.is_busy
-        return is_asked or (shares and self._clock.waits)
+        return self._release is not None and self._release.is_awaited
 
     def wait_for_memory(
         self, wanted: int, seconds: float, device: int | None, *, take: bool
     ) -> bool:
         """Wait in the calling thread until this process can get `wanted` bytes, or has them."""
-        with self._errors.suppress("release"):
-            if self._neighbors and self._requests and self.is_active and not self._ended:
-                serve = self._requests.at_step
-                taking = self._release.take if take else None
-                return self._neighbors.wait(wanted, seconds, device, serve, taking)
+        if self._release and self.is_active and not self._ended:
+            return self._release.wait(wanted, seconds, device, take=take)
         return False
 
     def release(self, wanted: int) -> int:
         """Release what pressure hooks can spare, and the cache, in the calling thread."""
-        with self._errors.suppress("release"):
-            if self.is_active and not self._ended:
-                released = self._release.by_script(wanted)
-                self._take_snapshot_here()
-                return released
+        if self._release and self.is_active and not self._ended:
+            return self._release.by_script(wanted)
         return 0
 
     def _is_idle(self, now: float) -> bool:
@@ -442,9 +427,11 @@ class Monitor:
         with self._errors.suppress("oom"):
             origin = calling_origin(self._backend.backward_node(), self.phases.current)
         failed = FailedAllocation(requested, limit, driver_free, origin)
-        self._keep_oom(lambda: self.recorder.record_oom(device, failed, self._about(origin)))
+        seen = self._keep_oom(lambda: self.recorder.record_oom(device, failed, self._about(origin)))
         with self._errors.suppress("release"):
-            self._release.at_oom(device, requested, origin)
+            asked = AskedFor(device, requested, limit, driver_free, origin)
+            if self._release:
+                self._release.at_oom(Oom(asked, cast("Any", seen)))
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Write the evidence of a library's OOM."""
@@ -462,7 +449,7 @@ class Monitor:
             is_alone=world in {None, 1},
         )
 
-    def _keep_oom(self, record: Callable[[], OomObservation | None]) -> None:
+    def _keep_oom(self, record: Callable[[], OomObservation | None]) -> OomObservation | None:
         started, spent, observation = time.perf_counter(), time.thread_time(), None
         self.oom_pending = True
         with self._errors.suppress("setup"):
@@ -483,6 +470,7 @@ class Monitor:
             self._capture.keep_oom()
         self.recorder.oom_seconds = time.perf_counter() - started
         self.cost.add(time.thread_time() - spent)
+        return observation
 
     @cached_property
     def _details(self) -> OomDetails:
@@ -526,7 +514,7 @@ class Monitor:
         recorder = self.recorder
         # The script may create its process group after CUDA, and destroy it before the end.
         self._process = placed(self._process, self._settings, self._backend.world())
-        return Sample(
+        sample = Sample(
             timestamp=time.time(),
             process=self._process,
             devices=recorder.samples(),
@@ -547,8 +535,8 @@ class Monitor:
             host=self.host.memory,
             pinned=self.host.pinned,
             memory_map=self._settings.memory_map,
-            hooks_dropped=dict(self._release.hooks.dropped),
         )
+        return self._release.complete(sample) if self._release else sample
 
     def abandon(self) -> None:
         """Stop and publish nothing, for a session whose start was interrupted."""

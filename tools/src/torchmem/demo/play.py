@@ -20,17 +20,18 @@ from torchmem.demo.screen import show
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 
 MAX_RANKS = 64
-CAPTION = "Others published these numbers; the demo reproduces them with a simulated allocator."
+CAPTION = "These numbers are from publications; the demo reproduces them with a simulated "
+"allocator."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo until it is over, or until SIGINT or SIGTERM. Raise UsageError."""
+    """Run the demo until its end, or until SIGINT or SIGTERM. Raise UsageError."""
     if arguments.list:
         Console().print(scenario_table())
         return 0

@@ -17,7 +17,7 @@ from torchmem.doctor.check import Check
 
 MIN_TORCH = (2, 1)
 GENERIC_VARIABLE, MIN_TORCH_FOR_GENERIC = "PYTORCH_ALLOC_CONF", (2, 10)
-EXTRA_MODULES = ("pynvml", "psutil", "yaml", "starlette", "uvicorn", "msgspec", "bcrypt")
+EXTRA_MODULES = ("pynvml", "psutil", "yaml", "starlette", "h11", "msgspec", "bcrypt")
 
 InstalledVersion = Callable[[str], str | None]
 """Returns the version of an installed distribution, or None."""
@@ -78,8 +78,8 @@ def _torch(found: str | None) -> Check:
         return Check(
             "PyTorch",
             "note",
-            f"{found} is a build without CUDA, which has no GPU memory to observe",
-            "For training on a GPU install a build with CUDA: see pytorch.org.",
+            f"{found} is a build without CUDA, so there is no GPU memory to observe",
+            "To train on a GPU, install a build with CUDA: see pytorch.org.",
         )
     return Check("PyTorch", "ok", found)
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from torchmem.exporter.live.map_file import MapFiles, expanded_pieces
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
 from torchmem.exporter.live.states import RankIndex
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue

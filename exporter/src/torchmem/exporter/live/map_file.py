@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.sample.memory_map import (
     MAP_SUFFIX,
     MAX_BLOCKS,
@@ -81,7 +81,7 @@ class MapFiles:
         self._kept: dict[str, tuple[str, bytes | ValueError]] = {}
 
     def read(self, rank: Published, now: float) -> tuple[str, bytes] | None:
-        """Return the rank's map as gzipped JSON, and a text that changes with it.
+        """Return the rank's map as gzipped JSON, and a string that changes with it.
 
         None without a map. Raises ValueError, with a sentence, for one that is refused.
         """

@@ -28,8 +28,9 @@ from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, rem
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice
 from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
-from torchmem.exporter.live.state import Document, Found, Reason, rank_threats
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.live.state import Document, Reason, rank_threats
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published
 from torchmem.host.process_table import process_key
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import (
@@ -115,7 +116,7 @@ class RankWhy(Document, frozen=True, kw_only=True):
 
 
 def rank_why(
-    found: Found, run_dir: Path, item: Published, device: DeviceSample, *, may_look: bool
+    found: NodeReading, run_dir: Path, item: Published, device: DeviceSample, *, may_look: bool
 ) -> RankWhy:
     """Return the words about a process on one of its devices.
 
@@ -149,7 +150,7 @@ def _holds(parts: Iterable[UseState]) -> str | None:
     )
 
 
-def _ending(found: Found, item: Published) -> str | None:
+def _ending(found: NodeReading, item: Published) -> str | None:
     text = ending(item.sample, item.state)
     cause = found.kill_causes.get(process_key(item.sample.process))
     if item.state == "killed" and cause == "host_memory":
@@ -157,7 +158,7 @@ def _ending(found: Found, item: Published) -> str | None:
     return text
 
 
-def _after_kill(found: Found, item: Published) -> tuple[RemedyText, ...]:
+def _after_kill(found: NodeReading, item: Published) -> tuple[RemedyText, ...]:
     cause = found.kill_causes.get(process_key(item.sample.process))
     is_killed = item.state == "killed" and cause
     return (RemedyText(text=f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
@@ -167,7 +168,7 @@ def _advice(remedy: Remedy) -> RemedyText:
     return RemedyText(text=f"{remedy.text}{gain_sentence(remedy)}", lines=remedy.lines)
 
 
-def _index(found: Found, device: DeviceSample) -> int | None:
+def _index(found: NodeReading, device: DeviceSample) -> int | None:
     gpu = found.gpus.get(device.uuid or "")
     return gpu.index if gpu else None
 

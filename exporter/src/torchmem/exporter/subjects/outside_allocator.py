@@ -8,13 +8,13 @@ the next one it is held. That of the SDK's first read of a device is kept as the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.host.process_table import ProcessKey, process_key
@@ -83,6 +83,39 @@ class _Outside:
     unbacked: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A process on a device, by its labels, with what is known of it."""
+
+    labels: tuple[str, ...]
+    outside: _Outside | None
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideBytes:
+    """What one scrape knows.
+
+    by_process: the bytes outside the allocator; below zero, that many reserved bytes are not on
+        the device.
+    """
+
+    rows: Sequence[_Row] = ()
+    by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
+
+
+def outside_families(found: OutsideBytes) -> Iterator[Metric]:
+    """Yield the bytes outside the allocator by GPU and rank, and the times that they are from."""
+    known = [(row.labels, row.outside) for row in found.rows if row.outside]
+    rows = [(labels, outside) for labels, outside in known if outside.timestamp]
+    yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
+    yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
+    unbacked = [(labels, outside.unbacked) for labels, outside in known if outside.unbacked]
+    yield family(catalog.RESERVED_UNBACKED, unbacked)
+    starts = [(row.labels, row.start) for row in found.rows if row.start is not None]
+    yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
+
+
 class OutsideAllocator:
     """Keeps what earlier scrapes found. A process that ended is forgotten.
 
@@ -98,14 +131,14 @@ class OutsideAllocator:
         self._occupants: Mapping[str, _Occupants] = {}
         self._reading: Reading | None = None
 
-    def families(
+    def update(
         self,
         reading: Reading,
         published: Sequence[Published],
         gpus: Mapping[str, GpuIdentity],
         now: float,
-    ) -> Iterator[Metric]:
-        """Yield the bytes outside the allocator by GPU and rank, and the times that they are from.
+    ) -> OutsideBytes:
+        """Return what this scrape knows, and keep it for the next one.
 
         `gpus`: by UUID, also those of MIG devices; `now`: after both sides were read, in Unix
         seconds. NVML's pids must be the exporter's. A row is left out when either side is unknown,
@@ -117,33 +150,18 @@ class OutsideAllocator:
         is_later, self._reading = reading is not self._reading, reading
         before = self._occupants if is_later else {}
         self._occupants = _occupants_by_gpu(reading, now)
-        rows: list[tuple[tuple[str, ...], _Outside]] = []
-        unbacked: list[tuple[tuple[str, ...], int]] = []
-        starts: list[tuple[tuple[str, ...], int]] = []
+        rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
         for item, device, use in _live_devices(published, uses_by_process(reading)):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
-            outside = use and self._join(key, use, device, now, is_later=is_later)
+            outside = self._join(key, use, device, now, is_later=is_later) if use else None
             start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
             view = ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
-            labels = view.device_labels(device)
-            rows.extend([(labels, outside)] if outside and outside.timestamp else [])
-            unbacked.extend([(labels, outside.unbacked)] if outside and outside.unbacked else [])
-            starts.extend([(labels, start)] if start is not None else [])
+            rows.append(_Row(view.device_labels(device), outside, start))
         self._forget_all_but(keys, now)
-        yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
-        yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
-        yield family(catalog.RESERVED_UNBACKED, unbacked)
-        yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
-
-    @property
-    def held(self) -> Mapping[DeviceProcess, int]:
-        """The bytes outside the allocator that the latest call of `families` found.
-
-        Below zero: that many reserved bytes are not on the device.
-        """
-        return {key: outside.size - outside.unbacked for key, outside in self._held.items()}
+        by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
+        return OutsideBytes(rows, by_process)
 
     def _join(
         self,

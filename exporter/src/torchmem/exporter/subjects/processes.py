@@ -15,7 +15,7 @@ from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import NvmlDevice, available
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
@@ -247,7 +247,7 @@ def info_families(
     """Yield who the processes with series of their own are: what the kernel reports, and the rank.
 
     NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
-    process: an equal pid alone is no proof.
+    process: an equal pid alone does not prove it.
     """
     tables = _tables(reading) if reading.has_families("processes") else []
     ranks = {item.pid: _rank(item) for item in published if item.attributed}

@@ -14,6 +14,7 @@ from torchmem.explain.growth import live_growth, room_left
 from torchmem.explain.memory_use import outside_bytes
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import (
+    COUNTED,
     Allocator,
     ByPool,
     Counters,
@@ -22,20 +23,10 @@ from torchmem.sample.sample import (
     Layout,
     OomCause,
     OomRecord,
-    ReleaseTier,
 )
 from torchmem.sdk.reading.plan import PeakBySize
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
-from torchmem.sdk.release.account import ReleaseAccount
 
-# PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
-COUNTERS = {
-    "num_alloc_retries": "alloc_retries",
-    "num_oom_rejections": "oom_rejections",
-    "num_device_alloc": "device_allocs",
-    "num_device_free": "device_frees",
-    "num_sync_all_streams": "stream_syncs",
-}
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 
@@ -81,9 +72,6 @@ class DeviceRecord:
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._ooms: dict[OomCause, int] | None = None
-        self.neighbor_requests: int | None = None
-        self.wait_seconds: float | None = None
-        self.releases: dict[ReleaseTier, ReleaseAccount] = {}
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
         self.run_history = RunHistoryRecorder()
@@ -94,7 +82,7 @@ class DeviceRecord:
         """Take one nested statistics dict, of which the components are not known yet."""
         self.components, self.component_peaks, self.component_peak_time = {}, {}, None
         self.stats_timestamp = time.time()
-        for name in COUNTERS:
+        for name in COUNTED:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
         self.keep_peaks(stats)
@@ -241,7 +229,6 @@ class DeviceRecord:
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
             first_read=self.first_read,
-            releases={tier: account.published() for tier, account in self.releases.items()},
             run_history=self.run_history.published(),
             growth=self.growth,
         )
@@ -270,16 +257,11 @@ class DeviceRecord:
     def _counts(self) -> Counters:
         totals = {
             field: self._counters[name].total
-            for name, field in COUNTERS.items()
+            for name, field in COUNTED.items()
             if name in self._counters
         }
         ooms = None if self._ooms is None else dict(self._ooms)
-        return Counters(
-            ooms=ooms,
-            neighbor_requests=self.neighbor_requests,
-            wait_seconds=self.wait_seconds,
-            **totals,
-        )
+        return Counters(ooms=ooms, **totals)
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:

@@ -1,0 +1,83 @@
+"""The part that serves the setting `release`: its tiers, requests, and neighbors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torchmem.sample.sample import Sample
+from torchmem.sdk.observation import Oom
+from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.release.neighbors import Neighbors
+from torchmem.sdk.release.release import Release
+from torchmem.sdk.release.requests import ReleaseRequests
+from torchmem.sdk.safety.errors import Stage
+from torchmem.sdk.steps import StepClock
+
+
+class ReleasePart(Part):
+    """`after_release` takes a snapshot in the calling thread, as the main thread may be idle."""
+
+    stage: Stage = "release"
+
+    def __init__(
+        self, release: Release, path: Path, clock: StepClock, after_release: Callable[[], None]
+    ) -> None:
+        """`path` is this process's sample file."""
+        self._release = release
+        self._requests = ReleaseRequests(path, release, release.errors)
+        take = release.cache.take if release.has("neighbors") else None
+        self._neighbors = Neighbors(path, release.devices, take)
+        self._clock = clock
+        self._after_release = after_release
+
+    def wants(self, step: int) -> Wish:  # noqa: ARG002
+        """Ask for a read while a request waits."""
+        return "read" if self._requests.is_busy else None
+
+    def at_step(self, step: int = 0) -> None:  # noqa: ARG002
+        """Release where that pays, and serve a request."""
+        with self._release.errors.suppress("release"):
+            self._release.at_step()
+        if self._requests.is_busy:
+            self._requests.serve()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a process waits for this one's memory, or may get it at any time."""
+        return self._requests.is_busy or (self._clock.waits and self._release.has("neighbors"))
+
+    def at_tick(self) -> None:
+        """Serve a request if no step does, and ask neighbors if this process is short of memory.
+
+        Without a request, this costs one stat of a file.
+        """
+        is_late = self._clock.is_late(time.perf_counter())
+        if self._requests.tick(is_idle=is_late, waits=self._clock.waits):
+            self._after_release()
+        with self._release.errors.suppress("release"):
+            self._neighbors.ask_if_short()
+        self._release.hooks.watch()
+
+    def at_oom(self, oom: Oom) -> None:
+        """Let each tier act."""
+        self._release.at_oom(oom)
+
+    def complete(self, sample: Sample) -> Sample:
+        """Add what the releases did."""
+        return self._release.complete(sample)
+
+    def by_script(self, wanted: int) -> int:
+        """Release what pressure hooks can spare, and the cache, in the calling thread."""
+        with self._release.errors.suppress("release"):
+            released = self._release.by_script(wanted)
+            self._after_release()
+            return released
+        return 0
+
+    def wait(self, wanted: int, seconds: float, device: int | None, *, take: bool) -> bool:
+        """Wait in the calling thread until this process can get `wanted` bytes, or has them."""
+        with self._release.errors.suppress("release"):
+            return self._neighbors.wait(wanted, seconds, device, self._requests.serve, take=take)
+        return False
