@@ -20,7 +20,7 @@ from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.release_messages import ReleaseRequest
-from torchmem.sample.sample import ReleaseTier
+from torchmem.sample.sample import OomCause, ReleaseTier
 from torchmem.sdk.oom.ending import in_excepthook
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
@@ -353,14 +353,15 @@ class Release:
         if request.asker == "neighbors" and any(now < p.until for p in self._promised.values()):
             raise ReleaseRefusedError("it has waited for this memory and is about to need it.")
 
-    def at_oom(self, device: int, requested: int, origin: Origin | None) -> None:
+    def at_oom(
+        self, device: int, requested: int, origin: Origin | None, cause: OomCause | None
+    ) -> None:
         """Release all that can be spared once the script has caught the OutOfMemoryError.
 
         For the OOM observer. Does nothing in a thread for which the script's main thread does not
         wait, or for an OOM of a pressure hook.
         """
-        last = self._recorder.records()[device].last_oom
-        if self._tiers.neighbors and last is not None and last.cause == "external":
+        if self._tiers.neighbors and cause == "external":
             self.short_devices.add(device)
         if not self._tiers.emergency or self.is_calling_hooks:
             return
