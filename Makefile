@@ -11,7 +11,7 @@ FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-versions test-gpu clean
+.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -72,6 +72,20 @@ $(CUDA_VENV)/.dev: pyproject.toml
 test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
 	tests/install-stack.sh
 	$(CUDA_VENV)/bin/python -m pytest -m allocator --numprocesses 2 --dist loadfile $(ARGS)
+
+# What is installed beside the training, with the oldest and the newest releases that pyproject.toml allows.
+RESOLUTIONS ?= lowest-direct highest
+SERVER_TESTS := $(addprefix tests/exporter/test_,server.py limits.py web_security.py web_config.py fair_queue.py \
+	binding.py peer_user.py attacked_memory.py command.py) tests/packaging
+# ARGS='-k NAME' picks tests.
+test-dependencies: $(RESOLUTIONS:%=test-dependencies-%)  ## Test with the oldest and with the newest release of each dependency.
+
+test-dependencies-%: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --seed --clear --python $(PYTHON) .venv-$*
+	$(BIN)/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,otlp]' \
+		'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'httpx>=0.27' 'trustme>=1.1' 'promql-parser>=0.11'
+	.venv-$*/bin/python -m pytest -q --numprocesses 2 $(SERVER_TESTS) $(ARGS)
 
 # Pass `ARGS='--python 3.12 --torch 2.13.0'` for one pair. `make generate` then writes the table in docs/sdk.md.
 test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.

@@ -26,7 +26,7 @@ from pathlib import Path
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 TURNS, SECONDS, STEP_ITEMS = 7, 2.0, 60_000
 KINDS = ("ask and read", "ask and do not read", "send nothing")
@@ -100,8 +100,8 @@ def measure(loop: Loop, url: str, other: str, kind: str) -> str:
 
 def monitored(folder: str) -> tuple[sdk.Session, SimulatedBackend]:
     """Return a session with a port."""
-    card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-    backend = SimulatedBackend([DeviceCachingAllocator(card)])
+    gpu = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+    backend = SimulatedBackend([DeviceCachingAllocator(gpu)])
     return sdk.instrument(backend=backend, port=0, run_dir=Path(folder)), backend
 
 

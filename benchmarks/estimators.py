@@ -40,7 +40,7 @@ def iterate(model: Any, optimizer: Any, steps: int, after_step: Callable[[], obj
 
 
 def new_model() -> tuple[Any, Any]:
-    """Return the model of examples/gpt.py on the card, and its optimizer."""
+    """Return the model of examples/gpt.py on the GPU, and its optimizer."""
     with torch.device("cuda"):
         model = gpt.GPT()
     return model, torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -38,7 +38,7 @@ from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 
 GPUS = 2
 RANKS_PER_CHANGE = 2

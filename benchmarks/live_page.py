@@ -17,12 +17,12 @@ from support.collectors import EmptyCollector
 from support.publishing import own_process, own_sample
 
 from torchmem.demo.node import SimulatedNode, uuid
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live.state import Found
 from torchmem.exporter.live.states import EncodedState
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import serve
-from torchmem.exporter.testing import FakeNvml
 
 GPUS = 16
 RANKS = (8, 64, 1024)
@@ -41,7 +41,7 @@ class Node(EmptyCollector):
         turns = [[published(rank, turn) for rank in range(ranks)] for turn in range(3)]
         self._turns = cycle(replace(exporter.found(), published=turn) for turn in turns)
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         """Return the ranks, found now."""
         return replace(next(self._turns), time=time.time())
 

@@ -27,11 +27,11 @@ from support.snapshots import segment
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.demo.node import SimulatedNode, uuid
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.map_file import checked
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.sample.memory_map import MAP_SUFFIX, MemoryMap, encode
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 

@@ -17,7 +17,7 @@ from benchmarks.overhead.report import microseconds, table
 
 from torchmem.explain.growth import live_growth
 from torchmem.sdk.oom.module_names import ModuleNames
-from torchmem.sdk.pytorch.python_tensors import TensorWalk
+from torchmem.sdk.pytorch.all_tensors import TensorWalk
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
 from torchmem.sdk.reading.step_growth import StepGrowth
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from support.samples import full_sample
 
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 
 SENDS = 50
 RECEIVER = """
@@ -51,7 +51,7 @@ def main() -> None:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = url
         sender = exporter({})
         for ranks in (1, 8):
-            views = [View(full_sample(rank=r), 100 + r, "running", {}) for r in range(ranks)]
+            views = [ProcessView(full_sample(rank=r), 100 + r, "running", {}) for r in range(ranks)]
             conversion = Conversion(resource({}))
             sender.export(conversion.convert(families(views)))
             before = time.process_time()

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from torchmem.demo.ranks import DemoPlan, Ranks
+from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
-from torchmem.simulator.card import CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES
 from torchmem.simulator.scenarios import SCENARIOS
 
 TOLERANCE = 0.1
@@ -56,9 +56,9 @@ def measure(name: str, seconds: float, interval: float, ranks: int, metric: Metr
     """Run one scenario and read the exporter before it and every `interval` seconds."""
     plan = DemoPlan(scenario=name, ranks=ranks, duration=seconds, seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        processes = Ranks(plan, Path(folder))
+        processes = RankProcesses(plan, Path(folder))
         directory = RunDirectory(Path(folder) / "run")
-        exporter = Exporter(processes.cards.nvml(), directory)
+        exporter = Exporter(processes.gpus.nvml(), directory)
         with closing(exporter), closing(processes):
             exporter.collect()
             processes.start()
@@ -68,7 +68,11 @@ def measure(name: str, seconds: float, interval: float, ranks: int, metric: Metr
 
 
 def _readings(
-    processes: Ranks, exporter: Exporter, seconds: float, interval: float, metric: MetricSpec
+    processes: RankProcesses,
+    exporter: Exporter,
+    seconds: float,
+    interval: float,
+    metric: MetricSpec,
 ) -> Iterator[tuple[list[float], int]]:
     """Yield the values of each scrape, and the number of ranks that ran."""
     started = time.monotonic()

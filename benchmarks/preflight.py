@@ -3,8 +3,8 @@
     python -m benchmarks.preflight    # about ten minutes; needs the CUDA build of torch, but no GPU
     python -m benchmarks.preflight --sizes 7B --steps 50
 
-Each size is trained in bf16 with AdamW, 2,048 tokens per step, on a fictitious card of 2 TB; two of
-them also as rank 0 of 1,024 with FSDP2 on a card of 80 GB. `bare` is the same run with
+Each size is trained in bf16 with AdamW, 2,048 tokens per step, on a fictitious GPU of 2 TB; two of
+them also as rank 0 of 1,024 with FSDP2 on a GPU of 80 GB. `bare` is the same run with
 `python -m torchmem.phantom`, which records nothing. Each figure comes from a separate process.
 Seconds, except `wall`, are CPU seconds of all threads, which depend little on other load. Setup is
 import, model and first step; a step is the median of the others; exit includes writing the trace.
@@ -31,14 +31,14 @@ from typing import Any
 from benchmarks.decoder.shapes import SHAPES
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.phantom.cards import parse_card
+from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import run
 from torchmem.recording import read
 
 ROOT = Path(__file__).resolve().parents[1]
-ONE_CARD, CARD_OF_MANY = "2000GB", "80GB"
+ONE_GPU, GPU_OF_MANY = "2000GB", "80GB"
 SHARDED = ("7B", "70B")
 RANK = Placement(rank=0, world_size=1024, local_world_size=8)
 COLUMNS = (
@@ -100,14 +100,14 @@ def command(size: str, steps: int, readings: Path) -> tuple[str, ...]:
 
 
 def measure_bare(folder: Path, size: str, steps: int) -> Cost:
-    """Measure the script on a phantom card without a preflight."""
+    """Measure the script on a phantom GPU without a preflight."""
     readings = folder / "bare"
     phantom = [
         sys.executable,
         "-m",
         "torchmem.phantom",
         "--memory",
-        ONE_CARD,
+        ONE_GPU,
         "--state",
         str(folder / "cards"),
         "--",
@@ -126,7 +126,7 @@ def row(size: str, steps: int, placement: Placement | None) -> str:
 def _row(folder: Path, size: str, steps: int, placement: Placement | None) -> str:
     readings, scratch = folder / "readings", folder / "preflight"
     scratch.mkdir()
-    memory = parse_card(CARD_OF_MANY if placement else ONE_CARD)
+    memory = parse_gpu_model(GPU_OF_MANY if placement else ONE_GPU)
     plan = RunPlan(
         command(size, steps + 1, readings),
         memory,

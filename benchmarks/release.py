@@ -1,11 +1,11 @@
-"""What the setting `release` does for two processes that share a card.
+"""What the setting `release` does for two processes that share a GPU.
 
 turns: both train the same network. One has large batches while the other has small ones, and after
-some steps they change places. The card cannot hold the large phases of both, nor the large phase of
+some steps they change places. The GPU cannot hold the large phases of both, nor the large phase of
 one beside the cache that the other kept.
 
 rlhf: a generator fills a KV cache, then a trainer (Adam, a reference model) trains, in turns. The
-generator keeps a part of its KV cache for the next round. The card cannot hold the KV cache beside
+generator keeps a part of its KV cache for the next round. The GPU cannot hold the KV cache beside
 the trainer's idle state, nor a training step beside the kept part.
 
 A step that runs out of memory is counted and skipped.
@@ -59,7 +59,7 @@ MODES = ("off", *SETTINGS, "empty_cache")
 class Result:
     """The result of one process.
 
-    `utilization` is the mean share of the card that finished steps used at their peak.
+    `utilization` is the mean share of the GPU that finished steps used at their peak.
     """
 
     steps: int = 0

@@ -16,11 +16,11 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 EVENTS = 200_000
 RUNS = 5
-CARD_BYTES = 1 << 44
+GPU_BYTES = 1 << 44
 LIVE = (100, 1_000, 10_000, 50_000)
 SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
 
@@ -40,9 +40,7 @@ def program(live: int, seed: int = 0) -> list[tuple[int, int]]:
 
 def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float, int, int]:
     """Return the seconds and events of one run, and the number of blocks at its end."""
-    allocator = DeviceCachingAllocator(
-        SimulatedCard(CARD_BYTES), config=AllocatorConfig.parse(conf)
-    )
+    allocator = DeviceCachingAllocator(SimulatedGpu(GPU_BYTES), config=AllocatorConfig.parse(conf))
     slots: list[Block | None] = [None] * live
     events = 0
     start = time.process_time()
@@ -59,7 +57,7 @@ def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float,
 
 def bytes_per_block(live: int) -> float:
     """Return the bytes of Python memory per block after `live` allocations."""
-    allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES))
+    allocator = DeviceCachingAllocator(SimulatedGpu(GPU_BYTES))
     sizes = [size for size, _ in program(live)[:live]]
     tracemalloc.start()
     held = [allocator.malloc(size) for size in sizes]

@@ -187,7 +187,7 @@ class Job:
         if self.suite == CPYTHON:
             return ["-m", "test", "--testdir", self._cpython(), f"--junit-xml={report}", *names]
         gpus = str(SUITES[self.suite].gpus)
-        phantom = ["-m", "torchmem.phantom", "--devices", gpus, "--", self.python]
+        phantom = ["-m", "torchmem.phantom", "--gpus", gpus, "--", self.python]
         return [
             *(phantom if gpus != "0" else []),
             *("-m", "pytest", "--override-ini=addopts=", "--timeout=300"),

@@ -11,7 +11,7 @@ import shtab
 
 from torchmem.cli.main import command_line
 from torchmem.completion.command import SHELLS, script
-from torchmem.phantom.cards import CATALOG
+from torchmem.phantom.gpus import CATALOG
 from torchmem.simulator.scenarios import SCENARIOS
 
 # The word after -- is a command, later ones are files or what the command itself completes.
@@ -91,7 +91,7 @@ def _say_what_completes(action: argparse.Action) -> None:
     """Add what shtab reads: the names to choose from, or the kind of file."""
     if action.metavar in BY_METAVAR:
         vars(action)["complete"] = BY_METAVAR[action.metavar]
-    elif action.metavar == "CARD":
-        action.choices = tuple(card.name for card in CATALOG)
+    elif action.metavar == "MODEL":
+        action.choices = tuple(gpu.name for gpu in CATALOG)
     elif action.dest == "scenario":
         action.choices = tuple(SCENARIOS)

@@ -10,7 +10,7 @@ lines marked `torchmem` are all that monitoring requires.
     python examples/custom_function.py --fused
     python -m torchmem.phantom --memory 24GB -- python examples/custom_function.py
     python -m torchmem.phantom --memory 24GB -- python examples/custom_function.py --fused
-    torchmem preflight --card 24GB --steps 5 -- \
+    torchmem preflight --gpu-model 24GB --steps 5 -- \
         python examples/custom_function.py --fused --positions 65536
 """
 

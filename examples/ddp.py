@@ -3,7 +3,7 @@
 The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 8 examples/ddp.py
-    torchmem preflight --card h100-80gb --world-size 8 -- python examples/ddp.py    # without a GPU
+    torchmem preflight --gpu-model h100-80gb --world-size 8 -- python examples/ddp.py  # no GPU
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The two lines marked `torchmem` are all that monitoring requires.
 
 Without a GPU, rank 0 of 1,024 of a model with 7.5 B parameters:
 
-    torchmem preflight --card h100-80gb --world-size 1024 -- \
+    torchmem preflight --gpu-model h100-80gb --world-size 1024 -- \
         python examples/fsdp2.py --width 4096 --layers 36 --sequence 4096 --batch 1
 """
 

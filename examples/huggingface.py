@@ -8,7 +8,7 @@ two commands show without a GPU which batch fits and what activation checkpointi
     python examples/huggingface.py --steps 200
     python -m torchmem.phantom --memory 24GB -- \
         python examples/huggingface.py --batch 16 --gradient-checkpointing
-    torchmem preflight --card 24GB --find-batch batch=1..64 -- python examples/huggingface.py
+    torchmem preflight --gpu-model 24GB --find-batch batch=1..64 -- python examples/huggingface.py
 """
 
 from __future__ import annotations

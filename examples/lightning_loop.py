@@ -7,7 +7,7 @@ The two lines marked `torchmem` are all that monitoring requires.
     python examples/lightning_loop.py --steps 200
     python -m torchmem.phantom --memory 9GB -- \
         python examples/lightning_loop.py --steps 20 --accumulate 4
-    torchmem preflight --card 9GB --steps 10 -- python examples/lightning_loop.py --batch 128
+    torchmem preflight --gpu-model 9GB --steps 10 -- python examples/lightning_loop.py --batch 128
 """
 
 from __future__ import annotations

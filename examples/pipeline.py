@@ -3,7 +3,7 @@
 The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 4 examples/pipeline.py
-    torchmem preflight --card h100-80gb --world-size 4 --rank 3 -- \
+    torchmem preflight --gpu-model h100-80gb --world-size 4 --rank 3 -- \
         python examples/pipeline.py                                         # without a GPU
 """
 

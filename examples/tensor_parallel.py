@@ -3,7 +3,7 @@
 The two lines marked `torchmem` are all that monitoring requires.
 
     torchrun --nproc-per-node 4 examples/tensor_parallel.py
-    torchmem preflight --card h100-80gb --world-size 4 -- \
+    torchmem preflight --gpu-model h100-80gb --world-size 4 -- \
         python examples/tensor_parallel.py                                  # without a GPU
 """
 

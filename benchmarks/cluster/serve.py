@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
 
-import uvicorn
 from support.h100_node import FIRST_DEAD_PID, H100Node, h100_node
 
 GPUS = 8
@@ -34,9 +34,7 @@ class Fleet:
 
     def __init__(self, plain: H100Node, changing: H100Node, speed: float, start: float) -> None:
         self._nodes = {False: plain, True: changing}
-        self._cards = {
-            pid: card for node in (plain, changing) for card, pid in enumerate(node.pids)
-        }
+        self._gpus = {pid: gpu for node in (plain, changing) for gpu, pid in enumerate(node.pids)}
         self._speed, self._start = speed, start
         self._pieces: dict[bool, tuple[int, list[str]]] = {}
 
@@ -47,7 +45,7 @@ class Fleet:
         run = number // NODES_OF_A_RUN
         generation, age = divmod(now + run * 0.618 * RUN_SECONDS, RUN_SECONDS)
         pieces = list(self._rendered(age < SERVED_SECONDS, now))
-        names = _names(number, run, int(generation), self._cards)
+        names = _names(number, run, int(generation), self._gpus)
         pieces[1::2] = [names(piece) for piece in pieces[1::2]]
         return "".join(pieces).encode()
 
@@ -61,9 +59,7 @@ class Fleet:
         return self._pieces[changing][1]
 
 
-def _names(
-    number: int, run: int, generation: int, cards: Mapping[int, int]
-) -> Callable[[str], str]:
+def _names(number: int, run: int, generation: int, gpus: Mapping[int, int]) -> Callable[[str], str]:
     known = {
         _NODE: f"{number:08x}",
         _NEW: f"train-{run}-{generation}",
@@ -73,32 +69,39 @@ def _names(
     def name(piece: str) -> str:
         if piece not in known:
             label, _, value = piece.rstrip('"').partition('="')
-            known[piece] = f'{label}="{_number(label, int(value), number, generation, cards)}"'
+            known[piece] = f'{label}="{_number(label, int(value), number, generation, gpus)}"'
         return known[piece]
 
     return name
 
 
-def _number(label: str, value: int, number: int, generation: int, cards: Mapping[int, int]) -> int:
+def _number(label: str, value: int, number: int, generation: int, gpus: Mapping[int, int]) -> int:
     if label == "rank":
         return value + number % NODES_OF_A_RUN * GPUS
     if value >= FIRST_DEAD_PID:
         return 10_000 + (generation - 1) * GPUS + value - FIRST_DEAD_PID
-    return 10_000 + generation * GPUS + cards[value]
+    return 10_000 + generation * GPUS + gpus[value]
 
 
-def application(fleet: Fleet) -> Callable[..., Any]:
-    """Return the ASGI application; its paths end in /NUMBER/metrics."""
+class Handler(BaseHTTPRequestHandler):
+    """Serves the pages of `fleet`; paths end in /NUMBER/metrics."""
 
-    async def respond(scope: Mapping[str, Any], _receive: object, send: Callable[..., Any]) -> None:
-        if scope["type"] != "http":
-            return
-        body = fleet.page(int(scope["path"].split("/")[-2]))
-        headers = [(b"content-type", b"text/plain; version=0.0.4")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    protocol_version = "HTTP/1.1"
+    fleet: Fleet
+    rendering = Lock()
 
-    return respond
+    def do_GET(self) -> None:
+        """Answer with a page."""
+        with self.rendering:
+            body = self.fleet.page(int(self.path.split("/")[-2]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's
+        """Log nothing."""
 
 
 if __name__ == "__main__":
@@ -107,11 +110,5 @@ if __name__ == "__main__":
     with ExitStack() as stack:
         plain = stack.enter_context(h100_node(uuids, GPUS, _NEW, healthy=healthy))
         changing = stack.enter_context(h100_node(uuids, GPUS, _NEW, _OLD, healthy=healthy))
-        fleet = Fleet(plain, changing, float(sys.argv[2]), float(sys.argv[3]))
-        uvicorn.run(
-            application(fleet),
-            host="127.0.0.1",
-            port=int(sys.argv[1]),
-            log_level="error",
-            lifespan="off",
-        )
+        Handler.fleet = Fleet(plain, changing, float(sys.argv[2]), float(sys.argv[3]))
+        ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

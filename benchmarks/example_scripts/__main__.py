@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torchmem.allocator.sizes import format_size
 from torchmem.metrics import catalog
 
-CARD = "h100-80gb"
+GPU = "h100-80gb"
 TIMEOUT_SECONDS = 600
 HEAD = (
     "| script | arguments | exit code | output | ranks | steps | peak of each rank | ended as |",
@@ -92,7 +92,7 @@ def run(case: Case, checkouts: Path, *, monitor: bool) -> Outcome:
         for make, folder in case.data:
             make(copy / folder)
         command = [
-            *_phantom(state, case.cards),
+            *_phantom(state, case.gpus),
             *(_monitor(state) if monitor else ()),
             sys.executable,
         ]
@@ -134,8 +134,8 @@ def _each(values: object) -> str:
     return ", ".join(sorted(set(values)))  # type: ignore[call-overload]
 
 
-def _phantom(state: Path, cards: int) -> list[str]:
-    flags = ["--card", CARD, "--devices", str(cards), "--state", str(state / "cards")]
+def _phantom(state: Path, gpus: int) -> list[str]:
+    flags = ["--gpu-model", GPU, "--gpus", str(gpus), "--state", str(state / "cards")]
     return [sys.executable, "-m", "torchmem.phantom", *flags, "--"]
 
 

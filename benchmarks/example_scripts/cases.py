@@ -19,7 +19,7 @@ class Case:
         arguments: the script's arguments.
         launcher: Python's arguments before the script.
         data: what the script reads.
-        cards: phantom GPUs that the script sees.
+        GPUs: phantom GPUs that the script sees.
     """
 
     repository: str
@@ -27,7 +27,7 @@ class Case:
     arguments: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
     data: tuple[Data, ...] = ()
-    cards: int = 2
+    gpus: int = 2
 
     @property
     def name(self) -> str:
@@ -153,12 +153,12 @@ CASES = (
         *("pytorch-lightning", "examples/fabric/image_classifier/train_fabric.py"),
         ("--epochs", "1", "--batch-size", "64"),
         data=DIGITS_OF_LIGHTNING,
-        cards=1,
+        gpus=1,
     ),
     Case(
         *("pytorch-lightning", "examples/fabric/kfold_cv/train_fabric.py"),
         ("--epochs", "1", "--folds", "2"),
         data=DIGITS_OF_LIGHTNING,
-        cards=1,
+        gpus=1,
     ),
 )

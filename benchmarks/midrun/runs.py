@@ -16,9 +16,9 @@ ADDRESSES = ("ascending", "descending", "reuse", "random:1")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A command on a card, recorded between the ends of the steps `first` and `last`.
+    """A command on a GPU, recorded between the ends of the steps `first` and `last`.
 
-    With `ranks`, torchrun starts that many processes, each on a card of its own.
+    With `ranks`, torchrun starts that many processes, each on a GPU of its own.
     """
 
     command: tuple[str, ...]
@@ -50,7 +50,7 @@ WORKLOADS = {
     "fsdp2, varying": Workload(("benchmarks/midrun/varying_fsdp2.py",), "24GB", 20, 30, ranks=2),
     "fsdp2, tight": Workload(("benchmarks/midrun/varying_fsdp2.py",), "4GB", 20, 30, ranks=2),
 }
-"""By name; "tight" ones meet the limit of their card."""
+"""By name; "tight" ones meet the limit of their GPU."""
 
 
 def run(  # noqa: PLR0913 - each of them varies
@@ -62,7 +62,7 @@ def run(  # noqa: PLR0913 - each of them varies
     conf: str = "",
     torch: Path | None = None,
 ) -> dict[str, int]:
-    """Run a workload on a phantom card and return what program.py counts.
+    """Run a workload on a phantom GPU and return what program.py counts.
 
     `folder` gets its files. `torch` is a folder with another PyTorch than the installed one.
 
@@ -78,9 +78,9 @@ def run(  # noqa: PLR0913 - each of them varies
     steps = f"--steps={workload.last + 1}"
     command = [*python, str(PROGRAM), *window, str(ROOT / script), *arguments, steps]
     flags = [f"--memory={workload.memory}", f"--addresses={addresses}"]
-    cards = [f"--devices={max(1, workload.ranks)}", f"--state={folder / 'cards'}"]
+    gpus = [f"--gpus={max(1, workload.ranks)}", f"--state={folder / 'gpus'}"]
     done = subprocess.run(
-        [sys.executable, "-m", "torchmem.phantom", *flags, *cards, "--", *command],
+        [sys.executable, "-m", "torchmem.phantom", *flags, *gpus, "--", *command],
         env=os.environ
         | {"PYTORCH_CUDA_ALLOC_CONF": conf, "TORCHMEM_RUN_DIR": str(folder / "run")}
         | {"PYTHONPATH": os.pathsep.join(_import_path(torch))},

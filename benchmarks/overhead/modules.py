@@ -23,7 +23,7 @@ from benchmarks.overhead.components import (
 from benchmarks.overhead.report import microseconds, rows_of, table
 
 from torchmem.allocator.backend import Backend
-from torchmem.sdk.components.modules import SeenModules
+from torchmem.sdk.pytorch.seen_modules import SeenModules
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import INTERVAL_SECONDS, MODULES_AFTER_SECONDS
 

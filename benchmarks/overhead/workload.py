@@ -14,9 +14,9 @@ from torchmem.allocator.backend import Backend
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
-# Mostly small tensors, so that 100,000 of them fit on any card.
+# Mostly small tensors, so that 100,000 of them fit on any GPU.
 SIZES = {512: 6, 4 << 10: 6, 64 << 10: 4, 256 << 10: 3, 2 * MIB: 1}
 # A third is freed again, and free neighbors merge, so there are fewer blocks than tensors.
 MADE_PER_BLOCK = 1.02
@@ -47,8 +47,8 @@ def where() -> str:
         return "the simulator's allocator (no PyTorch with a GPU here)"
     import torch
 
-    card = "the phantom GPU" if "PHANTOM_MEMORY" in os.environ else torch.cuda.get_device_name()
-    return f"PyTorch {torch.__version__}'s allocator on {card}"
+    gpu = "the phantom GPU" if "PHANTOM_MEMORY" in os.environ else torch.cuda.get_device_name()
+    return f"PyTorch {torch.__version__}'s allocator on {gpu}"
 
 
 def make(blocks: int) -> Workload:
@@ -60,7 +60,7 @@ def make(blocks: int) -> Workload:
 
         held = _fill(blocks, partial(torch.empty, dtype=torch.uint8, device="cuda"), lambda _: None)
         return _workload(TorchBackend(), held)
-    allocator = DeviceCachingAllocator(SimulatedCard(1024 * GIB))
+    allocator = DeviceCachingAllocator(SimulatedGpu(1024 * GIB))
     return _workload(SimulatedBackend([allocator]), _fill(blocks, allocator.malloc, allocator.free))
 
 

@@ -1,7 +1,7 @@
 """Simulated jobs whose ends are known: training loops that grow, stay flat, level off, or fail.
 
-A job is one rank on one card. Its kind says what uses the memory, and its course says when: a share
-of what is left of the card beside the job at its start, over virtual time. Kind and seed determine
+A job is one rank on one GPU. Its kind says what uses the memory, and its course says when: a share
+of what is left of the GPU beside the job at its start, over virtual time. Kind and seed determine
 a job. Before most jobs, a job of the same name ran: with the same parameters, or with others.
 Nothing here knows what is published of it.
 """
@@ -19,7 +19,7 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.sdk.reading.plan import Plan
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 Group = Literal["growing", "sudden", "flat", "stops"]
 """How memory develops.
@@ -83,7 +83,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model needs: shares of the card, the number of its layers, and its shortest batch.
+    """What a model needs: shares of the GPU, the number of its layers, and its shortest batch.
 
     `base` is weights, gradients and optimizer state, `activations` those of the longest batch.
     """
@@ -95,18 +95,18 @@ class Shape:
 
     @property
     def room(self) -> float:
-        """The share of the card that is left at the peak."""
+        """The share of the GPU that is left at the peak."""
         return 1 - self.base - self.activations
 
 
 class Trainer:
-    """A model on the card, and its training steps.
+    """A model on the GPU, and its training steps.
 
     `parameters` draws what is the same in each run with the same parameters, `rng` the rest.
     """
 
     def __init__(
-        self, worker: Worker, shape: Shape, script: Script, parameters: Random, rng: Random
+        self, worker: SimulatedRank, shape: Shape, script: Script, parameters: Random, rng: Random
     ) -> None:
         self.worker, self.allocator, self.shape = worker, worker.allocator, shape
         self.script, self.parameters, self.rng = script, parameters, rng
@@ -276,9 +276,9 @@ def fragmentation(
 def neighbor(
     trainer: Trainer, grown: Course, clock: Callable[[], float]
 ) -> Iterator[ScenarioEvent]:
-    """Share the card with a process that grows; the cache is emptied at each evaluation."""
-    card = trainer.allocator.card
-    other = card.use.others()[0]
+    """Share the GPU with a process that grows; the cache is emptied at each evaluation."""
+    gpu = trainer.allocator.gpu
+    other = gpu.use.others()[0]
     pause = trainer.parameters.uniform(120, 900)
     evaluation = 0
     while True:
@@ -287,7 +287,7 @@ def neighbor(
             trainer.allocator.empty_cache()
         wanted = int(grown(clock()) * trainer.room_bytes) - other.own()
         if wanted > 0:
-            other.claim(min(wanted, card.mem_get_info()[0]), card.total_bytes)
+            other.claim(min(wanted, gpu.mem_get_info()[0]), gpu.total_bytes)
         elif wanted < 0:
             other.release(-wanted)
         yield from trainer.step()
@@ -379,7 +379,7 @@ def first_evaluation(
 def sudden_neighbor(
     trainer: Trainer, _: Course, clock: Callable[[], float]
 ) -> Iterator[ScenarioEvent]:
-    """Lose the rest of the card to another process within half a minute, and the cache after it."""
+    """Lose the rest of the GPU to another process within half a minute, and the cache after it."""
     at = trainer.rng.uniform(600, 2 * HOUR)
     return neighbor(trainer, lambda seconds: min(1.0, max(0.0, (seconds - at) / 30)), clock)
 
@@ -457,7 +457,7 @@ class Loop:
     name: str
     run: str
 
-    def trainer(self, worker: Worker) -> Trainer:
+    def trainer(self, worker: SimulatedRank) -> Trainer:
         """Return the model of a run."""
         parameters, rng = _random(self.name), _random(self.run)
         return Trainer(worker, self.shape, self.script, parameters, rng)
@@ -489,7 +489,7 @@ def job(kind: str, seed: int, *, is_earlier: bool = False) -> Job:
         simulated="",
         effects="",
         train=partial(_train, loop),
-        card_bytes=rng.choice((24, 40, 80, 80, 80, 140)) * GIB,
+        gpu_bytes=rng.choice((24, 40, 80, 80, 80, 140)) * GIB,
         neighbors=1 if uses_neighbor else 0,
     )
     # Expandable segments hardly fragment.
@@ -573,7 +573,7 @@ def _grows(grown: Course, seconds: float) -> bool:
     return grown(seconds + HOUR / 2) - grown(seconds) > 0.01
 
 
-def _train(loop: Loop, worker: Worker) -> Iterator[ScenarioEvent]:
+def _train(loop: Loop, worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Load the model, then train; each event takes the same time."""
     trainer = loop.trainer(worker)
     yield from trainer.load(loop.loading)

@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 class Node:
-    """A number of H100 cards (`gpus`) with the processes `pids` spread over them, a rank each."""
+    """A number of H100 GPUs (`gpus`) with the processes `pids` spread over them, a rank each."""
 
     def __init__(self, folder: Path, gpus: int, pids: Sequence[int]) -> None:
         self.run_dir = folder / "run"
@@ -55,21 +55,21 @@ class Node:
         return replace(sample, process=own)
 
     def _state(self, pids: Sequence[int]) -> str:
-        """Return the busy node of the tests with every card like its second one.
+        """Return the busy node of the tests with every GPU like its second one.
 
         Events are left out, because the fake polls for them every few milliseconds where a driver
         sleeps.
         """
         head, *sections = self._fake.text.split("\n[gpu ")
-        shared, card = sections[0], sections[2].split("]\n", 1)[1]
+        shared, gpu = sections[0], sections[2].split("]\n", 1)[1]
         head = "\n".join(line for line in head.splitlines() if not line.startswith("event."))
-        cards = [
-            self._card(card, index, pids[index :: len(self._uuids)])
+        sections_by_gpu = [
+            self._gpu(gpu, index, pids[index :: len(self._uuids)])
             for index in range(len(self._uuids))
         ]
-        return "\n[gpu ".join([head, shared, *cards])
+        return "\n[gpu ".join([head, shared, *sections_by_gpu])
 
-    def _card(self, text: str, index: int, pids: Sequence[int]) -> str:
+    def _gpu(self, text: str, index: int, pids: Sequence[int]) -> str:
         listed = pids[:MAX_LISTED]
         rows = " ".join(f"{pid}:{GIB}:0xffffffff:0xffffffff" for pid in listed)
         own = {

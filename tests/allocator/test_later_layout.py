@@ -14,7 +14,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
 from torchmem.sample.sample import Allocator, ByPool, Layout
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 sizes = st.lists(st.tuples(st.integers(1, 300 * MIB), st.booleans()), max_size=12)
 
@@ -24,8 +24,8 @@ class Process:
 
     def __init__(self, *, expandable: bool = False) -> None:
         self.config = AllocatorConfig(expandable_segments=expandable)
-        self.card = SimulatedCard(2048 * MIB, context_bytes=0)
-        self.allocator = DeviceCachingAllocator(self.card, 0, self.config)
+        self.gpu = SimulatedGpu(2048 * MIB, context_bytes=0)
+        self.allocator = DeviceCachingAllocator(self.gpu, 0, self.config)
 
     def run(self, requests: list[tuple[int, bool]]) -> None:
         """Allocate these sizes, as far as there is room, then free those that are not kept."""
@@ -41,7 +41,7 @@ class Process:
     @property
     def available(self) -> AvailableMemory:
         """What the driver has."""
-        return AvailableMemory(self.card.mem_get_info()[0])
+        return AvailableMemory(self.gpu.mem_get_info()[0])
 
     def measured(self) -> Measurement:
         """Take a snapshot."""
@@ -95,7 +95,7 @@ def test_headroom_rises_with_what_the_driver_has(
 ) -> None:
     """What another process gives back is headroom at the next read of the statistics."""
     process = Process(expandable=expandable)
-    process.card.cuda_malloc(others * MIB)
+    process.gpu.cuda_malloc(others * MIB)
     process.run(requests)
     measured = process.measured()
     given_back = replace(

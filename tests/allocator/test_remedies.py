@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
-from torchmem.explain.oom_report import OomReport, Trend, failure_reason
+from torchmem.explain.oom_report import OomReport, OomTrend, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
 
 KEYS = {
@@ -58,7 +58,7 @@ def test_what_many_steps_kept_is_not_of_this_step(unread: int, first: str) -> No
     """Bytes since a step that was read long ago are compared with the seconds before the error."""
     size = 77 << 30
     components = {"step": 60 << 30, "parameters": 17 << 30}
-    trend = Trend(
+    trend = OomTrend(
         seconds=(200.0, 2.0),
         allocated_bytes=(17 << 30, size - (1 << 30)),
         reserved_bytes=(None, None),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.oom_cause import LargestFreeBlocks, OomFacts
-from torchmem.explain.verdict import Circumstances, Verdict, Why, judge, judge_library
+from torchmem.explain.verdict import Circumstances, OnsetEvidence, Verdict, judge, judge_library
 from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import ONSETS, OOM_CAUSES
 from torchmem.sdk.reading.run_history import EARLY_STEPS, RunHistoryRecorder
@@ -107,7 +107,7 @@ def test_batches_of_random_lengths_do_not_grow(kind: str) -> None:
     assert len(growing) <= 1
 
 
-def _ordinary_end(seed: int, kind: str) -> Why | None:
+def _ordinary_end(seed: int, kind: str) -> OnsetEvidence | None:
     """Return why a job ran out whose steps need a random number of bytes each."""
     generator, recorder = random.Random(seed), RunHistoryRecorder()
     peak = 0

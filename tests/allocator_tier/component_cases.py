@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from torchmem import sdk
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 
 STEPS = 4
 MAX_WAIT_SECONDS = 20.0  # the budget may put off a count
@@ -372,7 +372,7 @@ def _content(part: Any) -> object:
 
 def served(session: sdk.Session, metric: str = "torchmem_component_bytes") -> dict[str, int]:
     """Return the components that the process would publish now; its port keeps a page longer."""
-    views = [View(session._monitor.sample(), os.getpid(), "running", gpus={})]
+    views = [ProcessView(session._monitor.sample(), os.getpid(), "running", gpus={})]
     return {
         sample.labels["component"]: int(sample.value)
         for family in families(views)

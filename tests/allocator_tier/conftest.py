@@ -1,4 +1,4 @@
-"""Training on PyTorch's real CUDA allocator, with a phantom card and the real exporter."""
+"""Training on PyTorch's real CUDA allocator, with a phantom GPU and the real exporter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from support.stack import answers, free_port, prometheus, running
 from support.training import Training
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.phantom.torch_build import find_torch
 
 HERE = Path(__file__).resolve().parent
@@ -52,7 +52,7 @@ def _cuda_build() -> None:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    """Starts exporter, Prometheus, and a script on a card of the given memory."""
+    """Starts exporter, Prometheus, and a script on a GPU of the given memory."""
     with ExitStack() as stack:
 
         def start(memory: str, every: int, *script: str, alloc_conf: str = "") -> Training:
@@ -91,7 +91,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Cards and a run directory that belong to this test."""
+    """GPUs and a run directory that belong to this test."""
     own = {
         "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
         "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
@@ -101,7 +101,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Runs a script on two phantom cards of 4 GiB."""
+    """Runs a script on two phantom GPUs of 4 GiB."""
 
     def run_one(body: str) -> subprocess.CompletedProcess[str]:
         return run_on_phantom(

@@ -71,7 +71,7 @@ class Comparison:
         operation = self.programmer.next()
         outcome = self.real.run(operation)
         self.programmer.learn(operation, outcome)
-        self.simulated.card.newest_range = self.real.newest_range()
+        self.simulated.gpu.newest_range = self.real.newest_range()
         simulated = self.simulated.run(operation)
         if not same_outcome(outcome, simulated):
             return [f"{operation}: PyTorch {outcome}, simulator {simulated}"]

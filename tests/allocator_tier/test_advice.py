@@ -78,7 +78,7 @@ def start(node: Node, *command: str, **environment: str) -> subprocess.Completed
 @pytest.fixture(scope="module")
 def died(tmp_path_factory: pytest.TempPathFactory) -> Node:
     """Run a job that dies of small pieces, and keeps a recording."""
-    node = Node(tmp_path_factory.mktemp("died"), cards=1)
+    node = Node(tmp_path_factory.mktemp("died"), gpus=1)
     done = start(node, sys.executable, "-c", SMALL_PIECES, TORCHMEM_CAPTURE_ON_OOM="trace")
     assert "OutOfMemoryError" in done.stderr, done.stderr
     assert "torchmem:" not in done.stderr
@@ -95,7 +95,7 @@ def test_a_restarted_container_gets_what_a_replay_proved(died: Node) -> None:
 
 def test_a_leak_is_restarted_as_it_is(tmp_path: Path) -> None:
     """No setting is added, and the line says that memory leaks, and by how much a step."""
-    node = Node(tmp_path, cards=1)
+    node = Node(tmp_path, gpus=1)
     first = start(node, sys.executable, "-c", LEAK)
     second = start(node, "printenv", "PYTORCH_ALLOC_CONF")
 
@@ -109,7 +109,7 @@ def test_a_leak_is_restarted_as_it_is(tmp_path: Path) -> None:
 
 def test_a_setting_in_vain_is_withdrawn(died: Node, tmp_path: Path) -> None:
     """Without a recording, the report's rule is tried once, and not at the third attempt."""
-    node = Node(tmp_path, cards=1)
+    node = Node(tmp_path, gpus=1)
     shutil.copytree(died.folder / "run", node.folder / "run")
     for recording in node.folder.glob(f"run/*/*{OOM_RECORDING_SUFFIX}"):
         recording.unlink()
@@ -151,7 +151,7 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def test_a_job_that_slurm_requeues_finishes(tmp_path: Path, slurm: dict[str, str]) -> None:
     """The same batch job, started again on the same node, gets the setting."""
-    node = Node(tmp_path, cards=1)
+    node = Node(tmp_path, gpus=1)
     environment = node.environment(**slurm)
     job, script, log = node.folder / "job.py", node.folder / "train.sh", node.folder / "log"
     job.write_text(LARGE_PIECES)

@@ -46,7 +46,7 @@ Train = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Cards and a run directory that belong to this test."""
+    """GPUs and a run directory that belong to this test."""
     own = {
         "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
         "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
@@ -56,7 +56,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> Iterator[Train]:
-    """Starts the training script on a phantom card; it runs until a file `stop` appears."""
+    """Starts the training script on a phantom GPU; it runs until a file `stop` appears."""
     started: list[subprocess.Popen[str]] = []
 
     def start_one(before: str = "", after: str = "None") -> subprocess.Popen[str]:
@@ -79,7 +79,7 @@ def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> It
 
 @pytest.fixture
 def phantom() -> list[str]:
-    """The prefix that runs a command on a card of 4 GiB."""
+    """The prefix that runs a command on a GPU of 4 GiB."""
     return [sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--"]
 
 

@@ -73,7 +73,7 @@ def on_terminal(node: Node, *command: str) -> tuple[int, list[str]]:
 
 def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
     """They are the last ones, and the command that they name shows the run."""
-    node = Node(tmp_path, cards=1)
+    node = Node(tmp_path, gpus=1)
     code, screen = on_terminal(node, sys.executable, "-c", TRAIN)
 
     assert 0 == code
@@ -93,7 +93,7 @@ def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
 
 def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
     """The exit code is the program's own."""
-    code, screen = on_terminal(Node(tmp_path, cards=1), sys.executable, "-c", OOM)
+    code, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-c", OOM)
 
     assert 1 == code
     assert "OutOfMemoryError" in screen[-3]
@@ -103,7 +103,7 @@ def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
 
 def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> None:
     """It is judged at the end once more: a second of steps may lie after the last judgment."""
-    code, screen = on_terminal(Node(tmp_path, cards=1), sys.executable, "-c", LEAK)
+    code, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-c", LEAK)
 
     assert 0 == code
     leak = "; memory leak: tensors kept between steps grow by 16.00 MiB a step"
@@ -112,7 +112,7 @@ def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> N
 
 def test_a_child_that_was_forked_writes_none(tmp_path: Path) -> None:
     """A child that ends as Python does has inherited the call, and keeps silent."""
-    _, screen = on_terminal(Node(tmp_path, cards=1), sys.executable, "-W", "ignore", "-c", CHILD)
+    _, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-W", "ignore", "-c", CHILD)
 
     assert 2 == len(screen), screen
 
@@ -131,7 +131,7 @@ def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [TRAIN, OOM, "raise SystemExit(7)"])
 def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
     """Whatever the end of a program, its stderr is its own if it is no terminal."""
-    node = Node(tmp_path, cards=1)
+    node = Node(tmp_path, gpus=1)
     done = subprocess.run(
         node.monitored(sys.executable, "-c", code),
         env=node.environment(),
@@ -146,6 +146,6 @@ def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
 def test_a_program_without_a_gpu_adds_nothing(tmp_path: Path) -> None:
     """There is no peak to tell of a program that never uses CUDA."""
     code, screen = on_terminal(
-        Node(tmp_path, cards=1), sys.executable, "-c", "import torch; raise SystemExit(3)"
+        Node(tmp_path, gpus=1), sys.executable, "-c", "import torch; raise SystemExit(3)"
     )
     assert (3, []) == (code, screen)

@@ -1,4 +1,4 @@
-"""torch.compile, Triton, run-time compilation, and CUDA graphs on a phantom card."""
+"""torch.compile, Triton, run-time compilation, and CUDA graphs on a phantom GPU."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ dist.destroy_process_group()
 def test_a_buffer_of_gradients_is_not_kept(run: Callable[..., Any]) -> None:
     """What gradients are views of is found once, and freed when the script drops it."""
     done = run("""
-from torchmem.sdk.pytorch.tensors import TensorReader
+from torchmem.sdk.pytorch.storages import TensorReader
 reader, flat = TensorReader(torch), torch.zeros(3000, device="cuda")
 parameters = [torch.nn.Parameter(torch.zeros(1000, device="cuda")) for _ in range(3)]
 for parameter, view in zip(parameters, flat.split(1000)): parameter.grad = view

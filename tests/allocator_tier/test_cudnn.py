@@ -1,4 +1,4 @@
-"""Layers that PyTorch runs with cuDNN: on a phantom card their shapes and memory are right."""
+"""Layers that PyTorch runs with cuDNN: on a phantom GPU their shapes and memory are right."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_the_simulator_does_what_pytorch_does(name: str, tmp_path: Path) -> None
         name,
         str(OPERATIONS),
         "0",
-        memory=setting.card,
+        memory=setting.gpu,
         state=tmp_path,
         environment={"PYTORCH_CUDA_ALLOC_CONF": setting.conf},
     )

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from torchmem.phantom.cards import parse_card
+from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
-from torchmem.preflight.result import DeviceMemory, RunResult
+from torchmem.preflight.result import GpuMemory, RunResult
 from torchmem.preflight.run import run
 
 pytestmark = pytest.mark.allocator
 
-CARD = parse_card("16GB")
+GPU = parse_gpu_model("16GB")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS, NODE = 2, 8
 VOCABULARY, WIDTH, LAYERS, SEQUENCE, BATCH = 32_000, 512, 4, 256, 4
@@ -50,14 +50,14 @@ def result_of(example: str, rank: int, world_size: int) -> RunResult:
 
 
 def preflight(command: tuple[str, ...], placement: Placement) -> RunResult:
-    """Run a command on cards with 16 GB, without keeping the files of its result."""
-    plan = RunPlan(command, CARD, placement.local_world_size, STEPS, placement=placement)
+    """Run a command on GPUs with 16 GB, without keeping the files of its result."""
+    plan = RunPlan(command, GPU, placement.local_world_size, STEPS, placement=placement)
     with TemporaryDirectory() as folder:
         return run(plan, Path(folder), lambda _: None)
 
 
-def memory(example: str, rank: int, world_size: int) -> DeviceMemory:
-    """Return the memory of the rank's own card."""
+def memory(example: str, rank: int, world_size: int) -> GpuMemory:
+    """Return the memory of the rank's own GPU."""
     (device,) = result_of(example, rank, world_size).devices
     return device
 
@@ -88,7 +88,7 @@ def run_alone(
     placement = Placement(rank, 8, 4)
     plan = RunPlan(
         (sys.executable, "-W", "ignore", str(path), *flags),
-        parse_card("4GB"),
+        parse_gpu_model("4GB"),
         4,
         STEPS,
         placement=placement,
@@ -117,7 +117,7 @@ def run_alone(
     ],
 )
 def test_an_example_trains_as_any_rank(example: str, rank: int, world_size: int) -> None:
-    """Every rank of every world size makes its steps, on the card of its local rank."""
+    """Every rank of every world size makes its steps, on the GPU of its local rank."""
     result = result_of(example, rank, world_size)
     assert ("steps", STEPS) == (result.ended, result.steps)
     assert rank % NODE % world_size == memory(example, rank, world_size).device
@@ -173,7 +173,7 @@ def test_an_earlier_stage_has_more_microbatches() -> None:
 
 def test_nccl_takes_memory_outside_the_allocator() -> None:
     """A communicator of several ranks takes 24 channels of 14 MiB besides the CUDA context."""
-    assert CARD.context_bytes + 24 * 14 * MIB == memory("fsdp2", 0, 8).outside
+    assert GPU.context_bytes + 24 * 14 * MIB == memory("fsdp2", 0, 8).outside
 
 
 def test_no_port_is_opened_and_nothing_waits(output_of: Callable[..., Any]) -> None:
@@ -267,7 +267,7 @@ def test_receiving_objects_ends_the_script(tmp_path: Path) -> None:
 
 
 def test_the_plain_phantom_has_nccl(tmp_path: Path) -> None:
-    """DataParallel on two cards and DistributedDataParallel on one train without a preflight."""
+    """DataParallel on two GPUs and DistributedDataParallel on one train without a preflight."""
     script = f"""
 import torch, torch.distributed as dist
 wide = torch.nn.DataParallel(torch.nn.Linear(64, 64).cuda())
@@ -279,7 +279,7 @@ for _ in range(3):
 print(torch.cuda.nccl.version() > (2, 0), model.module.weight.grad.shape)
 dist.destroy_process_group()
 """
-    state = ("--memory", "4GB", "--devices", "2", "--state", str(tmp_path / "state"))
+    state = ("--memory", "4GB", "--gpus", "2", "--state", str(tmp_path / "state"))
     command = [
         sys.executable,
         "-m",
@@ -299,7 +299,7 @@ dist.destroy_process_group()
 
 
 def test_host_writes_read_back_until_a_kernel_runs(tmp_path: Path) -> None:
-    """A value copied to a card and back is unchanged; after any kernel it is zero."""
+    """A value copied to a GPU and back is unchanged; after any kernel it is zero."""
     script = """
 import torch
 values = torch.tensor([3, 4]).cuda()

@@ -1,4 +1,4 @@
-"""The examples run unchanged on a phantom card, and their traces replay exactly."""
+"""The examples run unchanged on a phantom GPU, and their traces replay exactly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.phantom.cards import parse_card
+from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import DeviceMemory, RunResult
+from torchmem.preflight.result import GpuMemory, RunResult
 from torchmem.preflight.run import run
 from torchmem.recording import read
 from torchmem.whatif.engine import what_if
@@ -46,7 +46,9 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
                 pytest.skip(f"{package} is not installed; run make test-allocator")
         if command not in results:
             plan = RunPlan(
-                (sys.executable, str(EXAMPLES / script), *flags), parse_card("24GB"), steps=STEPS
+                (sys.executable, str(EXAMPLES / script), *flags),
+                parse_gpu_model("24GB"),
+                steps=STEPS,
             )
             results[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
         return results[command]
@@ -56,8 +58,8 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
         yield preflight_once
 
 
-def memory(outcome: RunResult) -> DeviceMemory:
-    """Return the memory of the card, of a script that made its steps and lacked no call."""
+def memory(outcome: RunResult) -> GpuMemory:
+    """Return the memory of the GPU, of a script that made its steps and lacked no call."""
     assert ("steps", STEPS, ()) == (outcome.ended, outcome.steps, outcome.lacking)
     (device,) = outcome.devices
     return device
@@ -81,7 +83,7 @@ def test_the_trace_replays_exactly(command: tuple[str, ...], preflight: Prefligh
     (recording,) = read(outcome.snapshot)
     answer = what_if(
         recording,
-        card_bytes=device.total - device.outside,
+        gpu_bytes=device.total - device.outside,
         total_bytes=device.total,
         settings=("expandable_segments:True", "max_split_size_mb:128"),
     )
@@ -123,7 +125,7 @@ def test_a_step_of_lightning_is_an_optimizer_step(preflight: Preflight) -> None:
 
 
 def test_the_fused_function_fits_where_cross_entropy_does_not(preflight: Preflight) -> None:
-    """The custom Function fits on a card where plain cross-entropy runs out of memory."""
+    """The custom Function fits on a GPU where plain cross-entropy runs out of memory."""
     plain, fused = preflight(CROSS_ENTROPY), memory(preflight(FUSED))
 
     assert "oom" == plain.ended

@@ -17,8 +17,8 @@ from support.phantom import run_on_phantom
 pytestmark = pytest.mark.allocator
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
-PHANTOM = ("-m", "torchmem.phantom", "--memory", "4GiB", "--devices", "2")
-ONE_CARD = {"CUDA_VISIBLE_DEVICES": "0"}
+PHANTOM = ("-m", "torchmem.phantom", "--memory", "4GiB", "--gpus", "2")
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 
 TRANSFORMERS = """
 import sys, torch
@@ -131,7 +131,7 @@ def snippet(heading: str) -> str:
 def job(
     folder: Path, program: str, *before: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on one phantom card of two, after the words `before`."""
+    """Run a program on one phantom GPU of two, after the words `before`."""
     script = folder / "script.py"
     script.write_text(program)
     settings = {
@@ -141,7 +141,7 @@ def job(
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
     }
-    settings |= ONE_CARD if environment is None else environment
+    settings |= ONE_GPU if environment is None else environment
     if not before:
         return run_on_phantom(script, memory="4GiB", devices=2, environment=settings, folder=folder)
     return subprocess.run(

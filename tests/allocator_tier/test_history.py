@@ -157,7 +157,7 @@ Run = Callable[[str, str], tuple[Path, list[str]]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a script on a card of 4 GiB with a setting; returns the script and its output."""
+    """Runs a script on a GPU of 4 GiB with a setting; returns the script and its output."""
 
     def run_one(body: str, setting: str) -> tuple[Path, list[str]]:
         script = tmp_path / "train.py"

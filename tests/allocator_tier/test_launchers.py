@@ -139,7 +139,7 @@ TWO_RANKS = [(0, 0, 2, "0"), (1, 1, 2, "1")]
 
 
 def ranks_of(node: Node) -> list[tuple[int, int | None, int | None, str]]:
-    """Return rank, local rank, world size and last digit of the card's UUID of all processes."""
+    """Return rank, local rank, world size and last digit of the GPU's UUID of all processes."""
     return [
         (
             *(sample["process"][name] for name in ("rank", "local_rank", "world_size")),
@@ -192,8 +192,8 @@ BOTH_WAYS = pytest.mark.parametrize("before", ["", SDK_LINE], ids=["run", "sdk"]
 @ALL
 @BOTH_WAYS
 def test_eight_ranks_of_torchrun(tmp_path: Path, before: str) -> None:
-    """Each of eight ranks on one node is on its card."""
-    node = Node(tmp_path, cards=8)
+    """Each of eight ranks on one node is on its GPU."""
+    node = Node(tmp_path, gpus=8)
     launch(node, *TORCHRUN, "--nproc-per-node", "8", before=before)
 
     assert [(rank, rank, 8, str(rank)) for rank in range(8)] == ranks_of(node)
@@ -307,7 +307,7 @@ def test_actors_of_ray(tmp_path: Path, before: str) -> None:
     )
 
     assert 0 == done.returncode, done.stderr[-4000:]
-    # Ray gives an actor any of its cards.
+    # Ray gives an actor any of its GPUs.
     first, second = ranks_of(node)
     assert [(0, None, 2), (1, None, 2)] == [first[:3], second[:3]]
     assert first[3] != second[3]

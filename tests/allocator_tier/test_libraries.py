@@ -10,7 +10,7 @@ from support.phantom import SCRIPT_MEMORY, json_of_script, run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
-# Makes each call on the host and on the card; "differ" has those whose results differ in form.
+# Makes each call on the host and on the GPU; "differ" has those whose results differ in form.
 COMPARING = """
 torch.manual_seed(0)
 def form(value):

@@ -166,7 +166,7 @@ read(); show()
 
 
 def test_several_devices_are_distinguished(run: Run, series: Series) -> None:
-    """One process on two cards: each card's numbers are its own."""
+    """One process on two GPUs: each GPU's numbers are its own."""
     done = run(
         PROGRAM
         + """
@@ -332,11 +332,11 @@ torch.cuda.memory._set_allocator_settings("expandable_segments:False,max_split_s
     ]
 
 
-@pytest.mark.parametrize(("visible", "cards"), [("1,0", [1, 0]), ("GPU-01", [1])], ids=str)
-def test_each_device_has_its_own_cards_uuid(
-    visible: str, cards: list[int], run: Run, series: Series, environment: dict[str, str]
+@pytest.mark.parametrize(("visible", "gpus"), [("1,0", [1, 0]), ("GPU-01", [1])], ids=str)
+def test_each_device_has_its_own_gpus_uuid(
+    visible: str, gpus: list[int], run: Run, series: Series, environment: dict[str, str]
 ) -> None:
-    """Under any CUDA_VISIBLE_DEVICES a device has the UUID of the card its memory is on."""
+    """Under any CUDA_VISIBLE_DEVICES a device has the UUID of the GPU its memory is on."""
     environment |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     done = run(
         PROGRAM
@@ -348,7 +348,7 @@ read(); print(*torch.cuda._raw_device_uuid_nvml())
 
     assert 0 == done.returncode, done.stderr
     uuids = done.stdout.split()
-    expected = {uuids[card]: 32.0 * MIB * (index + 1) for index, card in enumerate(cards)}
+    expected = {uuids[gpu]: 32.0 * MIB * (index + 1) for index, gpu in enumerate(gpus)}
     assert expected == values(series, "torchmem_allocated_bytes", "uuid", pool="large")
 
 

@@ -15,8 +15,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 Series = Callable[[str], list[tuple[dict[str, str], float]]]
 
 
-def test_no_context_is_created_on_an_unused_card(run: Run, series: Series) -> None:
-    """If a script uses the first of two cards, the second stays empty and is not shown."""
+def test_no_context_is_created_on_an_unused_gpu(run: Run, series: Series) -> None:
+    """If a script uses the first of two GPUs, the second stays empty and is not shown."""
     done = run("""
 sdk.instrument(snapshot_interval=0.02, snapshot_budget=1.0)
 tensor = torch.zeros(1 << 20, device="cuda:0")

@@ -81,7 +81,7 @@ with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdin=-1, st
 """
 CASES: dict[str, tuple[str, str, str | None]] = {
     "capacity": ("held = [take(1000) for _ in range(3)]; fail(1000)", "capacity", None),
-    "larger than the card": ("fail(5000)", "capacity", None),
+    "larger than the GPU": ("fail(5000)", "capacity", None),
     "stranded": (INTERLEAVED, "fragmentation", "stranded"),
     "expandable": (EXPANDABLE, "fragmentation", "stranded"),
     "stream": (SIDE_STREAM, "fragmentation", "stream"),
@@ -96,7 +96,7 @@ Failing = Callable[[str, str], tuple[str, OomReport]]
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Failing:
-    """Runs a script on a card of 4 GiB; returns PyTorch's error, as printed, and the report."""
+    """Runs a script on a GPU of 4 GiB; returns PyTorch's error, as printed, and the report."""
 
     def run(body: str, conf: str) -> tuple[str, OomReport]:
         own = {

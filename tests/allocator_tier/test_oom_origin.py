@@ -135,7 +135,7 @@ Failing = Callable[[str], tuple[Path, subprocess.CompletedProcess[str], OomRepor
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Failing:
-    """Runs a script that fails on a card of 4 GiB; returns the script and the report."""
+    """Runs a script that fails on a GPU of 4 GiB; returns the script and the report."""
 
     def run(body: str) -> tuple[Path, subprocess.CompletedProcess[str], OomReport]:
         script = tmp_path / "train.py"

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.waiting import until
 
 from torchmem.allocator.sizes import MIB
-from torchmem.phantom.cards import parse_card
+from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import run
@@ -27,7 +27,7 @@ from torchmem.whatif.engine import what_if
 
 pytestmark = pytest.mark.allocator
 
-CARD = "1.2GB"
+GPU = "1.2GB"
 SCRIPT = """
 import argparse
 import random
@@ -54,7 +54,7 @@ for step in range(1, arguments.steps + 1):
 """
 STEPS = 6
 SETTINGS = ("expandable_segments:True", "max_split_size_mb:64")
-CARDS = ("0.85GB", "1.1GB", "3GB")
+GPUS = ("0.85GB", "1.1GB", "3GB")
 
 
 def command(script: Path, *flags: str, arguments: tuple[str, ...] = ()) -> list[str]:
@@ -65,8 +65,8 @@ def command(script: Path, *flags: str, arguments: tuple[str, ...] = ()) -> list[
         "torchmem.cli",
         "preflight",
         "--beside-gpu",
-        "--card",
-        CARD,
+        "--gpu-model",
+        GPU,
         *flags,
     ]
     return [*preflight, "--", *script_command(script), *arguments]
@@ -108,10 +108,10 @@ class Place:
     def scratch_files(self) -> list[Path]:
         return list((self.folder / "scratch").glob("*preflight*"))
 
-    def run(self, conf: str | None = None, memory: str = CARD) -> RunResult:
+    def run(self, conf: str | None = None, memory: str = GPU) -> RunResult:
         """Run the script without the command."""
-        command, card = script_command(self.script), parse_card(memory)
-        plan = RunPlan(command, card, steps=STEPS, alloc_conf=conf)
+        command, gpu = script_command(self.script), parse_gpu_model(memory)
+        plan = RunPlan(command, gpu, steps=STEPS, alloc_conf=conf)
         return run(plan, Path(mkdtemp(dir=self.folder)), lambda _: None)
 
 
@@ -126,11 +126,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def done(place: Place) -> subprocess.CompletedProcess[str]:
-    """Run a preflight that fits, with settings and cards to compare, once for all tests."""
+    """Run a preflight that fits, with settings and GPUs to compare, once for all tests."""
     settings = [word for conf in SETTINGS for word in ("--setting", conf)]
     kept = str(place.folder / "trace.pickle")
     return place.preflight(
-        "--steps", str(STEPS), *settings, "--cards", ",".join(CARDS), "--snapshot", kept, "--json"
+        "--steps",
+        str(STEPS),
+        *settings,
+        "--gpu-models",
+        ",".join(GPUS),
+        "--snapshot",
+        kept,
+        "--json",
     )
 
 
@@ -182,12 +189,12 @@ def test_a_replayed_setting_equals_a_run_with_it(
             )
 
 
-def test_a_replayed_card_equals_a_run_on_it(
+def test_a_replayed_gpu_equals_a_run_on_it(
     done: subprocess.CompletedProcess[str], place: Place
 ) -> None:
-    """A card that fits is replayed to the byte, and one that does not fit is report out."""
+    """A GPU that fits is replayed to the byte, and one that does not fit is report out."""
     rows = {row["card"]["name"]: row for row in document(done)["comparison"]["cards"]}
-    assert list(CARDS) == list(rows)
+    assert list(GPUS) == list(rows)
     assert {True, False} == {row["fits"] for row in rows.values()}
 
     for name, row in rows.items():
@@ -303,7 +310,7 @@ while True:
 
 
 def test_a_leak_is_the_headline(tmp_path: Path) -> None:
-    """The steps after which the card is full are those that a longer run makes, give or take 10%.
+    """The steps after which the GPU is full are those that a longer run makes, give or take 10%.
 
     A list of outputs of 8 MiB is the leak.
     """
@@ -311,7 +318,7 @@ def test_a_leak_is_the_headline(tmp_path: Path) -> None:
     script.write_text(LEAK)
     short, long = (
         subprocess.run(
-            command(script, "--steps", steps, "--cards", CARD, "--json"),
+            command(script, "--steps", steps, "--gpu-models", GPU, "--json"),
             capture_output=True,
             text=True,
             check=False,
@@ -380,7 +387,7 @@ def test_endings_of_a_script(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text(f"{BEGINNING}{body}\n")
     (tmp_path / "scratch").mkdir()
     result = run(
-        RunPlan(script_command(tmp_path / "train.py"), parse_card(CARD), steps=STEPS),
+        RunPlan(script_command(tmp_path / "train.py"), parse_gpu_model(GPU), steps=STEPS),
         tmp_path / "scratch",
         print,
     )

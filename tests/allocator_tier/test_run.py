@@ -27,8 +27,8 @@ for _ in range(3):
 
 
 def job(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command under `torchmem run` on two phantom cards."""
-    phantom = ["-m", "torchmem.phantom", "--memory", "4GiB", "--devices", "2"]
+    """Run a command under `torchmem run` on two phantom GPUs."""
+    phantom = ["-m", "torchmem.phantom", "--memory", "4GiB", "--gpus", "2"]
     return subprocess.run(
         [
             *(sys.executable, *phantom, "--state", str(folder / "cards"), "--"),
@@ -82,7 +82,7 @@ def test_an_unchanged_script_is_monitored(tmp_path: Path, how: str) -> None:
 
 
 def test_every_rank_of_torchrun_is_monitored(tmp_path: Path) -> None:
-    """Of a torchrun with two ranks, the ranks publish, each on its card, and the agent does not."""
+    """Of a torchrun with two ranks, the ranks publish, each on its GPU, and the agent does not."""
     path = script(tmp_path, before='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     check(job(tmp_path, *launcher, "--nproc-per-node", "2", path))

@@ -166,8 +166,8 @@ def test_sleep_is_said(scrapes: list[dict[str, Any]]) -> None:
     assert WEIGHTS + CACHE == (held[0] or 0) - (held[1] or 0)
 
 
-def test_the_live_page_draws_what_is_on_the_card(scrapes: list[dict[str, Any]]) -> None:
-    """A rank has what NVML says, also asleep, and the parts of the card add up."""
+def test_the_live_page_draws_what_is_on_the_gpu(scrapes: list[dict[str, Any]]) -> None:
+    """A rank has what NVML says, also asleep, and the parts of the GPU add up."""
     for scrape in scrapes:
         [gpu] = [gpu for gpu in scrape["state"]["gpus"] if gpu.get("ranks")]
         [rank] = gpu["ranks"]

@@ -94,7 +94,7 @@ def follow(training: Training, steps: range) -> tuple[dict[str, Any], Prometheus
 
 @pytest.mark.parametrize("memory", ["80GB", "9GB"])
 def test_prometheus_agrees_with_pytorch(train: Train, memory: str) -> None:
-    """On a large and on a small card every number is PyTorch's own, and fragmentation rises."""
+    """On a large and on a small GPU every number is PyTorch's own, and fragmentation rises."""
     training = train(memory, 30, GPT, "--steps", "120")
 
     truth, then = follow(training, range(30, 121, 30))
@@ -115,7 +115,7 @@ def test_expandable_segments_stay_whole(train: Train) -> None:
 
 
 def test_the_last_state_survives_an_oom(train: Train) -> None:
-    """On a small card the script dies of OutOfMemoryError, and Prometheus shows its cause."""
+    """On a small GPU the script dies of OutOfMemoryError, and Prometheus shows its cause."""
     training = train("7GB", 10**6, GPT, "--steps", "200")
     watching = training.prometheus
 

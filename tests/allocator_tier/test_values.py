@@ -1,4 +1,4 @@
-"""Values that a script reads from a phantom card: zeros, passed checks, and the host's writes."""
+"""Values that a script reads from a phantom GPU: zeros, passed checks, and the host's writes."""
 
 from __future__ import annotations
 
@@ -180,14 +180,14 @@ def read(expression, values):
     return value.tolist() if isinstance(value, torch.Tensor) else value
 different = []
 for name in TYPES:
-    on_host, on_card = (
+    on_host, on_gpu = (
         {"torch": torch} | {
             key: torch.zeros(4, 6, dtype=getattr(torch, name), device=device) for key in "xy"
         } for device in ("cpu", "cuda")
     )
     different += [
         (name, expression) for expression in EXPRESSIONS
-        if read(expression, on_host) != read(expression, on_card)
+        if read(expression, on_host) != read(expression, on_gpu)
     ]
 print(json.dumps([len(EXPRESSIONS), different]))
 """

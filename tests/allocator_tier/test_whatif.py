@@ -16,7 +16,7 @@ from torchmem.whatif.result import ReplayResult, WhatIf
 pytestmark = pytest.mark.allocator
 
 SCRIPT = Path(__file__).with_name("recorded_program.py")
-CARD_BYTES = 1536 * MIB
+GPU_BYTES = 1536 * MIB
 CONTEXT_BYTES = 512 * MIB
 CONFS = (
     "",
@@ -40,7 +40,7 @@ def run(folder: Path, conf: str, *arguments: str) -> Counts:
     done = run_on_phantom(
         SCRIPT,
         *arguments,
-        memory=CARD_BYTES,
+        memory=GPU_BYTES,
         state=folder,
         environment={"PYTORCH_CUDA_ALLOC_CONF": conf},
     )
@@ -52,8 +52,8 @@ def run(folder: Path, conf: str, *arguments: str) -> Counts:
 def predict(folder: Path, confs: tuple[str, ...]) -> WhatIf:
     """Return the answer for the recorded snapshot."""
     (recording,) = read(folder / "snapshot.pickle")
-    card_bytes = CARD_BYTES - CONTEXT_BYTES
-    return what_if(recording, card_bytes=card_bytes, total_bytes=CARD_BYTES, settings=confs)
+    gpu_bytes = GPU_BYTES - CONTEXT_BYTES
+    return what_if(recording, gpu_bytes=gpu_bytes, total_bytes=GPU_BYTES, settings=confs)
 
 
 def predicted(replay: ReplayResult) -> Counts:

@@ -24,9 +24,9 @@ import sys, time
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
-card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-backend = SimulatedBackend([DeviceCachingAllocator(card)])
+from torchmem.simulator.gpu import SimulatedGpu
+GPU = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+backend = SimulatedBackend([DeviceCachingAllocator(GPU)])
 session = sdk.instrument(backend=backend, interval=0.02, run="night", rank=int(sys.argv[1]))
 if sys.argv[2:]: backend.start_history(1)
 while True: backend.step(); time.sleep(0.002)

@@ -37,14 +37,14 @@ CASES = [
     ("torchmem doct", "doctor"),
     ("torchmem doctor --js", "--json"),
     ("torchmem snapshot --at pe", "peak"),
-    ("torchmem whatif --card h100-n", "h100-nvl-94gb"),
+    ("torchmem whatif --gpu-model h100-n", "h100-nvl-94gb"),
     ("torchmem demo --scenario retry", "retry-storm"),
     ("torchmem oom rep", "report-of-rank3.json"),
     ("torchmem rules --out rul", "rules-of-mine"),
     ("torchmem run -- torchmem-trai", "torchmem-trainer"),
     ("torchmem run -- python trai", "train-it.py"),
     ("torchmem run --name x -- python trai", "train-it.py"),
-    ("torchmem preflight --card h200-141gb -- python trai", "train-it.py"),
+    ("torchmem preflight --gpu-model h200-141gb -- python trai", "train-it.py"),
     ("torchmem completion fi", "fish"),
 ]
 

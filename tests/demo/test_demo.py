@@ -18,7 +18,7 @@ from support.waiting import until
 
 from torchmem.allocator.sizes import GIB
 from torchmem.cli.main import main
-from torchmem.demo.ranks import DemoPlan, Ranks
+from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
 from torchmem.simulator.scenarios import SCENARIOS
 from torchmem.top.node import Gpu, Node, Part, Rank
@@ -65,7 +65,7 @@ def test_repeated_interrupts(tmp_path: Path) -> None:
 
 def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     """When the exporter does not answer, the screen is not updated and the demo goes on."""
-    ranks = cast("Ranks", SimpleNamespace(alive=lambda: True, pids=[]))
+    ranks = cast("RankProcesses", SimpleNamespace(alive=lambda: True, pids=[]))
     show(DemoPlan("fragmentation", 1, 0.1, 0), ranks, "http://127.0.0.1:1")
 
     assert ("", "") == capsys.readouterr()
@@ -73,7 +73,7 @@ def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_ranks_that_ignore_sigterm_share_one_grace_period(tmp_path: Path) -> None:
     """All ranks are killed after one grace period, not one after the other."""
-    ranks = Ranks(DemoPlan("fragmentation", 3, 1, 0), tmp_path, stubborn_rank)
+    ranks = RankProcesses(DemoPlan("fragmentation", 3, 1, 0), tmp_path, stubborn_rank)
     ranks.start()
     until(lambda: len(ranks.last_lines()) == 3)
     started = time.monotonic()

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from support.exposition import Exposition, scrape
 
 from torchmem.demo.activity import MAX_CHANGES, Activity
-from torchmem.demo.cards import EVENTS_PER_STEP, STEP_SECONDS, Cards
+from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, SharedGpus
 from torchmem.demo.node import GIB, VERSIONS, SimulatedNode, uuid
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -24,7 +25,6 @@ from torchmem.exporter.subjects.nvlink import NvLink
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.metrics import catalog
 from torchmem.simulator.scenarios import SCENARIOS
 
@@ -230,11 +230,11 @@ def test_an_activity_remembers_a_limited_number_of_changes() -> None:
         activity.change(0.0, 1.0)
 
 
-def test_a_stalled_rank_leaves_its_card_idle() -> None:
-    """A card is as busy as its rank counts events, and idle when the rank stops counting."""
+def test_a_stalled_rank_leaves_its_gpu_idle() -> None:
+    """A GPU is as busy as its rank counts events, and idle when the rank stops counting."""
     now = [0.0]
-    cards = Cards(SCENARIOS["fragmentation"], 2, get_context("spawn"), clock=lambda: now[0])
-    nvml = cards.nvml()
+    gpus = SharedGpus(SCENARIOS["fragmentation"], 2, get_context("spawn"), clock=lambda: now[0])
+    nvml = gpus.nvml()
 
     def busy(seconds: float) -> list[float | None]:
         now[0] += seconds
@@ -243,6 +243,6 @@ def test_a_stalled_rank_leaves_its_card_idle() -> None:
         return [utilization.gpu for utilization in read if utilization]
 
     for _ in range(int(10 / STEP_SECONDS * EVENTS_PER_STEP)):
-        cards.use(0).count_event()
+        gpus.use(0).count_event()
     assert busy(10) == [pytest.approx(0.95, abs=0.05), 0]
     assert [0, 0] == busy(10)

@@ -16,10 +16,10 @@ from support.promql import ROOT, RULES, selectors
 PAGE = (ROOT / "docs" / "existing-exporters.md").read_text()
 PAGE_QUERIES = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
 SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-CARD, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"
+THIS, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"
 GIB = 1 << 30
 TARGET = 'job="torchmem",instance="n:9847"'
-GPU = f'{TARGET},gpu="3",uuid="GPU-{CARD}"'
+GPU = f'{TARGET},gpu="3",uuid="GPU-{THIS}"'
 RANK = f'{GPU},rank="1",pid="7",run="gpt"'
 
 
@@ -39,10 +39,10 @@ def torchmem_series() -> dict[str, str]:
     }
 
 
-def dcgm(card: str, tensor: float, engine: float) -> dict[str, str]:
+def dcgm(gpu: str, tensor: float, engine: float) -> dict[str, str]:
     """Return the series of dcgm-exporter 4 for a GPU, with its labels and those of Kubernetes."""
     labels = (
-        f'job="dcgm-exporter",instance="10.0.0.9:9400",gpu="0",UUID="GPU-{card}",'
+        f'job="dcgm-exporter",instance="10.0.0.9:9400",gpu="0",UUID="GPU-{gpu}",'
         'pci_bus_id="00000000:18:00.0",device="nvidia0",modelName="NVIDIA H100 80GB HBM3",'
         'Hostname="n",DCGM_FI_DRIVER_VERSION="580.95.05",'
         'exported_namespace="team",exported_pod="gpt-0",exported_container="train"'
@@ -55,9 +55,9 @@ def dcgm(card: str, tensor: float, engine: float) -> dict[str, str]:
     }
 
 
-def nvidia_gpu_exporter(card: str) -> dict[str, str]:
+def nvidia_gpu_exporter(gpu: str) -> dict[str, str]:
     """Return the series of nvidia_gpu_exporter 1 for a GPU."""
-    labels = f'job="nvidia_gpu_exporter",instance="n:9835",uuid="{card}"'
+    labels = f'job="nvidia_gpu_exporter",instance="n:9835",uuid="{gpu}"'
     facts = (
         'name="NVIDIA H100 80GB HBM3",driver_version="580.95.05",index="0",'
         'pci_bus_id="00000000:18:00.0"'
@@ -69,15 +69,15 @@ def nvidia_gpu_exporter(card: str) -> dict[str, str]:
     }
 
 
-def nvitop_exporter(card: str) -> dict[str, str]:
+def nvitop_exporter(gpu: str) -> dict[str, str]:
     """Return a series of nvitop-exporter 1.7 for a GPU."""
-    labels = f'job="nvitop",instance="n:8000",hostname="10.0.0.9",index="0",uuid="GPU-{card}"'
+    labels = f'job="nvitop",instance="n:8000",hostname="10.0.0.9",index="0",uuid="GPU-{gpu}"'
     return {f"gpu_utilization_Percentage{{{labels}}}": "0"}
 
 
-def peers(card: str, tensor: float, engine: float) -> dict[str, str]:
+def peers(gpu: str, tensor: float, engine: float) -> dict[str, str]:
     """Return the series of all other exporters for a GPU."""
-    return dcgm(card, tensor, engine) | nvidia_gpu_exporter(card) | nvitop_exporter(card)
+    return dcgm(gpu, tensor, engine) | nvidia_gpu_exporter(gpu) | nvitop_exporter(gpu)
 
 
 def answers(folder: Path, series: dict[str, str]) -> list[int]:
@@ -124,12 +124,12 @@ def answers(folder: Path, series: dict[str, str]) -> list[int]:
 )
 def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, empty: list[int]) -> None:
     """Each query joins the GPU of two exporters, unless the query's own threshold excludes it."""
-    counts = answers(tmp_path, torchmem_series() | peers(CARD, tensor, engine))
+    counts = answers(tmp_path, torchmem_series() | peers(THIS, tensor, engine))
     assert [int(number not in empty) for number in range(len(PAGE_QUERIES))] == counts
 
 
 @pytest.mark.stack
-def test_no_query_joins_different_cards(tmp_path: Path) -> None:
+def test_no_query_joins_different_gpus(tmp_path: Path) -> None:
     """Queries join by UUID only: each is empty if the other exporters have another GPU."""
     counts = answers(tmp_path, torchmem_series() | peers(OTHER, 0.7, 0.01))
     assert [0] * len(PAGE_QUERIES) == counts

@@ -14,8 +14,9 @@ from support.publishing import own_sample, publish
 from support.stack import free_port, prometheus
 from support.waiting import until
 
-from torchmem.cli.http import Answer, fetch
+from torchmem.cli.http import HttpAnswer, fetch
 from torchmem.cli.main import main
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.doctor import gpus, node, servers, software
 from torchmem.doctor.check import Check, Place
 from torchmem.doctor.text import WIDTH, page
@@ -23,9 +24,8 @@ from torchmem.exporter.binding import OutdatedBinding
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions
 from torchmem.exporter.nvml import NvmlDownError
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 GPU = FakeGpu(GpuIdentity(0, "GPU-1", "H100", "00000000:01:00.0", "580.1"))
 
@@ -214,7 +214,7 @@ def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
     """No answer, another program on the port, and a page that is no text are found."""
     assert "does not respond" in problems(servers.checks(place))["exporter"]
     for body in (b"<html>", b"go_goroutines 7\n", b"\xff\x00"):
-        answer = Answer(200, 0.0, body)
+        answer = HttpAnswer(200, 0.0, body)
         found = problems(servers.checks(place, {f"{place.exporter}/metrics": answer}.__getitem__))
         assert "not with metrics of torchmem" in found["exporter"]
     odd = replace(place, exporter="file:///etc/passwd")
@@ -255,8 +255,8 @@ def test_a_prometheus_without_the_exporter_is_a_problem(
     """A missing target, and one that is down, are found."""
     body = json.dumps({"data": {"activeTargets": targets}}).encode()
 
-    def get(url: str) -> Answer:
-        return Answer(200, 0.0, body) if "/api/" in url else fetch(url)
+    def get(url: str) -> HttpAnswer:
+        return HttpAnswer(200, 0.0, body) if "/api/" in url else fetch(url)
 
     asked = replace(exporter, prometheus="http://prometheus:9090")
     found = problems(servers.checks(asked, get))

@@ -20,7 +20,7 @@ from support.stack import Prometheus, Receiver, answers, free_port, full_stack, 
 from support.waiting import until
 
 from torchmem.host.procfs import start_ticks
-from torchmem.simulator.card import CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo"]
 
@@ -89,8 +89,8 @@ def test_the_fragmentation_alert_reaches_the_webhook(
 
 
 @pytest.mark.stack
-def test_the_parts_of_every_card_add_up(monitored: tuple[Prometheus, Receiver]) -> None:
-    """The stacked parts of each card add up to its memory, and none is negative.
+def test_the_parts_of_every_gpu_add_up(monitored: tuple[Prometheus, Receiver]) -> None:
+    """The stacked parts of each GPU add up to its memory, and none is negative.
 
     A scrape that Prometheus stores in the middle of an evaluation shows in some of the rules only,
     so a tenth of the moments may differ. What is outside the allocator is the CUDA context, which

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import Nvml
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
 
 
 @pytest.fixture

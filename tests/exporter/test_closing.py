@@ -11,11 +11,11 @@ from pathlib import Path
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 
@@ -35,13 +35,13 @@ class Gate:
 def test_late_subscription_is_closed(open_exporter: OpenExporter) -> None:
     """If NVML returns a subscription while the exporter is closed, no thread waits for events."""
     gate = Gate()
-    card = FakeGpu(GpuIdentity(0, "GPU-a"), event_kinds=["xid"])
+    gpu = FakeGpu(GpuIdentity(0, "GPU-a"), event_kinds=["xid"])
 
     def hold_up(call: object, _gpu: object) -> None:
         if call == "subscribe":
             gate.wait()
 
-    nvml = FakeNvml(lambda: [card], on_call=hold_up)
+    nvml = FakeNvml(lambda: [gpu], on_call=hold_up)
     exporter = open_exporter(nvml, deadline_seconds=300)
     with ThreadPoolExecutor(1) as pool:
         scraped = pool.submit(exporter.collect)
@@ -83,8 +83,8 @@ class SlowDirectory(RunDirectory):
 def test_gpus_are_known_while_the_run_directory_is_read(open_exporter: OpenExporter) -> None:
     """An impatient scrape has the GPUs' values even if the run directory has not been read yet."""
     directory = SlowDirectory()
-    card = FakeGpu(GpuIdentity(0, "GPU-a"), MemoryInfo(80, 2, 77, 1))
-    exporter = open_exporter(FakeNvml.of(card), directory)
+    gpu = FakeGpu(GpuIdentity(0, "GPU-a"), MemoryInfo(80, 2, 77, 1))
+    exporter = open_exporter(FakeNvml.of(gpu), directory)
     with ThreadPoolExecutor(2) as pool:
         collected = pool.submit(exporter.collect)
         assert directory.gate.reached.wait(60)

@@ -8,6 +8,7 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity, GpuValue, Versions
 from torchmem.exporter.nvml import NvmlCallError
@@ -22,7 +23,6 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
 from torchmem.exporter.subjects.temperature import Fans, Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.metrics.catalog import CATALOG
 
 OpenExporter = Callable[..., Exporter]
@@ -176,14 +176,14 @@ def test_failure_of_one_value_of_one_gpu_costs_nothing_else(
 ) -> None:
     """Whatever goes wrong with one value of one GPU, everything else is complete."""
     others = [value for value in VALUES if not isinstance(value, Mig)]
-    cards = [FakeGpu(IDENTITY, *VALUES), FakeGpu(GpuIdentity(1, "GPU-b"), *others)]
+    fake_gpus = [FakeGpu(IDENTITY, *VALUES), FakeGpu(GpuIdentity(1, "GPU-b"), *others)]
 
     def fail(call: object, gpu: object) -> None:
         if (call, gpu) == (kind, "GPU-a"):
             raise error
 
-    whole = scrape(open_exporter(FakeNvml.of(*cards), pcie_throughput=True))
-    broken = FakeNvml(lambda: cards, on_call=fail)
+    whole = scrape(open_exporter(FakeNvml.of(*fake_gpus), pcie_throughput=True))
+    broken = FakeNvml(lambda: fake_gpus, on_call=fail)
     exposition = scrape(open_exporter(broken, pcie_throughput=True))
     success = exposition.by("collector", "torchmem_exporter_collector_success")
 

@@ -23,7 +23,7 @@ from support.publishing import own_process, own_sample, publish
 from support.raw_http import ask, connect, status
 
 from torchmem.exporter import command, config, main
-from torchmem.exporter.config import ALL_INTERFACES, Settings
+from torchmem.exporter.config import ALL_INTERFACES, ExporterSettings
 from torchmem.sample.errors import UsageError
 
 EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
@@ -55,8 +55,8 @@ from pathlib import Path
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ALL_INTERFACES, Settings
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
+from torchmem.demo.simulated_nvml import FakeNvml
 
 def hang():
     print("asked", file=sys.stderr, flush=True)
@@ -219,8 +219,8 @@ from torchmem.sample.errors import TorchmemError
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ALL_INTERFACES, Settings
-from torchmem.exporter.run_directory import RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory
+from torchmem.demo.simulated_nvml import FakeNvml
 
 exporter = Exporter(FakeNvml.of(), RunDirectory(Path("none")))
 free = os.dup(0)
@@ -332,7 +332,9 @@ def test_every_setting_has_a_flag() -> None:
     command.add_arguments(parser)
     given = vars(parser.parse_args([]))
 
-    assert [None] * len(fields(Settings)) == [given[setting.name] for setting in fields(Settings)]
+    assert [None] * len(fields(ExporterSettings)) == [
+        given[setting.name] for setting in fields(ExporterSettings)
+    ]
 
 
 @pytest.mark.parametrize(

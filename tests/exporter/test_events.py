@@ -10,6 +10,7 @@ from support.exposition import Exposition, scrape
 from support.fake_nvml import FakeNode
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeEvents, FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity
 from torchmem.exporter.nvml import GpuLostError, NvmlDownError
@@ -19,7 +20,6 @@ from torchmem.exporter.subjects.xid_events import (
     EventCounter,
     NvmlEvents,
 )
-from torchmem.exporter.testing import FakeEvents, FakeGpu, FakeNvml
 from torchmem.sample.xids import XIDS as LISTED_XIDS
 
 OpenExporter = Callable[..., Exporter]
@@ -29,7 +29,7 @@ BOTH = frozenset({"xid", "double_bit_ecc_error"})
 XID_BIT, DOUBLE_BIT, PSTATE_BIT = 0x8, 0x2, 0x4
 
 
-def card(uuid: str, index: int, kinds: frozenset[str] = BOTH) -> FakeGpu:
+def fake_gpu(uuid: str, index: int, kinds: frozenset[str] = BOTH) -> FakeGpu:
     """Return a GPU that reports these events."""
     return FakeGpu(GpuIdentity(index, uuid), event_kinds=kinds)
 
@@ -46,7 +46,7 @@ def scrape_until(exporter: Exporter, name: str, value: float, **labels: str) -> 
 
 def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
     """An XID counts by code, with its time, another event by name; other GPUs stay at 0."""
-    nvml = FakeNvml.of(card(A, 0), card(B, 1))
+    nvml = FakeNvml.of(fake_gpu(A, 0), fake_gpu(B, 1))
     exporter = open_exporter(nvml, clock=lambda: 1000.0)
     before = scrape(exporter)
     (events,) = nvml.subscriptions
@@ -115,7 +115,7 @@ def test_xids_are_bounded() -> None:
 def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None:
     """Where events are not supported, there is no 0 that would look like no error."""
     exposition = scrape(
-        open_exporter(FakeNvml.of(card(A, 0, frozenset()), card(B, 1, frozenset({"xid"}))))
+        open_exporter(FakeNvml.of(fake_gpu(A, 0, frozenset()), fake_gpu(B, 1, frozenset({"xid"}))))
     )
 
     assert {B} == set(exposition.by("uuid", XIDS))
@@ -127,7 +127,7 @@ def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None
 )
 def test_failed_wait_is_started_again(open_exporter: OpenExporter, error: Exception) -> None:
     """When waiting fails, the next scrape subscribes again, and the counts continue."""
-    nvml = FakeNvml.of(card(A, 0))
+    nvml = FakeNvml.of(fake_gpu(A, 0))
     exporter = open_exporter(nvml)
     scrape(exporter)
     nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 79))
@@ -147,7 +147,7 @@ def test_failed_subscription_is_repeated(open_exporter: OpenExporter) -> None:
         if call == "subscribe" and errors:
             raise errors.pop()
 
-    nvml = FakeNvml(lambda: [card(A, 0)], on_call=fail_once)
+    nvml = FakeNvml(lambda: [fake_gpu(A, 0)], on_call=fail_once)
     exporter = open_exporter(nvml)
     without, with_events = scrape(exporter), scrape(exporter)
 
@@ -160,14 +160,14 @@ def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
     open_exporter: OpenExporter,
 ) -> None:
     """A lost GPU keeps its counters, the others stay watched, and on return all are."""
-    cards = [card(A, 0), card(B, 1)]
-    nvml = FakeNvml(lambda: cards)
+    fake_gpus = [fake_gpu(A, 0), fake_gpu(B, 1)]
+    nvml = FakeNvml(lambda: fake_gpus)
     exporter = open_exporter(nvml)
     scrape(exporter)
-    gone = cards.pop()
+    gone = fake_gpus.pop()
     without = scrape(exporter)
     while_gone = len(nvml.subscriptions)
-    cards.append(gone)
+    fake_gpus.append(gone)
     scrape(exporter)
 
     assert 0.0 == without.value("nvml_gpu_up", uuid=B)
@@ -178,13 +178,13 @@ def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
 
 def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> None:
     """When NVML must be opened again, no subscription keeps the old one open."""
-    answers = iter([[card(A, 0)]])
+    answers = iter([[fake_gpu(A, 0)]])
 
     def gpus() -> list[FakeGpu]:
-        cards = next(answers, None)
-        if cards is None:
+        fake_gpus = next(answers, None)
+        if fake_gpus is None:
             raise NvmlDownError("driver_not_loaded")
-        return cards
+        return fake_gpus
 
     nvml = FakeNvml(gpus)
     exporter = open_exporter(nvml)
@@ -198,7 +198,7 @@ def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> No
 
 def test_closing_ends_the_thread(open_exporter: OpenExporter) -> None:
     """Once the exporter is closed nothing waits for events, not even after a late scrape."""
-    nvml = FakeNvml.of(card(A, 0))
+    nvml = FakeNvml.of(fake_gpu(A, 0))
     exporter = open_exporter(nvml)
     scrape(exporter)
     exporter.close()
@@ -222,11 +222,11 @@ def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -
             self.subscriptions.append(Stuck({A: BOTH}))
             return self.subscriptions[-1]
 
-    cards = [card(A, 0)]
-    nvml = StuckNvml(lambda: cards)
+    fake_gpus = [fake_gpu(A, 0)]
+    nvml = StuckNvml(lambda: fake_gpus)
     exporter = open_exporter(nvml)
     scrape(exporter)
-    cards.append(card(B, 1))
+    fake_gpus.append(fake_gpu(B, 1))
     exposition = scrape(exporter)
     nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 1))
 

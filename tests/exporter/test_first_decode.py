@@ -17,7 +17,7 @@ SCRIPT = """
 import os, sys, threading
 from pathlib import Path
 from torchmem.exporter.live import map_file
-from torchmem.exporter.run_directory import decode
+from torchmem.exporter.sample_files import decode
 
 DECODE = {"sample": decode, "map": lambda data: map_file.checked(data, 1.8e9)}[sys.argv[1]]
 DATA = Path(sys.argv[2]).read_bytes()

@@ -18,7 +18,7 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.host_processes import HostProcesses
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.host.host_memory import MemoryGroup
 from torchmem.host.procfs import start_ticks
 from torchmem.sample.sample import HostMemory, Process, State

@@ -19,6 +19,7 @@ from support.publishing import own_process, own_sample
 from support.samples import samples
 from support.users import as_user, needs_root
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.budgets import MAX_SERIES_PER_USER
 from torchmem.exporter.churn import (
     MAX_HOURLY_SERIES,
@@ -30,8 +31,7 @@ from torchmem.exporter.churn import (
 )
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.rejections import MAX_COUNTED, Refusals
-from torchmem.exporter.run_directory import MAX_USERS, RunDirectory
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import MAX_USERS, RunDirectory
 from torchmem.exporter.user_directories import MAX_DIRECTORIES_PER_USER, list_files
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Process, Sample, encode

@@ -12,6 +12,7 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
@@ -19,8 +20,7 @@ from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.worker import Workers
+from torchmem.exporter.worker import JobThreads
 
 OpenExporter = Callable[..., Exporter]
 SUCCESS = "torchmem_exporter_collector_success"
@@ -38,7 +38,7 @@ class Node:
     """Eight GPUs whose calls can hang or fail; `calls` counts calls, `waits` those that hang."""
 
     def __init__(self) -> None:
-        cards = [
+        fake_gpus = [
             FakeGpu(
                 GpuIdentity(index, uuid),
                 MemoryInfo(80, 2, 77, 1),
@@ -48,8 +48,8 @@ class Node:
             )
             for index, uuid in enumerate(UUIDS)
         ]
-        self.nvml = FakeNvml(lambda: cards, on_call=self._on_call)
-        self.workers = Workers[GpuLabels]()
+        self.nvml = FakeNvml(lambda: fake_gpus, on_call=self._on_call)
+        self.workers = JobThreads[GpuLabels]()
         self.calls = Counter[object]()
         self.waits = 0
         self.errors: dict[Call, Exception] = {}

@@ -17,7 +17,7 @@ from support.users import needs_root
 from support.waiting import until
 
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.web.connections import Connections, Limits
+from torchmem.exporter.web.connections import ConnectionLimits, Connections
 
 LONG = 600.0
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -60,7 +60,8 @@ def open_server() -> Iterator[Open]:
     with ExitStack() as stack:
 
         def open_server(series: int = 1, **limits: float) -> ExporterServer:
-            server = serve(Families(series), limits=Limits(**({"sweep_seconds": 0.05} | limits)))  # type: ignore[arg-type]
+            bounds = ConnectionLimits(**({"sweep_seconds": 0.05} | limits))  # type: ignore[arg-type]
+            server = serve(Families(series), limits=bounds)
             stack.callback(server.close)
             return server
 
@@ -125,7 +126,7 @@ def head_of(size: int) -> bytes:
 @pytest.mark.parametrize("before", [0, 1, 30])
 def test_head_is_limited_to_the_byte(open_server: Open, before: int) -> None:
     """The limit holds however a head arrives, also in one piece with the requests before it."""
-    limit = Limits().head_bytes
+    limit = ConnectionLimits().head_bytes
     answers = [
         ask(open_server().url, GET_HEALTHY * before + head_of(size) + GET)
         for size in (limit, limit + 1)
@@ -179,6 +180,24 @@ def test_head_has_no_body(open_server: Open) -> None:
     assert b"" == body
 
 
+def test_malformed_body(open_server: Open) -> None:
+    """The connection is closed without an answer, and other clients are served."""
+    server = open_server()
+    answer = ask(
+        server.url, b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"
+    )
+
+    assert (b"", True) == (answer, is_served(server))
+
+
+def test_a_client_of_http_1_0_gets_one_answer(open_server: Open) -> None:
+    """The answer ends with the connection."""
+    answer = ask(open_server().url, b"GET /-/healthy HTTP/1.0\r\n\r\n")
+
+    assert 1 == answer.count(b"HTTP/1.1 200")
+    assert b"connection: close" in answer.lower()
+
+
 def test_many_idle_connections_do_not_block_others(open_server: Open) -> None:
     """The number of open connections is limited, and a new client is still served."""
     server = open_server(connections=8, head_seconds=LONG)
@@ -223,7 +242,7 @@ def _has_been_reset(client: socket.socket) -> bool:
 
 def test_memory_of_unread_answers_is_limited() -> None:
     """When clients hold the bodies of many collections, those who hold the oldest lose theirs."""
-    limits = Limits(unsent_bytes=10 << 20, unsent_seconds=LONG, sweep_seconds=LONG)
+    limits = ConnectionLimits(unsent_bytes=10 << 20, unsent_seconds=LONG, sweep_seconds=LONG)
     with (
         closing(serve(Families(bytes_of_text=4 << 20), limits=limits)) as server,
         ExitStack() as stack,
@@ -238,7 +257,7 @@ def test_memory_of_unread_answers_is_limited() -> None:
 def test_a_body_that_many_receive_counts_once() -> None:
     """Clients of the same collection do not cost each other the answer."""
     gate = threading.Event()
-    limits = Limits(unsent_bytes=5 << 20, unsent_seconds=LONG, sweep_seconds=LONG)
+    limits = ConnectionLimits(unsent_bytes=5 << 20, unsent_seconds=LONG, sweep_seconds=LONG)
     collector = Families(gate=gate, bytes_of_text=4 << 20)
     with closing(serve(collector, limits=limits)) as server, ExitStack() as stack:
         clients = [stack.enter_context(connect(server.url)) for _ in range(6)]
@@ -255,7 +274,7 @@ def test_a_body_that_many_receive_counts_once() -> None:
 
 def test_one_party_does_not_take_all_the_time_to_send() -> None:
     """After a burst it waits for the rest of its bytes; another party does not."""
-    limits = Limits(bytes_per_second=1 << 20)
+    limits = ConnectionLimits(bytes_per_second=1 << 20)
     connections = Connections(limits, lambda: None, lambda _: asyncio.Protocol())
     greedy = [connections.delay("greedy", 1 << 20) for _ in range(4)]
 
@@ -325,7 +344,7 @@ def test_clients_with_many_connections_do_not_keep_others_out(clients: int) -> N
 def test_a_user_of_this_machine_does_not_keep_others_out(reads: bool) -> None:
     """A user who takes all connections, from the same address or from many, loses one to others."""
     gate = threading.Event()
-    limits = Limits(connections=16, unsent_seconds=LONG, sweep_seconds=LONG)
+    limits = ConnectionLimits(connections=16, unsent_seconds=LONG, sweep_seconds=LONG)
     collector = Families(gate=gate if reads else None, bytes_of_text=4 << 20)
     with closing(serve(collector, limits=limits)) as server, ExitStack() as stack:
         stack.callback(gate.set)

@@ -11,12 +11,12 @@ from support.exposition import scrape
 from support.fake_nvml import FakeNode
 from support.publishing import own_sample, publish
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.mig import Mig, MigInstance
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 OUTSIDE, RESERVED = "torchmem_outside_allocator_bytes", "torchmem_reserved_peak_bytes"
@@ -182,10 +182,10 @@ def test_rank_on_an_instance_is_joined(
 def test_index_is_kept_while_the_gpu_is_lost(open_exporter: OpenExporter, run_dir: Path) -> None:
     """The series of a rank on a MIG device keep their labels when a reading fails."""
     publish(run_dir, own_sample(uuid=MIG_A))
-    cards = [sliced()]
-    exporter = open_exporter(FakeNvml(lambda: cards))
+    fake_gpus = [sliced()]
+    exporter = open_exporter(FakeNvml(lambda: fake_gpus))
     before = scrape(exporter)
-    cards[0] = sliced(error_code=15)
+    fake_gpus[0] = sliced(error_code=15)
     after = scrape(exporter)
 
     assert before.series[RESERVED].keys() == after.series[RESERVED].keys()

@@ -11,12 +11,12 @@ import pytest
 from support.exposition import Exposition, scrape
 from support.fake_nvml import FakeNode
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.driver import MIN_RETRY_SECONDS, Driver
 from torchmem.exporter.gpus import GpuFault, GpuIdentity
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError, NvmlLibrary, text
 from torchmem.exporter.subjects.power import Power
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 FUNCTION_NOT_FOUND, GPU_IS_LOST = 13, 15
@@ -225,8 +225,8 @@ def test_absent_library_is_retried_with_growing_pauses() -> None:
             if is_down[0]:
                 raise NvmlDownError("library_not_found")
 
-    card = FakeGpu(GpuIdentity(0, "GPU-a"))
-    driver = Driver(FakeNvml(lambda: [card], on_call=opened), clock=lambda: now[0])
+    fake_gpu = FakeGpu(GpuIdentity(0, "GPU-a"))
+    driver = Driver(FakeNvml(lambda: [fake_gpu], on_call=opened), clock=lambda: now[0])
     for _ in range(100):
         with pytest.raises(NvmlDownError) as caught:
             driver.list_gpus()
@@ -311,7 +311,7 @@ def test_gpu_that_vanished_from_the_list_is_remembered() -> None:
 
 
 def test_gpu_without_uuid_is_a_fault(node: FakeNode) -> None:
-    """Two cards are never merged because one of them has no identity."""
+    """Two GPUs are never merged because one of them has no identity."""
     node.change("gpu 1", nvmlDeviceGetUUID="not_supported")
     nvml = node.nvml()
     nvml.open()

@@ -16,15 +16,19 @@ from support.fake_nvml import FakeNode, binding
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.nvml import Device, NvmlLibrary
+from torchmem.exporter.nvml import NvmlDevice, NvmlLibrary
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
+from torchmem.exporter.subjects.outside_allocator import (
+    OutsideAllocator,
+    OutsideBytes,
+    outside_families,
+)
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     Allocator,
@@ -55,7 +59,7 @@ def h100(
     is_listed: bool = True,
     error_code: int | None = None,
 ) -> FakeGpu:
-    """Return an 80 GiB card with these processes, or without a process list."""
+    """Return an 80 GiB GPU with these processes, or without a process list."""
     memory = MemoryInfo(80 * GIB, 79 * GIB - free, free, GIB)
     processes = Processes(rows, memory=memory, free={None: free}) if is_listed else None
     return FakeGpu(GpuIdentity(index, uuid), memory, processes, error_code=error_code)
@@ -94,8 +98,8 @@ def read_sample(*devices: DeviceSample, **changes: Any) -> Sample:
 
 @pytest.fixture
 def scrape_with(open_exporter: OpenExporter) -> ScrapeWith:
-    """A function that scrapes once with these cards."""
-    return lambda *cards: scrape(open_exporter(FakeNvml.of(*cards)))
+    """A function that scrapes once with these GPUs."""
+    return lambda *fake_gpus: scrape(open_exporter(FakeNvml.of(*fake_gpus)))
 
 
 def test_it_is_the_difference(run_dir: Path, scrape_with: ScrapeWith) -> None:
@@ -125,7 +129,7 @@ def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: S
 
 
 @pytest.mark.parametrize(
-    "cards",
+    "fake_gpus",
     [
         [],
         [h100()],
@@ -150,12 +154,12 @@ def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: S
     ],
 )
 def test_no_difference_without_nvml(
-    run_dir: Path, scrape_with: ScrapeWith, cards: list[FakeGpu]
+    run_dir: Path, scrape_with: ScrapeWith, fake_gpus: list[FakeGpu]
 ) -> None:
     """Without NVML's bytes of this process on this GPU at that moment there is no difference."""
     publish(run_dir, read_sample())
 
-    exposition = scrape_with(*cards)
+    exposition = scrape_with(*fake_gpus)
 
     assert {} == exposition.matching(OUTSIDE)
     assert 1.0 == exposition.value("torchmem_process_state", state="running")
@@ -206,8 +210,8 @@ def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run
 
 
 @dataclass
-class Card:
-    """A card with one rank and other processes, at a second of its own.
+class SharedGpu:
+    """A GPU with one rank and other processes, at a second of its own.
 
     `context` and `libraries` are what the rank holds outside its allocator; `has_free` is whether
     NVML reports free memory, unlike on GPUs that share the CPU's memory. `first` is the first read
@@ -229,7 +233,7 @@ class Card:
     start: float | None = None
 
     def __post_init__(self) -> None:
-        self.outside = OutsideAllocator()
+        self.outside, self.found = OutsideAllocator(), OutsideBytes()
         self.read()
 
     @property
@@ -239,7 +243,7 @@ class Card:
 
     @property
     def used(self) -> int:
-        """What the rank holds on the card."""
+        """What the rank holds on the GPU."""
         held = self.context + self.libraries + self.reserved - self.unbacked
         return held if self.is_up else 0
 
@@ -264,7 +268,7 @@ class Card:
         self.is_up, self.now = False, self.now + 1
 
     def begin(self) -> None:
-        """Have another rank take its place, with a context only, and its SDK read the card."""
+        """Have another rank take its place, with a context only, and its SDK read the GPU."""
         self.incarnation, self.is_up, self.first = self.incarnation + 1, True, None
         self.libraries = self.reserved = 0
         self.read()
@@ -282,12 +286,13 @@ class Card:
         nvml.count()
         reading = Reading(nvml, present=(GpuIdentity(0, UUID),))
         reading.read(Processes)
-        families = self.outside.families(
+        self.found = self.outside.update(
             reading,
             published if is_alive and self.is_up else [],
             {UUID: GpuIdentity(0, UUID)},
             self.now,
         )
+        families = outside_families(self.found)
         values = {sample.name: sample.value for family in families for sample in family.samples}
         self.start = values.pop(START, None)
         return values
@@ -298,169 +303,169 @@ class Card:
 
 
 def test_its_own_allocations_cancel_out() -> None:
-    """What a rank alone on its card takes between the sample and NVML changes nothing."""
-    card = Card()
-    card.scrape()
+    """What a rank alone on its GPU takes between the sample and NVML changes nothing."""
+    gpu = SharedGpu()
+    gpu.scrape()
     for size in (4 * GIB, -13 * GIB, 64 * MIB):
-        card.read()
-        card.allocate(size)
+        gpu.read()
+        gpu.allocate(size)
 
-        assert card.shown() == card.scrape()
+        assert gpu.shown() == gpu.scrape()
 
 
 def test_memory_that_was_given_back_behind_the_allocator() -> None:
-    """Reserved and outside bytes minus those that are not on the card are what NVML reports."""
-    card = Card()
-    before = card.scrape()
+    """Reserved and outside bytes minus those that are not on the GPU are what NVML reports."""
+    gpu = SharedGpu()
+    before = gpu.scrape()
     for unbacked in (40 * GIB, 50 * GIB):
-        card.unbacked = unbacked
-        card.read()
-        assert before | {UNBACKED: float(unbacked)} == card.scrape()
-        assert [card.used] == [card.reserved + outside for outside in card.outside.held.values()]
+        gpu.unbacked = unbacked
+        gpu.read()
+        assert before | {UNBACKED: float(unbacked)} == gpu.scrape()
+        assert [gpu.used] == [gpu.reserved + outside for outside in gpu.found.by_process.values()]
 
-    card.unbacked = 0
-    card.read()
-    assert card.shown() == card.scrape()
+    gpu.unbacked = 0
+    gpu.read()
+    assert gpu.shown() == gpu.scrape()
 
 
 def test_memory_that_was_given_back_before_the_first_scrape() -> None:
-    """Where the bytes outside are not known, what is surely not on the card is shown."""
-    card = Card(unbacked=40 * GIB)
+    """Where the bytes outside are not known, what is surely not on the GPU is shown."""
+    gpu = SharedGpu(unbacked=40 * GIB)
 
-    assert {UNBACKED: 40.0 * GIB - card.context} == card.scrape()
+    assert {UNBACKED: 40.0 * GIB - gpu.context} == gpu.scrape()
 
 
 def test_the_value_is_held_while_a_neighbor_allocates() -> None:
     """What a neighbor takes could be the rank's: the value stays, with the time that it is from."""
-    card = Card(others=GIB)
-    before = card.scrape()
-    card.allocate(GIB)
-    card.read()
-    card.others += 3 * GIB
+    gpu = SharedGpu(others=GIB)
+    before = gpu.scrape()
+    gpu.allocate(GIB)
+    gpu.read()
+    gpu.others += 3 * GIB
 
-    assert before == card.scrape() != card.shown()
-    card.read()
-    assert card.shown() == card.scrape()
+    assert before == gpu.scrape() != gpu.shown()
+    gpu.read()
+    assert gpu.shown() == gpu.scrape()
 
 
 def test_a_steady_rank_needs_no_free_memory_of_the_driver() -> None:
     """Where NVML reports no free memory, two scrapes in which nothing changed give the value."""
-    card = Card(has_free=False, others=GIB)
-    assert {} == card.scrape()
-    assert {} == card.scrape()
-    card.read()
-    assert card.shown() == card.scrape()
+    gpu = SharedGpu(has_free=False, others=GIB)
+    assert {} == gpu.scrape()
+    assert {} == gpu.scrape()
+    gpu.read()
+    assert gpu.shown() == gpu.scrape()
 
-    before = card.shown()
-    card.allocate(GIB)
-    assert before == card.scrape()
-    card.read()
-    assert before == card.scrape()
-    card.read()
-    assert card.shown() == card.scrape()
+    before = gpu.shown()
+    gpu.allocate(GIB)
+    assert before == gpu.scrape()
+    gpu.read()
+    assert before == gpu.scrape()
+    gpu.read()
+    assert gpu.shown() == gpu.scrape()
 
 
 def test_another_process_starts_without_a_value() -> None:
     """What is held is forgotten when the process ends, and not given to one with the same pid."""
-    card = Card()
-    card.scrape()
-    card.allocate(GIB)
-    card.incarnation += 1
-    assert {} == card.scrape()
+    gpu = SharedGpu()
+    gpu.scrape()
+    gpu.allocate(GIB)
+    gpu.incarnation += 1
+    assert {} == gpu.scrape()
 
-    card.incarnation -= 1
-    assert {} == card.scrape()
+    gpu.incarnation -= 1
+    assert {} == gpu.scrape()
 
 
 def test_a_value_does_not_outlive_its_process() -> None:
     """A process that is not published for one scrape starts again without a value."""
-    card = Card()
-    card.scrape()
-    card.allocate(GIB)
+    gpu = SharedGpu()
+    gpu.scrape()
+    gpu.allocate(GIB)
 
-    assert {} == card.scrape(is_alive=False)
-    assert {} == card.scrape()
+    assert {} == gpu.scrape(is_alive=False)
+    assert {} == gpu.scrape()
 
 
 def test_the_start_outlives_a_gap() -> None:
     """A rank whose file could not be read for a while has its start again, until 15 minutes."""
-    card = Card(others=GIB)
-    card.scrape()
-    card.libraries = GIB
-    card.scrape(is_alive=False)
-    card.read()
-    card.scrape()
-    assert card.context == card.start
+    gpu = SharedGpu(others=GIB)
+    gpu.scrape()
+    gpu.libraries = GIB
+    gpu.scrape(is_alive=False)
+    gpu.read()
+    gpu.scrape()
+    assert gpu.context == gpu.start
 
-    card.now += 1000
-    card.scrape(is_alive=False)
-    card.read()
-    card.scrape()
-    assert None is card.start
+    gpu.now += 1000
+    gpu.scrape(is_alive=False)
+    gpu.read()
+    gpu.scrape()
+    assert None is gpu.start
 
 
 def test_the_start_is_kept_while_libraries_take_memory() -> None:
-    """What a rank held when its SDK first read the card stays apart from what came later."""
-    card = Card(others=GIB)
-    card.scrape()
-    assert card.context == card.start
-    card.libraries = 3 * GIB
-    card.read()
+    """What a rank held when its SDK first read the GPU stays apart from what came later."""
+    gpu = SharedGpu(others=GIB)
+    gpu.scrape()
+    assert gpu.context == gpu.start
+    gpu.libraries = 3 * GIB
+    gpu.read()
 
-    assert card.shown() == card.scrape()
-    assert card.context == card.start
+    assert gpu.shown() == gpu.scrape()
+    assert gpu.context == gpu.start
 
 
-@pytest.mark.parametrize("is_listed_before", [False, True], ids=["free card", "context only"])
+@pytest.mark.parametrize("is_listed_before", [False, True], ids=["free GPU", "context only"])
 def test_the_start_follows_from_a_scrape_before_it(is_listed_before: bool) -> None:
-    """A rank alone on a card that the exporter saw before it needs no scrape at its first read."""
-    card = Card()
-    card.stop()
-    card.scrape()
+    """A rank alone on a GPU that the exporter saw before it needs no scrape at its first read."""
+    gpu = SharedGpu()
+    gpu.stop()
+    gpu.scrape()
     if is_listed_before:
-        card.is_up, card.reserved = True, 0
-        card.scrape(is_alive=False)
-    card.begin()
-    card.allocate(9 * GIB)
-    card.libraries = GIB
-    card.read()
-    card.allocate(GIB)
-    card.scrape()
+        gpu.is_up, gpu.reserved = True, 0
+        gpu.scrape(is_alive=False)
+    gpu.begin()
+    gpu.allocate(9 * GIB)
+    gpu.libraries = GIB
+    gpu.read()
+    gpu.allocate(GIB)
+    gpu.scrape()
 
-    assert card.context == card.start
+    assert gpu.context == gpu.start
 
 
 @pytest.mark.parametrize("others", [0, GIB], ids=["late exporter", "neighbor"])
 def test_an_unseen_start_is_absent(others: int) -> None:
     """Without a scrape before the rank, or beside another process, a later value is no start."""
-    card = Card(others=others)
+    gpu = SharedGpu(others=others)
     if others:
-        card.stop()
-        card.scrape()
-        card.begin()
-    card.allocate(GIB)
-    card.libraries = GIB
+        gpu.stop()
+        gpu.scrape()
+        gpu.begin()
+    gpu.allocate(GIB)
+    gpu.libraries = GIB
     for _ in range(3):
-        card.read()
-        card.scrape()
+        gpu.read()
+        gpu.scrape()
 
-    assert card.shown() == card.scrape()
-    assert None is card.start
+    assert gpu.shown() == gpu.scrape()
+    assert None is gpu.start
 
 
 def test_another_rank_has_another_start() -> None:
-    """The start is that of the process, not that of the card, the pid or the SDK's next session."""
-    card = Card()
-    card.scrape()
-    card.first, card.libraries = None, GIB
-    card.read()
-    card.scrape()
-    assert card.context == card.start
+    """The start is that of the process, not that of the GPU, the pid or the SDK's next session."""
+    gpu = SharedGpu()
+    gpu.scrape()
+    gpu.first, gpu.libraries = None, GIB
+    gpu.read()
+    gpu.scrape()
+    assert gpu.context == gpu.start
 
-    card.incarnation += 1
-    card.allocate(GIB)
-    card.scrape()
-    assert None is card.start
+    gpu.incarnation += 1
+    gpu.allocate(GIB)
+    gpu.scrape()
+    assert None is gpu.start
 
 
 # Sizes of the neighbors are not multiples of the rank's, so that no sum of both is 0 by chance.
@@ -477,16 +482,16 @@ def test_no_value_is_ever_wrong(actions: Sequence[tuple[str, int]], has_free: bo
 
     Neighbors that come and go between two scrapes are the exception: they change at most once.
     """
-    card, are_others_free_to_change = Card(reserved=30 * GIB, has_free=has_free), True
+    gpu, are_others_free_to_change = SharedGpu(reserved=30 * GIB, has_free=has_free), True
     for action, size in actions:
-        if action == "allocate" and 0 <= card.reserved + size <= 60 * GIB:
-            card.allocate(size)
+        if action == "allocate" and 0 <= gpu.reserved + size <= 60 * GIB:
+            gpu.allocate(size)
         elif action == "others" and are_others_free_to_change:
-            card.others, are_others_free_to_change = size, False
+            gpu.others, are_others_free_to_change = size, False
         elif action == "read":
-            card.read()
+            gpu.read()
         elif action == "scrape":
-            assert abs(card.scrape().get(OUTSIDE, card.context) - card.context) <= 32 * MIB
+            assert abs(gpu.scrape().get(OUTSIDE, gpu.context) - gpu.context) <= 32 * MIB
             are_others_free_to_change = True
 
 
@@ -499,27 +504,27 @@ def test_no_start_is_ever_wrong(events: Sequence[tuple[str, int]]) -> None:
 
     Neighbors that come and go between two scrapes are the exception: they change at most once.
     """
-    card, are_others_free_to_change = Card(reserved=0), True
-    truth = card.context
+    gpu, are_others_free_to_change = SharedGpu(reserved=0), True
+    truth = gpu.context
     for event, size in events:
-        if event == "allocate" and 0 <= card.reserved + size <= 30 * GIB:
-            card.allocate(size)
+        if event == "allocate" and 0 <= gpu.reserved + size <= 30 * GIB:
+            gpu.allocate(size)
         elif event == "others" and are_others_free_to_change:
-            card.others, are_others_free_to_change = size, False
-        elif event == "libraries" and card.libraries < 9 * GIB:
-            card.libraries += size
+            gpu.others, are_others_free_to_change = size, False
+        elif event == "libraries" and gpu.libraries < 9 * GIB:
+            gpu.libraries += size
         elif event == "restart":
-            card.stop()
-            card.begin()
+            gpu.stop()
+            gpu.begin()
         elif event == "read":
-            card.read()
+            gpu.read()
         elif event == "scrape":
-            card.scrape()
-            assert card.start is None or abs(card.start - truth) <= 32 * MIB
+            gpu.scrape()
+            assert gpu.start is None or abs(gpu.start - truth) <= 32 * MIB
             are_others_free_to_change = True
 
 
-class Allocating(Device):
+class Allocating(NvmlDevice):
     """A GPU whose free memory changes while its processes are listed."""
 
     def __init__(self, nvml: NvmlLibrary, node: FakeNode) -> None:
@@ -537,7 +542,7 @@ def test_a_list_belongs_to_the_free_memory_before_and_after(tmp_path: Path) -> N
     node = FakeNode(tmp_path, "h100_busy")
     library = NvmlLibrary(binding(node.library()))
     node.nvml().open()
-    still = Processes.read(Device(library, library.require("nvmlDeviceGetHandleByIndex", 0)))
+    still = Processes.read(NvmlDevice(library, library.require("nvmlDeviceGetHandleByIndex", 0)))
     assert still
     assert still.memory
     assert {None: still.memory.free} == still.free

@@ -13,9 +13,10 @@ from support.exposition import Exposition, scrape
 from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.processes import (
     MAX_PROCESSES_PER_NODE,
@@ -23,14 +24,13 @@ from torchmem.exporter.subjects.processes import (
     ProcessMemory,
     ProcessUtilization,
 )
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 OpenExporter = Callable[..., Exporter]
 MEMORY_OF, INFO = "nvml_process_memory_bytes", "nvml_process_info"
 TOTAL = 1000
 
 
-def card(
+def fake_gpu(
     *rows: ProcessMemory,
     used: int = 600,
     reserved: int | None = 100,
@@ -43,9 +43,9 @@ def card(
     return FakeGpu(identity, memory, Processes(rows, utilization or {}, memory))
 
 
-def scrape_cards(open_exporter: OpenExporter, *cards: FakeGpu, **settings: int) -> Exposition:
+def scrape_gpus(open_exporter: OpenExporter, *fake_gpus: FakeGpu, **settings: int) -> Exposition:
     """Scrape a node with these GPUs once."""
-    return scrape(open_exporter(FakeNvml.of(*cards), **settings))
+    return scrape(open_exporter(FakeNvml.of(*fake_gpus), **settings))
 
 
 def test_largest_have_series_and_the_others_a_sum(open_exporter: OpenExporter) -> None:
@@ -53,7 +53,7 @@ def test_largest_have_series_and_the_others_a_sum(open_exporter: OpenExporter) -
     rows = [
         ProcessMemory(pid, used) for pid, used in ((11, 5), (12, 300), (13, 7), (14, 100), (15, 90))
     ]
-    exposition = scrape_cards(open_exporter, card(*rows), processes_per_gpu=3)
+    exposition = scrape_gpus(open_exporter, fake_gpu(*rows), processes_per_gpu=3)
 
     assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == exposition.by("pid", MEMORY_OF)
     assert 5.0 == exposition.value("nvml_processes", gpu="0")
@@ -67,7 +67,7 @@ def test_series_add_up(sizes: list[int | None], most: int) -> None:
     """Whatever the limit, the series of a GPU add up to the bytes of its processes."""
     rows = [ProcessMemory(pid, size) for pid, size in enumerate(sizes, start=1)]
     exporter = Exporter(
-        FakeNvml.of(card(*rows)), RunDirectory(Path("absent")), processes_per_gpu=most
+        FakeNvml.of(fake_gpu(*rows)), RunDirectory(Path("absent")), processes_per_gpu=most
     )
     exposition = scrape(exporter)
     exporter.close()
@@ -80,15 +80,15 @@ def test_series_add_up(sizes: list[int | None], most: int) -> None:
 def test_series_of_a_node_are_bounded(open_exporter: OpenExporter) -> None:
     """A limit of a million does not fill Prometheus."""
     rows = [ProcessMemory(pid, 1) for pid in range(1 << 22, (1 << 22) + 900)]
-    cards = [card(*rows, index=index) for index in range(4)]
-    exposition = scrape_cards(open_exporter, *cards, processes_per_gpu=10**6)
+    fake_gpus = [fake_gpu(*rows, index=index) for index in range(4)]
+    exposition = scrape_gpus(open_exporter, *fake_gpus, processes_per_gpu=10**6)
 
     assert MAX_PROCESSES_PER_NODE + 4 == len(exposition.matching(MEMORY_OF))
 
 
 def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
     """An empty list means 0 processes; an unavailable list has no series."""
-    exposition = scrape_cards(open_exporter, card(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
+    exposition = scrape_gpus(open_exporter, fake_gpu(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
 
     assert {"0": 0.0} == exposition.by("gpu", "nvml_processes")
     assert {} == exposition.matching(MEMORY_OF)
@@ -97,12 +97,12 @@ def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
 @pytest.mark.parametrize(
     ("gpu", "expected"),
     [
-        (card(ProcessMemory(11, 400), ProcessMemory(12, 150)), 50.0),
-        (card(), 600.0),
-        (card(ProcessMemory(11, 600)), 0.0),
-        (card(ProcessMemory(11, 601)), None),
-        (card(ProcessMemory(11, None)), None),
-        (card(ProcessMemory(11, 5), reserved=None), None),
+        (fake_gpu(ProcessMemory(11, 400), ProcessMemory(12, 150)), 50.0),
+        (fake_gpu(), 600.0),
+        (fake_gpu(ProcessMemory(11, 600)), 0.0),
+        (fake_gpu(ProcessMemory(11, 601)), None),
+        (fake_gpu(ProcessMemory(11, None)), None),
+        (fake_gpu(ProcessMemory(11, 5), reserved=None), None),
         (FakeGpu(GpuIdentity(0, "GPU-a"), Processes([ProcessMemory(11, 5)])), None),
     ],
     ids=[
@@ -119,7 +119,7 @@ def test_unattributed_memory(
     open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None
 ) -> None:
     """Used bytes minus those of processes; absent unless all are known, never negative."""
-    assert expected == scrape_cards(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
+    assert expected == scrape_gpus(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
 
 
 def test_utilization_by_process(open_exporter: OpenExporter) -> None:
@@ -130,8 +130,8 @@ def test_utilization_by_process(open_exporter: OpenExporter) -> None:
         13: ProcessUtilization(0.1, 0.1),
         99: ProcessUtilization(0.5, None),
     }
-    gpu = card(*rows, utilization=used)
-    exposition = scrape_cards(open_exporter, gpu, processes_per_gpu=2)
+    gpu = fake_gpu(*rows, utilization=used)
+    exposition = scrape_gpus(open_exporter, gpu, processes_per_gpu=2)
 
     assert {"11": 0.8} == exposition.by("pid", "nvml_process_utilization_ratio", engine="sm")
     assert {"11": 0.4} == exposition.by("pid", "nvml_process_utilization_ratio", engine="memory")
@@ -140,8 +140,8 @@ def test_utilization_by_process(open_exporter: OpenExporter) -> None:
 def test_process_on_several_gpus_is_shown_on_each(open_exporter: OpenExporter) -> None:
     """One pid with memory on two GPUs has a series and facts on each."""
     pid = os.getpid()
-    exposition = scrape_cards(
-        open_exporter, card(ProcessMemory(pid, 5)), card(ProcessMemory(pid, 7), index=1)
+    exposition = scrape_gpus(
+        open_exporter, fake_gpu(ProcessMemory(pid, 5)), fake_gpu(ProcessMemory(pid, 7), index=1)
     )
 
     assert {"0": 5.0, "1": 7.0} == exposition.by("gpu", MEMORY_OF, pid=str(pid))
@@ -157,7 +157,7 @@ def facts(exposition: Exposition) -> dict[str, str]:
 def test_rank_and_run(open_exporter: OpenExporter, run_dir: Path) -> None:
     """A process that publishes samples has rank and run beside the kernel's facts."""
     publish(run_dir, own_sample())
-    labels = facts(scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5))))
+    labels = facts(scrape_gpus(open_exporter, fake_gpu(ProcessMemory(os.getpid(), 5))))
 
     assert {"rank": "0", "run": "night", "uid": str(os.geteuid())}.items() <= labels.items()
 
@@ -167,7 +167,7 @@ def test_rank_of_an_earlier_process_is_not_exposed(
 ) -> None:
     """A sample of an earlier process with the same pid is ignored."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1)))
-    labels = facts(scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5))))
+    labels = facts(scrape_gpus(open_exporter, fake_gpu(ProcessMemory(os.getpid(), 5))))
 
     assert {"rank", "run"}.isdisjoint(labels)
 
@@ -188,12 +188,14 @@ def test_command_line_is_not_exposed(open_exporter: OpenExporter) -> None:
         "run",
     }
 
-    assert set(facts(scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5))))) <= allowed
+    assert (
+        set(facts(scrape_gpus(open_exporter, fake_gpu(ProcessMemory(os.getpid(), 5))))) <= allowed
+    )
 
 
 def test_vanished_process_has_memory_but_no_facts(open_exporter: OpenExporter) -> None:
     """A process that NVML still lists has memory; its owner is unknown."""
-    exposition = scrape_cards(open_exporter, card(ProcessMemory(1 << 22, 5)))
+    exposition = scrape_gpus(open_exporter, fake_gpu(ProcessMemory(1 << 22, 5)))
 
     assert {str(1 << 22): 5.0} == exposition.by("pid", MEMORY_OF)
     assert {} == exposition.matching(INFO)
@@ -208,7 +210,7 @@ OWNERS = {
 
 def test_facts_come_from_the_kernel(open_exporter: OpenExporter) -> None:
     """Name, user id and, if known, user name are exposed; the command line is not."""
-    exposition = scrape_cards(open_exporter, card(ProcessMemory(os.getpid(), 5)))
+    exposition = scrape_gpus(open_exporter, fake_gpu(ProcessMemory(os.getpid(), 5)))
     facts = [
         dict(labels) for labels in exposition.matching("nvml_process_info", pid=str(os.getpid()))
     ]

@@ -26,11 +26,11 @@ from support.publishing import (
 )
 from support.samples import samples
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.budgets import MAX_FILES_PER_USER, MAX_SERIES_PER_USER, page_cost
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.rejections import REASONS, RejectedSampleError
-from torchmem.exporter.run_directory import RunDirectory, decode
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import RunDirectory, decode
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
 from torchmem.sample.untrusted import MAX_TEXT

@@ -10,7 +10,7 @@ MAX_PER_RANK, MAX_PER_GPU = 150, 150
 
 
 def count_series(uuids: list[str], ranks: int) -> int:
-    """Count the series of a node with these cards and ranks, with all values known."""
+    """Count the series of a node with these GPUs and ranks, with all values known."""
     with h100_node(uuids, ranks) as node:
         return series(node.page(1.0))
 
@@ -21,5 +21,5 @@ def test_a_rank_adds_a_bounded_number_of_series() -> None:
 
 
 def test_an_h100_adds_a_bounded_number_of_series() -> None:
-    """A card with NVLink costs at most 150 series."""
+    """A GPU with NVLink costs at most 150 series."""
     assert (count_series(UUIDS, 0) - count_series([], 0)) / GPUS <= MAX_PER_GPU

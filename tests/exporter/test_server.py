@@ -19,13 +19,13 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from prometheus_client.core import Metric
 from support.collectors import EmptyCollector
 from support.exposition import Exposition
 from support.publishing import own_sample, publish
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.scrapes import (
@@ -41,8 +41,7 @@ from torchmem.exporter.scrapes import (
 )
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.exporter.web.connections import Connections, Limits
+from torchmem.exporter.web.connections import ConnectionLimits, Connections
 from torchmem.sample.errors import UsageError
 
 OPENMETRICS_ACCEPT = "application/openmetrics-text;version=1.0.0"
@@ -404,7 +403,7 @@ async def stop_while_a_client_connects(problems: list[Any], *, connects_first: b
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: problems.append(context))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-        connections = Connections(Limits(), lambda: None, lambda _: asyncio.Protocol())
+        connections = Connections(ConnectionLimits(), lambda: None, lambda _: asyncio.Protocol())
         accepting = asyncio.create_task(connections.serve(listener))
         await asyncio.sleep(0.01)
         stop, stopped = os.pipe()
@@ -432,14 +431,3 @@ def test_connection_that_arrives_while_the_server_stops(*, connects_first: bool)
 
     assert [] == problems
     assert [] == [str(warning.message) for warning in warned]
-
-
-def test_uvicorn_has_the_minor_version_that_the_server_was_written_for(root: Path) -> None:
-    """The server overrides undocumented methods of uvicorn's Server and H11Protocol.
-
-    For another minor version, compare uvicorn's server.py and protocols/http/h11_impl.py with those
-    of this one, run the tests, then change the pins and the version here.
-    """
-    assert '"uvicorn>=0.54,<0.55"' in (root / "pyproject.toml").read_text()
-    assert "\nuvicorn==0.54." in (root / "exporter" / "requirements.txt").read_text()
-    assert uvicorn.__version__.startswith("0.54.")

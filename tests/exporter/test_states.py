@@ -19,7 +19,7 @@ from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.host.process_table import (
     INITIAL_PID_NAMESPACE,
     ProcessStatus,

@@ -30,7 +30,7 @@ UUID = "GPU-a"
 GIB = 1 << 30
 
 
-class Card:
+class GpuUnderTest:
     """A node with one GPU, on which a test makes values available by their lines in the file."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,27 +61,27 @@ class Card:
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
+def gpu(tmp_path: Path) -> GpuUnderTest:
     """A GPU on which nothing is available."""
-    return Card(tmp_path / "node")
+    return GpuUnderTest(tmp_path / "node")
 
 
-def test_unavailable_values_are_absent(card: Card) -> None:
-    """On a card that supports nothing, no value is 0."""
+def test_unavailable_values_are_absent(gpu: GpuUnderTest) -> None:
+    """On a GPU that supports nothing, no value is 0."""
     assert [Utilization(), Power(), Clocks({}, {}), Pcie(), Ecc(), NvLink(), Fans([])] == [
-        card.read(Utilization),
-        card.read(Power),
-        without_unknown(card.read(Clocks)),
-        card.read(Pcie),
-        card.read(Ecc),
-        card.read(NvLink),
-        card.read(Fans),
+        gpu.read(Utilization),
+        gpu.read(Power),
+        without_unknown(gpu.read(Clocks)),
+        gpu.read(Pcie),
+        gpu.read(Ecc),
+        gpu.read(NvLink),
+        gpu.read(Fans),
     ]
-    assert Repairs(retired_pages={"multiple_single_bit": None, "double_bit": None}) == card.read(
+    assert Repairs(retired_pages={"multiple_single_bit": None, "double_bit": None}) == gpu.read(
         Repairs
     )
-    assert PcieThroughput(Traffic()) == card.read(PcieThroughput)
-    assert [None] * 5 == [card.read(kind) for kind in (MemoryInfo, Bar1, Mig, Gpm, Processes)]
+    assert PcieThroughput(Traffic()) == gpu.read(PcieThroughput)
+    assert [None] * 5 == [gpu.read(kind) for kind in (MemoryInfo, Bar1, Mig, Gpm, Processes)]
 
 
 def without_unknown(clocks: Clocks | None) -> Clocks:
@@ -92,22 +92,22 @@ def without_unknown(clocks: Clocks | None) -> Clocks:
     return Clocks(hertz, max_hertz, clocks.throttle, clocks.performance_state)
 
 
-def test_versions(card: Card) -> None:
+def test_versions(gpu: GpuUnderTest) -> None:
     """CUDA's number is written as people write it."""
-    card.node.change(
+    gpu.node.change(
         "node",
         SystemGetDriverVersion="580.65.06",
         SystemGetNVMLVersion="13.580.65.06",
         SystemGetCudaDriverVersion=12_080,
     )
 
-    assert Versions("580.65.06", "13.580.65.06", "12.8") == card.nvml.versions()
+    assert Versions("580.65.06", "13.580.65.06", "12.8") == gpu.nvml.versions()
 
 
-def test_identity(card: Card) -> None:
+def test_identity(gpu: GpuUnderTest) -> None:
     """The identity is complete; modes are words, and an unknown mode is absent."""
-    card.node.change("node", SystemGetDriverVersion="580.65.06")
-    card.set(
+    gpu.node.change("node", SystemGetDriverVersion="580.65.06")
+    gpu.set(
         Name="NVIDIA H100 80GB HBM3",
         PciInfo="00000000:18:00.0",
         VbiosVersion="96.00.A5.00.01",
@@ -126,40 +126,40 @@ def test_identity(card: Card) -> None:
             "exclusive_process",
             None,
         )
-        == card.identify()
+        == gpu.identify()
     )
 
 
-def test_memory(card: Card) -> None:
+def test_memory(gpu: GpuUnderTest) -> None:
     """Bytes, with what the driver reserves."""
-    card.set(MemoryInfo=f"{80 * GIB} {GIB} {77 * GIB} {2 * GIB}")
+    gpu.set(MemoryInfo=f"{80 * GIB} {GIB} {77 * GIB} {2 * GIB}")
 
-    assert MemoryInfo(80 * GIB, 2 * GIB, 77 * GIB, GIB) == card.read(MemoryInfo)
+    assert MemoryInfo(80 * GIB, 2 * GIB, 77 * GIB, GIB) == gpu.read(MemoryInfo)
 
 
 @pytest.mark.parametrize("code", ["function_not_found", "argument_version_mismatch"])
 def test_older_driver_reports_no_reserved_memory(
-    card: Card, caplog: pytest.LogCaptureFixture, code: str
+    gpu: GpuUnderTest, caplog: pytest.LogCaptureFixture, code: str
 ) -> None:
     """Version 1 of the function is used: `reserved` is absent, and nothing is logged."""
     caplog.set_level(logging.INFO)
     caplog.clear()
-    card.set(MemoryInfo="80 1 77 2", nvmlDeviceGetMemoryInfo_v2=code)
+    gpu.set(MemoryInfo="80 1 77 2", nvmlDeviceGetMemoryInfo_v2=code)
 
-    assert MemoryInfo(80, 3, 77, None) == card.read(MemoryInfo)
+    assert MemoryInfo(80, 3, 77, None) == gpu.read(MemoryInfo)
     assert [] == caplog.messages
 
 
 def test_value_that_no_version_returns_is_logged(
-    card: Card, caplog: pytest.LogCaptureFixture
+    gpu: GpuUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the older function fails too, this is logged once."""
     caplog.set_level(logging.INFO)
     for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
-        card.set(**{function: "function_not_found"})
+        gpu.set(**{function: "function_not_found"})
     caplog.clear()
 
-    assert [None, None] == [card.read(MemoryInfo), card.read(MemoryInfo)]
+    assert [None, None] == [gpu.read(MemoryInfo), gpu.read(MemoryInfo)]
     assert ["nvmlDeviceGetMemoryInfo returns no value: NVML return code 13"] == caplog.messages
 
 
@@ -171,23 +171,23 @@ def test_value_that_no_version_returns_is_logged(
         ("no_permission", None),
     ],
 )
-def test_unified_memory(card: Card, memory: str, unified: UnifiedMemory | None) -> None:
+def test_unified_memory(gpu: GpuUnderTest, memory: str, unified: UnifiedMemory | None) -> None:
     """Unsupported memory is shared with the CPU; without permission it is unknown."""
-    card.set(MemoryInfo=memory)
+    gpu.set(MemoryInfo=memory)
 
-    assert unified == card.read(UnifiedMemory)
+    assert unified == gpu.read(UnifiedMemory)
 
 
-def test_bar1(card: Card) -> None:
+def test_bar1(gpu: GpuUnderTest) -> None:
     """Bytes."""
-    card.set(BAR1MemoryInfo=f"{128 * GIB} {127 * GIB} {GIB}")
+    gpu.set(BAR1MemoryInfo=f"{128 * GIB} {127 * GIB} {GIB}")
 
-    assert Bar1(128 * GIB, GIB) == card.read(Bar1)
+    assert Bar1(128 * GIB, GIB) == gpu.read(Bar1)
 
 
-def test_utilization(card: Card) -> None:
+def test_utilization(gpu: GpuUnderTest) -> None:
     """Percentages become ratios; the sampling period is dropped."""
-    card.set(
+    gpu.set(
         UtilizationRates="97 41",
         EncoderUtilization="10 167000",
         DecoderUtilization="20 167000",
@@ -195,68 +195,68 @@ def test_utilization(card: Card) -> None:
         OfaUtilization="40 167000",
     )
 
-    assert Utilization(0.97, 0.41, 0.1, 0.2, 0.3, 0.4) == card.read(Utilization)
+    assert Utilization(0.97, 0.41, 0.1, 0.2, 0.3, 0.4) == gpu.read(Utilization)
 
 
-def test_power(card: Card) -> None:
+def test_power(gpu: GpuUnderTest) -> None:
     """Milliwatts become watts, millijoules joules."""
-    card.set(
+    gpu.set(
         PowerUsage=412_500,
         EnforcedPowerLimit=650_000,
         PowerManagementLimitConstraints="200000 700000",
         TotalEnergyConsumption=5_000_000_000,
     )
 
-    assert Power(412.5, 650.0, 700.0, 5_000_000.0) == card.read(Power)
+    assert Power(412.5, 650.0, 700.0, 5_000_000.0) == gpu.read(Power)
 
 
 @pytest.mark.parametrize(
     ("milliwatts", "watts"),
     [(664_074, 664.074), (700_001, 700.001), (1, 0.001), ((1 << 32) - 1, None)],
 )
-def test_units_add_no_noise(card: Card, milliwatts: int, watts: float | None) -> None:
+def test_units_add_no_noise(gpu: GpuUnderTest, milliwatts: int, watts: float | None) -> None:
     """A value has no digits from the conversion, and NVML's "not available" is not a number."""
-    card.set(PowerUsage=milliwatts)
+    gpu.set(PowerUsage=milliwatts)
 
-    assert Power(watts) == card.read(Power)
+    assert Power(watts) == gpu.read(Power)
 
 
-def test_temperatures(card: Card) -> None:
+def test_temperatures(gpu: GpuUnderTest) -> None:
     """Sensors and thresholds by name; a threshold that the GPU does not have is unknown."""
-    card.set(Temperature=61, TemperatureThreshold="92 89 - 87")
-    card.set_fields({82: 70})
+    gpu.set(Temperature=61, TemperatureThreshold="92 89 - 87")
+    gpu.set_fields({82: 70})
     thresholds = {"shutdown": 92, "slowdown": 89, "memory_max": None, "gpu_max": 87}
 
-    assert Temperatures({"gpu": 61, "memory": 70}, thresholds) == card.read(Temperatures)
+    assert Temperatures({"gpu": 61, "memory": 70}, thresholds) == gpu.read(Temperatures)
 
 
-def test_driver_without_field_values(card: Card) -> None:
+def test_driver_without_field_values(gpu: GpuUnderTest) -> None:
     """The sensor that is read as a field value is unknown, the other one is there."""
-    card.set(Temperature=61, nvmlDeviceGetFieldValues="function_not_found")
-    temperatures = card.read(Temperatures)
+    gpu.set(Temperature=61, nvmlDeviceGetFieldValues="function_not_found")
+    temperatures = gpu.read(Temperatures)
     assert temperatures
 
     assert {"gpu": 61, "memory": None} == temperatures.sensors
 
 
-def test_older_driver_has_the_older_temperature_function(card: Card) -> None:
+def test_older_driver_has_the_older_temperature_function(gpu: GpuUnderTest) -> None:
     """nvmlDeviceGetTemperature is used where nvmlDeviceGetTemperatureV is missing."""
-    card.set(Temperature=61, nvmlDeviceGetTemperatureV="function_not_found")
-    temperatures = card.read(Temperatures)
+    gpu.set(Temperature=61, nvmlDeviceGetTemperatureV="function_not_found")
+    temperatures = gpu.read(Temperatures)
     assert temperatures
 
     assert 61 == temperatures.sensors["gpu"]
 
 
-def test_clocks(card: Card) -> None:
+def test_clocks(gpu: GpuUnderTest) -> None:
     """Megahertz become hertz; every reason is reported, active or not."""
-    card.set(
+    gpu.set(
         ClockInfo="1980 1755 2619 0xffffffff",
         MaxClockInfo="1980 1980 2619 1545",
         CurrentClocksEventReasons=0x4 | 0x40,
         PerformanceState=2,
     )
-    clocks = card.read(Clocks)
+    clocks = gpu.read(Clocks)
     assert clocks
 
     assert {"graphics": 1.98e9, "sm": 1.755e9, "memory": 2.619e9, "video": None} == clocks.hertz
@@ -267,31 +267,31 @@ def test_clocks(card: Card) -> None:
     assert 2 == clocks.performance_state
 
 
-def test_older_driver_calls_event_reasons_throttle_reasons(card: Card) -> None:
+def test_older_driver_calls_event_reasons_throttle_reasons(gpu: GpuUnderTest) -> None:
     """The older function is used; an unknown performance state is absent."""
-    card.set(
+    gpu.set(
         CurrentClocksEventReasons=0x1,
         nvmlDeviceGetCurrentClocksEventReasons="function_not_found",
         PerformanceState=32,
     )
-    clocks = card.read(Clocks)
+    clocks = gpu.read(Clocks)
     assert clocks
 
     assert clocks.throttle["gpu_idle"]
     assert clocks.performance_state is None
 
 
-def test_fans(card: Card) -> None:
+def test_fans(gpu: GpuUnderTest) -> None:
     """Every fan has a speed; older drivers report a single one."""
-    card.set(FanSpeed=30)
-    assert Fans([0.3]) == card.read(Fans)
-    card.set(NumFans=2, FanSpeed_v2="40 60")
-    assert Fans([0.4, 0.6]) == card.read(Fans)
+    gpu.set(FanSpeed=30)
+    assert Fans([0.3]) == gpu.read(Fans)
+    gpu.set(NumFans=2, FanSpeed_v2="40 60")
+    assert Fans([0.4, 0.6]) == gpu.read(Fans)
 
 
-def test_pcie(card: Card) -> None:
+def test_pcie(gpu: GpuUnderTest) -> None:
     """The link as it is and as it could be; throughput in bytes per second by direction."""
-    card.set(
+    gpu.set(
         CurrPcieLinkGeneration=1,
         MaxPcieLinkGeneration=5,
         CurrPcieLinkWidth=8,
@@ -300,28 +300,28 @@ def test_pcie(card: Card) -> None:
         PcieThroughput="5 9",
     )
 
-    assert Pcie(1, 5, 8, 16, 12) == card.read(Pcie)
-    assert PcieThroughput(Traffic(rx=9000, tx=5000)) == card.read(PcieThroughput)
+    assert Pcie(1, 5, 8, 16, 12) == gpu.read(Pcie)
+    assert PcieThroughput(Traffic(rx=9000, tx=5000)) == gpu.read(PcieThroughput)
 
 
 @pytest.fixture
-def linked(card: Card) -> Card:
+def linked(gpu: GpuUnderTest) -> GpuUnderTest:
     """Three NVLinks, of which the second is down; replays and recoveries are counted."""
-    card.set_fields({91: 3})
-    card.set(
+    gpu.set_fields({91: 3})
+    gpu.set(
         **{
             "NvLinkState": "1 0 1",
             "NvLinkErrorCounter.0": "0 10 20",
             "NvLinkErrorCounter.1": "1 11 21",
         }
     )
-    return card
+    return gpu
 
 
 LINK_ERRORS = {(0, "replay"): 0, (0, "recovery"): 1, (2, "replay"): 20, (2, "recovery"): 21}
 
 
-def test_nvlink(linked: Card) -> None:
+def test_nvlink(linked: GpuUnderTest) -> None:
     """State of every link, errors of those that are up by counted kind, KiB become bytes."""
     linked.set_fields({"138.all": 7, "139.all": 8})
     up = {0: True, 1: False, 2: True}
@@ -329,7 +329,7 @@ def test_nvlink(linked: Card) -> None:
     assert NvLink(up, LINK_ERRORS, Traffic(rx=8192, tx=7168)) == linked.read(NvLink)
 
 
-def test_errors_of_a_link_that_goes_down_are_kept(linked: Card) -> None:
+def test_errors_of_a_link_that_goes_down_are_kept(linked: GpuUnderTest) -> None:
     """The sum over links must not fall when one of them has no counters any more."""
     before = linked.read(NvLink)
     linked.set(
@@ -353,7 +353,7 @@ def test_errors_of_a_link_that_goes_down_are_kept(linked: Card) -> None:
     assert first == forgotten.errors
 
 
-def test_nvlink_5_counts_bytes(linked: Card) -> None:
+def test_nvlink_5_counts_bytes(linked: GpuUnderTest) -> None:
     """Where the older fields are gone the newer ones are read."""
     linked.set_fields({"202.all": 7, "204.all": 8})
     nvlink = linked.read(NvLink)
@@ -362,18 +362,18 @@ def test_nvlink_5_counts_bytes(linked: Card) -> None:
     assert Traffic(rx=8, tx=7) == nvlink.transferred
 
 
-def test_links_are_counted_without_their_field(card: Card) -> None:
+def test_links_are_counted_without_their_field(gpu: GpuUnderTest) -> None:
     """Older drivers have no field for the count: the first missing link ends the list."""
-    card.set(NvLinkState="1 1")
-    nvlink = card.read(NvLink)
+    gpu.set(NvLinkState="1 1")
+    nvlink = gpu.read(NvLink)
     assert nvlink
 
     assert {0: True, 1: True} == nvlink.up
 
 
-def test_ecc(card: Card) -> None:
+def test_ecc(gpu: GpuUnderTest) -> None:
     """Errors by kind and scope."""
-    card.set(**{"EccMode": "1 0", "TotalEccErrors.0": "0 10", "TotalEccErrors.1": "1 11"})
+    gpu.set(**{"EccMode": "1 0", "TotalEccErrors.0": "0 10", "TotalEccErrors.1": "1 11"})
     errors = {
         ("corrected", "volatile"): 0,
         ("corrected", "aggregate"): 1,
@@ -381,99 +381,99 @@ def test_ecc(card: Card) -> None:
         ("uncorrected", "aggregate"): 11,
     }
 
-    assert Ecc(True, errors) == card.read(Ecc)
+    assert Ecc(True, errors) == gpu.read(Ecc)
 
 
-def test_remapped_rows(card: Card) -> None:
+def test_remapped_rows(gpu: GpuUnderTest) -> None:
     """Ampere and newer remap rows."""
-    card.set(RemappedRows="5 2 1 0")
-    repairs = card.read(Repairs)
+    gpu.set(RemappedRows="5 2 1 0")
+    repairs = gpu.read(Repairs)
     assert repairs
 
     assert {"correctable": 5, "uncorrectable": 2} == repairs.remapped_rows
     assert (True, False) == (repairs.remap_pending, repairs.remap_failed)
 
 
-def test_retired_pages(card: Card) -> None:
+def test_retired_pages(gpu: GpuUnderTest) -> None:
     """Older GPUs retire pages."""
-    card.set_fields({29: 3, 30: 4, 31: 1})
+    gpu.set_fields({29: 3, 30: 4, 31: 1})
     pages = {"multiple_single_bit": 3, "double_bit": 4}
 
-    assert Repairs(retired_pages=pages, retirement_pending=True) == card.read(Repairs)
+    assert Repairs(retired_pages=pages, retirement_pending=True) == gpu.read(Repairs)
 
 
 @pytest.mark.parametrize(
     ("number", "action"), [(0, "none"), (1, "gpu_reset"), (4, "drain_and_reset"), (99, None)]
 )
-def test_recovery_action(card: Card, number: int, action: str | None) -> None:
+def test_recovery_action(gpu: GpuUnderTest, number: int, action: str | None) -> None:
     """The action has NVML's name; an unknown number has none."""
-    card.set_fields({230: number})
-    repairs = card.read(Repairs)
+    gpu.set_fields({230: number})
+    repairs = gpu.read(Repairs)
     assert repairs
 
     assert action == repairs.recovery_action
 
 
-def listed(card: Card) -> list[ProcessMemory] | None:
+def listed(gpu: GpuUnderTest) -> list[ProcessMemory] | None:
     """Read the processes of the GPU."""
-    processes = card.read(Processes)
+    processes = gpu.read(Processes)
     return None if processes is None else list(processes.listed)
 
 
 def test_processes_of_all_kinds_are_listed_once(
-    card: Card, caplog: pytest.LogCaptureFixture
+    gpu: GpuUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pid with a compute and a graphics context is one process; older drivers have version 2."""
     caplog.set_level(logging.INFO)
     caplog.clear()
-    card.set(
+    gpu.set(
         ComputeRunningProcesses="7:5 8:-",
         GraphicsRunningProcesses="7:9 9:1",
         MPSComputeRunningProcesses="8:3",
         nvmlDeviceGetComputeRunningProcesses_v3="function_not_found",
     )
 
-    assert [ProcessMemory(7, 9), ProcessMemory(8, 3), ProcessMemory(9, 1)] == listed(card)
+    assert [ProcessMemory(7, 9), ProcessMemory(8, 3), ProcessMemory(9, 1)] == listed(gpu)
     assert [] == [message for message in caplog.messages if "RunningProcesses" in message]
 
 
-def test_unavailable_bytes_are_unknown(card: Card) -> None:
+def test_unavailable_bytes_are_unknown(gpu: GpuUnderTest) -> None:
     """NVML's "not available" never becomes 1.8e19 bytes."""
-    card.set(ComputeRunningProcesses="7:-")
+    gpu.set(ComputeRunningProcesses="7:-")
 
-    assert [ProcessMemory(7, None)] == listed(card)
+    assert [ProcessMemory(7, None)] == listed(gpu)
 
 
-def test_unavailable_list_is_not_an_empty_one(card: Card) -> None:
+def test_unavailable_list_is_not_an_empty_one(gpu: GpuUnderTest) -> None:
     """Without permission for any list there are no processes, not zero processes."""
     for kind in ("Compute", "Graphics", "MPSCompute"):
-        card.set(**{f"nvmlDeviceGet{kind}RunningProcesses_v3": "no_permission"})
+        gpu.set(**{f"nvmlDeviceGet{kind}RunningProcesses_v3": "no_permission"})
 
-    assert listed(card) is None
+    assert listed(gpu) is None
 
 
-def utilization(card: Card) -> dict[int, ProcessUtilization]:
+def utilization(gpu: GpuUnderTest) -> dict[int, ProcessUtilization]:
     """Read the utilization by pid."""
-    processes = card.read(Processes)
+    processes = gpu.read(Processes)
     assert processes
     return dict(processes.utilization)
 
 
-def test_process_utilization_is_the_newest_of_each_process(card: Card) -> None:
+def test_process_utilization_is_the_newest_of_each_process(gpu: GpuUnderTest) -> None:
     """Samples from before the window and ratios above 1 are left out."""
-    recent, earlier, old = (int((card.now - age) * 1e6) for age in (1, 5, 60))
+    recent, earlier, old = (int((gpu.now - age) * 1e6) for age in (1, 5, 60))
     rows = [f"7:{recent}:80:40", f"7:{earlier}:10:10", f"8:{old}:50:50", f"9:{recent}:4000000:30"]
-    card.set(ComputeRunningProcesses="7:1", ProcessUtilization=" ".join(rows))
+    gpu.set(ComputeRunningProcesses="7:1", ProcessUtilization=" ".join(rows))
 
-    assert {7: ProcessUtilization(0.8, 0.4), 9: ProcessUtilization(None, 0.3)} == utilization(card)
+    assert {7: ProcessUtilization(0.8, 0.4), 9: ProcessUtilization(None, 0.3)} == utilization(gpu)
 
 
 @pytest.mark.parametrize("code", ["not_found", "not_supported"])
-def test_no_samples_are_no_utilization(card: Card, code: str) -> None:
+def test_no_samples_are_no_utilization(gpu: GpuUnderTest, code: str) -> None:
     """A GPU without samples is up and has processes."""
-    card.set(ComputeRunningProcesses="7:1", ProcessUtilization=code)
+    gpu.set(ComputeRunningProcesses="7:1", ProcessUtilization=code)
 
-    assert {} == utilization(card)
+    assert {} == utilization(gpu)
 
 
 GPM = {2: 90, 3: 45, 5: 60, 10: 30, 20: 1, 21: 2, 60: 3, 61: 4}
@@ -481,36 +481,36 @@ MEANS = Gpm(0.9, 0.45, 0.6, 0.3, Traffic(3 << 20, 4 << 20), Traffic(2 << 20, 1 <
 
 
 @pytest.fixture
-def hopper(card: Card) -> Card:
+def hopper(gpu: GpuUnderTest) -> GpuUnderTest:
     """A GPU with GPM that was never read."""
-    card.set(GpmQueryDeviceSupport=1, **{f"Gpm.{metric}": value for metric, value in GPM.items()})
-    return card
+    gpu.set(GpmQueryDeviceSupport=1, **{f"Gpm.{metric}": value for metric, value in GPM.items()})
+    return gpu
 
 
-def means_after(card: Card, seconds: float) -> Gpm | None:
+def means_after(gpu: GpuUnderTest, seconds: float) -> Gpm | None:
     """Read the means some seconds later."""
-    card.now += seconds
-    return card.read(Gpm)
+    gpu.now += seconds
+    return gpu.read(Gpm)
 
 
-def samples_in_use(card: Card) -> int:
+def samples_in_use(gpu: GpuUnderTest) -> int:
     """Return how many samples are allocated and not freed."""
-    return card.node.calls("nvmlGpmSampleAlloc") - card.node.calls("nvmlGpmSampleFree")
+    return gpu.node.calls("nvmlGpmSampleAlloc") - gpu.node.calls("nvmlGpmSampleFree")
 
 
-def windows(card: Card) -> list[tuple[int, int]]:
+def windows(gpu: GpuUnderTest) -> list[tuple[int, int]]:
     """Return the windows that were evaluated, from the first to the last sample."""
-    lines = [line.split() for line in card.node.log.read_text().splitlines() if " and " in line]
+    lines = [line.split() for line in gpu.node.log.read_text().splitlines() if " and " in line]
     first = int(lines[0][1]) if lines else 0
     return [(int(line[1]) - first, int(line[3]) - first) for line in lines]
 
 
-def test_gpm_means_are_in_base_units(hopper: Card) -> None:
+def test_gpm_means_are_in_base_units(hopper: GpuUnderTest) -> None:
     """The first reading has no window; percentages become ratios, and MiB/s bytes per second."""
     assert [None, MEANS] == [means_after(hopper, 0), means_after(hopper, 15)]
 
 
-def test_gpm_windows_follow_one_another(hopper: Card) -> None:
+def test_gpm_windows_follow_one_another(hopper: GpuUnderTest) -> None:
     """Each window begins where the last one ended, and only one sample is kept."""
     for _ in range(4):
         means_after(hopper, 15)
@@ -519,7 +519,7 @@ def test_gpm_windows_follow_one_another(hopper: Card) -> None:
     assert 1 == samples_in_use(hopper)
 
 
-def test_second_prometheus_gets_the_same_means(hopper: Card) -> None:
+def test_second_prometheus_gets_the_same_means(hopper: GpuUnderTest) -> None:
     """Two scrapes within a second see the same window, not a gap."""
     means_after(hopper, 0)
     means_after(hopper, 15)
@@ -528,7 +528,7 @@ def test_second_prometheus_gets_the_same_means(hopper: Card) -> None:
     assert 1 == len(windows(hopper))
 
 
-def test_long_pause_is_no_window(hopper: Card) -> None:
+def test_long_pause_is_no_window(hopper: GpuUnderTest) -> None:
     """After ten minutes without a scrape the mean would not describe the present."""
     means_after(hopper, 0)
 
@@ -538,7 +538,7 @@ def test_long_pause_is_no_window(hopper: Card) -> None:
     ]
 
 
-def test_single_gpm_metrics_can_be_missing(hopper: Card) -> None:
+def test_single_gpm_metrics_can_be_missing(hopper: GpuUnderTest) -> None:
     """A metric that is unavailable or not a number is absent; the others are there."""
     hopper.set(**{"Gpm.60": "not_supported", "Gpm.61": "not_supported", "Gpm.5": "nan"})
     means_after(hopper, 0)
@@ -552,7 +552,7 @@ def test_single_gpm_metrics_can_be_missing(hopper: Card) -> None:
     "function",
     ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"],
 )
-def test_gpu_without_gpm(hopper: Card, function: str) -> None:
+def test_gpu_without_gpm(hopper: GpuUnderTest, function: str) -> None:
     """GPUs before Hopper and older drivers have no means, and at most one sample is allocated."""
     hopper.set(**{function: "not_supported"})
 
@@ -560,14 +560,14 @@ def test_gpu_without_gpm(hopper: Card, function: str) -> None:
     assert samples_in_use(hopper) <= 1
 
 
-def test_driver_without_gpm_samples(hopper: Card) -> None:
+def test_driver_without_gpm_samples(hopper: GpuUnderTest) -> None:
     """Where no sample can be allocated there are no means."""
     hopper.node.change("node", nvmlGpmSampleAlloc="not_supported")
 
     assert [None, None] == [means_after(hopper, 0), means_after(hopper, 15)]
 
 
-def test_failed_evaluation_frees_its_sample(hopper: Card) -> None:
+def test_failed_evaluation_frees_its_sample(hopper: GpuUnderTest) -> None:
     """A GPU that is lost between sample and evaluation leaves one sample, not one per scrape."""
     means_after(hopper, 0)
     hopper.set(nvmlGpmMetricsGet="gpu_is_lost")
@@ -578,7 +578,7 @@ def test_failed_evaluation_frees_its_sample(hopper: Card) -> None:
     assert 1 == samples_in_use(hopper)
 
 
-def test_gpu_without_gpm_is_not_asked_again(hopper: Card) -> None:
+def test_gpu_without_gpm_is_not_asked_again(hopper: GpuUnderTest) -> None:
     """Support does not change while NVML is open."""
     hopper.set(GpmQueryDeviceSupport=0)
     for _ in range(3):
@@ -588,7 +588,7 @@ def test_gpu_without_gpm_is_not_asked_again(hopper: Card) -> None:
     assert 0 == hopper.node.calls("nvmlGpmSampleAlloc")
 
 
-def test_gpm_samples_are_freed(hopper: Card) -> None:
+def test_gpm_samples_are_freed(hopper: GpuUnderTest) -> None:
     """When a GPU is gone and before NVML is shut down, no sample is kept."""
     means_after(hopper, 0)
     hopper.nvml.keep([])
@@ -600,7 +600,7 @@ def test_gpm_samples_are_freed(hopper: Card) -> None:
     assert (0, None, 0) == (after_keep, begins_anew, samples_in_use(hopper))
 
 
-def test_gpm_sample_is_freed_once(hopper: Card) -> None:
+def test_gpm_sample_is_freed_once(hopper: GpuUnderTest) -> None:
     """A GPU that goes away during a hung call leaves no sample; none is freed twice."""
     means_after(hopper, 0)
     hopper.set(nvmlGpmMetricsGet="hang")

@@ -14,6 +14,7 @@ from support.exposition import Exposition, scrape
 from support.publishing import own_process, own_sample
 from support.users import as_user, needs_root
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.budgets import (
     MAX_PAGE_BYTES_PER_FILE_BYTE,
     MAX_PAGE_BYTES_PER_USER,
@@ -21,8 +22,7 @@ from torchmem.exporter.budgets import (
     page_cost,
 )
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import MAX_USERS, RunDirectory, decode
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import MAX_USERS, RunDirectory, decode
 from torchmem.exporter.user_directories import MAX_OLD_FILES
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, sample_name
 from torchmem.sample.sample import Process, Sample, encode

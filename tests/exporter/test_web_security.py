@@ -27,7 +27,7 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS_PER_CLIENT, BasicAuth
 from torchmem.exporter.web.config import LiveConfig
-from torchmem.exporter.web.connections import Limits
+from torchmem.exporter.web.connections import ConnectionLimits
 from torchmem.exporter.web.fair_queue import BusyError
 
 PASSWORD = "correct horse"  # noqa: S105 - of this test
@@ -58,10 +58,12 @@ def open_server(
     publish(run_dir, own_sample())
     with ExitStack() as stack:
 
-        def open_server(content: str, limits: Limits | None = None) -> ExporterServer:
+        def open_server(content: str, limits: ConnectionLimits | None = None) -> ExporterServer:
             file = tmp_path / "web" / "web.yml"
             file.write_text(content)
-            server = serve(open_exporter(), web=LiveConfig(file), limits=limits or Limits())
+            server = serve(
+                open_exporter(), web=LiveConfig(file), limits=limits or ConnectionLimits()
+            )
             stack.callback(server.close)
             return server
 
@@ -327,7 +329,7 @@ def test_a_rate_limit_is_that_of_each_client(open_server: Open) -> None:
 
 def test_silent_connections_do_not_block_others(open_server: Open, authority: Authority) -> None:
     """Connections without a TLS handshake make room for others and are closed."""
-    limits = Limits(connections=4, head_seconds=2.0, sweep_seconds=0.05)
+    limits = ConnectionLimits(connections=4, head_seconds=2.0, sweep_seconds=0.05)
     server = open_server(TLS, limits)
     with ExitStack() as stack:
         silent = [stack.enter_context(connect(server.url)) for _ in range(20)]

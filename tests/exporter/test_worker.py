@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.waiting import until
 
-from torchmem.exporter.worker import Worker
+from torchmem.exporter.worker import JobThread
 
 CALLERS, JOBS = 8, 100
 
@@ -16,7 +16,7 @@ CALLERS, JOBS = 8, 100
 @pytest.mark.usefixtures("restless")
 def test_concurrent_callers() -> None:
     """One job runs at a time, and "done" means that the caller's own job has run."""
-    worker, running, done = Worker(), threading.Lock(), list[int]()
+    worker, running, done = JobThread(), threading.Lock(), list[int]()
 
     def job(number: int) -> None:
         assert running.acquire(blocking=False)
@@ -35,7 +35,7 @@ def test_concurrent_callers() -> None:
 
 def test_busy_worker() -> None:
     """While a job runs, the next one returns "busy" immediately."""
-    worker, gate = Worker(), threading.Event()
+    worker, gate = JobThread(), threading.Event()
     assert "expired" == worker.run(lambda: _wait(gate), 0.01)
 
     assert "busy" == worker.run(lambda: None, 60)
@@ -45,7 +45,7 @@ def test_busy_worker() -> None:
 
 def test_a_job_is_done_when_it_has_ended() -> None:
     """A thread that ends late, as on a busy machine, delays neither the result nor the next job."""
-    worker, gate, at_the_end = Worker(), threading.Event(), threading.local()
+    worker, gate, at_the_end = JobThread(), threading.Event(), threading.local()
 
     def job() -> None:
         at_the_end.waits = _Waits(gate)  # deleted when the thread ends
@@ -58,7 +58,7 @@ def test_a_job_is_done_when_it_has_ended() -> None:
 
 def test_closed_worker() -> None:
     """Closing ends the wait for the job that is running, and no further job is started."""
-    worker, gate, done = Worker(), threading.Event(), list[int]()
+    worker, gate, done = JobThread(), threading.Event(), list[int]()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.run, lambda: _wait(gate), 60)
         until(lambda: worker.is_busy)

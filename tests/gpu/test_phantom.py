@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.phantom.cards import Card
+from torchmem.phantom.gpus import GpuModel
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import DeviceMemory
+from torchmem.preflight.result import GpuMemory
 from torchmem.preflight.run import run
 
 pytestmark = pytest.mark.gpu
@@ -43,8 +43,8 @@ print(json.dumps([fits, stats["allocated_bytes.all.peak"], stats["reserved_bytes
 
 
 @pytest.fixture(scope="module")
-def card() -> Card:
-    """Return a phantom card with the properties of this machine's GPU."""
+def phantom_gpu() -> GpuModel:
+    """Return a phantom GPU with the properties of this machine's GPU."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed; run make test-gpu")
     import torch
@@ -53,7 +53,7 @@ def card() -> Card:
         pytest.skip("no NVIDIA GPU that PyTorch can use")
     gpu = torch.cuda.get_device_properties(0)
     capability = (gpu.major, gpu.minor)
-    return Card("this", gpu.name, gpu.total_memory, gpu.multi_processor_count, capability)
+    return GpuModel("this", gpu.name, gpu.total_memory, gpu.multi_processor_count, capability)
 
 
 def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, int]:
@@ -76,28 +76,30 @@ def real(folder: Path, *script: str, fraction: float = 1.0) -> tuple[bool, int, 
     return fits, allocated, reserved
 
 
-def phantom(card: Card, folder: Path, *script: str) -> DeviceMemory:
-    """Return the memory of a script on the phantom card."""
+def phantom(phantom_gpu: GpuModel, folder: Path, *script: str) -> GpuMemory:
+    """Return the memory of a script on the phantom GPU."""
     command = (sys.executable, "-W", "ignore", str(EXAMPLES / script[0]), *script[1:])
-    (device,) = run(RunPlan(command, card, steps=1_000_000), folder, lambda _: None).devices
+    (device,) = run(RunPlan(command, phantom_gpu, steps=1_000_000), folder, lambda _: None).devices
     return device
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_peaks_are_those_of_the_real_card(name: str, card: Card, tmp_path: Path) -> None:
-    """The peaks on both cards agree: allocated within 1 %, reserved within 5 %."""
+def test_the_peaks_are_those_of_the_real_gpu(
+    name: str, phantom_gpu: GpuModel, tmp_path: Path
+) -> None:
+    """The peaks on both GPUs agree: allocated within 1 %, reserved within 5 %."""
     _, allocated, reserved = real(tmp_path, *SCRIPTS[name])
-    device = phantom(card, tmp_path, *SCRIPTS[name])
+    device = phantom(phantom_gpu, tmp_path, *SCRIPTS[name])
     assert device.peak_allocated == pytest.approx(allocated, rel=0.01)
     assert device.peak_reserved == pytest.approx(reserved, rel=0.05)
 
 
-def test_the_same_memory_is_enough(card: Card, tmp_path: Path) -> None:
+def test_the_same_memory_is_enough(phantom_gpu: GpuModel, tmp_path: Path) -> None:
     """The phantom's reserved peak + 5 % is enough on the GPU; its allocated peak − 5 % is not."""
-    device = phantom(card, tmp_path, *SCRIPTS["gpt"])
+    device = phantom(phantom_gpu, tmp_path, *SCRIPTS["gpt"])
     enough, too_little = device.peak_reserved * 1.05, device.peak_allocated * 0.95
     decisions = [
-        real(tmp_path, *SCRIPTS["gpt"], fraction=size / card.memory_bytes)[0]
+        real(tmp_path, *SCRIPTS["gpt"], fraction=size / phantom_gpu.memory_bytes)[0]
         for size in (enough, too_little)
     ]
     assert decisions == [True, False]

@@ -77,7 +77,7 @@ def test_nvml_memory_adds_up(output: dict[str, object]) -> None:
     assert [1.0] == values(output, "nvml_up")
     parts = [values(output, f"nvml_memory_{part}_bytes") for part in ("used", "free", "reserved")]
     assert values(output, "nvml_memory_total_bytes") == [
-        sum(card) for card in zip(*parts, strict=True)
+        sum(gpu) for gpu in zip(*parts, strict=True)
     ]
 
 

@@ -19,16 +19,16 @@ from support.publishing import own_process, own_sample, publish
 from support.samples import UUID
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import encode as encode_report
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.api import MAX_STREAMS_PER_CLIENT, LiveApi
 from torchmem.exporter.live.state import NodeState, decode
-from torchmem.exporter.live.states import Ranks, States
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.live.states import RankIndex, States
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.exporter.web.fair_queue import FairQueue
 from torchmem.sample.run_directory import report_name
 
@@ -85,7 +85,7 @@ def test_stream_follows_the_ranks(client: httpx.Client, run_dir: Path, coding: s
 
 
 def test_state_has_only_what_is_known(client: httpx.Client, run_dir: Path) -> None:
-    """Unknown values are absent from the JSON, not null; parts add up to the card."""
+    """Unknown values are absent from the JSON, not null; parts add up to the GPU."""
     publish(run_dir, own_sample(process=own_process(script=None)))
     answer = until(lambda: with_ranks(client))
     (gpu,) = answer.json()["gpus"]
@@ -148,7 +148,7 @@ def test_words_about_a_rank_are_made_once_for_each_collection(run_dir: Path) -> 
         """Leave what was found as it is."""
 
     queue = FairQueue("test", 1)
-    api = LiveApi(States(collect, lambda: found), Ranks(lambda: found), run_dir, queue)
+    api = LiveApi(States(collect, lambda: found), RankIndex(lambda: found), run_dir, queue)
     app = Starlette(routes=[Route("/api/v1/rank", api.rank)])
     asked = {"id": found.published[0].id, "gpu": UUID}
 

@@ -18,21 +18,20 @@ from support import reports, whatif_results
 from support.browser import Page
 from support.fuzz import make_input
 from support.recordings import varying_lengths
-from support.snapshots import load_snapshot, segments
+from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.whatif.result import document
 
 INPUT = "input[type=file]"
-SHARED = Path("/work/shared/snapshots")
 values = st.recursive(
     st.none()
     | st.booleans()
@@ -219,12 +218,10 @@ def test_sums_over_a_trace_are_those_of_the_sample(
             assert layout.headroom_flush_bytes == sums["headroom"]
 
 
-@pytest.mark.parametrize("name", ["small", "forward_bf16_128", "forward_fp32_128", "training_256"])
-def test_recordings_of_real_gpus(opened: Page, name: str) -> None:
+@pytest.mark.parametrize("name", REAL_GPUS)
+def test_recordings_of_real_gpus(opened: Page, name: str, tmp_path: Path) -> None:
     """Undoing and repeating the whole trace ends in the recorded state, block by block."""
-    path = SHARED / f"{name}.pickle"
-    if not path.exists():
-        pytest.skip("the recordings are not on this machine")
+    path = of_real_gpu(name, tmp_path)
     found = replayed(opened, path)
     assert blocks_of(load_snapshot(path)) == blocks_in(found["end"]) == blocks_in(found["again"])
     assert found["begin"] == found["first"]

@@ -22,11 +22,11 @@ from support.waiting import until
 from torchmem.allocator.sizes import format_index
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.demo.node import SimulatedNode, uuid
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap, MemoryMap, encode
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 

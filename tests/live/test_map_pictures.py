@@ -18,13 +18,13 @@ from support.recordings import varying_lengths
 
 from torchmem import sdk
 from torchmem.demo.node import SimulatedNode, uuid
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MIN_STATES = 3
@@ -64,8 +64,8 @@ def picture(page: Page, tmp_path: Path, name: str) -> None:
 
 def fragmented() -> DeviceCachingAllocator:
     """An allocator whose steps had many sizes, while some tensors stayed."""
-    card = SimulatedCard(80 * GIB, context_bytes=GIB // 2, uuid=uuid(0), name="H100")
-    allocator, rng = DeviceCachingAllocator(card), random.Random(4)
+    gpu = SimulatedGpu(80 * GIB, context_bytes=GIB // 2, uuid=uuid(0), name="H100")
+    allocator, rng = DeviceCachingAllocator(gpu), random.Random(4)
     kept = [allocator.malloc(rng.choice((128, 256, 512)) * MIB) for _ in range(60)]
     for _ in range(40):
         step = [allocator.malloc(rng.randint(1, 700) * MIB // 2) for _ in range(30)]

@@ -27,12 +27,12 @@ from support.waiting import until
 
 from torchmem import sdk
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.map_file import MAX_COMMAS, MAX_OBJECTS, MapFiles, checked
 from torchmem.exporter.live.memory_map import Requests
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.testing import FakeNvml
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,
@@ -46,7 +46,7 @@ from torchmem.sample.memory_map import (
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 MIB = 1 << 20
 NOW = 1.8e9
@@ -218,7 +218,7 @@ def test_a_page_of_another_site_may_not_look(run_dir: Path, client: httpx.Client
 
 def test_from_the_sdk_to_the_browser(run_dir: Path, client: httpx.Client) -> None:
     """A real session sees the request of a real exporter, and its map shows the allocator."""
-    allocator = DeviceCachingAllocator(SimulatedCard(1 << 30, context_bytes=0, uuid=UUID))
+    allocator = DeviceCachingAllocator(SimulatedGpu(1 << 30, context_bytes=0, uuid=UUID))
     blocks = [allocator.malloc(3 * MIB) for _ in range(10)]
     for block in blocks[::2]:
         allocator.free(block)

@@ -21,20 +21,20 @@ from support.publishing import own_process, own_sample, publish
 
 from torchmem.allocator.sizes import format_index
 from torchmem.demo.node import SimulatedNode, cuda_bytes, uuid
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.page import files
-from torchmem.exporter.live.state import Found
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.report import text as report_text
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
-from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 from torchmem.simulator.scenarios import SCENARIOS
 
 GIB = 1 << 30
@@ -86,7 +86,7 @@ def test_a_rank_appears_changes_and_dies(page: Page, run_dir: Path) -> None:
 
 
 def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
-    """Each part of a card is as wide as its share of the card, within what borders take."""
+    """Each part of a GPU is as wide as its share of the GPU, within what borders take."""
     publish(run_dir, own_sample(uuid(0)))
     with node_of(run_dir) as server:
         page.goto(server.url)
@@ -204,17 +204,17 @@ class Known(EmptyCollector):
         exporter.close()
         self._found = replace(exporter.found(), published=published)
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         return replace(self._found, time=time.time())
 
 
 def played(name: str, number: int) -> tuple[FakeGpu, Published]:
-    """Play the last of four ranks of a scenario, on a card of its own."""
+    """Play the last of four ranks of a scenario, on a GPU of its own."""
     scenario, pid = SCENARIOS[name], 4_000_000 + number
-    total, capacity = scenario.card_bytes, cuda_bytes(scenario.card_bytes)
-    use = CardUse([0] * (1 + scenario.neighbors), 0)
-    card = SimulatedCard(capacity, use=use, uuid=uuid(number), name=name)
-    trainer = Trainer(Life(name, f"demo-{name}", 3, 4, pid, 0.0, 1e9, steps=60), card, 0)
+    total, capacity = scenario.gpu_bytes, cuda_bytes(scenario.gpu_bytes)
+    use = GpuUse([0] * (1 + scenario.neighbors), 0)
+    simulated = SimulatedGpu(capacity, use=use, uuid=uuid(number), name=name)
+    trainer = Trainer(Life(name, f"demo-{name}", 3, 4, pid, 0.0, 1e9, steps=60), simulated, 0)
     trainer.play(300.0)
     item = trainer.published(300.0)
     assert item is not None

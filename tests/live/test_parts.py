@@ -1,4 +1,4 @@
-"""The parts of a card: what each rank holds, and what is left."""
+"""The parts of a GPU: what each rank holds, and what is left."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from support.samples import devices, full_sample
 
 from torchmem.exporter.live.parts import (
     LEGEND,
-    Part,
-    card_parts,
+    UseState,
+    gpu_parts,
     plausible,
     rank_parts,
     tensor_bytes,
@@ -24,7 +24,7 @@ MIB = 1 << 20
 NAMES = [entry.name for entry in LEGEND]
 
 
-def total(parts: tuple[Part, ...]) -> int:
+def total(parts: tuple[UseState, ...]) -> int:
     return sum(part.bytes for part in parts)
 
 
@@ -49,11 +49,11 @@ def test_parts_of_a_rank_add_up(device: DeviceSample, outside: int | None) -> No
 
 
 @given(memories(), st.lists(devices, max_size=3), st.none() | st.integers(0, 80 * GIB))
-def test_parts_of_a_card_add_up(
+def test_parts_of_a_gpu_add_up(
     memory: MemoryInfo, ranks: list[DeviceSample], driver_free: int | None
 ) -> None:
     """Whatever ranks claim, the parts add up to NVML's total, in the order of the legend."""
-    parts = card_parts(
+    parts = gpu_parts(
         memory.total, memory, [rank_parts(device, GIB) for device in ranks], driver_free
     )
 
@@ -130,30 +130,35 @@ def test_what_came_since_the_snapshot_is_no_tensor() -> None:
     assert "step" not in parts
 
 
-def test_a_card_without_nvml() -> None:
+def test_a_gpu_without_nvml() -> None:
     """Without NVML, what is neither free nor PyTorch's is one part, and free is the driver's."""
-    parts = card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], 5 * GIB)
+    parts = gpu_parts(10 * GIB, None, [[UseState("held", 4 * GIB)]], 5 * GIB)
 
     assert parts == (
-        Part("held", 4 * GIB),
-        Part("not_pytorch", GIB),
-        Part("free", 5 * GIB),
+        UseState("held", 4 * GIB),
+        UseState("not_pytorch", GIB),
+        UseState("free", 5 * GIB),
     )
 
 
 def test_unknown_memory_is_not_in_use() -> None:
     """Without NVML and a running rank, only what ranks hold is known."""
-    assert card_parts(10 * GIB, None, [[Part("held", 4 * GIB)]], None) == (Part("held", 4 * GIB),)
-    assert card_parts(10 * GIB, None, [], None) == ()
+    assert gpu_parts(10 * GIB, None, [[UseState("held", 4 * GIB)]], None) == (
+        UseState("held", 4 * GIB),
+    )
+    assert gpu_parts(10 * GIB, None, [], None) == ()
 
 
 def test_ranks_that_do_not_fit_together_shrink_what_is_free_first() -> None:
     """Tensors keep their bytes while the ranks' free memory can give up what is too much."""
     memory = MemoryInfo(10 * GIB, 9 * GIB, GIB, 0)
-    ranks = [[Part("parameters", 5 * GIB), Part("releasable", 2 * GIB)], [Part("held", 4 * GIB)]]
+    ranks = [
+        [UseState("parameters", 5 * GIB), UseState("releasable", 2 * GIB)],
+        [UseState("held", 4 * GIB)],
+    ]
 
-    assert card_parts(10 * GIB, memory, ranks, GIB) == (
-        Part("parameters", 5 * GIB),
-        Part("held", 4 * GIB),
-        Part("releasable", GIB),
+    assert gpu_parts(10 * GIB, memory, ranks, GIB) == (
+        UseState("parameters", 5 * GIB),
+        UseState("held", 4 * GIB),
+        UseState("releasable", GIB),
     )

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from support import reports, samples
 from support.publishing import own_sample, publish
 
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import OomReport, encode
 from torchmem.explain.thresholds import changed
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.live.state import Found, node_state
 from torchmem.exporter.live.state import encode as encode_document
+from torchmem.exporter.live.state import node_state
 from torchmem.exporter.live.why import OomWhy, RankWhy, oom_why, rank_why
 from torchmem.exporter.main import reload
+from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published, RunDirectory
-from torchmem.exporter.testing import FakeGpu, FakeNvml
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Ending, Sample
 
@@ -108,7 +109,7 @@ def test_a_reload_applies_new_thresholds(tmp_path: Path) -> None:
     published(tmp_path / "run", own_sample())
     file = tmp_path / "thresholds.yml"
     exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
-    settings = Settings(run_dir=tmp_path / "run", thresholds=file)
+    settings = ExporterSettings(run_dir=tmp_path / "run", thresholds=file)
 
     def severe(text: str) -> bool:
         file.write_text(text)
@@ -196,7 +197,7 @@ def test_the_gpu_has_nvmls_index(tmp_path: Path) -> None:
 def test_every_valid_sample_has_a_state(sample: Sample) -> None:
     """Whatever samples say, parts add up and the document can be encoded."""
     item = Published(sample, sample.process.pid, "running", attributed=True)
-    state = node_state(Found(0.0, Reading(FakeNvml.of()), [item]))
+    state = node_state(NodeReading(0.0, Reading(FakeNvml.of()), [item]))
 
     assert encode_document(state)
     for gpu in state.gpus:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from torchmem.phantom.build import library_folder
-from torchmem.phantom.cards import Card, parse_card
 from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.gpus import GpuModel, parse_gpu_model
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -29,15 +29,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def on_card(cache: dict[str, str], tmp_path: Path) -> Run:
-    """Return a function that runs Python code with `cuda` (ctypes) on its own cards."""
+def on_gpu(cache: dict[str, str], tmp_path: Path) -> Run:
+    """Return a function that runs Python code with `cuda` (ctypes) on its own GPUs."""
     prelude = "import ctypes; from ctypes import byref; cuda = ctypes.CDLL(None)\n"
 
     def run(
-        code: str, of: Card | None = None, devices: int = 1, addresses: str = ""
+        code: str, of: GpuModel | None = None, devices: int = 1, addresses: str = ""
     ) -> subprocess.CompletedProcess[str]:
         environment = phantom_environment(
-            of or parse_card("24GB"), devices, tmp_path / "state", cache
+            of or parse_gpu_model("24GB"), devices, tmp_path / "state", cache
         )
         environment["PHANTOM_ADDRESSES"] = addresses
         command = [sys.executable, "-c", prelude + code]

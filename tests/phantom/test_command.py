@@ -1,4 +1,4 @@
-"""The command `python -m torchmem.phantom --card NAME -- COMMAND`."""
+"""The command `python -m torchmem.phantom --gpu-model NAME -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Co
     ("flags", "expected"),
     [
         ([], "h100-80gb 85020639232 132 1"),
-        (["--card", "t4"], "t4-16gb 15828254720 40 1"),
-        (["--memory", "9GB", "--devices", "2"], "9GB 9000000000 132 2"),
-        (["--card", "t4", "--memory", "8GiB"], "t4-16gb 8589934592 40 1"),
+        (["--gpu-model", "t4"], "t4-16gb 15828254720 40 1"),
+        (["--memory", "9GB", "--gpus", "2"], "9GB 9000000000 132 2"),
+        (["--gpu-model", "t4", "--memory", "8GiB"], "t4-16gb 8589934592 40 1"),
     ],
     ids=["default", "card", "memory", "both"],
 )
-def test_the_flags_choose_the_card(
+def test_the_flags_choose_the_gpu(
     cache: dict[str, str], tmp_path: Path, flags: list[str], expected: str
 ) -> None:
-    """The environment of the command has the card, the number of cards and their memory."""
+    """The environment of the command has the GPU, the number of GPUs and their memory."""
     done = run(cache, tmp_path, *flags, "--", *BARE)
 
     assert (0, expected) == (done.returncode, done.stdout.strip()), done.stderr
 
 
-def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: Path) -> None:
-    """Without flags, a run uses the card of the run around it."""
+def test_a_run_inside_a_run_has_the_same_gpu(cache: dict[str, str], tmp_path: Path) -> None:
+    """Without flags, a run uses the GPU of the run around it."""
     inner = [sys.executable, "-m", "torchmem.phantom", "--", *BARE]
 
     done = run(
-        cache, tmp_path, "--card", "l4", "--memory", "20GB", "--devices", "3", "--", "env", *inner
+        cache, tmp_path, "--gpu-model", "l4", "--memory", "20GB", "--gpus", "3", "--", "env", *inner
     )
 
     assert "l4-24gb 20000000000 58 3" == done.stdout.strip(), done.stderr
@@ -64,9 +64,9 @@ def test_a_run_inside_a_run_has_the_same_card(cache: dict[str, str], tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--card", "h10", "--", "true"], "'h10' is not a known GPU"),
+        (["--gpu-model", "h10", "--", "true"], "'h10' is not a known GPU"),
         (["--memory", "lots", "--", "true"], "'lots' is not a known GPU"),
-        (["--devices", "99", "--", "true"], "'99' is not a number of GPUs from 1 to 16"),
+        (["--gpus", "99", "--", "true"], "'99' is not a number of GPUs from 1 to 16"),
         (["--machine", "256", "--", "true"], "'256' is not the number of a machine from 0 to 255"),
         (
             ["--addresses", "random", "--", "true"],

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from torchmem.phantom.build import SOURCES, library_folder
-from torchmem.phantom.cards import CATALOG, Card, parse_card
 from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.gpus import CATALOG, GpuModel, parse_gpu_model
 from torchmem.phantom.torch_build import TorchBuild
 from torchmem.sample.errors import UsageError
 
@@ -36,9 +36,9 @@ def test_the_sources_compile_without_a_warning(cache: dict[str, str]) -> None:
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_an_allocation_succeeds_exactly_when_it_fits(on_card: Run) -> None:
+def test_an_allocation_succeeds_exactly_when_it_fits(on_gpu: Run) -> None:
     """All free memory can be allocated, not a byte more, and freeing returns it."""
-    done = on_card("""
+    done = on_gpu("""
 free, total, pointer = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
 cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value, total.value)
 print(cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(free.value + 1)))
@@ -47,9 +47,9 @@ print(cuda.cudaFree(pointer), cuda.cudaFree(pointer))
 cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
 """)
 
-    card = parse_card("24GB")
-    free = card.memory_bytes - card.context_bytes
-    assert f"{free} {card.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
+    gpu = parse_gpu_model("24GB")
+    free = gpu.memory_bytes - gpu.context_bytes
+    assert f"{free} {gpu.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
 
 
 ADDRESSES = """
@@ -65,9 +65,9 @@ print(*first, freed, *(allocate() for _ in range(2)))
 
 
 @pytest.mark.parametrize("order", ["reuse", "ascending", "descending", "random:1", "random:2"])
-def test_new_memory_lies_in_the_chosen_order(on_card: Run, order: str) -> None:
+def test_new_memory_lies_in_the_chosen_order(on_gpu: Run, order: str) -> None:
     """Ranges ascend, descend, fill the gap of a freed one, or repeat a seed's random order."""
-    runs = [on_card(ADDRESSES, addresses=order) for _ in range(2)]
+    runs = [on_gpu(ADDRESSES, addresses=order) for _ in range(2)]
     addresses = [int(word) for word in runs[0].stdout.split()]
     *first, freed, second, third = addresses
     ranges = sorted([*first, second, third])
@@ -81,21 +81,21 @@ def test_new_memory_lies_in_the_chosen_order(on_card: Run, order: str) -> None:
         assert [*first, second, third] == ranges[::-1]
     if order.startswith("random"):
         assert runs[0].stdout == runs[1].stdout
-        assert runs[0].stdout != on_card(ADDRESSES, addresses="random:3").stdout
+        assert runs[0].stdout != on_gpu(ADDRESSES, addresses="random:3").stdout
         assert [*first, second, third] != ranges[::-1]
 
 
-def test_an_unknown_order_of_addresses_is_one_sentence(on_card: Run) -> None:
+def test_an_unknown_order_of_addresses_is_one_sentence(on_gpu: Run) -> None:
     """The library stops at the first allocation, and names the orders that it has."""
-    done = on_card(ADDRESSES, addresses="up")
+    done = on_gpu(ADDRESSES, addresses="up")
 
     assert done.returncode != 0
     assert "PHANTOM_ADDRESSES=up is no order: set it to reuse, ascending" in done.stderr
 
 
-def test_device_memory_costs_no_memory_of_the_host(on_card: Run) -> None:
-    """20 GB of a card are addresses only, and copies from them are zero."""
-    done = on_card("""
+def test_device_memory_costs_no_memory_of_the_host(on_gpu: Run) -> None:
+    """20 GB of a GPU are addresses only, and copies from them are zero."""
+    done = on_gpu("""
 pointer, host = ctypes.c_void_p(), ctypes.create_string_buffer(b"x" * 64)
 print(cuda.cudaMalloc(byref(pointer), ctypes.c_size_t(20 * 10**9)))
 source = ctypes.c_void_p(pointer.value + 10**9)
@@ -108,10 +108,10 @@ print(int(peak.split()[0]) < 200 * 1024)
     assert "0\n0 True\nTrue\n" == done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("card", CATALOG, ids=lambda card: card.name)
-def test_a_card_reports_the_properties_of_the_catalog(on_card: Run, card: Card) -> None:
+@pytest.mark.parametrize("gpu", CATALOG, ids=lambda gpu: gpu.name)
+def test_a_gpu_reports_the_properties_of_the_catalog(on_gpu: Run, gpu: GpuModel) -> None:
     """Driver, runtime and NVML agree on name, memory, multiprocessors and compute capability."""
-    done = on_card(
+    done = on_gpu(
         """
 name, size, value = ctypes.create_string_buffer(96), ctypes.c_size_t(), ctypes.c_int()
 cuda.cuDeviceGetName(name, 96, 0); cuda.cuDeviceTotalMem_v2(byref(size), 0)
@@ -124,12 +124,12 @@ print(properties.value.decode(), int.from_bytes(properties.raw[288:296], "little
 handle = ctypes.c_void_p(); cuda.nvmlInit_v2(); cuda.nvmlDeviceGetHandleByIndex_v2(0, byref(handle))
 cuda.nvmlDeviceGetName(handle, name, 96); print(name.value.decode())
 """,
-        card,
+        gpu,
     )
 
-    name, (major, minor) = f"{card.product} (phantom)", card.capability
-    expected = [f"{name} {card.memory_bytes} {card.multiprocessors} {major} {minor}"]
-    expected += [f"{name} {card.memory_bytes}"] * 2 + [name]
+    name, (major, minor) = f"{gpu.product} (phantom)", gpu.capability
+    expected = [f"{name} {gpu.memory_bytes} {gpu.multiprocessors} {major} {minor}"]
+    expected += [f"{name} {gpu.memory_bytes}"] * 2 + [name]
     assert expected == done.stdout.splitlines(), done.stderr
 
 
@@ -149,7 +149,7 @@ def calling(
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     torch = TorchBuild("2.13.0+cu124", "12.4", library.parent.parent)
-    return phantom_environment(parse_card("24GB"), 1, folder / "state", cache, torch), library
+    return phantom_environment(parse_gpu_model("24GB"), 1, folder / "state", cache, torch), library
 
 
 def call(calling: tuple[dict[str, str], Path], code: str) -> subprocess.CompletedProcess[str]:
@@ -190,12 +190,12 @@ def test_other_environments_are_unchanged(cache: dict[str, str], tmp_path: Path)
     before, given = dict(os.environ), dict(cache)
 
     made = phantom_environment(
-        parse_card("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/other.so"}
+        parse_gpu_model("t4"), 2, tmp_path, {**cache, "LD_PRELOAD": "/lib/other.so"}
     )
 
     assert (before, given) == (dict(os.environ), cache)
     assert made["LD_PRELOAD"].endswith(":/lib/other.so")
-    again = phantom_environment(parse_card("t4"), 2, tmp_path, made)
+    again = phantom_environment(parse_gpu_model("t4"), 2, tmp_path, made)
     assert made["LD_PRELOAD"] == again["LD_PRELOAD"]
 
 

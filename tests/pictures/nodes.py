@@ -14,20 +14,20 @@ from pictures.training import Life, Trainer
 from support.waiting import until
 
 from torchmem.demo.node import VERSIONS, SimulatedNode, cuda_bytes, product_name, uuid
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.directory_status import DirectoryStatus
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.metrics import catalog
-from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 GIB = 1 << 30
-CARD_BYTES = 80 * GIB
+GPU_BYTES = 80 * GIB
 FAILS_AFTER_SECONDS = 5.0
 """How long the other ranks of a job live after one has died: until their next collective fails."""
 EPOCH_SECONDS = 1800.0
@@ -133,10 +133,10 @@ class Node:
         return [item for item in known if item]
 
     def _started(self, number: int, gpu: int, life: Life) -> Trainer:
-        use = CardUse(self._uses[gpu], self._cells[number])
-        name, capacity = product_name(CARD_BYTES), cuda_bytes(CARD_BYTES)
-        card = SimulatedCard(capacity, use=use, uuid=uuid(gpu, self.plan.host), name=name)
-        return Trainer(life, card, local_rank=gpu)
+        use = GpuUse(self._uses[gpu], self._cells[number])
+        name, capacity = product_name(GPU_BYTES), cuda_bytes(GPU_BYTES)
+        simulated = SimulatedGpu(capacity, use=use, uuid=uuid(gpu, self.plan.host), name=name)
+        return Trainer(life, simulated, local_rank=gpu)
 
     def _fail_others(self) -> None:
         """End the ranks of a job in which one has died."""

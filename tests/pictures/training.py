@@ -14,7 +14,7 @@ from random import Random
 from torchmem.allocator.settings import ADVICE_LABEL
 from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.verdict import Circumstances
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.host.procfs import pid_namespace
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import (
@@ -36,9 +36,9 @@ from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
+from torchmem.simulator.gpu import SimulatedGpu
+from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, SimulatedRank
 
 STATS_SECONDS = 2e-5
 SNAPSHOT_COST_SECONDS = 2e-3
@@ -73,15 +73,15 @@ class Life:
 
 
 class Trainer:
-    """Plays one life on a card. `played` is how far; the state is that of the process then.
+    """Plays one life on a GPU. `played` is how far; the state is that of the process then.
 
     `used_bytes` is what the driver had given it when the SDK last read the allocator, because the
     exporter compares values of the same moment.
     """
 
-    def __init__(self, life: Life, card: SimulatedCard, local_rank: int) -> None:
-        self.life, self.card = life, card
-        self.allocator = DeviceCachingAllocator(card)
+    def __init__(self, life: Life, gpu: SimulatedGpu, local_rank: int) -> None:
+        self.life, self.gpu = life, gpu
+        self.allocator = DeviceCachingAllocator(gpu)
         self._backend = SimulatedBackend([self.allocator])
         self._recorder = Recorder(self._backend)
         self._ooms, self._growth = OomExaminer(self._recorder), GrowthJudge(self._recorder)
@@ -123,8 +123,8 @@ class Trainer:
 
     def _train(self) -> Iterator[ScenarioEvent]:
         life = self.life
-        capacity = self.card.mem_get_info()[0]
-        worker = Worker(self.allocator, life.rank, life.world_size, life.steps, 0, capacity)
+        capacity = self.gpu.mem_get_info()[0]
+        worker = SimulatedRank(self.allocator, life.rank, life.world_size, life.steps, 0, capacity)
         return SCENARIOS[life.scenario].train(worker)
 
     def _next_event(self) -> None:
@@ -152,19 +152,19 @@ class Trainer:
 
     def _read_stats(self) -> None:
         self._recorder.read_stats()
-        self.used_bytes = self.card.use.own()
+        self.used_bytes = self.gpu.use.own()
 
     def end(self, state: State, when: float) -> None:
         """End the process at a time; the driver frees its memory."""
         self.state, self.ended = state, when
         if not self.is_live:
-            self.card.use.cells[self.card.use.slot] = self.used_bytes = 0
+            self.gpu.use.cells[self.gpu.use.slot] = self.used_bytes = 0
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self._oom_at = self.played
         failed = FailedAllocation(device, requested, limit, driver_free, ORIGIN)
         self._ooms.examine(failed, Circumstances(self._steps))
-        self.used_bytes = self.card.use.own()
+        self.used_bytes = self.gpu.use.own()
 
     def _sample(self, now: float) -> Sample:
         life = self.life

@@ -217,7 +217,7 @@ def test_runs_with_the_same_parameters_differ_as_runs_do() -> None:
         found[earlier.likeness] = earlier.job
         if earlier.likeness == "same":
             assert earlier.job is not None
-            assert made.scenario.card_bytes == earlier.job.scenario.card_bytes
+            assert made.scenario.gpu_bytes == earlier.job.scenario.gpu_bytes
             assert made.scenario.name != earlier.job.scenario.name
 
     assert found.keys() == {"first", "same", "changed"}

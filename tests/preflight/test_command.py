@@ -65,7 +65,7 @@ def check_golden(name: str, stdout: str) -> None:
 
 def test_the_report_of_a_script_that_fits(run: Preflight) -> None:
     """The page equals the golden file, and the exit code is 0."""
-    code, stdout, stderr = run(PlayedScript(), "--card", "2GB")
+    code, stdout, stderr = run(PlayedScript(), "--gpu-model", "2GB")
 
     assert (0, "") == (code, stderr)
     check_golden("fits.txt", stdout)
@@ -74,16 +74,16 @@ def test_the_report_of_a_script_that_fits(run: Preflight) -> None:
 def test_the_report_of_a_script_that_does_not_fit(run: Preflight) -> None:
     """The OOM is explained, a run on a larger phantom shows the need, and the exit code is 1."""
     script = PlayedScript()
-    code, stdout, stderr = run(script, "--card", "0.86GB", "--cards", "0.86GB,1GB,2GB")
+    code, stdout, stderr = run(script, "--gpu-model", "0.86GB", "--gpu-models", "0.86GB,1GB,2GB")
 
     assert (1, "") == (code, stderr)
-    assert [1, 8] == [round(plan.card.memory_bytes / 0.86e9) for plan in script.plans]
+    assert [1, 8] == [round(plan.gpu.memory_bytes / 0.86e9) for plan in script.plans]
     check_golden("does_not_fit.txt", stdout)
 
 
 def test_the_first_sentence_names_a_setting_that_makes_it_fit(run: Preflight) -> None:
     """Headline, advice, table and JSON name the same setting; the exit code is 1."""
-    flags = "--card", "1.1GB", "--setting", "expandable_segments:True"
+    flags = "--gpu-model", "1.1GB", "--setting", "expandable_segments:True"
     code, stdout, _ = run(PlayedScript(), *flags, "--json")
     document = json.loads(stdout)
     settings = document["comparison"]["settings"]
@@ -97,22 +97,37 @@ def test_the_first_sentence_names_a_setting_that_makes_it_fit(run: Preflight) ->
 
 
 def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
-    """Each setting and each card is then run, and the page shows that."""
+    """Each setting and each GPU is then run, and the page shows that."""
     script = PlayedScript(odd=True)
     confs = "max_split_size_mb:64", "expandable_segments:True"
     code, stdout, _ = run(
-        script, "--card", "2GB", "--cards", "1GB,2GB", "--setting", confs[0], "--setting", confs[1]
+        script,
+        "--gpu-model",
+        "2GB",
+        "--gpu-models",
+        "1GB,2GB",
+        "--setting",
+        confs[0],
+        "--setting",
+        confs[1],
     )
 
     assert 0 == code
     assert [None, *confs, None, None] == [plan.alloc_conf for plan in script.plans]
-    assert [2, 2, 2, 1, 2] == [round(plan.card.memory_bytes / 1e9) for plan in script.plans]
+    assert [2, 2, 2, 1, 2] == [round(plan.gpu.memory_bytes / 1e9) for plan in script.plans]
     check_golden("run_again.txt", stdout)
 
 
 def test_growth_is_the_headline(run: Preflight) -> None:
-    """It leads, with the steps until the card is full, and decides: the exit code is 1."""
-    flags = "--card", "1.6GB", "--cards", "1.6GB,2GB,80GB", "--setting", "expandable_segments:True"
+    """It leads, with the steps until the GPU is full, and decides: the exit code is 1."""
+    flags = (
+        "--gpu-model",
+        "1.6GB",
+        "--gpu-models",
+        "1.6GB,2GB,80GB",
+        "--setting",
+        "expandable_segments:True",
+    )
     code, stdout, _ = run(PlayedScript(leak=5 * MIB), *flags)
     document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
     verdict, text = document["verdict"], " ".join(stdout.split())
@@ -132,7 +147,14 @@ def test_growth_is_the_headline(run: Preflight) -> None:
 
 def test_other_gpus_are_full_later(run: Preflight) -> None:
     """Each GPU of the table has its own steps left, and one that is never full soon fits."""
-    flags = "--card", "1.6GB", "--cards", "1.6GB,2GB,80GB", "--setting", "expandable_segments:True"
+    flags = (
+        "--gpu-model",
+        "1.6GB",
+        "--gpu-models",
+        "1.6GB,2GB,80GB",
+        "--setting",
+        "expandable_segments:True",
+    )
     document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
     own, larger, largest = document["comparison"]["cards"]
 
@@ -141,10 +163,10 @@ def test_other_gpus_are_full_later(run: Preflight) -> None:
     assert largest["steps_left"] is None
 
 
-def test_growth_that_has_filled_the_card_is_the_headline(run: Preflight) -> None:
+def test_growth_that_has_filled_the_gpu_is_the_headline(run: Preflight) -> None:
     """A leak that ran out of memory is told by the run with more memory; no setting helps."""
     script = PlayedScript(leak=40 * MIB)
-    code, stdout, _ = run(script, "--card", "1.6GB", "--json")
+    code, stdout, _ = run(script, "--gpu-model", "1.6GB", "--json")
     verdict = json.loads(stdout)["verdict"]
 
     assert (1, False, None) == (code, verdict["fits"], verdict["fits_with"])
@@ -160,7 +182,7 @@ def test_growth_that_has_filled_the_card_is_the_headline(run: Preflight) -> None
 def test_the_growth_of_a_whole_run_is_a_note(run: Preflight) -> None:
     """A script that ended by itself did fit."""
     whole = PlayedScript(leak=5 * MIB, then=ends("finished"))
-    code, stdout, _ = run(whole, "--card", "2GB")
+    code, stdout, _ = run(whole, "--gpu-model", "2GB")
 
     assert 0 == code
     assert "Fits a phantom GPU of 2GB" in stdout
@@ -169,7 +191,7 @@ def test_the_growth_of_a_whole_run_is_a_note(run: Preflight) -> None:
 
 def test_the_growth_of_a_few_steps_is_unknown(run: Preflight) -> None:
     """It decides nothing, and the table says that it is not known."""
-    code, stdout, _ = run(PlayedScript(leak=40 * MIB), "--card", "2GB", "--steps", "1")
+    code, stdout, _ = run(PlayedScript(leak=40 * MIB), "--gpu-model", "2GB", "--steps", "1")
 
     assert 0 == code
     assert re.search(r"  growth per step +unknown \(too few steps\)\n", stdout)
@@ -178,7 +200,7 @@ def test_the_growth_of_a_few_steps_is_unknown(run: Preflight) -> None:
 def test_a_rank_whose_memory_grows_does_not_fit(run: Preflight) -> None:
     """Its row says so, the first sentence tells the growth, and the exit code is 1."""
     script = PlayedScript(leak=5 * MIB)
-    flags = "--card", "2GB", "--world-size", "16", "--ranks", "0,9"
+    flags = "--gpu-model", "2GB", "--world-size", "16", "--ranks", "0,9"
     code, stdout, _ = run(script, *flags)
 
     assert 1 == code
@@ -190,7 +212,7 @@ def test_a_rank_whose_memory_grows_does_not_fit(run: Preflight) -> None:
 def test_the_json_of_one_run(run: Preflight) -> None:
     """One document equals the golden file, without timelines; the script prints to stderr."""
     code, stdout, stderr = run(
-        PlayedScript(words="epoch 1\n"), "--card", "2GB", "--steps", "8", "--json"
+        PlayedScript(words="epoch 1\n"), "--gpu-model", "2GB", "--steps", "8", "--json"
     )
     document = json.loads(stdout)
     for outcome in document["comparison"]["settings"]["outcomes"]:
@@ -202,10 +224,10 @@ def test_the_json_of_one_run(run: Preflight) -> None:
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_plot_is_written(run: Preflight, tmp_path: Path, suffix: str) -> None:
-    """The plot names the phantom card and every setting."""
+    """The plot names the phantom GPU and every setting."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"plot{suffix}"
-    code, stdout, _ = run(PlayedScript(), "--card", "2GB", "--plot", path, "--json")
+    code, stdout, _ = run(PlayedScript(), "--gpu-model", "2GB", "--plot", path, "--json")
 
     assert 0 == code
     if suffix == ".png":
@@ -222,7 +244,7 @@ def test_the_trace_is_kept_on_request(run: Preflight, tmp_path: Path) -> None:
     """Only its owner can read the file, and no other file is left."""
     path = tmp_path / "trace.pickle"
     path.write_text("older, and readable by everyone")
-    run(PlayedScript(), "--card", "2GB", "--snapshot", path)
+    run(PlayedScript(), "--gpu-model", "2GB", "--snapshot", path)
 
     assert 0o600 == path.stat().st_mode & 0o777
     assert 1 == len(read(path))
@@ -232,7 +254,7 @@ def test_the_trace_is_kept_on_request(run: Preflight, tmp_path: Path) -> None:
 def test_the_largest_batch_is_found(run: Preflight) -> None:
     """The table shows every run; the largest value that fits and the next one were both run."""
     script = PlayedScript()
-    code, stdout, stderr = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
+    code, stdout, stderr = run(script, "--gpu-model", "4GB", "--find-batch", "batch-size=1..64")
     tried = {int(plan.command[-1]) for plan in script.plans}
     best = int(re.findall(r"largest value that fits is --batch-size (\d+)", stdout)[0])
 
@@ -250,8 +272,8 @@ def test_the_largest_batch_is_found(run: Preflight) -> None:
 def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
     """If all values fit, the bounds are run and the best is confirmed; if none fits, one is run."""
     small, large = PlayedScript(), PlayedScript()
-    fits = run(small, "--card", "80GB", "--find-batch", "batch-size=2..4", "--json")
-    misses = run(large, "--card", "1GB", "--find-batch", "batch-size=32..64", "--json")
+    fits = run(small, "--gpu-model", "80GB", "--find-batch", "batch-size=2..4", "--json")
+    misses = run(large, "--gpu-model", "1GB", "--find-batch", "batch-size=32..64", "--json")
 
     assert (0, 4, [2, 4, 4]) == (
         fits[0],
@@ -268,7 +290,7 @@ def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
 def test_the_largest_batch_is_confirmed_in_a_longer_run(run: Preflight) -> None:
     """A value that fits for 5 steps but not for 20 is not the result; the steps are reported."""
     script = PlayedScript(leak=60 * MIB)
-    flags = "--card", "4GB", "--steps", "5", "--find-batch", "batch-size=1..64"
+    flags = "--gpu-model", "4GB", "--steps", "5", "--find-batch", "batch-size=1..64"
     code, stdout, _ = run(script, *flags, "--json")
     document = json.loads(stdout)
     runs = [(each["value"], each["steps"], each["fits"]) for each in document["tries"]]
@@ -284,7 +306,7 @@ def test_the_largest_batch_is_confirmed_in_a_longer_run(run: Preflight) -> None:
 def test_an_error_ends_a_search(run: Preflight) -> None:
     """The script's output is shown, and there is no verdict."""
     script = PlayedScript(words="ValueError: mine\n", then=ends("error", exit_code=5))
-    code, stdout, stderr = run(script, "--card", "4GB", "--find-batch", "batch-size=1..64")
+    code, stdout, stderr = run(script, "--gpu-model", "4GB", "--find-batch", "batch-size=1..64")
 
     assert (2, "") == (code, stdout)
     assert stderr.startswith(
@@ -295,7 +317,9 @@ def test_an_error_ends_a_search(run: Preflight) -> None:
 def test_ranks_are_a_table(run: Preflight) -> None:
     """Each rank is run with its own placement and has a row."""
     script = PlayedScript(idle_ranks=(1,))
-    code, stdout, _ = run(script, "--card", "2GB", "--world-size", "1024", "--ranks", "0..1,1023")
+    code, stdout, _ = run(
+        script, "--gpu-model", "2GB", "--world-size", "1024", "--ranks", "0..1,1023"
+    )
 
     assert 0 == code
     assert [(0, 0), (1, 1), (1023, 7)] == [
@@ -313,7 +337,9 @@ def test_a_failing_rank_does_not_end_the_sweep(run: Preflight) -> None:
         ended: dict[int, Ended] = {8: "error", 64: "oom", 1024: "steps"}
         return replace(outcome, ended=ended[plan.placement.world_size])
 
-    code, stdout, _ = run(PlayedScript(then=then), "--card", "2GB", "--world-sizes", "8,64,1024")
+    code, stdout, _ = run(
+        PlayedScript(then=then), "--gpu-model", "2GB", "--world-sizes", "8,64,1024"
+    )
     words = [
         line.split("  ")[-1].strip() for line in stdout.splitlines() if re.match(r" +0 ", line)
     ]
@@ -322,15 +348,15 @@ def test_a_failing_rank_does_not_end_the_sweep(run: Preflight) -> None:
     assert ["no verdict", "does not fit", "fits"] == words
 
 
-def test_several_cards_have_a_column_each(run: Preflight) -> None:
-    """The verdict is about the fullest card."""
+def test_several_gpus_have_a_column_each(run: Preflight) -> None:
+    """The verdict is about the fullest GPU."""
 
     def then(_: RunPlan, outcome: RunResult) -> RunResult:
         (device,) = outcome.devices
         other = replace(device, device=1, peak_reserved=device.peak_reserved // 2)
         return replace(outcome, devices=(other, device))
 
-    _, stdout, _ = run(PlayedScript(then=then), "--card", "2GB", "--gpus", "2")
+    _, stdout, _ = run(PlayedScript(then=then), "--gpu-model", "2GB", "--gpus", "2")
 
     assert "Preflight on 2 GPUs, each a phantom GPU of 2GB" in stdout
     assert re.search(r"^ +cuda:1 +cuda:0$", stdout, re.MULTILINE)
@@ -372,7 +398,7 @@ def test_no_verdict_is_one_sentence(
     run: Preflight, then: Callable[[RunPlan, RunResult], RunResult], sentence: str
 ) -> None:
     """The exit code is 2, whatever that of the script, and nothing else is printed."""
-    code, stdout, stderr = run(PlayedScript(then=then), "--card", "2GB")
+    code, stdout, stderr = run(PlayedScript(then=then), "--gpu-model", "2GB")
 
     assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
     assert sentence in stderr
@@ -381,7 +407,7 @@ def test_no_verdict_is_one_sentence(
 def test_inference_has_figures(run: Preflight) -> None:
     """A script that never steps an optimizer has a verdict, and figures for each call."""
     inference = ends("finished", steps=0, calls=20)
-    code, stdout, stderr = run(PlayedScript(then=inference), "--card", "2GB")
+    code, stdout, stderr = run(PlayedScript(then=inference), "--gpu-model", "2GB")
 
     assert (0, "") == (code, stderr)
     assert "Exited after 20 forward calls; the run took" in stdout
@@ -393,8 +419,8 @@ def test_inference_has_figures(run: Preflight) -> None:
 def test_estimates_are_named(run: Preflight) -> None:
     """Text and JSON name the figures that include an estimated workspace."""
     script = PlayedScript(then=ends("steps", estimated=("cuFFT", "cuDNN")))
-    _, stdout, _ = run(script, "--card", "2GB")
-    document = json.loads(run(script, "--card", "2GB", "--json")[1])
+    _, stdout, _ = run(script, "--gpu-model", "2GB")
+    document = json.loads(run(script, "--gpu-model", "2GB", "--json")[1])
 
     assert "Workspaces of cuFFT, cuDNN are estimates" in " ".join(stdout.split())
     assert ["outside", "headroom", "peak_allocated", "peak_reserved"] == document["estimates"]
@@ -403,7 +429,7 @@ def test_estimates_are_named(run: Preflight) -> None:
 def test_values_that_were_read_are_reported(run: Preflight) -> None:
     """The report notes that control flow may depend on values that are zero here."""
     _, stdout, _ = run(
-        PlayedScript(then=lambda _, outcome: replace(outcome, values_read=41)), "--card", "2GB"
+        PlayedScript(then=lambda _, outcome: replace(outcome, values_read=41)), "--gpu-model", "2GB"
     )
 
     assert "read values from the GPU 41 times" in " ".join(stdout.split())
@@ -412,7 +438,7 @@ def test_values_that_were_read_are_reported(run: Preflight) -> None:
 def test_a_missing_trace_is_reported(run: Preflight) -> None:
     """Without a trace there is a verdict, and the reason why nothing is compared."""
     code, stdout, _ = run(
-        PlayedScript(then=lambda _, outcome: replace(outcome, snapshot=None)), "--card", "2GB"
+        PlayedScript(then=lambda _, outcome: replace(outcome, snapshot=None)), "--gpu-model", "2GB"
     )
 
     assert 0 == code
@@ -422,39 +448,42 @@ def test_a_missing_trace_is_reported(run: Preflight) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "--card is missing"),
-        (("--card", "warp-drive"), "'warp-drive' is not a known GPU"),
-        (("--card", "0.1GB"), "has no memory left besides a CUDA context"),
-        (("--card", "2GB", "--steps", "0"), "--steps 0 is invalid"),
+        ((), "--gpu-model is missing"),
+        (("--gpu-model", "warp-drive"), "'warp-drive' is not a known GPU"),
+        (("--gpu-model", "0.1GB"), "has no memory left besides a CUDA context"),
+        (("--gpu-model", "2GB", "--steps", "0"), "--steps 0 is invalid"),
         (
-            ("--card", "2GB", "--gpus", "99"),
+            ("--gpu-model", "2GB", "--gpus", "99"),
             "--gpus 99 is invalid: it must be from 1 to 16",
         ),
         (
-            ("--card", "2GB", "--setting", "max_split_size_mb:many"),
+            ("--gpu-model", "2GB", "--setting", "max_split_size_mb:many"),
             "--setting: max_split_size_mb must be a whole number, 20 or more.",
         ),
         (
-            ("--card", "2GB", "--find-batch", "batch=9..1"),
+            ("--gpu-model", "2GB", "--find-batch", "batch=9..1"),
             "--find-batch 'batch=9..1' is not a range",
         ),
-        (("--card", "2GB", "--rank", "1"), "set --world-size"),
-        (("--card", "2GB", "--world-size", "4", "--rank", "4"), "no rank 4 in a world of 4"),
+        (("--gpu-model", "2GB", "--rank", "1"), "set --world-size"),
+        (("--gpu-model", "2GB", "--world-size", "4", "--rank", "4"), "no rank 4 in a world of 4"),
         (
-            ("--card", "2GB", "--world-size", "4", "--ranks", "a"),
+            ("--gpu-model", "2GB", "--world-size", "4", "--ranks", "a"),
             "--ranks 'a' is not a list of numbers",
         ),
-        (("--card", "2GB", "--world-size", "4", "--world-sizes", "8"), "are mutually exclusive"),
         (
-            ("--card", "2GB", "--world-sizes", "8", "--plot", "a.png"),
+            ("--gpu-model", "2GB", "--world-size", "4", "--world-sizes", "8"),
+            "are mutually exclusive",
+        ),
+        (
+            ("--gpu-model", "2GB", "--world-sizes", "8", "--plot", "a.png"),
             "--plot applies to a single run",
         ),
         (
-            ("--card", "2GB", "--world-sizes", "8", "--find-batch", "a=1..2"),
+            ("--gpu-model", "2GB", "--world-sizes", "8", "--find-batch", "a=1..2"),
             "are mutually exclusive",
         ),
-        (("--card", "2GB", "--snapshot", "nowhere/a.pickle"), "there is no directory nowhere"),
-        (("--card", "2GB", "--plot", "a.pdf"), "--plot draws png and svg"),
+        (("--gpu-model", "2GB", "--snapshot", "nowhere/a.pickle"), "there is no directory nowhere"),
+        (("--gpu-model", "2GB", "--plot", "a.pdf"), "--plot draws png and svg"),
     ],
 )
 def test_an_invalid_flag_is_one_sentence(
@@ -492,7 +521,7 @@ def test_an_invalid_command_is_one_sentence(
     run: Preflight, command: tuple[str, ...], sentence: str
 ) -> None:
     """A launcher is rejected too, because it would start several processes."""
-    code, stdout, stderr = run(PlayedScript(), "--card", "2GB", command=command)
+    code, stdout, stderr = run(PlayedScript(), "--gpu-model", "2GB", command=command)
 
     assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
     assert sentence in stderr
@@ -502,10 +531,10 @@ def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
     """docs/preflight.md has all but the fields of `torchmem whatif` and `torchmem oom`."""
     page = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
     kinds = (
-        ("--card", "0.86GB"),
-        ("--card", "2GB"),
-        ("--card", "2GB", "--find-batch", "batch-size=1..2"),
-        ("--card", "2GB", "--world-sizes", "8,16"),
+        ("--gpu-model", "0.86GB"),
+        ("--gpu-model", "2GB"),
+        ("--gpu-model", "2GB", "--find-batch", "batch-size=1..2"),
+        ("--gpu-model", "2GB", "--world-sizes", "8,16"),
     )
     documents = [json.loads(run(PlayedScript(), *flags, "--json")[1]) for flags in kinds]
 
@@ -539,21 +568,23 @@ def torchmem(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_the_cards_are_listed() -> None:
-    """Every card of the catalog has a line, and no command is needed."""
-    from torchmem.phantom.cards import CATALOG
+def test_the_gpus_are_listed() -> None:
+    """Every GPU of the catalog has a line, and no command is needed."""
+    from torchmem.phantom.gpus import CATALOG
 
-    done = torchmem("--list-cards")
+    done = torchmem("--list-gpu-models")
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert ["GPU", *(card.name for card in CATALOG)] == [
+    assert ["GPU", *(gpu.name for gpu in CATALOG)] == [
         line.split()[0] for line in done.stdout.splitlines()
     ]
 
 
 def test_a_phantom_inside_a_phantom_is_rejected() -> None:
     """It would measure the outer phantom."""
-    done = torchmem("--card", "2GB", "--beside-gpu", *COMMAND, LD_PRELOAD="/nowhere/libphantom.so")
+    done = torchmem(
+        "--gpu-model", "2GB", "--beside-gpu", *COMMAND, LD_PRELOAD="/nowhere/libphantom.so"
+    )
 
     assert (2, "") == (done.returncode, done.stdout)
     assert "torchmem: this shell already runs on a phantom GPU" in done.stderr
@@ -586,7 +617,7 @@ def test_ctrl_c_during_the_removal_of_the_scratch_folder(run: Preflight) -> None
         threading.Thread(target=ended, args=(folder,)).start()
         raise KeyboardInterrupt
 
-    code, _, stderr = run(interrupted, "--card", "2GB")
+    code, _, stderr = run(interrupted, "--gpu-model", "2GB")
 
     assert (130, "torchmem: interrupted: all processes of the script were ended.\n") == (
         code,

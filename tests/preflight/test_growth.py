@@ -1,4 +1,4 @@
-"""Memory that grows from step to step: what it is, when the card is full, and when it decides."""
+"""Memory that grows from step to step: what it is, when the GPU is full, and when it decides."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import MAX_HORIZON
 from torchmem.preflight.growth import first_growth, growth, kept_per_step
-from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
 
 STEPS = 20
-CARD, OUTSIDE = 8 * GIB, GIB // 2
-TOTAL = CARD + OUTSIDE
+GPU, OUTSIDE = 8 * GIB, GIB // 2
+TOTAL = GPU + OUTSIDE
 
 
-def device(kept: list[int], activations: list[int]) -> DeviceMemory:
-    """Return a card's figures; each step keeps and needs so many bytes beside a model of 1 GiB."""
+def device(kept: list[int], activations: list[int]) -> GpuMemory:
+    """Return a GPU's figures; each step keeps and needs so many bytes beside a model of 1 GiB."""
     ends = [GIB + size for size in kept]
     peaks = [end + size for end, size in zip(ends, activations, strict=True)]
     rows = zip(peaks, ends, strict=True)
-    return DeviceMemory(
+    return GpuMemory(
         device=0,
         total=TOTAL,
         outside=OUTSIDE,
@@ -41,8 +41,8 @@ def device(kept: list[int], activations: list[int]) -> DeviceMemory:
     )
 
 
-def leaking(per_step: int, steps: int = STEPS) -> DeviceMemory:
-    """Return a card of a run that keeps so many bytes in each step."""
+def leaking(per_step: int, steps: int = STEPS) -> GpuMemory:
+    """Return a GPU of a run that keeps so many bytes in each step."""
     return device([per_step * step for step in range(1, steps + 1)], [GIB] * steps)
 
 
@@ -54,16 +54,16 @@ def test_the_steps_left_of_a_leak_are_exact(leak: int, steps: int) -> None:
     assert found
     assert ("leak", leak) == (found.kind, found.bytes_per_step)
     peak = 2 * GIB + leak * steps
-    assert peak + leak * found.steps_left <= CARD < peak + leak * (found.steps_left + 1) + 1
+    assert peak + leak * found.steps_left <= GPU < peak + leak * (found.steps_left + 1) + 1
 
 
 def test_steps_that_need_more_and_more_grow() -> None:
-    """Nothing is kept, and the peaks rise: the card is full when a step needs all of it."""
+    """Nothing is kept, and the peaks rise: the GPU is full when a step needs all of it."""
     found = growth(device([0] * STEPS, [100 * MIB * step for step in range(1, 21)]), TOTAL, OUTSIDE)
 
     assert found
     assert ("larger_step", 100 * MIB) == (found.kind, found.bytes_per_step)
-    assert (CARD - GIB - 2000 * MIB) // (100 * MIB) == found.steps_left
+    assert (GPU - GIB - 2000 * MIB) // (100 * MIB) == found.steps_left
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -114,7 +114,7 @@ def test_slow_growth_does_not_decide() -> None:
 
 def test_what_is_cached_is_taken() -> None:
     """A leak finds little room in the cache, which lies in pieces."""
-    cached = replace(leaking(50 * MIB), peak_reserved=CARD - 500 * MIB)
+    cached = replace(leaking(50 * MIB), peak_reserved=GPU - 500 * MIB)
     found = first_growth(RunResult("steps", 0, STEPS, 1.0, 0, (cached,)))
 
     assert found
@@ -123,15 +123,15 @@ def test_what_is_cached_is_taken() -> None:
 
 def test_a_few_bytes_a_step_never_decide() -> None:
     """A list of losses in a run that has cached nearly all memory does not fill the GPU."""
-    cached = replace(leaking(512), peak_reserved=CARD)
+    cached = replace(leaking(512), peak_reserved=GPU)
     found = first_growth(RunResult("steps", 0, STEPS, 1.0, 0, (cached,)))
 
     assert found
     assert not found.decides
 
 
-def test_the_card_that_is_full_first_is_told() -> None:
-    """Of two cards whose memory grows, the one with fewer steps left."""
+def test_the_gpu_that_is_full_first_is_told() -> None:
+    """Of two GPUs whose memory grows, the one with fewer steps left."""
     slow, fast = leaking(10 * MIB), replace(leaking(90 * MIB), device=1)
     found = first_growth(RunResult("steps", 0, STEPS, 1.0, 0, (slow, fast)))
 

@@ -10,7 +10,7 @@ from support.whatif_results import KEEP
 
 from torchmem.preflight.comparison import Comparison
 from torchmem.preflight.report import PreflightReport, refuted_settings
-from torchmem.preflight.verdict import Verdict
+from torchmem.preflight.verdict import FitVerdict
 from torchmem.whatif.result import FailedRequest, ReplayResult
 
 OOM = FailedRequest(1, 2, 3, 4, 5)
@@ -38,7 +38,7 @@ def test_a_setting_that_fails_in_every_replay_is_refuted(
     """A setting is refuted if the run also fails with each of its values that was tried."""
     comparison = Comparison("replayed", replace(KEEP, outcomes=tuple(replays)), ())
     unused = cast("Any", None)
-    report = PreflightReport(unused, unused, Verdict(False, ""), comparison=comparison)
+    report = PreflightReport(unused, unused, FitVerdict(False, ""), comparison=comparison)
 
     assert refuted == refuted_settings(report)
     assert frozenset() == refuted_settings(replace(report, comparison=None))

@@ -69,7 +69,7 @@ def test_an_unrelated_error_remains_an_error(tmp_path: Path) -> None:
 
 
 def test_the_training_process_has_the_most_steps(tmp_path: Path) -> None:
-    """Of several processes that used the card, the one with the most steps gives the result."""
+    """Of several processes that used the GPU, the one with the most steps gives the result."""
     write_report(tmp_path, 7, steps=0)
     write_report(tmp_path, 8, steps=5)
     for pid in (7, 8):
@@ -96,7 +96,7 @@ def test_a_damaged_report_is_one_sentence(content: bytes, tmp_path: Path) -> Non
         read_result(tmp_path, 0, 1.0)
 
 
-def test_a_script_that_never_used_the_card(tmp_path: Path) -> None:
+def test_a_script_that_never_used_the_gpu(tmp_path: Path) -> None:
     """Without a report there are no devices, and the exit code decides."""
     assert read_result(tmp_path, 0, 1.0).devices == ()
     assert read_result(tmp_path, 2, 1.0).ended == "error"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from torchmem.phantom.cards import parse_card
+from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import ChildConfig, Placement, RunPlan
 from torchmem.preflight.run import DeferredSignals, ScriptProcess, run_label
 
@@ -59,7 +59,7 @@ print(interrupted, left)
 )
 def test_the_run_label_marks_a_phantom(command: tuple[str, ...], label: str) -> None:
     """Dashboards show that the run is not a real one."""
-    assert run_label(RunPlan(command, parse_card("80GB"))) == label
+    assert run_label(RunPlan(command, parse_gpu_model("80GB"))) == label
 
 
 def test_a_placement_has_the_environment_of_torchrun() -> None:

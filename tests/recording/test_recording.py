@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recordings import RecordedJob, varying_lengths, write
+from support.snapshots import REAL_GPUS, of_real_gpu
 
 from torchmem.allocator.sizes import MIB
 from torchmem.recording import read, reading
@@ -130,7 +131,7 @@ def test_everything_that_a_replay_needs_is_read(
 
 def test_an_oom_has_the_free_bytes_of_the_driver(path: Path) -> None:
     """The event of an OOM has device_free and no address."""
-    job = RecordedJob(card_bytes=600 * MIB)
+    job = RecordedJob(gpu_bytes=600 * MIB)
     assert job.alloc(MIB)
     assert job.alloc(200 * MIB) is None
     (recording,) = read(write(job.snapshot(), path))
@@ -591,12 +592,10 @@ def test_a_damaged_file_is_rejected_or_read(
         assert read(path)
 
 
-@pytest.mark.parametrize("name", ["training_256", "forward_bf16_128", "forward_fp32_128", "small"])
-def test_snapshots_of_real_gpus_are_read(root: Path, name: str) -> None:
+@pytest.mark.parametrize("name", REAL_GPUS)
+def test_snapshots_of_real_gpus_are_read(name: str, tmp_path: Path) -> None:
     """Each entry of a recorded trace is an event, and the segments are complete."""
-    path = root.parent / "shared" / "snapshots" / f"{name}.pickle"
-    if not path.exists():
-        pytest.skip(f"no recorded snapshot at {path}")
+    path = of_real_gpu(name, tmp_path)
     (recording,) = read(path)
     with path.open("rb") as file:
         snapshot: Any = load(file)

@@ -64,7 +64,7 @@ def answering(sample: Path, answer: ReleaseAnswer) -> Iterator[list[bytes]]:
 
 
 def test_it_shows_what_came_back_from_whom(tmp_path: Path) -> None:
-    """The process's bytes and time, and the sum of the card; the files of the request are gone."""
+    """The process's bytes and time, and the sum of the GPU; the files of the request are gone."""
     path = publish(tmp_path, own_sample())
     with answering(path, ReleaseAnswer(0, "done", {"GPU-1": 3 * GIB}, 0.25)) as requests:
         shown = release("--pid", str(os.getpid()), "--hooks", "1.5", "--run-dir", tmp_path)

@@ -231,7 +231,7 @@ def test_the_page(tmp_path: Path) -> None:
 def test_every_sample_has_a_page(sample: Sample) -> None:
     """Whatever a sample lacks, its page is below the limit."""
     process = TrainingProcess(Path("/nowhere"), 0, sample.process, 1, alive=True)
-    content = html.page(html.Subject(process, sample, NOW, {}), LIMITS)
+    content = html.page(html.ReportedProcess(process, sample, NOW, {}), LIMITS)
 
     assert len(content) < MAX_PAGE_BYTES
 
@@ -240,7 +240,7 @@ def test_a_page_of_many_devices_stays_small() -> None:
     """More devices than a node has are cut, and the page says so."""
     sample = replace(FULL, devices=(DEVICE,) * 64)
     process = TrainingProcess(Path("/nowhere"), 0, sample.process, 1, alive=True)
-    content = html.page(html.Subject(process, sample, NOW, {}), LIMITS)
+    content = html.page(html.ReportedProcess(process, sample, NOW, {}), LIMITS)
 
     assert len(content) < MAX_PAGE_BYTES
     assert b"<li>16 of 64 devices are shown</li>" in content

@@ -16,8 +16,8 @@ from support.recordings import in_small_pieces, write
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport, encode
-from torchmem.explain.verdict import Gain, Verdict, Why
-from torchmem.run.advice import Advice, find_advice
+from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
+from torchmem.run.advice import SettingAdvice, find_advice
 from torchmem.run.attempts import MAX_REPORTS
 from torchmem.run.replay import Question, Replayed
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX
@@ -50,7 +50,7 @@ class Replays:
         return self._answer
 
 
-def found(folder: Path, replay: Replays | None = None, **environment: str) -> Advice:
+def found(folder: Path, replay: Replays | None = None, **environment: str) -> SettingAdvice:
     """Return the advice for a run in this process."""
     replay = replay or Replays(Replayed(problem="none"))
     return find_advice("night", environment | {"TORCHMEM_RUN_DIR": str(folder)}, replay=replay)
@@ -92,7 +92,7 @@ def launch(
     return tuple(done.stdout.splitlines()), done.stderr.splitlines()
 
 
-def judged(cause: OomCause, why: Why, gain: Gain) -> OomReport:
+def judged(cause: OomCause, why: OnsetEvidence, gain: Gain) -> OomReport:
     """Return the report of an OOM with this verdict."""
     detail: OomDetail | None = "stranded" if cause == "fragmentation" else None
     oom = replace(reports.STRANDED.oom, cause=cause, detail=detail, onset=why.onset)
@@ -208,12 +208,12 @@ def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
     assert {"TORCHMEM_ADVICE": "withdrawn"} == found(tmp_path).environment
 
 
-LEAK = Why("leak", 70 * reports.GIB, 8 * reports.MIB, 2, "held")
+LEAK = OnsetEvidence("leak", 70 * reports.GIB, 8 * reports.MIB, 2, "held")
 LEAKS = judged("capacity", LEAK, Gain("compaction", 96 * reports.MIB, 12.0, matters=False))
 BOTH = judged("fragmentation", LEAK, Gain("compaction", 9 * reports.GIB, 1152.0, matters=True))
 TIGHT = judged(
     "capacity",
-    Why("stranded", 9 * reports.GIB),
+    OnsetEvidence("stranded", 9 * reports.GIB),
     Gain("compaction", reports.GIB, None, matters=False),
 )
 

@@ -11,14 +11,14 @@ from support.recordings import RecordedJob, in_small_pieces, write
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.run.replay import SETTINGS, Question, Replayed, answers, replay
-from torchmem.simulator.card import CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES
 
 EXPANDABLE = "expandable_segments:True"
 
 
 def phases() -> RecordedJob:
     """Return a job whose large buffers are split before the last request."""
-    job = RecordedJob(card_bytes=CONTEXT_BYTES + 700 * MIB)
+    job = RecordedJob(gpu_bytes=CONTEXT_BYTES + 700 * MIB)
     buffer = job.alloc(400 * MIB)
     assert buffer
     job.free(buffer)

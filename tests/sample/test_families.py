@@ -11,7 +11,7 @@ from support.exposition import scrape
 from support.samples import UUID, full_sample, samples
 
 from torchmem.metrics.catalog import CATALOG
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.sample import STATES, Sample
 
 EXPORTERS = {
@@ -31,7 +31,7 @@ OWN = {
 class Collector:
     """A collector of the families of the given processes."""
 
-    def __init__(self, *views: View) -> None:
+    def __init__(self, *views: ProcessView) -> None:
         self._views = views
 
     def collect(self) -> list[Metric]:
@@ -49,7 +49,7 @@ def base_name(sample_name: str) -> str:
 
 def test_a_full_sample_exports_every_metric_of_the_catalog() -> None:
     """Every metric of the catalog is exported, and no other."""
-    series = scrape(Collector(View(full_sample(), 4242, "running", {UUID: "3"}))).series
+    series = scrape(Collector(ProcessView(full_sample(), 4242, "running", {UUID: "3"}))).series
     served = {base_name(name) for name in series}
 
     assert OWN == served
@@ -57,7 +57,7 @@ def test_a_full_sample_exports_every_metric_of_the_catalog() -> None:
 
 def test_labels_are_those_of_the_catalog() -> None:
     """Each sample has the declared labels; only `le` and the facts of info metrics are added."""
-    for metric in families([View(full_sample(), 4242, "running", {UUID: "3"})]):
+    for metric in families([ProcessView(full_sample(), 4242, "running", {UUID: "3"})]):
         for sample in metric.samples:
             spec = CATALOG[base_name(sample.name)]
             facts = set() if spec.kind == "info" else set(sample.labels) - {"le"} - set(spec.labels)
@@ -67,7 +67,7 @@ def test_labels_are_those_of_the_catalog() -> None:
 @given(st.lists(samples, max_size=2, unique_by=lambda s: (s.process.rank, s.process.pid)))
 def test_any_sample_has_a_valid_exposition(given_samples: list[Sample]) -> None:
     """For any text and numbers in a sample, Prometheus can parse the result, without duplicates."""
-    views = [View(sample, sample.process.pid, "running", {}) for sample in given_samples]
+    views = [ProcessView(sample, sample.process.pid, "running", {}) for sample in given_samples]
 
     assert bool(views) == bool(scrape(Collector(*views)).series)
 
@@ -75,7 +75,7 @@ def test_any_sample_has_a_valid_exposition(given_samples: list[Sample]) -> None:
 @given(samples)
 def test_unknown_is_absent(sample: Sample) -> None:
     """No value is NaN, infinite or negative; an unknown value has no series."""
-    for metric in families([View(sample, 1, "running", {})]):
+    for metric in families([ProcessView(sample, 1, "running", {})]):
         assert all(0 <= row.value < float("inf") for row in metric.samples)
 
 
@@ -83,7 +83,9 @@ def test_bytes_by_pool_sum_to_the_total() -> None:
     """The sum over `pool` is the allocator's total."""
     sample = full_sample()
     rows = next(
-        m for m in families([View(sample, 1, "running", {})]) if m.name == "torchmem_reserved_bytes"
+        m
+        for m in families([ProcessView(sample, 1, "running", {})])
+        if m.name == "torchmem_reserved_bytes"
     ).samples
 
     allocator = sample.devices[0].allocator
@@ -94,7 +96,7 @@ def test_bytes_by_pool_sum_to_the_total() -> None:
 def test_exactly_one_state_is_active() -> None:
     """The state set has all states, and 1 only for the current one."""
     for state in STATES:
-        metrics = families([View(full_sample(), 1, state, {})])
+        metrics = families([ProcessView(full_sample(), 1, state, {})])
         rows = next(m for m in metrics if m.name == "torchmem_process_state").samples
         assert {name: float(name == state) for name in STATES} == {
             row.labels["state"]: row.value for row in rows
@@ -108,6 +110,8 @@ def test_an_unknown_value_by_pool_has_no_series() -> None:
     assert allocator is not None
     device = replace(sample.devices[0], allocator=replace(allocator, inactive_split_bytes=None))
 
-    series = scrape(Collector(View(replace(sample, devices=(device,)), 1, "running", {}))).series
+    series = scrape(
+        Collector(ProcessView(replace(sample, devices=(device,)), 1, "running", {}))
+    ).series
 
     assert "torchmem_inactive_split_bytes" not in series

@@ -13,7 +13,7 @@ from support.otlp import Received, scraped
 from support.samples import full_sample, samples
 
 from torchmem.metrics.catalog import CATALOG, MetricSpec
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.metrics.otlp import Conversion, resource, unit_of
 from torchmem.sample.sample import Sample, decode, encode
 from torchmem.sdk.publish.outputs import registry
@@ -30,7 +30,7 @@ def sent(*data: MetricsData) -> Received:
 
 def convert(conversion: Conversion, sample: Sample, now: float = NOW) -> Received:
     """Send one sample."""
-    view = View(sample, sample.process.pid, "running", gpus={})
+    view = ProcessView(sample, sample.process.pid, "running", gpus={})
     return sent(conversion.convert(families([view]), now=now))
 
 

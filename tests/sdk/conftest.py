@@ -1,4 +1,4 @@
-"""Sessions over a simulated card, and processes that run a script with the SDK."""
+"""Sessions over a simulated GPU, and processes that run a script with the SDK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmem.sdk.session import Session
 from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 MIB = 1 << 20
 UUID = "GPU-00000000-0000-4000-8000-000000000001"
@@ -24,9 +24,9 @@ UUID = "GPU-00000000-0000-4000-8000-000000000001"
 
 @pytest.fixture
 def allocator() -> DeviceCachingAllocator:
-    """A simulated allocator on an empty card of 1 GiB."""
+    """A simulated allocator on an empty GPU of 1 GiB."""
     return DeviceCachingAllocator(
-        SimulatedCard(1024 * MIB, context_bytes=0, uuid=UUID, name="Small")
+        SimulatedGpu(1024 * MIB, context_bytes=0, uuid=UUID, name="Small")
     )
 
 
@@ -66,7 +66,7 @@ import glob, json, os, signal, sys, threading, time
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.errors import OutOfMemoryError
 
 def published():
@@ -77,14 +77,14 @@ def wait_for_step(count):
     while not any(sample["steps"]["count"] == count for sample in published()):
         time.sleep(0.01)
 
-allocator = DeviceCachingAllocator(SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1"))
+allocator = DeviceCachingAllocator(SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1"))
 backend = SimulatedBackend([allocator])
 """
 
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a script over a simulated card in a process of its own, publishing into `tmp_path`."""
+    """Runs a script over a simulated GPU in a process of its own, publishing into `tmp_path`."""
 
     def run(body: str) -> subprocess.CompletedProcess[str]:
         environment = {

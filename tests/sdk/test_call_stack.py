@@ -171,7 +171,7 @@ def test_a_stack_is_bounded(depth: int) -> None:
     [
         ("/home/ann/gpt/train.py", "__main__", None),
         ("/src/torchmem/simulator/scenarios/leak.py", "torchmem.simulator.scenarios.leak", None),
-        ("/src/torchmem/simulator/card.py", "torchmem.simulator.card", "torchmem"),
+        ("/src/torchmem/simulator/gpu.py", "torchmem.simulator.gpu", "torchmem"),
         ("train.py", "__main__", None),
         ("<stdin>", "__main__", None),
         ("/tmp/ipykernel_17/4.py", "__main__", None),  # noqa: S108

@@ -39,8 +39,8 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 MIB = 1 << 20
 seconds_ = st.floats(0, 1000)
@@ -80,7 +80,7 @@ class Rank:
 
 @pytest.fixture
 def rank(tmp_path: Path, backend: SimulatedBackend) -> Rank:
-    """A process on a simulated card."""
+    """A process on a simulated GPU."""
     return Rank(tmp_path, backend)
 
 
@@ -177,7 +177,7 @@ def test_history_is_off_if_its_begin_cannot_be_read(tmp_path: Path) -> None:
         def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
             raise RuntimeError("CUDA error")
 
-    backend = Unreadable([DeviceCachingAllocator(SimulatedCard(1024 * MIB))])
+    backend = Unreadable([DeviceCachingAllocator(SimulatedGpu(1024 * MIB))])
     rank = Rank(tmp_path, backend)
     rank.request()
     rank.capture.at_step()

@@ -1,4 +1,4 @@
-"""Which card torch's device is, by version of torch and environment, on fake torch modules."""
+"""Which GPU torch's device is, by version of torch and environment, on fake torch modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BARE = SimpleNamespace(name="NVIDIA A100", total_memory=40)
 def uuid(
     properties: SimpleNamespace, visible: str | None = None, index: int = 0, order: str = ""
 ) -> str | None:
-    """The UUID under a CUDA_VISIBLE_DEVICES; NVML has four cards, shifted by one from torch's."""
+    """The UUID under a CUDA_VISIBLE_DEVICES; NVML has four GPUs, shifted by one from torch's."""
     environment = {"CUDA_DEVICE_ORDER": order} | (
         {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     )
@@ -32,7 +32,7 @@ def uuid(
     "visible", [None, "", "2", "2,0", "1gpu2", UUIDS[2], "GPU-0000000", "2,2", "-1"]
 )
 def test_the_devices_own_property_is_used(visible: str | None) -> None:
-    """From torch 2.5 on, it does not matter how the visible cards were chosen and ordered."""
+    """From torch 2.5 on, it does not matter how the visible GPUs were chosen and ordered."""
     properties = SimpleNamespace(name="NVIDIA H100", uuid=PLAIN)
 
     assert UUIDS[2] == uuid(properties, visible) == uuid(properties, visible, order="PCI_BUS_ID")
@@ -51,7 +51,7 @@ def test_the_devices_own_property_is_used(visible: str | None) -> None:
 def test_a_mig_slice_is_identified_by_the_environment(
     visible: str | None, index: int, expected: str | None
 ) -> None:
-    """The property is not used, because the driver decides if it is the slice's or the card's."""
+    """The property is not used, because the driver decides if it is the slice's or the GPU's."""
     properties = SimpleNamespace(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", uuid=PLAIN)
 
     assert expected == uuid(properties, visible, index)
@@ -65,7 +65,7 @@ def test_a_mig_slice_is_identified_by_the_environment(
         ("0,1", "", None),  # CUDA lists the fastest first, NVML by bus: unknown
         (UUIDS[3], "", UUIDS[3]),
         ("GPU-00000003", "", UUIDS[3]),
-        ("GPU-0000000", "", None),  # a prefix of four cards
+        ("GPU-0000000", "", None),  # a prefix of four GPUs
     ],
 )
 def test_without_the_property_only_certain_uuids_are_used(
@@ -75,10 +75,10 @@ def test_without_the_property_only_certain_uuids_are_used(
     assert expected == uuid(BARE, visible, order=order)
 
 
-def test_a_single_card_needs_no_order() -> None:
-    """On a machine with one card NVML's only UUID is used."""
+def test_a_single_gpu_needs_no_order() -> None:
+    """On a machine with one GPU NVML's only UUID is used."""
     assert UUIDS[0] == device_uuid(
-        fake_torch(cards=UUIDS[:1]), 0, BARE, {"CUDA_VISIBLE_DEVICES": "0"}
+        fake_torch(gpus=UUIDS[:1]), 0, BARE, {"CUDA_VISIBLE_DEVICES": "0"}
     )
 
 

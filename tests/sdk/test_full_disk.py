@@ -18,7 +18,7 @@ from pathlib import Path
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.errors import OutOfMemoryError
 from support.users import as_user
 from support.waiting import until
@@ -26,8 +26,8 @@ from support.waiting import until
 run_dir = Path(sys.argv[1])
 options = "mode=3777,size=2m,nr_inodes=400"
 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "torchmem", str(run_dir)], check=True)
-card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-allocator = DeviceCachingAllocator(card)
+GPU = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+allocator = DeviceCachingAllocator(GPU)
 backend = SimulatedBackend([allocator])
 session = sdk.instrument(backend=backend, run_dir=run_dir, interval=0.01)
 allocator.malloc(1 << 20)

@@ -39,7 +39,7 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 MIB = 1 << 20
 TOTAL = 1000 * MIB
@@ -56,10 +56,10 @@ class Clock:
 
 
 class Training:
-    """A recording over a simulated card of 1,000 MiB, and a script that allocates on it."""
+    """A recording over a simulated GPU of 1,000 MiB, and a script that allocates on it."""
 
     def __init__(self, setting: object) -> None:
-        self.allocator = DeviceCachingAllocator(SimulatedCard(TOTAL, context_bytes=0))
+        self.allocator = DeviceCachingAllocator(SimulatedGpu(TOTAL, context_bytes=0))
         self.backend = StackBackend([self.allocator])
         self.clock, self.errors, self.meter = Clock(), Errors(), CpuMeter()
         settings = resolve({"history": setting, "snapshot_interval": 1e-9}, {})

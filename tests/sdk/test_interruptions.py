@@ -28,8 +28,8 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 # A file that the standard library was opening when it was interrupted is closed with its object.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -47,19 +47,23 @@ def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> N
     """Repeat `call` until SIGALRM comes, whose handler raises; return if nothing was raised.
 
     The timer may have run out some time before the signal comes. The garbage collector is off,
-    because Python drops what a handler raises in its callbacks.
+    because Python drops what a handler raises in its callbacks. The logger is off, because
+    interrupted logging keeps its lock, and then all other threads that log would hang.
     """
     previous = signal.signal(signal.SIGALRM, handler)
+    logger = logging.getLogger("torchmem")
     arrived, notified = socket.socketpair()
     with arrived, notified:
         notified.setblocking(False)
         signal.set_wakeup_fd(notified.fileno())
         gc.disable()
+        logger.disabled = True
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             while not select.select([arrived], [], [], 0)[0]:
                 call()
         finally:
+            logger.disabled = False
             gc.enable()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGALRM, previous)
@@ -198,7 +202,7 @@ def test_an_interrupted_start_is_made_up_for(
     """Wherever the start is interrupted, the next step or session monitors the process, once."""
     for number in count(1):
         shutil.rmtree(tmp_path)
-        allocator = DeviceCachingAllocator(SimulatedCard(64 * MIB, context_bytes=0, uuid="GPU-1"))
+        allocator = DeviceCachingAllocator(SimulatedGpu(64 * MIB, context_bytes=0, uuid="GPU-1"))
         backend = SimulatedBackend([allocator], initialized=is_initialized)
         if is_initialized:
             goes_on = is_interrupted(number, lambda: open_session(backend))  # noqa: B023

@@ -18,7 +18,7 @@ from support.publishing import own_process, own_sample, publish
 from support.stack import answers, free_port, get
 from support.waiting import until
 
-from torchmem.metrics.families import View
+from torchmem.metrics.families import ProcessView
 from torchmem.sample.sample import State
 from torchmem.sdk.publish.leader import LOCK_NAME, Leader, distinct
 from torchmem.sdk.safety.errors import Errors
@@ -31,10 +31,10 @@ import sys
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
-card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-backend = SimulatedBackend([DeviceCachingAllocator(card)])
+GPU = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+backend = SimulatedBackend([DeviceCachingAllocator(GPU)])
 with sdk.instrument(backend=backend, interval=0.2):
     backend.step()
     sys.stdin.read()
@@ -233,8 +233,8 @@ def test_a_process_that_ended_is_served_for_fifteen_minutes(tmp_path: Path) -> N
 def test_processes_with_the_same_labels() -> None:
     """No series is served twice: a live process hides an earlier one; one elsewhere is renamed."""
 
-    def view(state: State, namespace: int) -> View:
-        return View(own_sample(process=own_process(pid_namespace=namespace)), 7, state, {})
+    def view(state: State, namespace: int) -> ProcessView:
+        return ProcessView(own_sample(process=own_process(pid_namespace=namespace)), 7, state, {})
 
     ended, live, elsewhere = view("killed", 5), view("running", 5), view("stalled", 6)
     served = [(view.pid, view.state) for view in distinct([ended, live, elsewhere, elsewhere])]

@@ -120,7 +120,7 @@ def test_a_file_of_another_user_is_no_request(publisher: MapPublisher, tmp_path:
 def rank(
     open_session: Open, allocator: DeviceCachingAllocator, backend: SimulatedBackend
 ) -> Callable[..., Session]:
-    """Opens a session on a card with fragmented memory."""
+    """Opens a session on a GPU with fragmented memory."""
     blocks = [allocator.malloc(3 * MIB) for _ in range(16)]
     for block in blocks[::2]:
         allocator.free(block)

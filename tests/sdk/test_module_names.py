@@ -9,8 +9,8 @@ from types import FunctionType
 import pytest
 
 from torchmem.allocator.snapshot import FrameInfo
-from torchmem.sdk.components.modules import SeenModules
 from torchmem.sdk.oom.module_names import ModuleNames
+from torchmem.sdk.pytorch.seen_modules import SeenModules
 
 
 class Module:

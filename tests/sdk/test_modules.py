@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.tensors import FakeCounter, FakeOptimizer, FakeTensor, allocator
 
 from torchmem.sdk.components.components import Components
-from torchmem.sdk.components.modules import MAX_MODULES, MAX_PARAMETERS, SeenModules
+from torchmem.sdk.components.modules import MAX_PARAMETERS
+from torchmem.sdk.pytorch.seen_modules import MAX_MODULES, SeenModules
 from torchmem.sdk.safety.cost import MAX_SLICE_SECONDS, MODULES_AFTER_SECONDS
 from torchmem.sdk.safety.errors import Errors
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torchmem.sdk.offload import ModuleOffload, OptimizerOffload, PinnedMemory  # noqa: E402
+from torchmem.sdk.offload import ModuleOffload, OptimizerOffload, PinnedStore  # noqa: E402
 
 EVERYTHING = 1 << 40
 Tensor = Any
@@ -23,7 +23,7 @@ class OtherMemory:
 
     def __init__(self) -> None:
         self.addresses: set[int] = set()
-        self._pinned = PinnedMemory(torch)
+        self._pinned = PinnedStore(torch)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on this host."""

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.samples import full_sample
 from support.waiting import until
 
-from torchmem.explain.oom_report import OomReport, Trend, decode
+from torchmem.explain.oom_report import OomReport, OomTrend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord, Sample
 from torchmem.sdk.observation import OomObservation
@@ -113,7 +113,7 @@ def test_the_report_is_there_before_the_exception(
     assert report.layout_before is not None
     assert (0, 20 * MIB) == (report.layout.releasable_bytes, report.layout_before.releasable_bytes)
     assert report.layout.stranded_bytes == report.cached_free_bytes > 700 * MIB
-    assert allocator.card.mem_get_info()[0] == report.driver_free_bytes
+    assert allocator.gpu.mem_get_info()[0] == report.driver_free_bytes
     assert (1, None) == (report.steps.count, report.limit_bytes)
     assert "native" == report.allocator_settings["backend"]
 
@@ -319,7 +319,7 @@ def test_the_history_keeps_what_was_published() -> None:
         trend.alloc_retries[0],
         trend.steps[0],
     )
-    assert Trend() == history.trend(1)
+    assert OomTrend() == history.trend(1)
 
 
 @pytest.mark.usefixtures("restless")

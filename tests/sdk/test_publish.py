@@ -382,7 +382,7 @@ def _snapshot(path: Path) -> None:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("write", [_replace, _snapshot], ids=["file", "snapshot"])
 def test_threads_may_write_one_file(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    """Several threads may replace a file at once, as when two cards run out of memory."""
+    """Several threads may replace a file at once, as when two GPUs run out of memory."""
     path = tmp_path / "file"
     with ThreadPoolExecutor(8) as pool:
         writes = [pool.submit(write, path) for _ in range(400)]

@@ -13,7 +13,7 @@ from torchmem.sample.sample import DeviceSample
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 sizes = st.lists(st.integers(1, 200 * MIB), max_size=12)
 
@@ -26,7 +26,7 @@ def published(recorder: Recorder) -> DeviceSample:
 
 def test_the_statistics_have_a_time_of_their_own() -> None:
     """The time at which the statistics were read is published beside that of the snapshot."""
-    recorder = Recorder(SimulatedBackend([DeviceCachingAllocator(SimulatedCard(1024 * MIB))]))
+    recorder = Recorder(SimulatedBackend([DeviceCachingAllocator(SimulatedGpu(1024 * MIB))]))
     before = time.time()
     recorder.read_stats()
     recorder.take_snapshot()
@@ -45,25 +45,25 @@ def test_headroom_is_never_above_what_is_left_now(
     taken: list[int], others: int, taken_later: list[int], expandable: bool
 ) -> None:
     """What others and the process itself have taken since the snapshot lowers the headroom."""
-    card = SimulatedCard(1024 * MIB, context_bytes=0)
+    gpu = SimulatedGpu(1024 * MIB, context_bytes=0)
     config = AllocatorConfig(expandable_segments=expandable)
-    allocator = DeviceCachingAllocator(card, 0, config)
+    allocator = DeviceCachingAllocator(gpu, 0, config)
     recorder = Recorder(SimulatedBackend([allocator]))
     for size in taken:
-        if card.mem_get_info()[0] > size + 40 * MIB:
+        if gpu.mem_get_info()[0] > size + 40 * MIB:
             allocator.free(allocator.malloc(size))
     recorder.read_settings()
     recorder.read_stats()
     recorder.take_snapshot()
     recorder.measure_snapshot()
     layout = published(recorder).layout
-    card.cuda_malloc(others)
+    gpu.cuda_malloc(others)
     for size in taken_later:
-        if card.mem_get_info()[0] > size + 40 * MIB:
+        if gpu.mem_get_info()[0] > size + 40 * MIB:
             allocator.malloc(size)
     recorder.read_stats()
 
-    device, free = published(recorder), card.mem_get_info()[0]
+    device, free = published(recorder), gpu.mem_get_info()[0]
     stats = allocator.stats
     cached = stats.reserved_bytes.current - stats.allocated_bytes.current
     assert layout is not None
@@ -79,7 +79,7 @@ def test_headroom_is_never_above_what_is_left_now(
 
 def test_a_memory_fraction_limits_what_is_published() -> None:
     """The limit of a memory fraction is published while there is one, and caps the headroom."""
-    allocator = DeviceCachingAllocator(SimulatedCard(1024 * MIB))
+    allocator = DeviceCachingAllocator(SimulatedGpu(1024 * MIB))
     recorder = Recorder(SimulatedBackend([allocator]))
     allocator.malloc(100 * MIB)
     recorder.read_settings()
@@ -105,12 +105,12 @@ def test_without_a_change_the_headroom_is_that_of_the_snapshot(
     taken: list[int], expandable: bool
 ) -> None:
     """Statistics read after a snapshot of the same state leave the headroom as it is."""
-    card = SimulatedCard(1024 * MIB, context_bytes=0)
+    gpu = SimulatedGpu(1024 * MIB, context_bytes=0)
     config = AllocatorConfig(expandable_segments=expandable)
-    allocator = DeviceCachingAllocator(card, 0, config)
+    allocator = DeviceCachingAllocator(gpu, 0, config)
     recorder = Recorder(SimulatedBackend([allocator]))
     for number, size in enumerate(taken):
-        if card.mem_get_info()[0] > size + 40 * MIB:
+        if gpu.mem_get_info()[0] > size + 40 * MIB:
             block = allocator.malloc(size)
             if number % 2:
                 allocator.free(block)

@@ -14,21 +14,19 @@ from hypothesis import strategies as st
 from support.waiting import until
 
 from torchmem.sdk.release.account import MAX_UNPAID, PAYBACK_WINDOWS, ReleaseAccount
-from torchmem.sdk.release.pressure_hooks import PressureHooks
-from torchmem.sdk.release.release import (
+from torchmem.sdk.release.device_release import (
     MIN_RELEASABLE_BYTES,
     RECENT_WINDOWS,
     DeviceMemory,
-    expected_regrowth,
     predicted_peak,
-    should_release,
 )
+from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 MIB = 1 << 20
 TOTAL = 80 << 30
@@ -42,12 +40,12 @@ memories = st.builds(DeviceMemory, st.just(TOTAL), size, size, size, size)
 @given(memories, shares)
 def test_a_release_needs_a_shortage_and_a_gain(memory: DeviceMemory, share: float) -> None:
     """It needs little free driver memory, enough releasable bytes, and a small next step."""
-    after_next_step = memory.driver_free + memory.releasable - expected_regrowth(memory)
+    after_next_step = memory.driver_free + memory.releasable - memory.expected_regrowth
     gain = after_next_step - memory.driver_free
     is_worth_it = memory.releasable >= MIN_RELEASABLE_BYTES and gain >= memory.releasable / 2
     is_short = memory.driver_free < share * memory.total
 
-    assert should_release(memory, share) == (is_short and is_worth_it)
+    assert memory.should_release(share) == (is_short and is_worth_it)
 
 
 @given(memories, shares, size)
@@ -57,8 +55,8 @@ def test_a_higher_next_peak_never_makes_it_pay(
     """A release that pays with a higher expected peak also pays with a lower one."""
     higher = replace(memory, next_peak=memory.next_peak + more)
 
-    assert should_release(memory, share) or not should_release(higher, share)
-    assert 0 <= expected_regrowth(memory) <= expected_regrowth(higher) <= memory.releasable
+    assert memory.should_release(share) or not higher.should_release(share)
+    assert 0 <= memory.expected_regrowth <= higher.expected_regrowth <= memory.releasable
 
 
 @given(st.lists(size, max_size=10))
@@ -73,8 +71,8 @@ def test_the_prediction_needs_enough_windows(windows: list[int]) -> None:
 class CountingBackend(SimulatedBackend):
     """Records each emptying of the cache, and whether it happened in a step."""
 
-    def __init__(self, card: SimulatedCard) -> None:
-        self.allocator = DeviceCachingAllocator(card)
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self.allocator = DeviceCachingAllocator(gpu)
         super().__init__([self.allocator])
 
     stepping = False
@@ -91,15 +89,15 @@ class CountingBackend(SimulatedBackend):
 
 
 @pytest.fixture
-def card() -> SimulatedCard:
-    """A card of 4 GiB that another process can fill."""
-    return SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid="GPU-1")
+def gpu() -> SimulatedGpu:
+    """A GPU of 4 GiB that another process can fill."""
+    return SimulatedGpu(4096 * MIB, context_bytes=0, use=GpuUse([0, 0]), uuid="GPU-1")
 
 
 @pytest.fixture
-def counting(card: SimulatedCard) -> CountingBackend:
-    """A backend on that card."""
-    return CountingBackend(card)
+def counting(gpu: SimulatedGpu) -> CountingBackend:
+    """A backend on that GPU."""
+    return CountingBackend(gpu)
 
 
 def train(backend: CountingBackend, *peaks: int) -> None:
@@ -126,12 +124,12 @@ def test_by_default_the_cache_is_never_touched(
 
 
 def test_after_a_change_of_phase_the_cache_is_released(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """After enough small steps the cache is released once, at a step's end, and counted."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, 3900, *[100] * (RECENT_WINDOWS - 1))
-    assert ((), 196 * MIB) == (counting.emptied, card.mem_get_info()[0])
+    assert ((), 196 * MIB) == (counting.emptied, gpu.mem_get_info()[0])
 
     train(counting, *[100] * 5)
     session.close()
@@ -144,7 +142,7 @@ def test_after_a_change_of_phase_the_cache_is_released(
 def test_steady_training_keeps_its_cache(
     counting: CountingBackend, open_session: Opener, published: Published
 ) -> None:
-    """A job that needs its cache again in every step keeps it, although the card is full."""
+    """A job that needs its cache again in every step keeps it, although the GPU is full."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, *[3900] * 20)
     session.close()
@@ -172,16 +170,14 @@ def test_peaks_stay_high_water_marks(
     assert 3900 * MIB == published()[0]["devices"][0]["allocator"]["active_peak_bytes"]
 
 
-def test_a_failing_release_never_reaches_training(
-    card: SimulatedCard, open_session: Opener
-) -> None:
+def test_a_failing_release_never_reaches_training(gpu: SimulatedGpu, open_session: Opener) -> None:
     """If emptying the cache raises, the step goes on and the error is counted."""
 
     class Failing(CountingBackend):
         def empty_cache(self) -> None:
             raise RuntimeError("broken driver")
 
-    backend = Failing(card)
+    backend = Failing(gpu)
     session = open_session(backend, interval=1e-9, release=0.3, release_interval=1e-9)
     train(backend, 3900, *[100] * RECENT_WINDOWS)
 
@@ -207,7 +203,7 @@ class Cache:
 
 
 def test_hooks_free_what_is_wanted_and_it_returns_to_the_driver(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """The bytes that hooks free are returned to the driver, and no hook is asked for more."""
     session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
@@ -219,7 +215,7 @@ def test_hooks_free_what_is_wanted_and_it_returns_to_the_driver(
     done = releases(published)["hooks"]
     assert [int(0.5 * 4096 * MIB) - (4096 - 3100) * MIB] == cache.asked
     assert (1, 1600 * MIB) == (done["times"], done["released_bytes"])
-    assert 2496 * MIB == card.mem_get_info()[0]
+    assert 2496 * MIB == gpu.mem_get_info()[0]
 
 
 def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Opener) -> None:
@@ -236,7 +232,7 @@ def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Op
 
 @pytest.mark.parametrize(("wanted", "kept"), [(None, 0), (400 * MIB, 500)])
 def test_the_script_releases_at_the_end_of_a_phase(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, wanted: int, kept: int
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, wanted: int, kept: int
 ) -> None:
     """Without any tier the driver gets what the hooks free, as much as is wanted, and the cache."""
     session = open_session(counting, interval=1e-9)
@@ -245,7 +241,7 @@ def test_the_script_releases_at_the_end_of_a_phase(
     train(counting, 100)
 
     assert (1100 - kept) * MIB == session.release(wanted)
-    assert (4096 - kept) * MIB == card.mem_get_info()[0]
+    assert (4096 - kept) * MIB == gpu.mem_get_info()[0]
 
 
 def test_what_the_script_releases_is_counted(
@@ -377,7 +373,7 @@ def test_an_interruption_in_a_hook_reaches_the_script(
 
 
 def test_what_a_hook_does_in_the_session_releases_nothing_twice(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """A hook may step, wait for memory, ask hooks and steps again: what it frees counts once."""
     session = open_session(
@@ -443,8 +439,8 @@ def test_several_devices_share_the_hooks_and_the_time(
     open_session: Opener, published: Published
 ) -> None:
     """Hooks are asked once for all devices; each counts its own bytes, and their times add up."""
-    cards = [SimulatedCard(4096 * MIB, uuid=f"GPU-{n}", context_bytes=0) for n in range(3)]
-    allocators = [DeviceCachingAllocator(card, device=n) for n, card in enumerate(cards)]
+    gpus = [SimulatedGpu(4096 * MIB, uuid=f"GPU-{n}", context_bytes=0) for n in range(3)]
+    allocators = [DeviceCachingAllocator(gpu, device=n) for n, gpu in enumerate(gpus)]
     backend = SimulatedBackend(allocators)
     caches = [a.malloc(size * MIB) for a, size in zip(allocators, (3000, 2000, 10), strict=True)]
     session = open_session(backend, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
@@ -475,11 +471,11 @@ def test_a_hook_that_no_tier_calls_is_said(
     """Registering a hook without the tiers hooks and emergency logs a warning."""
     open_session(counting, release="cache").on_pressure(lambda wanted: None)
 
-    assert "release has neither hooks nor emergency" in caplog.text
+    assert "release names no tier that calls hooks (hooks, emergency)" in caplog.text
 
 
 def test_after_an_oom_hooks_and_cache_are_released(
-    counting: CountingBackend, card: SimulatedCard, open_session: Opener, published: Published
+    counting: CountingBackend, gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """At an OutOfMemoryError that the script catches, the hooks free memory for its retry."""
     session = open_session(counting, interval=1e-9, release="emergency")
@@ -550,12 +546,12 @@ class CollectingBackend(CountingBackend):
         return self.is_able
 
 
-def test_the_gradual_tier_follows_the_shortage(card: SimulatedCard, open_session: Opener) -> None:
+def test_the_gradual_tier_follows_the_shortage(gpu: SimulatedGpu, open_session: Opener) -> None:
     """While memory is short the allocator may keep its reserved bytes less what is missing."""
-    backend = CollectingBackend(card)
+    backend = CollectingBackend(gpu)
     open_session(backend, interval=1e-9, release="gradual=0.5")
     train(backend, 100)
-    neighbor = DeviceCachingAllocator(card)
+    neighbor = DeviceCachingAllocator(gpu)
     held = neighbor.malloc(2400 * MIB)
     train(backend, 100, 1600)
     neighbor.free(held)
@@ -567,10 +563,10 @@ def test_the_gradual_tier_follows_the_shortage(card: SimulatedCard, open_session
 
 
 def test_what_the_allocator_collects_is_counted(
-    card: SimulatedCard, open_session: Opener, published: Published
+    gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """Segments that go back to the driver while the gradual tier acts are its releases."""
-    backend = CollectingBackend(card)
+    backend = CollectingBackend(gpu)
     session = open_session(backend, interval=1e-9, release="gradual=0.9")
     train(backend, 1000, 1000)
     backend.allocator.empty_cache()
@@ -582,10 +578,10 @@ def test_what_the_allocator_collects_is_counted(
 
 
 def test_a_gradual_tier_that_cannot_act_says_so(
-    card: SimulatedCard, open_session: Opener, caplog: pytest.LogCaptureFixture
+    gpu: SimulatedGpu, open_session: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where PyTorch cannot collect at run time, that is logged once and never tried again."""
-    backend = CollectingBackend(card)
+    backend = CollectingBackend(gpu)
     backend.is_able = False
     open_session(backend, interval=1e-9, release="gradual=0.9")
     train(backend, 1000, 100, 1000)
@@ -668,10 +664,10 @@ class BusyBackend(CountingBackend):
 
 
 def test_a_release_has_its_own_snapshot(
-    card: SimulatedCard, open_session: Opener, published: Published
+    gpu: SimulatedGpu, open_session: Opener, published: Published
 ) -> None:
     """It comes although the script then waits in a call to C, where nothing can be read."""
-    busy = BusyBackend(card)
+    busy = BusyBackend(gpu)
     session = open_session(busy, interval=0.005, snapshot_budget=1.0, snapshot_interval=1e-9)
     busy.allocator.malloc(10 * MIB)
     train(busy, 3000)

@@ -32,6 +32,7 @@ from torchmem.sample.release_messages import (
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
 from torchmem.sdk.publish.request_files import STALE_SECONDS
 from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.release.device_release import DeviceReleases
 from torchmem.sdk.release.neighbors import MAX_NEIGHBORS, Neighbors
 from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.release.release import Release
@@ -41,7 +42,7 @@ from torchmem.sdk.session import Session
 from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CardUse, SimulatedCard
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 MIB = 1 << 20
 UUID = "GPU-1"
@@ -79,7 +80,7 @@ def test_a_request_that_torchmem_did_not_write_is_refused(content: bytes) -> Non
 
 
 class Rank:
-    """A process with a simulated card of 4 GiB and a session that publishes all the time."""
+    """A process with a simulated GPU of 4 GiB and a session that publishes all the time."""
 
     def __init__(
         self,
@@ -88,8 +89,8 @@ class Rank:
         backend: type[SimulatedBackend] = SimulatedBackend,
         **settings: Any,
     ) -> None:
-        self.card = SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid=UUID)
-        self.allocator = DeviceCachingAllocator(self.card)
+        self.gpu = SimulatedGpu(4096 * MIB, context_bytes=0, use=GpuUse([0, 0]), uuid=UUID)
+        self.allocator = DeviceCachingAllocator(self.gpu)
         self.backend = backend([self.allocator])
         settings = {"interval": 0.002, **settings}
         self.session = open_session(self.backend, **settings)
@@ -152,7 +153,7 @@ def test_a_request_is_served_at_the_end_of_a_step(rank: Callable[..., Rank]) -> 
     answer = asked.give(ReleaseRequest("request"))
 
     assert {UUID: 3100 * MIB} == answer.released
-    assert 4096 * MIB == asked.card.mem_get_info()[0]
+    assert 4096 * MIB == asked.gpu.mem_get_info()[0]
 
 
 def test_a_request_can_ask_the_hooks_too(rank: Callable[..., Rank]) -> None:
@@ -192,7 +193,7 @@ def test_a_neighbor_needs_the_tier(rank: Callable[..., Rank]) -> None:
         answer.state,
         answer.reason,
     )
-    assert 996 * MIB == asked.card.mem_get_info()[0]
+    assert 996 * MIB == asked.gpu.mem_get_info()[0]
 
 
 class Requests:
@@ -200,7 +201,7 @@ class Requests:
 
     def __init__(self, directory: Path) -> None:
         self.allocator = DeviceCachingAllocator(
-            SimulatedCard(4096 * MIB, context_bytes=0, uuid="GPU-1")
+            SimulatedGpu(4096 * MIB, context_bytes=0, uuid="GPU-1")
         )
         errors, hooks = Errors(), PressureHooks()
         self.recorder = recorder = Recorder(SimulatedBackend([self.allocator]), errors)
@@ -208,7 +209,7 @@ class Requests:
         self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
         self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
         self.requests = ReleaseRequests(
-            self.sample, self.release, errors, lambda: 0.0, main_cpu=lambda: 0.0
+            self.sample, self.release, errors, clock=lambda: 0.0, main_cpu=lambda: 0.0
         )
         self.train(100, 3000)
 
@@ -217,8 +218,8 @@ class Requests:
         for peak in peaks:
             self.allocator.free(self.allocator.malloc(peak * MIB))
             self.recorder.read_stats()
-            self.release.at_step(0.0)
-            self.requests.at_step()
+            self.release.at_step()
+            self.requests.serve()
 
     def ask(self) -> None:
         """Write a neighbor's request."""
@@ -267,13 +268,13 @@ def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
         asked.requests.tick(is_idle=False, waits=True)
 
     assert {} == asked.answer.released
-    assert 1 == asked.recorder.records()[0].releases["neighbors"].times
+    assert 1 == asked.release.devices.by_index()[0].accounts["neighbors"].times
 
 
 def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
     """Between the wait and the phase that needs the memory, no neighbor gets it."""
     asked = Requests(tmp_path)
-    assert asked.release.take(0, 3000 * MIB)
+    assert asked.release.cache.take(asked.release.devices.by_index()[0], 3000 * MIB)
     asked.ask()
     asked.requests.tick(is_idle=False, waits=True)
 
@@ -317,18 +318,19 @@ def test_a_bad_request_is_refused(rank: Callable[..., Rank], tmp_path: Path, kin
     asked.train(10)
 
     assert str(refused.reason).endswith(".")
-    assert 996 * MIB == asked.card.mem_get_info()[0]
+    assert 996 * MIB == asked.gpu.mem_get_info()[0]
 
 
 @pytest.fixture
 def other(rank: Callable[..., Rank], tmp_path: Path) -> tuple[Rank, Neighbors]:
-    """A sharing rank, and the neighbors of another process on the same card."""
+    """A sharing rank, and the neighbors of another process on the same GPU."""
     asked = rank(release="neighbors")
     until(lambda: any(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))
     until(lambda: '"neighbors"' in asked.sample.read_text())
-    allocator = DeviceCachingAllocator(asked.card)
+    allocator = DeviceCachingAllocator(asked.gpu)
     recorder = Recorder(SimulatedBackend([allocator]))
-    return asked, Neighbors(asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}"), recorder)
+    sample = asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
+    return asked, Neighbors(sample, DeviceReleases(recorder))
 
 
 def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neighbors]) -> None:
@@ -336,7 +338,7 @@ def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neigh
     asked, neighbors = other
     asked.train(3000, 10)
     worker = threading.Thread(target=asked.train, args=[10] * 200)
-    assert 996 * MIB == asked.card.mem_get_info()[0]
+    assert 996 * MIB == asked.gpu.mem_get_info()[0]
 
     worker.start()
     got = neighbors.wait(3000 * MIB, 30.0, 0, lambda: None)
@@ -375,10 +377,10 @@ def test_two_processes_that_wait_for_each_other_both_serve(other: tuple[Rank, Ne
 
 
 @pytest.mark.parametrize("missing", ["dead", "reused", "elsewhere", "unshared", "cut off"])
-def test_only_living_neighbors_on_the_card_are_asked(
+def test_only_living_neighbors_on_the_gpu_are_asked(
     other: tuple[Rank, Neighbors], missing: str
 ) -> None:
-    """None is asked that is dead, on another card, without the tier, unreadable, or a later pid."""
+    """None is asked that is dead, on another GPU, without the tier, unreadable, or a later pid."""
     asked, neighbors = other
     text = asked.sample.read_text()
     changed = {
@@ -442,7 +444,7 @@ def test_waiting_goes_on_without_a_run_directory(other: tuple[Rank, Neighbors]) 
 def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
     """Ctrl-C ends the wait, and the time until then is published like any other."""
     asked, _ = other
-    recorder = Recorder(asked.backend)
+    devices = DeviceReleases(Recorder(asked.backend))
     times = iter([0.0, 2.0, 3.0])
 
     def interrupt(seconds: float) -> None:
@@ -451,11 +453,11 @@ def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
 
     pauses = iter([False, True])
     sample = asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
-    neighbors = Neighbors(sample, recorder, times.__next__, interrupt)
+    neighbors = Neighbors(sample, devices, clock=times.__next__, sleep=interrupt)
     with pytest.raises(KeyboardInterrupt):
         neighbors.wait(8192 * MIB, 30.0, 0, lambda: None)
 
-    assert 2.0 == recorder.samples()[0].counters.wait_seconds
+    assert 2.0 == devices.by_index()[0].wait_seconds
 
 
 @pytest.mark.parametrize("place", ["replace_file", "read_untrusted"])
@@ -487,7 +489,7 @@ def test_an_answer_that_cannot_be_written_costs_only_the_answer(rank: Callable[.
     until(lambda: any(asked.run_dir.rglob(f"*{SAMPLE_SUFFIX}")))
     sibling_path(asked.sample, ANSWER_SUFFIX).mkdir()
     asked.ask(ReleaseRequest("request"))
-    while asked.card.mem_get_info()[0] < 4000 * MIB:
+    while asked.gpu.mem_get_info()[0] < 4000 * MIB:
         asked.train(10)
     asked.train(10)
     asked.session.close()
@@ -531,7 +533,7 @@ def test_a_request_during_a_capture_is_refused(
         answer = asked.answer("refused")
 
     assert "a CUDA graph is being captured." == answer.reason
-    assert asked.card.mem_get_info()[0] < 4000 * MIB
+    assert asked.gpu.mem_get_info()[0] < 4000 * MIB
 
 
 GIVER = """
@@ -539,8 +541,8 @@ import sys, time
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
-allocator = DeviceCachingAllocator(SimulatedCard(4 << 30, context_bytes=0, uuid="GPU-1"))
+from torchmem.simulator.gpu import SimulatedGpu
+allocator = DeviceCachingAllocator(SimulatedGpu(4 << 30, context_bytes=0, uuid="GPU-1"))
 backend = SimulatedBackend([allocator])
 sdk.instrument(backend=backend, run_dir=sys.argv[1], interval=0.01, release="neighbors")
 backend.step()
@@ -551,10 +553,11 @@ sys.stdin.read()
 def test_a_neighbor_that_is_stopped_or_killed_keeps_no_process_waiting(tmp_path: Path) -> None:
     """A stopped one answers when it goes on; a dead one is not asked again; the wait ends."""
     command = [sys.executable, "-c", GIVER, str(tmp_path)]
-    own = SimulatedBackend([DeviceCachingAllocator(SimulatedCard(MIB, context_bytes=0, uuid=UUID))])
+    own = SimulatedBackend([DeviceCachingAllocator(SimulatedGpu(MIB, context_bytes=0, uuid=UUID))])
     with subprocess.Popen(command, stdin=subprocess.PIPE) as giver:
         (sample,) = until_some(tmp_path, SAMPLE_SUFFIX, b'"neighbors"')
-        neighbors = Neighbors(sample.with_name(f"0-1-1{SAMPLE_SUFFIX}"), Recorder(own))
+        own_sample = sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
+        neighbors = Neighbors(own_sample, DeviceReleases(Recorder(own)))
         request, answer = (sibling_path(sample, end) for end in (REQUEST_SUFFIX, ANSWER_SUFFIX))
 
         giver.send_signal(signal.SIGSTOP)

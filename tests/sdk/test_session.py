@@ -223,7 +223,7 @@ def test_an_oom_while_a_fitting_block_waits_is_pending(
     allocator.malloc(30 * MIB)
     block = allocator.malloc(600 * MIB)
     allocator.record_stream(block, 7)
-    allocator.card.hold_events(True)
+    allocator.gpu.hold_events(True)
     allocator.free(block)
 
     with pytest.raises(OutOfMemoryError):
@@ -365,7 +365,7 @@ def test_a_snapshot_follows_soon_when_memory_is_taken(
 
 
 class InterruptingBackend(SimulatedBackend):
-    """A card whose snapshot fails; knows whether a call interrupts the main thread."""
+    """A GPU whose snapshot fails; knows whether a call interrupts the main thread."""
 
     is_interrupting = False
 

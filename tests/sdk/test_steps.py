@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.sdk.reading.peaks import UserPeaks, WindowPeak
+from torchmem.sdk.pytorch.user_peaks import UserPeaks
+from torchmem.sdk.reading.peaks import WindowPeak
 from torchmem.sdk.session import Session
 from torchmem.sdk.steps import Iterations
 from torchmem.simulator.allocator import DeviceCachingAllocator

@@ -17,8 +17,8 @@ from support.samples import full_sample
 
 from torchmem.allocator.snapshot import NestedStats
 from torchmem.exporter.rejections import RejectedSampleError
-from torchmem.exporter.run_directory import RunDirectory, decode_possible
-from torchmem.metrics.families import View, families
+from torchmem.exporter.sample_files import RunDirectory, decode_possible
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     MAX_COMPONENTS,
@@ -33,7 +33,7 @@ from torchmem.sdk.session import Session
 from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 numbers = st.integers(-(1 << 70), 1 << 70) | st.integers(-5, 1 << 40)
 STATS = (
@@ -56,8 +56,8 @@ class Impossible(SimulatedBackend):
     """A backend whose statistics say whatever a test wants."""
 
     def __init__(self, wrong: dict[Any, int]) -> None:
-        card = SimulatedCard(1 << 30, context_bytes=0, uuid="GPU-1")
-        self.allocator = DeviceCachingAllocator(card)
+        gpu = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
+        self.allocator = DeviceCachingAllocator(gpu)
         super().__init__([self.allocator])
         self.wrong = wrong
 
@@ -118,7 +118,7 @@ def test_what_the_sdk_writes_the_exporter_accepts(wrong: dict[Any, int]) -> None
 
 def _check_values(sample: Sample) -> None:
     """Check that no series is negative."""
-    view = View(sample, sample.process.pid, "running", {})
+    view = ProcessView(sample, sample.process.pid, "running", {})
     for family in families([view]):
         assert all(row.value >= 0 for row in family.samples), family.name
 

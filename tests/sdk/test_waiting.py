@@ -18,8 +18,8 @@ from torchmem.sdk.release.held_blocks import UNIT_BYTES, segment_sizes
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 MIB = 1 << 20
 Opener = Callable[..., Session]
@@ -37,7 +37,7 @@ def test_segments_add_up_to_what_is_missing(missing: int, expandable: bool) -> N
 
 
 class Rank:
-    """A process on a card of 4 GiB, whose steps read the statistics."""
+    """A process on a GPU of 4 GiB, whose steps read the statistics."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Rank:
         config: AllocatorConfig | None = None,
         **settings: Any,
     ) -> None:
-        self.card = SimulatedCard(4096 * MIB, context_bytes=0, use=CardUse([0, 0]), uuid="GPU-1")
-        self.allocator = DeviceCachingAllocator(self.card, config=config or AllocatorConfig())
+        self.gpu = SimulatedGpu(4096 * MIB, context_bytes=0, use=GpuUse([0, 0]), uuid="GPU-1")
+        self.allocator = DeviceCachingAllocator(self.gpu, config=config or AllocatorConfig())
         self.backend = backend([self.allocator])
         self.session = open_session(self.backend, interval=1e-6, release_interval=1e-6, **settings)
         self.train(100)

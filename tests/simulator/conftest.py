@@ -1,4 +1,4 @@
-"""A small simulated card and its allocator."""
+"""A small simulated GPU and its allocator."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 
 @pytest.fixture
-def card() -> SimulatedCard:
-    """Return an empty card of 100 MiB."""
-    return SimulatedCard(100 * MIB, context_bytes=0, uuid="GPU-1", name="Small")
+def gpu() -> SimulatedGpu:
+    """Return an empty GPU of 100 MiB."""
+    return SimulatedGpu(100 * MIB, context_bytes=0, uuid="GPU-1", name="Small")
 
 
 @pytest.fixture
-def allocator(card: SimulatedCard) -> DeviceCachingAllocator:
-    """Return the allocator of that card, as device 0."""
-    return DeviceCachingAllocator(card)
+def allocator(gpu: SimulatedGpu) -> DeviceCachingAllocator:
+    """Return the allocator of that GPU, as device 0."""
+    return DeviceCachingAllocator(gpu)

@@ -9,8 +9,8 @@ import pytest
 from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 
 def layout(segments: list[SegmentInfo]) -> list[list[tuple[int, str]]]:
@@ -74,12 +74,12 @@ def test_streams_do_not_share_blocks(allocator: DeviceCachingAllocator) -> None:
 
 
 def test_a_retry_releases_cached_segments_first(
-    allocator: DeviceCachingAllocator, card: SimulatedCard
+    allocator: DeviceCachingAllocator, gpu: SimulatedGpu
 ) -> None:
     """If the driver refuses, whole free segments are released and the driver is asked again."""
     pinned = allocator.malloc(40 * MIB)
     allocator.free(allocator.malloc(60 * MIB))
-    assert card.mem_get_info()[0] == 0
+    assert gpu.mem_get_info()[0] == 0
     allocator.malloc(50 * MIB, stream=1)
     stats = allocator.memory_stats_as_nested_dict()
     assert [1, 0, 1, 1] == [
@@ -108,7 +108,7 @@ def test_fragmentation_ends_in_an_oom_with_memory_to_spare(
 
 
 def test_the_error_has_the_text_of_pytorch(allocator: DeviceCachingAllocator) -> None:
-    """The text has the requested segment, the card, and the free and unallocated bytes."""
+    """The text has the requested segment, the GPU, and the free and unallocated bytes."""
     allocator.malloc(84 * MIB)
     small = allocator.malloc(MIB)
     with pytest.raises(OutOfMemoryError) as caught:

@@ -8,13 +8,13 @@ from torchmem.allocator.backend import Backend, Device
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 
 def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
     """Devices, statistics, segments and free bytes are those of the allocator with the index."""
-    second = DeviceCachingAllocator(SimulatedCard(50 * MIB, context_bytes=10 * MIB), device=1)
+    second = DeviceCachingAllocator(SimulatedGpu(50 * MIB, context_bytes=10 * MIB), device=1)
     backend: Backend = SimulatedBackend([allocator, second])
     allocator.malloc(20 * MIB)
     second.malloc(30 * MIB)
@@ -60,7 +60,7 @@ def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> 
 
 def test_observers_are_called_for_any_device(allocator: DeviceCachingAllocator) -> None:
     """An observer is called with the device that ran out."""
-    second = DeviceCachingAllocator(SimulatedCard(50 * MIB, context_bytes=0), device=1)
+    second = DeviceCachingAllocator(SimulatedGpu(50 * MIB, context_bytes=0), device=1)
     seen: list[tuple[int, ...]] = []
     SimulatedBackend([allocator, second]).on_oom(lambda *args: seen.append(args))
     for full in (allocator, second):

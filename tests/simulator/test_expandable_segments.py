@@ -7,16 +7,16 @@ import pytest
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 EXPANDABLE = AllocatorConfig(expandable_segments=True)
 
 
 @pytest.fixture
-def expandable(card: SimulatedCard) -> DeviceCachingAllocator:
-    """Return an allocator with expandable segments on the card of 100 MiB."""
-    return DeviceCachingAllocator(card, config=EXPANDABLE)
+def expandable(gpu: SimulatedGpu) -> DeviceCachingAllocator:
+    """Return an allocator with expandable segments on the GPU of 100 MiB."""
+    return DeviceCachingAllocator(gpu, config=EXPANDABLE)
 
 
 def reserved(allocator: DeviceCachingAllocator) -> int:
@@ -69,17 +69,17 @@ def test_a_gap_is_filled_before_the_end_grows(expandable: DeviceCachingAllocator
     )
 
 
-def test_an_empty_range_disappears(expandable: DeviceCachingAllocator, card: SimulatedCard) -> None:
+def test_an_empty_range_disappears(expandable: DeviceCachingAllocator, gpu: SimulatedGpu) -> None:
     """When every page was released, nothing is left and all memory is free."""
     expandable.free(expandable.malloc(70 * MIB))
     expandable.empty_cache()
     assert [] == layout(expandable)
-    assert (100 * MIB, 100 * MIB) == card.mem_get_info()
+    assert (100 * MIB, 100 * MIB) == gpu.mem_get_info()
 
 
-def test_pages_mapped_before_a_failure_stay(card: SimulatedCard) -> None:
+def test_pages_mapped_before_a_failure_stay(gpu: SimulatedGpu) -> None:
     """If the driver has pages for only one of two gaps, those stay mapped and free."""
-    allocator = DeviceCachingAllocator(card, config=EXPANDABLE)
+    allocator = DeviceCachingAllocator(gpu, config=EXPANDABLE)
     first, pin, second, other = (allocator.malloc(20 * MIB) for _ in range(4))
     allocator.free(first)
     allocator.free(second)
@@ -94,12 +94,12 @@ def test_pages_mapped_before_a_failure_stay(card: SimulatedCard) -> None:
 
 
 def test_a_block_that_waits_does_not_grow(
-    expandable: DeviceCachingAllocator, card: SimulatedCard
+    expandable: DeviceCachingAllocator, gpu: SimulatedGpu
 ) -> None:
     """A freed block at the end of the range is not used while another stream uses it."""
     block = expandable.malloc(20 * MIB)
     expandable.record_stream(block, 1)
-    card.hold_events(True)
+    gpu.hold_events(True)
     expandable.free(block)
     assert block.address + 20 * MIB == expandable.malloc(30 * MIB).address
 

@@ -1,4 +1,4 @@
-"""Properties of any program of allocations, frees and releases on a card that is too small."""
+"""Properties of any program of allocations, frees and releases on a GPU that is too small."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torchmem.allocator.sizes import MIB, SMALL_SIZE, round_size
 from torchmem.allocator.snapshot import BlockInfo, SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
-CARD_BYTES = 70 * MIB
+GPU_BYTES = 70 * MIB
 CONTEXT_BYTES = 10 * MIB
 
 sizes = st.one_of(
@@ -39,8 +39,8 @@ programs = st.lists(actions, max_size=80) | st.lists(actions, min_size=30, max_s
 def play(
     program: list[tuple[str, int, int]],
 ) -> Iterator[tuple[DeviceCachingAllocator, list[Block]]]:
-    """Run a program on a new card; yield the allocator and the live blocks after each step."""
-    allocator = DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES))
+    """Run a program on a new GPU; yield the allocator and the live blocks after each step."""
+    allocator = DeviceCachingAllocator(SimulatedGpu(GPU_BYTES, CONTEXT_BYTES))
     live: list[Block] = []
     for action, number, stream in program:
         if action == "empty_cache":
@@ -56,7 +56,7 @@ def play(
 def final(program: list[tuple[str, int, int]]) -> tuple[DeviceCachingAllocator, list[Block]]:
     """Return the allocator and the live blocks at the end of a program."""
     *_, last = [
-        (DeviceCachingAllocator(SimulatedCard(CARD_BYTES, CONTEXT_BYTES)), list[Block]()),
+        (DeviceCachingAllocator(SimulatedGpu(GPU_BYTES, CONTEXT_BYTES)), list[Block]()),
         *play(program),
     ]
     return last
@@ -147,8 +147,8 @@ def test_statistics_agree_with_the_snapshot(program: list[tuple[str, int, int]])
 
 
 @given(programs)
-def test_the_card_has_what_is_reserved(program: list[tuple[str, int, int]]) -> None:
-    """Allocated ≤ reserved ≤ card, and driver calls account for segments and free bytes."""
+def test_the_gpu_has_what_is_reserved(program: list[tuple[str, int, int]]) -> None:
+    """Allocated ≤ reserved ≤ GPU, and driver calls account for segments and free bytes."""
     for allocator, _ in play(program):
         nested = allocator.memory_stats_as_nested_dict()
         reserved = nested["reserved_bytes"]["all"]["current"]
@@ -157,7 +157,7 @@ def test_the_card_has_what_is_reserved(program: list[tuple[str, int, int]]) -> N
             <= nested["active_bytes"]["all"]["current"]
             <= reserved
         )
-        assert allocator.card.mem_get_info()[0] == CARD_BYTES - CONTEXT_BYTES - reserved
+        assert allocator.gpu.mem_get_info()[0] == GPU_BYTES - CONTEXT_BYTES - reserved
         assert (
             nested["segment"]["all"]["current"]
             == nested["num_device_alloc"] - nested["num_device_free"]
@@ -198,7 +198,7 @@ def test_headroom_is_exact(program: list[tuple[str, int, int]]) -> None:
                 allocator.memory_snapshot(),
                 0,
                 0.0,
-                AvailableMemory(allocator.card.mem_get_info()[0], reserved),
+                AvailableMemory(allocator.gpu.mem_get_info()[0], reserved),
             )
             headroom = layout.headroom_flush_bytes if flush else layout.headroom_bytes
             assert headroom is not None
@@ -228,7 +228,7 @@ def succeeds(
 
 
 @given(programs)
-def test_freeing_everything_empties_the_card(program: list[tuple[str, int, int]]) -> None:
+def test_freeing_everything_empties_the_gpu(program: list[tuple[str, int, int]]) -> None:
     """After all frees and a cache release, nothing is reserved, allocated or split."""
     allocator, live = final(program)
     for block in live:
@@ -242,7 +242,7 @@ def test_freeing_everything_empties_the_card(program: list[tuple[str, int, int]]
         for value in nested.values()
         if isinstance(value, dict) and "all" in value
     }
-    assert allocator.card.mem_get_info()[0] == CARD_BYTES - CONTEXT_BYTES
+    assert allocator.gpu.mem_get_info()[0] == GPU_BYTES - CONTEXT_BYTES
 
 
 @given(programs)
@@ -263,7 +263,7 @@ def test_stranded_bytes_are_those_of_the_whole_state(name: str, seed: int, lengt
         programmer.learn(operation, simulated.run(operation))
         assert stranded(simulated.allocator) == simulated.allocator.stats.stranded_bytes
     restored = DeviceCachingAllocator(
-        SimulatedCard(SETTINGS[name].card), config=simulated.allocator.config
+        SimulatedGpu(SETTINGS[name].gpu), config=simulated.allocator.config
     )
     restored.restore(simulated.snapshot())
     assert stranded(restored) == restored.stats.stranded_bytes

@@ -18,9 +18,9 @@ from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Layout
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CARD_BYTES, CONTEXT_BYTES, CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Worker
+from torchmem.simulator.gpu import CONTEXT_BYTES, GPU_BYTES, GpuUse, SimulatedGpu
+from torchmem.simulator.scenarios import SCENARIOS, SimulatedRank
 from torchmem.simulator.scenarios.leak import LEAKED_BYTES
 from torchmem.simulator.scenarios.neighbor import NEIGHBOR_BYTES
 from torchmem.simulator.scenarios.phase_change import EPOCHS, TRAINED
@@ -94,10 +94,10 @@ class Run:
 
 
 def new_allocator(name: str, share: float = 1.0) -> DeviceCachingAllocator:
-    """Return the allocator of a process that is alone on a card, of which CUDA has `share`."""
+    """Return the allocator of a process that is alone on a GPU, of which CUDA has `share`."""
     scenario = SCENARIOS[name]
-    use = CardUse([0] * (1 + scenario.neighbors))
-    return DeviceCachingAllocator(SimulatedCard(int(share * scenario.card_bytes), use=use))
+    use = GpuUse([0] * (1 + scenario.neighbors))
+    return DeviceCachingAllocator(SimulatedGpu(int(share * scenario.gpu_bytes), use=use))
 
 
 def play(
@@ -114,7 +114,7 @@ def play(
     """Run one of two ranks for `length` times the steps, or until it runs out of memory."""
     allocator = allocator or new_allocator(name)
     run = Run(allocator)
-    worker = Worker(allocator, rank, RANKS, steps, seed, allocator.card.mem_get_info()[0])
+    worker = SimulatedRank(allocator, rank, RANKS, steps, seed, allocator.gpu.mem_get_info()[0])
     try:
         for event in SCENARIOS[name].train(worker):
             if measured_every is not None and len(run.steps) % measured_every == 0:
@@ -205,9 +205,9 @@ def test_fragmentation_rises_and_stays(failing: Run) -> None:
     assert min(layout.fragmentation_ratio or 0 for layout in late) > 0.7
     _, start = failing.layouts[0]
     assert (start.fragmentation_ratio or 0) < 0.1
-    assert start.stranded_bytes < 0.05 * CARD_BYTES
+    assert start.stranded_bytes < 0.05 * GPU_BYTES
     at_step_end = [layout for step, layout in failing.layouts[3::4] if step >= half]
-    assert min(layout.stranded_bytes for layout in at_step_end) > 0.25 * CARD_BYTES
+    assert min(layout.stranded_bytes for layout in at_step_end) > 0.25 * GPU_BYTES
 
 
 def test_fragmentation_retries_until_the_end(failing: Run) -> None:
@@ -240,7 +240,7 @@ def test_healthy_slack(rank: int) -> None:
 
 
 def test_interleaved() -> None:
-    """52 MiB fail on a card of 32 GiB with 13 GiB free, because no piece is larger than 48 MiB."""
+    """52 MiB fail on a GPU of 32 GiB with 13 GiB free, because no piece is larger than 48 MiB."""
     run = play("interleaved", LAST, 60)
     assert run.oom is not None
     blocks = [block for segment in run.allocator.memory_snapshot() for block in segment["blocks"]]
@@ -251,7 +251,7 @@ def test_interleaved() -> None:
 
 
 def test_qkv() -> None:
-    """The last rank fails with 55 to 65 % of the card allocated and hundreds of requests unused."""
+    """The last rank fails with 55 to 65 % of the GPU allocated and hundreds of requests unused."""
     oom = oom_of("qkv", LAST)
 
     assert 0.55 <= oom.allocated / oom.total <= 0.65
@@ -305,7 +305,7 @@ def test_retry_storm() -> None:
     assert epochs[0] < 10 < 2 * epochs[0] < epochs[1] < epochs[2]
     assert {2} == {after - before for before, after in pairwise(retries[60:])}
     peak = max(step.reserved_peak for step in run.steps[61:])
-    assert pytest.approx(0.91, abs=0.01) == peak / SCENARIOS["retry-storm"].card_bytes
+    assert pytest.approx(0.91, abs=0.01) == peak / SCENARIOS["retry-storm"].gpu_bytes
 
 
 @pytest.mark.parametrize("steps", [60, 300])
@@ -324,7 +324,7 @@ def test_leak(steps: int) -> None:
 
 
 def test_imbalanced_ranks() -> None:
-    """The first rank holds twice as much; when it fails, others have half a card left."""
+    """The first rank holds twice as much; when it fails, others have half a GPU left."""
     first, other = play("imbalanced-ranks", FIRST, 60), play("imbalanced-ranks", LAST, 60)
     ratios = [
         a.allocated_peak / b.allocated_peak for a, b in zip(first.steps, other.steps, strict=False)
@@ -338,7 +338,7 @@ def test_imbalanced_ranks() -> None:
 def test_neighbor() -> None:
     """572 MiB fail after three processes of 414 MiB came; this process did not grow."""
     run = play("neighbor", FIRST, 60)
-    cells = run.allocator.card.use.cells
+    cells = run.allocator.gpu.use.cells
     assert run.oom is not None
 
     assert 572 * MIB == run.oom.requested
@@ -350,7 +350,7 @@ def test_neighbor() -> None:
 def test_colocated() -> None:
     """The trainer's reserved memory climbs as published; then 970 MiB fail with 758 MiB free."""
     allocator = new_allocator("colocated")
-    use = allocator.card.use
+    use = allocator.gpu.use
     trainer: list[int] = []
     run = play(
         "colocated",

@@ -8,15 +8,15 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import MAX_RUN_LENGTH, Block, BlockOrder, BlockPool
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.stats import DeviceStats
 
 
-def allocator(conf: str, card_bytes: int = GIB) -> DeviceCachingAllocator:
+def allocator(conf: str, gpu_bytes: int = GIB) -> DeviceCachingAllocator:
     """Return an allocator under these settings."""
     return DeviceCachingAllocator(
-        SimulatedCard(card_bytes, context_bytes=0), config=AllocatorConfig.parse(conf)
+        SimulatedGpu(gpu_bytes, context_bytes=0), config=AllocatorConfig.parse(conf)
     )
 
 
@@ -59,7 +59,7 @@ def test_garbage_collection_releases_the_oldest() -> None:
 
 
 def test_requests_may_be_rejected_before_the_driver_is_asked() -> None:
-    """With throw_on_cudamalloc_oom, a request beyond the card is a rejection, not an OOM."""
+    """With throw_on_cudamalloc_oom, a request beyond the GPU is a rejection, not an OOM."""
     strict = allocator("throw_on_cudamalloc_oom:True", 100 * MIB)
     strict.free(strict.malloc(40 * MIB))
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_requests_may_be_rejected_before_the_driver_is_asked() -> None:
 def test_equal_blocks_are_taken_by_age_or_by_address(order: BlockOrder, taken: int) -> None:
     """PyTorch 2.13 takes the block of the oldest segment, up to 2.11 the lowest address."""
 
-    class Descending(SimulatedCard):
+    class Descending(SimulatedGpu):
         next = 1 << 40
 
         def reserve_addresses(self, size: int) -> int:
@@ -93,7 +93,7 @@ def test_equal_blocks_are_taken_by_age_or_by_address(order: BlockOrder, taken: i
 @pytest.mark.parametrize(("order", "taken"), [("segment", "head"), ("block", "tail")])
 def test_the_tail_of_a_split_is_older_than_its_head(order: BlockOrder, taken: str) -> None:
     """In PyTorch 2.12 the head is a new `Block` object; since 2.13 only segments have an age."""
-    split = DeviceCachingAllocator(SimulatedCard(GIB), order=order)
+    split = DeviceCachingAllocator(SimulatedGpu(GIB), order=order)
     sizes = {"head": 4 * MIB, "between": 12 * MIB, "tail": 4 * MIB}
     blocks = {name: split.malloc(size) for name, size in sizes.items()}
     split.free(blocks["head"])

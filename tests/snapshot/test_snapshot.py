@@ -91,7 +91,7 @@ def test_every_grouping_adds_up(
 
     It holds too when the oldest events are missing. At the end they are the snapshot's blocks.
     """
-    rng, recorded = random.Random(seed), RecordedJob(card_bytes=GIB)
+    rng, recorded = random.Random(seed), RecordedJob(gpu_bytes=GIB)
     live: list[Any] = []
     for _ in range(120):
         if live and rng.random() < 0.45:
@@ -182,7 +182,7 @@ def test_growth_is_by_line(tmp_path: Path) -> None:
 
 def test_the_request_that_failed_is_named(tmp_path: Path, run: Run) -> None:
     """By default a snapshot with an OOM shows the moment of the OOM and who asked."""
-    recorded = RecordedJob(card_bytes=4 * GIB)
+    recorded = RecordedJob(gpu_bytes=4 * GIB)
     recorded.alloc(600 * MIB)
     recorded.alloc(4 * GIB)
     recorded.trace[-1]["frames"] = stack(7)
@@ -256,7 +256,7 @@ def test_odd_content_is_one_sentence(
     ("arguments", "words"),
     [
         (("--diff", "{0}"), "two files"),
-        (("{0}", "--device", "3"), "pass --device with one of 0"),
+        (("{0}", "--gpu", "3"), "pass --gpu with one of 0"),
         (("{0}", "--at", "oom"), "no OutOfMemoryError"),
         (("{0}", "--top", "0"), "at least 1"),
         (("{0}", "{0}", "--plot", "x.png"), "name only one"),

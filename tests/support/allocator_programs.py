@@ -14,8 +14,8 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block, BlockOrder
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 
 Operation = list[Any]
 Outcome = int | str | None
@@ -37,11 +37,11 @@ SIZES = [
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings, memory fraction and card of a program, and the streams and pools it may use."""
+    """The settings, memory fraction and GPU of a program, and the streams and pools it may use."""
 
     conf: str = ""
     fraction: float = 1.0
-    card: int = 1536 * MIB
+    gpu: int = 1536 * MIB
     streams: int = 1
     pools: bool = False
     largest: int = 130 * MIB
@@ -49,7 +49,7 @@ class Setting:
 
 SETTINGS = {
     "default": Setting(streams=2),
-    "small_blocks": Setting(card=640 * MIB, streams=2, largest=3 * MIB),
+    "small_blocks": Setting(gpu=640 * MIB, streams=2, largest=3 * MIB),
     "fraction": Setting(fraction=0.45, streams=2),
     "max_split": Setting("max_split_size_mb:64", streams=2),
     "non_split_rounding": Setting(
@@ -192,7 +192,7 @@ class PlainPools(Programmer):
         return [name, pool, 0, 0]
 
 
-class FollowingCard(SimulatedCard):
+class FollowingGpu(SimulatedGpu):
     """Uses the addresses of the other allocator's driver, if they are set before each operation."""
 
     newest_range = 0
@@ -205,9 +205,9 @@ class Simulated:
     """The simulated allocator, controlled by operations."""
 
     def __init__(self, setting: Setting, order: BlockOrder = "segment") -> None:
-        self.card = FollowingCard(setting.card)
+        self.gpu = FollowingGpu(setting.gpu)
         self.allocator = DeviceCachingAllocator(
-            self.card, config=AllocatorConfig.parse(setting.conf), order=order
+            self.gpu, config=AllocatorConfig.parse(setting.conf), order=order
         )
         if setting.fraction < 1:
             self.allocator.set_memory_fraction(setting.fraction)
@@ -228,8 +228,8 @@ class Simulated:
         return self.allocator.memory_snapshot()
 
     def driver(self) -> tuple[int, int]:
-        """Return the free and total bytes of the card."""
-        return self.card.mem_get_info()
+        """Return the free and total bytes of the GPU."""
+        return self.gpu.mem_get_info()
 
     def _malloc(self, slot: int, size: int, stream: int) -> Outcome:
         try:
@@ -245,7 +245,7 @@ class Simulated:
         self.allocator.record_stream(self.blocks[slot], stream)
 
     def _hold_events(self, hold: int) -> None:
-        self.card.hold_events(bool(hold))
+        self.gpu.hold_events(bool(hold))
 
     def _empty_cache(self) -> None:
         self.allocator.empty_cache()

@@ -21,12 +21,12 @@ from support.publishing import own_sample, publish
 from support.raw_http import ask, everything, status
 from support.waiting import until
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import serve
-from torchmem.exporter.testing import FakeNvml
-from torchmem.exporter.web.connections import Limits
+from torchmem.exporter.web.connections import ConnectionLimits
 from torchmem.sample.memory_map import request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
@@ -62,7 +62,9 @@ class AttackedServer:
     def __init__(self) -> None:
         self._run_dir = tempfile.TemporaryDirectory()
         publish(Path(self._run_dir.name), own_sample())
-        limits = Limits(connections=64, head_seconds=0.05, idle_seconds=0.05, sweep_seconds=0.02)
+        limits = ConnectionLimits(
+            connections=64, head_seconds=0.05, idle_seconds=0.05, sweep_seconds=0.02
+        )
         exporter = Exporter(FakeNvml.of(), RunDirectory(Path(self._run_dir.name)))
         self.url = serve(exporter, limits=limits).url
         self._requests = itertools.count()

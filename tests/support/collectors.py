@@ -7,10 +7,10 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.live.state import Found
+from torchmem.demo.simulated_nvml import FakeNvml
+from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
-from torchmem.exporter.testing import FakeNvml
+from torchmem.exporter.sample_files import Published
 
 
 class EmptyCollector:
@@ -26,9 +26,9 @@ class EmptyCollector:
         """Return no families."""
         return []
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         """Return that nothing is known."""
-        return Found(0.0, Reading(FakeNvml.of()))
+        return NodeReading(0.0, Reading(FakeNvml.of()))
 
     def published(self) -> Sequence[Published]:
         """Return no process."""

@@ -40,7 +40,7 @@ from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.live import map_file
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
-from torchmem.exporter.run_directory import Published, decode
+from torchmem.exporter.sample_files import Published, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
@@ -262,7 +262,9 @@ def snapshot_file(content: bytes) -> bool:
         file.write(content)
         file.flush()
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(errors):
-            code = main(["whatif", file.name, *(["--card", "24GB"] if len(content) % 2 else [])])
+            code = main(
+                ["whatif", file.name, *(["--gpu-model", "24GB"] if len(content) % 2 else [])]
+            )
     refused = errors.getvalue().removesuffix("\n")
     assert (code == 2) == refused.startswith("torchmem: "), (code, refused)
     assert refused.isprintable(), refused
@@ -368,7 +370,7 @@ def _messages() -> Documents:
 
 
 def _snapshots(steps: int) -> Documents:
-    small = varying_lengths(steps=steps), varying_lengths(steps=steps, card_bytes=1 << 29)
+    small = varying_lengths(steps=steps), varying_lengths(steps=steps, gpu_bytes=1 << 29)
     return Documents([job.snapshot() for job in small], pickle_bytes)
 
 

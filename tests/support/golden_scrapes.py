@@ -126,7 +126,7 @@ def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
         device = replace(sample.devices[0], driver_free_bytes=int(free[-1]))
         sample = replace(sample, devices=(device,))
     if held and int(held[1]) < FULL_SAMPLE_BYTES:
-        sample = _on_a_small_card(sample)
+        sample = _on_a_small_gpu(sample)
     living = own_process(pid=trainer, start_ticks=start_ticks(trainer))
     gone = replace(living, pid=NO_PID, start_ticks=1)
     now = time.time()
@@ -137,7 +137,7 @@ def _samples(node: FakeNode, trainer: int) -> Iterator[Sample]:
     yield replace(sample, process=replace(gone, rank=2, local_rank=2), timestamp=now - 20)
 
 
-def _on_a_small_card(sample: Sample) -> Sample:
+def _on_a_small_gpu(sample: Sample) -> Sample:
     gib = 1 << 30
     reserved = Allocator(
         ByPool(1 << 20, 10 * gib),

@@ -1,6 +1,6 @@
-"""A node of H100 cards with one rank on each, served by the real exporter from made-up values.
+"""A node of H100 GPUs with one rank on each, served by the real exporter from made-up values.
 
-NVML reports everything that it can for such a card, and each rank everything that the SDK can
+NVML reports everything that it can for such a GPU, and each rank everything that the SDK can
 know, so the node has the maximum number of series at default settings.
 """
 
@@ -21,9 +21,10 @@ from support.publishing import publish
 from support.samples import full_sample
 
 from torchmem.demo.h100 import LINK_ERRORS, LINKS, REASONS, THRESHOLDS
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity, Versions
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
 from torchmem.exporter.subjects.gpm import Gpm
@@ -35,7 +36,6 @@ from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 from torchmem.host.procfs import pid_namespace, start_ticks
 from torchmem.sample.sample import ByPool, FirstRead, Sample
 
@@ -56,7 +56,7 @@ NO_ECC_ERRORS = dict.fromkeys(product(("corrected", "uncorrected"), ("volatile",
 
 
 class H100Node:
-    """Cards with a running rank of `run` on each and, with `old_run`, one that ended before.
+    """GPUs with a running rank of `run` on each and, with `old_run`, one that ended before.
 
     `healthy`: no rank has a problem that an alert detects; otherwise each has as many as possible.
     """
@@ -213,7 +213,7 @@ def h100_node(
     *,
     healthy: bool = False,
 ) -> Iterator[H100Node]:
-    """A node with these cards and a running rank on each of the first `ranks`."""
+    """A node with these GPUs and a running rank on each of the first `ranks`."""
     with TemporaryDirectory() as folder, idle_processes(ranks) as pids:
         node = H100Node(Path(folder), uuids, pids, run, old_run, healthy=healthy)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from support.allocator_programs import PlainPools, Setting, Simulated
-from support.recording_allocator import Placement, RecordingAllocator, RecordingCard
+from support.recording_allocator import Placement, RecordingAllocator, RecordingGpu
 
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
 from torchmem.recording.recording import Recording
@@ -20,13 +20,13 @@ def late_recording(
     setting: Setting, order: BlockOrder, addresses: str, seed: int, start: float
 ) -> Recording:
     """Return a random program's history from a share `start` of its events on."""
-    card = RecordingCard(setting.card, Placement(addresses, seed))
-    allocator = RecordingAllocator(card, AllocatorConfig.parse(setting.conf), order=order)
+    gpu = RecordingGpu(setting.gpu, Placement(addresses, seed))
+    allocator = RecordingAllocator(gpu, AllocatorConfig.parse(setting.conf), order=order)
     if setting.fraction < 1:
         allocator.set_memory_fraction(setting.fraction)
     simulated = Simulated(setting)
     simulated.allocator = allocator
-    simulated.card = card  # type: ignore[assignment]
+    simulated.gpu = gpu  # type: ignore[assignment]
     programmer = PlainPools(setting, random.Random(seed))
     for _ in range(OPERATIONS):
         operation = programmer.next()

@@ -1,4 +1,4 @@
-"""A machine for launchers: phantom cards with UUIDs of their own, a run directory, an exporter."""
+"""A machine for launchers: phantom GPUs with UUIDs of their own, a run directory, an exporter."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SDK_SETTINGS = {"TORCHMEM_INTERVAL": "0.05", "PYTHONWARNINGS": "ignore", "OMP_NU
 
 
 class Node:
-    """A machine with `cards` cards of 4 GiB; `number` gives them their UUIDs."""
+    """A machine with `gpus` GPUs of 4 GiB; `number` gives them their UUIDs."""
 
-    def __init__(self, folder: Path, number: int = 0, cards: int = 2) -> None:
+    def __init__(self, folder: Path, number: int = 0, gpus: int = 2) -> None:
         self.folder = folder / f"node{number}"
         self.folder.mkdir(parents=True)
-        self._flags = ["--memory", "4GiB", "--devices", str(cards), "--machine", str(number)]
+        self._flags = ["--memory", "4GiB", "--gpus", str(gpus), "--machine", str(number)]
 
     def environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of a process on this machine."""
@@ -30,7 +30,7 @@ class Node:
         return os.environ | SDK_SETTINGS | own | variables
 
     def command(self, *command: str | Path) -> list[str]:
-        """Return a command that runs on this machine's cards."""
+        """Return a command that runs on this machine's GPUs."""
         phantom = ["-m", "torchmem.phantom", *self._flags, "--state", str(self.folder / "cards")]
         return [sys.executable, *phantom, "--", *map(str, command)]
 

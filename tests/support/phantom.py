@@ -1,4 +1,4 @@
-"""Runs scripts on a phantom card, each in a process of its own."""
+"""Runs scripts on a phantom GPU, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchmem.phantom.cards import parse_card
 from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.phantom.torch_build import find_torch
 
 SCRIPT_MEMORY = "16GiB"
@@ -31,14 +31,14 @@ def run_on_phantom(
     folder: Path | None = None,
     python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script with its arguments, or `-c` and code, on cards with `memory` bytes.
+    """Run a Python script with its arguments, or `-c` and code, on GPUs with `memory` bytes.
 
     `environment` is added to this process's. `state` is by default its PHANTOM_STATE_DIR. The
     script runs in `folder`, by default in that of this process, with the interpreter `python`.
     """
-    cards = phantom_variables(str(memory), devices, python)
+    gpus = phantom_variables(str(memory), devices, python)
     place = {} if state is None else {"PHANTOM_STATE_DIR": str(state)}
-    variables = os.environ | environment | place | cards
+    variables = os.environ | environment | place | gpus
     conf = variables.get("PYTORCH_CUDA_ALLOC_CONF", "")
     server = torch_server(conf if "backend:" in conf else "", python)
     return server.run([*map(str, script)], variables, folder or Path.cwd())
@@ -47,7 +47,7 @@ def run_on_phantom(
 def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
     """Return the last line that a script prints, as JSON; compiled files stay in `folder`.
 
-    The script runs on a card of 16 GiB, with json, sys and torch imported.
+    The script runs on a GPU of 16 GiB, with json, sys and torch imported.
     """
     path = folder / "script.py"
     path.write_text("import json, sys, torch\n" + script)
@@ -61,10 +61,10 @@ def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
 
 @cache
 def phantom_variables(memory: str, devices: int, python: str = sys.executable) -> dict[str, str]:
-    """Return the variables of `python -m torchmem.phantom`, without the folder of the cards."""
+    """Return the variables of `python -m torchmem.phantom`, without the folder of the GPUs."""
     torch = find_torch(python, os.environ)
     cache = {name: value for name, value in os.environ.items() if name == "XDG_CACHE_HOME"}
-    set_here = phantom_environment(parse_card(memory), devices, Path(), cache, torch)
+    set_here = phantom_environment(parse_gpu_model(memory), devices, Path(), cache, torch)
     del set_here["PHANTOM_STATE_DIR"]
     return set_here
 

@@ -14,9 +14,9 @@ from support.reports import CAPACITY
 from torchmem.allocator.sizes import MIB
 from torchmem.explain.oom_report import encode
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import DeviceMemory, Progress, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunProgress, RunResult, StepMemory
 from torchmem.sample.sample import ByPool
-from torchmem.simulator.card import CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES
 
 ACTIVATIONS = (64 << 10, 48 << 10, 256 << 10, 8 << 10, 100)
 """Bytes per token of a sequence."""
@@ -42,14 +42,14 @@ class PlayedScript:
         self,
         plan: RunPlan,
         folder: Path,
-        progress: Callable[[Progress], None],
+        progress: Callable[[RunProgress], None],
         *,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> RunResult:
         self.plans.append(plan)
         os.write(1 if stdout is None else stdout, self.words.encode())
-        job, steps = RecordedJob(plan.card.memory_bytes), list[StepMemory]()
+        job, steps = RecordedJob(plan.gpu.memory_bytes), list[StepMemory]()
         ran_out = not _weights(job) or not self._train(plan, job, steps, progress)
         result = RunResult(
             ended="oom" if ran_out else "steps",
@@ -68,7 +68,7 @@ class PlayedScript:
         plan: RunPlan,
         job: RecordedJob,
         steps: list[StepMemory],
-        progress: Callable[[Progress], None],
+        progress: Callable[[RunProgress], None],
     ) -> bool:
         rng, stats = random.Random(1), job.stats
         idle = plan.placement is not None and plan.placement.rank in self.idle_ranks
@@ -83,7 +83,7 @@ class PlayedScript:
                     job.free(block)
             allocated, reserved = stats.allocated_bytes, stats.reserved_bytes
             steps.append(StepMemory(number, allocated.peak, reserved.peak, allocated.current))
-            progress(Progress(number, plan.steps, allocated.peak, reserved.peak))
+            progress(RunProgress(number, plan.steps, allocated.peak, reserved.peak))
         return True
 
     def _snapshot(self, job: RecordedJob, folder: Path) -> Path:
@@ -103,13 +103,13 @@ def _weights(job: RecordedJob) -> bool:
     return all(job.alloc(size) for size in (96 * MIB, 3 * MIB, 40_000, 300))
 
 
-def _device(plan: RunPlan, job: RecordedJob, steps: list[StepMemory]) -> DeviceMemory:
+def _device(plan: RunPlan, job: RecordedJob, steps: list[StepMemory]) -> GpuMemory:
     stats = job.stats
     fullest = max(steps, key=lambda step: step.peak_allocated, default=None)
     peak = max([stats.allocated_bytes.peak, *(step.peak_allocated for step in steps)])
-    return DeviceMemory(
+    return GpuMemory(
         device=0,
-        total=plan.card.memory_bytes,
+        total=plan.gpu.memory_bytes,
         outside=CONTEXT_BYTES,
         peak_allocated=peak,
         peak_reserved=max([stats.reserved_bytes.peak, *(step.peak_reserved for step in steps)]),
@@ -144,7 +144,7 @@ def _report(job: RecordedJob, plan: RunPlan, folder: Path) -> Path:
         CAPACITY,
         oom=replace(CAPACITY.oom, requested_bytes=failed["size"]),
         driver_free_bytes=failed["device_free"],
-        device=replace(sample, total_bytes=plan.card.memory_bytes, allocator=allocator),
+        device=replace(sample, total_bytes=plan.gpu.memory_bytes, allocator=allocator),
         layout=None,
         layout_before=None,
     )

@@ -53,7 +53,7 @@ class Real:
         ]
 
     def driver(self) -> tuple[int, int]:
-        """Return the free and the total bytes of the card."""
+        """Return the free and the total bytes of the GPU."""
         free, total = torch.cuda.mem_get_info(0)
         return free, total
 

@@ -13,8 +13,8 @@ from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
 from torchmem.recording.recording import Event, PoolId, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block, BlockOrder, BlockPool
-from torchmem.simulator.card import ALIGNMENT, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import ALIGNMENT, SimulatedGpu
 
 
 def pool_id(pool: BlockPool) -> PoolId:
@@ -63,8 +63,8 @@ class Placement:
                 yield start
 
 
-class RecordingCard(SimulatedCard):
-    """A card that records which segments and pages its driver gives and takes back.
+class RecordingGpu(SimulatedGpu):
+    """A GPU that records which segments and pages its driver gives and takes back.
 
     `request` is the latest request: its stream and pool are those of new memory.
     """
@@ -119,16 +119,16 @@ class RecordingAllocator(DeviceCachingAllocator):
     """An allocator with `torch.cuda.memory._record_memory_history` on, without stacks."""
 
     def __init__(
-        self, card: RecordingCard, config: AllocatorConfig, *, order: BlockOrder = "segment"
+        self, gpu: RecordingGpu, config: AllocatorConfig, *, order: BlockOrder = "segment"
     ) -> None:
-        super().__init__(card, config=config, order=order)
-        self.recording_card = card
-        self.events = card.events
+        super().__init__(gpu, config=config, order=order)
+        self.recording_gpu = gpu
+        self.events = gpu.events
 
     def malloc(self, orig_size: int, stream: int = 0) -> Block:
         size = self.config.round_size(orig_size)
         pool = pool_id(self.get_pool(size, stream))
-        self.recording_card.request = Event("alloc", 0, orig_size, stream, pool)
+        self.recording_gpu.request = Event("alloc", 0, orig_size, stream, pool)
         try:
             block = super().malloc(orig_size, stream)
         except OutOfMemoryError as error:

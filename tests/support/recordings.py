@@ -1,4 +1,4 @@
-"""Snapshots of jobs on a simulated card, as `torch.cuda.memory._dump_snapshot` writes them."""
+"""Snapshots of jobs on a simulated GPU, as `torch.cuda.memory._dump_snapshot` writes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from torchmem.allocator.sizes import GIB, MIB, round_size
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import CONTEXT_BYTES, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import CONTEXT_BYTES, SimulatedGpu
 from torchmem.simulator.stats import DeviceStats
 
 # As in py_symbolize: each frame is one dict, which the stacks of all entries share.
@@ -29,7 +29,7 @@ SETTINGS = {
 }
 
 
-class _TracedCard(SimulatedCard):
+class _TracedGpu(SimulatedGpu):
     """Records the segments in the trace of a job."""
 
     def __init__(self, job: RecordedJob, total_bytes: int) -> None:
@@ -52,10 +52,10 @@ class _TracedCard(SimulatedCard):
 class RecordedJob:
     """A job whose allocations are recorded from the first one, as by PyTorch 2.13 with stacks."""
 
-    def __init__(self, card_bytes: int = 80 * GIB, device: int = 0) -> None:
+    def __init__(self, gpu_bytes: int = 80 * GIB, device: int = 0) -> None:
         self.device = device
         self.trace: list[dict[str, Any]] = []
-        self._allocator = DeviceCachingAllocator(_TracedCard(self, card_bytes), device)
+        self._allocator = DeviceCachingAllocator(_TracedGpu(self, gpu_bytes), device)
         self._time_us = 1_700_000_000_000_000
 
     def record(self, action: str, address: int, size: int, **more: int) -> None:
@@ -86,7 +86,7 @@ class RecordedJob:
             block = self._allocator.malloc(size)
         except OutOfMemoryError:
             self.record(
-                "oom", 0, round_size(size), device_free=self._allocator.card.mem_get_info()[0]
+                "oom", 0, round_size(size), device_free=self._allocator.gpu.mem_get_info()[0]
             )
             return None
         self.record("alloc", block.address, size)
@@ -139,12 +139,12 @@ def in_small_pieces(count: int = 30, going: int = 8, staying: int = 12) -> Recor
     return job
 
 
-def varying_lengths(steps: int = 12, seed: int = 1, card_bytes: int = 80 * GIB) -> RecordedJob:
+def varying_lengths(steps: int = 12, seed: int = 1, gpu_bytes: int = 80 * GIB) -> RecordedJob:
     """Return a job with varying sequence lengths, so that freed blocks seldom fit again.
 
     It ends at its first OOM, if there is one.
     """
-    job, rng = RecordedJob(card_bytes), random.Random(seed)
+    job, rng = RecordedJob(gpu_bytes), random.Random(seed)
     for size in (96 * MIB, 3 * MIB, 40_000, 300):
         job.alloc(size)
     for _ in range(steps):

@@ -11,8 +11,8 @@ from support import samples
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.lines import LinePart, Lines, LineUse
-from torchmem.explain.oom_report import OomReport, Trend
-from torchmem.explain.verdict import Change, Gain, Verdict, Why
+from torchmem.explain.oom_report import OomReport, OomTrend
+from torchmem.explain.verdict import Change, Gain, OnsetEvidence, Verdict
 from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
@@ -35,17 +35,17 @@ NOW = 1_790_000_000.0
 
 
 @st.composite
-def trends(draw: st.DrawFn) -> Trend:
+def trends(draw: st.DrawFn) -> OomTrend:
     """Draw a trend whose columns have the same length and may contain None."""
     length = draw(st.integers(0, 5))
     optional_size = st.none() | samples.size
     columns = {
         column.name: tuple(draw(st.lists(optional_size, min_size=length, max_size=length)))
-        for column in fields(Trend)
+        for column in fields(OomTrend)
     }
     seconds = tuple(float(length - index) for index in range(length))
     ratios = tuple(draw(st.lists(st.none() | st.floats(0, 1), min_size=length, max_size=length)))
-    trend = Trend(**columns)  # type: ignore[arg-type]
+    trend = OomTrend(**columns)  # type: ignore[arg-type]
     return replace(trend, seconds=seconds, fragmentation_ratio=ratios, steps=tuple(range(length)))
 
 
@@ -86,7 +86,7 @@ tensors = st.builds(
 positive = st.none() | st.floats(1, 1e15)
 gains = st.builds(Gain, st.sampled_from(get_args(Change)), samples.size, positive, st.booleans())
 whys = st.builds(
-    Why,
+    OnsetEvidence,
     st.sampled_from(ONSETS),
     st.none() | samples.size,
     positive,
@@ -143,10 +143,10 @@ def _layout(
     )
 
 
-def _trend(reserved: int) -> Trend:
+def _trend(reserved: int) -> OomTrend:
     """Return five minutes in which allocated memory and the cache grow."""
     sizes = [30 * GIB + index * 512 * MIB for index in range(30)]
-    return Trend(
+    return OomTrend(
         seconds=tuple(290.0 - 10 * index for index in range(30)),
         allocated_bytes=tuple(sizes),
         reserved_bytes=tuple(min(reserved, size + 8 * GIB) for size in sizes),
@@ -318,7 +318,7 @@ BARE = replace(
     origin=None,
     lines=None,
     steps=Steps(),
-    trend=Trend(),
+    trend=OomTrend(),
     allocator_settings={},
 )
 
@@ -345,7 +345,7 @@ LEAK = _judged(
     Verdict(
         "capacity",
         None,
-        Why("leak", 55 * GIB, 144.5 * MIB, 7, "held"),
+        OnsetEvidence("leak", 55 * GIB, 144.5 * MIB, 7, "held"),
         (Gain("compaction", 500 * MIB, 3.46, matters=False),),
     ),
 )
@@ -354,7 +354,7 @@ LEAK_AND_STRANDED = _judged(
     Verdict(
         "fragmentation",
         "stranded",
-        Why("leak", 30 * GIB, 80.0 * MIB, 7, "held"),
+        OnsetEvidence("leak", 30 * GIB, 80.0 * MIB, 7, "held"),
         (Gain("compaction", 13 * GIB, 166.4, matters=True),),
     ),
 )
@@ -395,29 +395,33 @@ NOT_GROWN = _judged(
     Verdict(
         "fragmentation",
         "stranded",
-        Why("stranded", 14 * GIB),
+        OnsetEvidence("stranded", 14 * GIB),
         (Gain("compaction", 13 * GIB, None, matters=True),),
     ),
 )
 LONGER_BATCHES = _judged(
-    CAPACITY, Verdict("capacity", None, Why("larger_step", 31 * GIB, 82.0 * MIB, 7))
+    CAPACITY, Verdict("capacity", None, OnsetEvidence("larger_step", 31 * GIB, 82.0 * MIB, 7))
 )
-LONG_BATCH = _judged(CAPACITY, Verdict("capacity", None, Why("larger_step", 9 * GIB)))
-FIRST_STEP = _judged(replace(CAPACITY, steps=Steps()), Verdict("capacity", None, Why("first_step")))
+LONG_BATCH = _judged(CAPACITY, Verdict("capacity", None, OnsetEvidence("larger_step", 9 * GIB)))
+FIRST_STEP = _judged(
+    replace(CAPACITY, steps=Steps()), Verdict("capacity", None, OnsetEvidence("first_step"))
+)
 EVALUATION = _judged(
-    CAPACITY, Verdict("capacity", None, Why("new_phase", 5 * GIB, phase="evaluate()"))
+    CAPACITY, Verdict("capacity", None, OnsetEvidence("new_phase", 5 * GIB, phase="evaluate()"))
 )
-COPY = _judged(CAPACITY, Verdict("capacity", None, Why("new_phase", 12 * GIB, since_step=300)))
+COPY = _judged(
+    CAPACITY, Verdict("capacity", None, OnsetEvidence("new_phase", 12 * GIB, since_step=300))
+)
 OUTSIDE = _judged(
     EXTERNAL,
     Verdict(
         "external",
         None,
-        Why("outside", 58 * GIB),
+        OnsetEvidence("outside", 58 * GIB),
         (Gain("neighbors", 55 * GIB, None, matters=True),),
     ),
 )
-TIGHT = _judged(CAPACITY, Verdict("capacity", None, Why("tight", 300 * MIB)))
+TIGHT = _judged(CAPACITY, Verdict("capacity", None, OnsetEvidence("tight", 300 * MIB)))
 
 BY_NAME = {
     "capacity": CAPACITY,

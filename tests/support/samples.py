@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from torchmem.sample.release_tiers import TIERS
 from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     HOOK_FAULTS,
     ONSETS,
     OOM_CAUSES,
-    RELEASE_TIERS,
     STEP_DURATION_BOUNDS,
     Allocator,
     BlockCounts,
@@ -130,7 +130,7 @@ devices = st.builds(
     component_peaks=st.dictionaries(text, size, max_size=8),
     component_peak_timestamp=_optional(seconds),
     first_read=_optional(st.builds(FirstRead, seconds, size, size)),
-    releases=st.dictionaries(st.sampled_from(RELEASE_TIERS), releases, max_size=4),
+    releases=st.dictionaries(st.sampled_from(list(TIERS)), releases, max_size=4),
     run_history=_optional(run_histories),
     growth=_optional(growths),
 )
@@ -179,7 +179,7 @@ samples = st.builds(
 
 
 def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "night") -> Sample:
-    """Return a sample of one rank on an 80 GB card in which all fields are known."""
+    """Return a sample of one rank on an 80 GB GPU in which all fields are known."""
     gib = 1 << 30
     free_blocks = [0] * (len(FREE_BLOCK_BOUNDS) + 1)
     free_blocks[3], free_blocks[12] = 7, 2

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, families, family
+from torchmem.metrics.families import ProcessView, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
 from torchmem.sdk.observation import FailedAllocation
 from torchmem.sdk.oom.examination import OomExaminer
@@ -26,9 +26,9 @@ from torchmem.sdk.reading.plan import Plan, PlannedPeaks
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
-from torchmem.simulator.card import CardUse, SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, Scenario, Worker
+from torchmem.simulator.gpu import GpuUse, SimulatedGpu
+from torchmem.simulator.scenarios import SCENARIOS, Scenario, SimulatedRank
 
 RANKS = 2
 STEPS = 240
@@ -61,7 +61,7 @@ class Pace:
 
 @dataclass
 class Rank:
-    """One rank on a card of its own, and the series that are scraped from both."""
+    """One rank on a GPU of its own, and the series that are scraped from both."""
 
     scenario: Scenario
     rank: int
@@ -72,10 +72,10 @@ class Rank:
     """What the script does at the end of a step."""
 
     def __post_init__(self) -> None:
-        self.name, self.total = self.scenario.name, self.scenario.card_bytes
+        self.name, self.total = self.scenario.name, self.scenario.gpu_bytes
         cells = [0] * (1 + self.scenario.neighbors)
-        self.card = SimulatedCard(self.total, use=CardUse(cells), uuid=self.uuid, name="Simulated")
-        self.allocator = DeviceCachingAllocator(self.card, config=self.config)
+        self.gpu = SimulatedGpu(self.total, use=GpuUse(cells), uuid=self.uuid, name="Simulated")
+        self.allocator = DeviceCachingAllocator(self.gpu, config=self.config)
         self.backend = SimulatedBackend([self.allocator])
         self.recorder, self.plan = Recorder(self.backend), Plan()
         self._ooms, self._growth = OomExaminer(self.recorder), GrowthJudge(self.recorder)
@@ -91,7 +91,9 @@ class Rank:
         """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
-        worker = Worker(self.allocator, self.rank, RANKS, STEPS, 0, self.card.mem_get_info()[0])
+        worker = SimulatedRank(
+            self.allocator, self.rank, RANKS, STEPS, 0, self.gpu.mem_get_info()[0]
+        )
         state: State = "exited"
         try:
             for event in self.scenario.train(worker):
@@ -100,7 +102,7 @@ class Rank:
                     break
         except OutOfMemoryError:
             state, self.oom_at = "oom", self.now
-        self.card.use.cells[0] = 0
+        self.gpu.use.cells[0] = 0
         until = max(self.pace.watched, self.now + self.pace.after)
         while self.now < until:
             self.now += self.pace.scrape
@@ -130,7 +132,7 @@ class Rank:
             return
         self.recorder.measure_snapshot()
         self._growth.judge()
-        view = View(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
+        view = ProcessView(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
                 series = self._series_name(sample.name, sample.labels)
@@ -145,7 +147,7 @@ class Rank:
 
     @property
     def uuid(self) -> str:
-        """The card of this rank and scenario."""
+        """The GPU of this rank and scenario."""
         return f"GPU-{self.name}-{self.rank}"
 
     @property
@@ -174,7 +176,7 @@ class Rank:
 
     def _nvml(self, state: State) -> Iterator[Metric]:
         gpu = (str(self.rank), self.uuid)
-        used, own = self.card.use.total(), self.card.use.own()
+        used, own = self.gpu.use.total(), self.gpu.use.own()
         reserved = self.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
         yield family(catalog.NVML_GPU_UP, [(gpu, 1)])
         yield family(catalog.NVML_MEMORY_TOTAL, [(gpu, self.total)])
@@ -189,7 +191,7 @@ class Rank:
 
 
 def scrapes(name: str) -> Series:
-    """Return every series of a scenario's ranks, cards, and exporter.
+    """Return every series of a scenario's ranks, GPUs, and exporter.
 
     Buckets are left out because no rule reads them.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,16 @@ from hypothesis import strategies as st
 
 from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
+
+RECORDED = Path(__file__).parent / "real_gpus"
+REAL_GPUS = ("small", "forward_bf16_128", "forward_fp32_128", "training_256")
+
+
+def of_real_gpu(name: str, folder: Path) -> Path:
+    """Write the snapshot of this name, which was recorded on a real GPU, into the folder."""
+    path = folder / f"{name}.pickle"
+    path.write_bytes(lzma.decompress((RECORDED / f"{name}.pickle.xz").read_bytes()))
+    return path
 
 
 def segment(address: int, kind: str, blocks: list[tuple[int, str]], **fields: Any) -> SegmentInfo:

@@ -26,7 +26,7 @@ def fake_torch(
     caching: bool = True,
     hip: str | None = None,
     nvml: bool = True,
-    cards: Sequence[str] = UUIDS,
+    gpus: Sequence[str] = UUIDS,
     nvml_index: Callable[[int], int] = lambda index: index,
 ) -> SimpleNamespace:
     """Return the module of one version.
@@ -55,7 +55,7 @@ def fake_torch(
     if version >= (2, 6):
         memory.get_per_process_memory_fraction = lambda device: 0.5
     nvml_functions = {
-        "_raw_device_uuid_nvml": lambda: list(cards),
+        "_raw_device_uuid_nvml": lambda: list(gpus),
         "_get_nvml_device_index": nvml_index,
     }
     cuda = SimpleNamespace(

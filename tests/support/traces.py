@@ -54,7 +54,7 @@ def replay(name: str, trace: dict[str, Any]) -> Checks:
     simulated, checks = Simulated(SETTINGS[name]), Checks()
     ranges = dict(trace["ranges"])
     for number, operation in enumerate(trace["operations"]):
-        simulated.card.newest_range = ranges.get(number, simulated.card.newest_range)
+        simulated.gpu.newest_range = ranges.get(number, simulated.gpu.newest_range)
         checks.add(operation, simulated.run(operation))
         if number % CHECK_EVERY == CHECK_EVERY - 1:
             checks.check(simulated.stats(), simulated.snapshot(), simulated.driver())

@@ -14,7 +14,7 @@ from support.waiting import until
 
 @dataclass
 class Training:
-    """One training process on a phantom card, and the Prometheus that scrapes its exporter."""
+    """One training process on a phantom GPU, and the Prometheus that scrapes its exporter."""
 
     process: subprocess.Popen[bytes]
     prometheus: Prometheus

@@ -19,7 +19,7 @@ from torchmem.whatif.result import (
 
 EVENTS = 19_430
 POINTS = 120
-CARD_BYTES = 8 * GIB
+GPU_BYTES = 8 * GIB
 
 
 def timeline(reserved: int, waste: float) -> tuple[TimelinePoint, ...]:
@@ -62,8 +62,8 @@ CHANGE = WhatIf(
     name="rank0.pickle",
     device=0,
     events=EVENTS,
-    card_bytes=CARD_BYTES,
-    card_source="oom",
+    gpu_bytes=GPU_BYTES,
+    gpu_source="oom",
     fidelity=Fidelity(6_624, 6_624, None, "segment", 7_900 * MIB, 7_900 * MIB),
     outcomes=(
         replace(RECORDED, oom=OOM, timeline=UNTIL_OOM),
@@ -90,8 +90,8 @@ CHANGE = WhatIf(
 )
 KEEP = replace(
     CHANGE,
-    card_bytes=None,
-    card_source=None,
+    gpu_bytes=None,
+    gpu_source=None,
     outcomes=tuple(
         replace(result, oom=None, ooms=0, retries=0) if result.refused is None else result
         for result in CHANGE.outcomes
@@ -108,7 +108,7 @@ NONE = replace(
 )
 MID_RUN = replace(
     CHANGE,
-    card_source="capture",
+    gpu_source="capture",
     outcomes=(
         replace(RECORDED, ooms=0),
         _replay("expandable segments", EXPANDABLE, 7_800 * MIB, 0.7, start="switched", retries=5),

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from torchmem.metrics import colors
-from torchmem.top.bars import LETTERS, Looks, scaled
+from torchmem.top.bars import LETTERS, UseStyles, scaled
 from torchmem.top.node import AwayError, Node, Part, read
 from torchmem.top.screen import Screen, drawn, page
 from torchmem.top.view import ORDERS, View, keys, press
@@ -135,7 +135,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
 
 def test_a_bar_has_the_colors_of_the_legend() -> None:
     """Parts are drawn in the colors of the dashboards; half columns have both neighbors' colors."""
-    looks = Looks([], has_colors=True)
+    looks = UseStyles([], has_colors=True)
     bar = looks.bar([Part("stranded", 3), Part("driver", 5)], 8, 4)
     used = [
         (str(span.style.color and span.style.color.name), _background(span.style))
@@ -154,7 +154,7 @@ def _background(style: Any) -> str | None:
 
 def test_every_part_has_a_letter_of_its_own() -> None:
     """Without colors, the parts of a bar can still be told apart."""
-    assert set(LETTERS) == set(Looks([], has_colors=False).names)
+    assert set(LETTERS) == set(UseStyles([], has_colors=False).names)
     assert len(set(LETTERS.values())) == len(LETTERS)
 
 

@@ -22,12 +22,12 @@ from support.publishing import own_sample, publish
 from support.samples import UUID
 
 from torchmem.cli.main import main
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.testing import FakeGpu, FakeNvml
 
 GIB = 1 << 30
 TIMEOUT_SECONDS = 60.0

@@ -82,7 +82,7 @@ def needs(torch: tuple[int, ...]) -> Callable[[str], None]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> dict[str, str]:
-    """A run directory and cards that belong to this test."""
+    """A run directory and GPUs that belong to this test."""
     return {
         "TORCHMEM_RUN_DIR": str(tmp_path / "run"),
         "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
@@ -107,7 +107,7 @@ def run(python: str, own: dict[str, str], tmp_path: Path) -> Run:
 
 @pytest.fixture
 def started(python: str, own: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
-    """Starts `python ARGUMENTS` on the cards, as a process that is no fork."""
+    """Starts `python ARGUMENTS` on the GPUs, as a process that is no fork."""
     variables = os.environ | phantom_variables(MEMORY, 1, python) | own
 
     def start(*arguments: str | Path, **others: str) -> subprocess.Popen[str]:
@@ -206,7 +206,7 @@ def test_recorded_step(run: Run, sample: Sample, needs: Callable[[str], None]) -
     assert device["allocator"]["allocated_peak_bytes"] == sum(peaks.values())
 
 
-def test_own_recording(run: Run) -> None:
+def test_history_recording(run: Run) -> None:
     """A recording that the script starts while the SDK records is the script's, to the end."""
     run(
         f"{ALWAYS}build(); step()\n"
@@ -299,7 +299,7 @@ for index in range(400):
     if index % 3: del held[index % len(held)]
 torch.cuda.memory._dump_snapshot("snapshot.pickle")
 """)
-    done = ended("-m", "torchmem.cli", "whatif", "snapshot.pickle", "--card", "80GB", "--json")
+    done = ended("-m", "torchmem.cli", "whatif", "snapshot.pickle", "--gpu-model", "80GB", "--json")
 
     assert done.stdout, done.stderr
     fidelity = json.loads(done.stdout.splitlines()[0])["fidelity"]

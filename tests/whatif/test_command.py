@@ -16,7 +16,7 @@ from support.recordings import RecordedJob, varying_lengths, write
 from support.whatif_results import CHANGE, KEEP, MID_RUN, NONE
 
 from torchmem.allocator.sizes import MIB
-from torchmem.phantom.cards import CATALOG
+from torchmem.phantom.gpus import CATALOG
 from torchmem.whatif.command import add_arguments, run
 from torchmem.whatif.result import WhatIf, document
 from torchmem.whatif.text import Progress, page
@@ -46,7 +46,7 @@ def check_golden(name: str, shown: str) -> None:
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a job with varying sizes that fits on a card of 1 GiB with retries."""
+    """Return a job with varying sizes that fits on a GPU of 1 GiB with retries."""
     return write(
         varying_lengths(steps=30).snapshot(), tmp_path_factory.mktemp("snapshot") / "rank0.pickle"
     )
@@ -63,7 +63,7 @@ def test_the_page_of_each_decision(name: str) -> None:
 
 def test_the_page_of_a_real_replay(snapshot: Path) -> None:
     """The page of a recorded job equals the golden file, with exit code 0."""
-    done = whatif(snapshot, "--card", "1.5GiB")
+    done = whatif(snapshot, "--gpu-model", "1.5GiB")
 
     assert (0, "") == (done.returncode, done.stderr)
     check_golden("replay.txt", done.stdout)
@@ -71,7 +71,7 @@ def test_the_page_of_a_real_replay(snapshot: Path) -> None:
 
 def test_the_json_of_a_real_replay(snapshot: Path) -> None:
     """The JSON equals the golden file; the columns of each timeline have equal lengths."""
-    done = whatif(snapshot, "--card", "1.5GiB", "--json")
+    done = whatif(snapshot, "--gpu-model", "1.5GiB", "--json")
     answer = json.loads(done.stdout)
     for outcome in answer["outcomes"]:
         timeline = outcome.pop("timeline")
@@ -117,7 +117,7 @@ def test_several_snapshots_are_answered_in_order(snapshot: Path, tmp_path: Path)
 
 
 def test_a_device_is_chosen(tmp_path: Path) -> None:
-    """With `--device`, only that GPU is answered; otherwise all that have a trace."""
+    """With `--gpu`, only that GPU is answered; otherwise all that have a trace."""
     jobs = [RecordedJob(device=0), RecordedJob(device=1)]
     for job in jobs:
         job.alloc(5 * MIB)
@@ -131,15 +131,14 @@ def test_a_device_is_chosen(tmp_path: Path) -> None:
             json.loads(line)["device"]
             for line in whatif(path, "--json", *arguments).stdout.splitlines()
         ]
-        for arguments in ((), ("--device", "1"))
+        for arguments in ((), ("--gpu", "1"))
     ]
-    refused = whatif(path, "--device", "7")
+    refused = whatif(path, "--gpu", "7")
 
     assert [[0, 1], [1]] == devices
     assert (2, "") == (refused.returncode, refused.stdout)
     assert (
-        f"{path} has no allocation trace of cuda:7: pass --device with one of 0, 1."
-        in refused.stderr
+        f"{path} has no allocation trace of cuda:7: pass --gpu with one of 0, 1." in refused.stderr
     )
 
 
@@ -167,7 +166,7 @@ def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
     """The format follows from the suffix; the plot names the snapshot and each setting."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"plot{suffix}"
-    done = whatif(snapshot, "--card", "1.5GiB", "--plot", path, "--json")
+    done = whatif(snapshot, "--gpu-model", "1.5GiB", "--plot", path, "--json")
 
     assert (0, "") == (done.returncode, done.stderr)
     if suffix == ".png":
@@ -181,26 +180,26 @@ def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
     assert "rank0.pickle, cuda:0" in text
 
 
-def test_the_cards_of_a_preflight_are_known(
+def test_the_gpus_of_a_preflight_are_known(
     snapshot: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--card` takes the names of `torchmem preflight`, with the same memory and context."""
+    """`--gpu-model` takes the names of `torchmem preflight`, with the same memory and context."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     obtainable = []
-    for card in CATALOG[::7]:
-        flags = ["--card", card.name, "--json", "--setting", "expandable_segments:True"]
+    for gpu in CATALOG[::7]:
+        flags = ["--gpu-model", gpu.name, "--json", "--setting", "expandable_segments:True"]
         run(parser.parse_args([str(snapshot), *flags]))
         obtainable.append(json.loads(capsys.readouterr().out)["card_bytes"])
 
-    assert [card.memory_bytes - card.context_bytes for card in CATALOG[::7]] == obtainable
+    assert [gpu.memory_bytes - gpu.context_bytes for gpu in CATALOG[::7]] == obtainable
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--card", "lots"), "--card: 'lots' is not a known GPU: the closest are"),
-        (("--card", "0.5GiB"), "has no memory left besides a CUDA context of 512.00 MiB"),
+        (("--gpu-model", "lots"), "--gpu-model: 'lots' is not a known GPU: the closest are"),
+        (("--gpu-model", "0.5GiB"), "has no memory left besides a CUDA context of 512.00 MiB"),
         (
             ("--setting", "expandable_segments=True"),
             "--setting: 'expandable_segments=True' is not a list of key:value",

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.allocator_programs import SETTINGS, PlainPools, Simulated
-from support.recording_allocator import RecordingAllocator, RecordingCard
+from support.recording_allocator import RecordingAllocator
+from support.snapshots import REAL_GPUS, of_real_gpu
 
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
 from torchmem.allocator.sizes import MIB
@@ -19,11 +20,11 @@ from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.whatif.engine import CardMemory, on_cards, what_if
+from torchmem.whatif.engine import SimulatedGpuMemory, on_gpus, what_if
 from torchmem.whatif.result import ReplayResult
 
 CONF = LAST_PARSED.upper()
-CARD_BYTES = 100 * MIB
+GPU_BYTES = 100 * MIB
 CONFS = (
     "",
     "expandable_segments:True",
@@ -46,11 +47,11 @@ Program = list[tuple[str, int, int]]
 
 
 def recording_allocator(
-    conf: str, card_bytes: int, order: BlockOrder = "segment"
+    conf: str, gpu_bytes: int, order: BlockOrder = "segment"
 ) -> RecordingAllocator:
     """Return an allocator under these settings, with its history on."""
-    card = RecordingCard(card_bytes)
-    return RecordingAllocator(card, AllocatorConfig.parse(conf), order=order)
+    gpu = RecordingGpu(gpu_bytes)
+    return RecordingAllocator(gpu, AllocatorConfig.parse(conf), order=order)
 
 
 def play(allocator: RecordingAllocator, program: Program) -> Program:
@@ -111,18 +112,18 @@ def truth(allocator: RecordingAllocator) -> tuple[int, ...]:
 def test_a_complete_recording_predicts_every_setting(
     program: Program, conf: str, order: BlockOrder
 ) -> None:
-    """A trace of the whole program predicts other settings to the byte, on any card."""
-    recorded = recording_allocator(conf, 100 * CARD_BYTES, order)
+    """A trace of the whole program predicts other settings to the byte, on any GPU."""
+    recorded = recording_allocator(conf, 100 * GPU_BYTES, order)
     seen = play(recorded, program)
-    for card in (100 * CARD_BYTES, CARD_BYTES):
-        answer = what_if(recorded.recording({CONF: conf}), card_bytes=card, settings=CONFS)
+    for gpu in (100 * GPU_BYTES, GPU_BYTES):
+        answer = what_if(recorded.recording({CONF: conf}), gpu_bytes=gpu, settings=CONFS)
         if not answer.fidelity.allocations:
             continue
         assert 1.0 == answer.fidelity.share
         found = answer.fidelity.block_order
         assert found in (order, None)
         for outcome in answer.outcomes[1:]:
-            real = recording_allocator(outcome.conf, card, found or "segment")
+            real = recording_allocator(outcome.conf, gpu, found or "segment")
             play_steps(real, seen)
             assert truth(real) == counts(outcome)
 
@@ -131,37 +132,37 @@ def test_a_complete_recording_predicts_every_setting(
 @given(
     programs,
     st.sampled_from(CONFS),
-    st.lists(st.integers(1, 100 * CARD_BYTES), min_size=1, max_size=5),
+    st.lists(st.integers(1, 100 * GPU_BYTES), min_size=1, max_size=5),
 )
-def test_a_complete_recording_predicts_every_card(
+def test_a_complete_recording_predicts_every_gpu(
     program: Program, conf: str, sizes: list[int]
 ) -> None:
-    """A trace of the whole program predicts cards of any size, in any order, to the byte."""
-    recorded = recording_allocator(conf, 100 * CARD_BYTES)
+    """A trace of the whole program predicts GPUs of any size, in any order, to the byte."""
+    recorded = recording_allocator(conf, 100 * GPU_BYTES)
     seen = play(recorded, program)
     recording = recorded.recording({CONF: conf})
-    answer = what_if(recording, card_bytes=100 * CARD_BYTES, settings=())
-    cards = [
-        CardMemory(str(size), size, size)
+    answer = what_if(recording, gpu_bytes=100 * GPU_BYTES, settings=())
+    gpus = [
+        SimulatedGpuMemory(str(size), size, size)
         for size in (*sizes, recorded.stats.reserved_bytes.peak or 1)
     ]
-    own = CardMemory("own", 100 * CARD_BYTES, 100 * CARD_BYTES)
-    for card, outcome in zip(cards, on_cards(recording, own, cards, answer), strict=True):
-        real = recording_allocator(conf, card.total)
+    own = SimulatedGpuMemory("own", 100 * GPU_BYTES, 100 * GPU_BYTES)
+    for gpu, outcome in zip(gpus, on_gpus(recording, own, gpus, answer), strict=True):
+        real = recording_allocator(conf, gpu.total)
         play_steps(real, seen)
-        assert (card.name, truth(real)) == (outcome.name, counts(outcome))
+        assert (gpu.name, truth(real)) == (outcome.name, counts(outcome))
 
 
 def random_recording(name: str, operations: int, part: float = 1) -> Recording:
     """Return the last part of the history of a random program under one of the settings."""
     setting = SETTINGS[name]
     simulated = Simulated(setting)
-    allocator = recording_allocator(setting.conf, setting.card)
+    allocator = recording_allocator(setting.conf, setting.gpu)
     allocator.set_memory_fraction(
         min(setting.fraction, allocator.config.per_process_memory_fraction)
     )
     simulated.allocator = allocator
-    simulated.card = allocator.card  # type: ignore[assignment]
+    simulated.gpu = allocator.gpu  # type: ignore[assignment]
     programmer = PlainPools(setting, random.Random(name))
     for _ in range(operations):
         operation = programmer.next()
@@ -175,8 +176,8 @@ def test_every_setting_is_reproduced(name: str) -> None:
     """With streams, events, pools, retries and OOMs, every allocation gets its address."""
     setting = SETTINGS[name]
     # The garbage collection depends on the exact limit, which an OOM reveals only roughly.
-    limit = int(setting.fraction * setting.card) if setting.fraction < 1 else None
-    fidelity = what_if(random_recording(name, 1200), card_bytes=limit, settings=()).fidelity
+    limit = int(setting.fraction * setting.gpu) if setting.fraction < 1 else None
+    fidelity = what_if(random_recording(name, 1200), gpu_bytes=limit, settings=()).fidelity
     # A trace has too little information on the garbage collection of private pools.
     missed = 0.01 * fidelity.allocations if name == "pools_roundup" else 0
     assert fidelity.allocations - fidelity.landed <= missed
@@ -184,7 +185,7 @@ def test_every_setting_is_reproduced(name: str) -> None:
     assert fidelity.allocations > 250
 
 
-FRAGMENTING_CARD = 1200 * MIB
+FRAGMENTING_GPU = 1200 * MIB
 
 
 def fragmenting(allocator: RecordingAllocator) -> None:
@@ -197,8 +198,8 @@ def fragmenting(allocator: RecordingAllocator) -> None:
 
 
 def fragmented() -> Recording:
-    """Return the trace of a program that fails although much of the card is free."""
-    allocator = recording_allocator("", FRAGMENTING_CARD)
+    """Return the trace of a program that fails although much of the GPU is free."""
+    allocator = recording_allocator("", FRAGMENTING_GPU)
     with pytest.raises(OutOfMemoryError):
         fragmenting(allocator)
     return allocator.recording({CONF: ""})
@@ -210,7 +211,7 @@ def test_expandable_segments_are_recommended_if_they_prevent_the_oom() -> None:
     by_name = {replay.name: replay for replay in answer.outcomes}
     recorded = by_name["recorded"]
 
-    assert (FRAGMENTING_CARD, "oom") == (answer.card_bytes, answer.card_source)
+    assert (FRAGMENTING_GPU, "oom") == (answer.gpu_bytes, answer.gpu_source)
     assert recorded.oom is not None
     assert ("fragmentation", "stranded") == (recorded.oom.cause, recorded.oom.detail)
     assert 300 * MIB == recorded.oom.requested
@@ -221,7 +222,7 @@ def test_expandable_segments_are_recommended_if_they_prevent_the_oom() -> None:
         answer.verdict.recommended,
     )
     assert answer.verdict.line == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    allocator = recording_allocator("expandable_segments:True", FRAGMENTING_CARD)
+    allocator = recording_allocator("expandable_segments:True", FRAGMENTING_GPU)
     fragmenting(allocator)
     assert allocator.stats.num_ooms == 0
 
@@ -254,7 +255,7 @@ def test_the_command_names_the_variable_of_the_version(
 
 def test_several_roundings_are_tried() -> None:
     """Sizes are rounded to 2, 4, 8 and 16 divisions of a power of 2."""
-    allocator = recording_allocator("", 100 * CARD_BYTES)
+    allocator = recording_allocator("", 100 * GPU_BYTES)
     for count in range(160, 255, 3):
         allocator.free(allocator.malloc(count * MIB // 4))
         allocator.malloc(2 * MIB)
@@ -269,8 +270,8 @@ def test_several_roundings_are_tried() -> None:
 
 
 def test_the_settings_stay_if_none_helps() -> None:
-    """For a run that needs more than the card has, the answer is to request less."""
-    allocator = recording_allocator("", CARD_BYTES)
+    """For a run that needs more than the GPU has, the answer is to request less."""
+    allocator = recording_allocator("", GPU_BYTES)
     for _ in range(3):
         allocator.malloc(30 * MIB)
     with pytest.raises(OutOfMemoryError):
@@ -298,12 +299,12 @@ def test_a_trace_that_is_not_reproduced_gets_no_recommendation() -> None:
     assert "No recommendation" in answer.verdict.sentence
 
 
-def test_without_a_card_no_setting_runs_out_of_memory() -> None:
-    """On a card of unknown size, the answer is what each setting needs."""
-    allocator = recording_allocator("", 100 * FRAGMENTING_CARD)
+def test_without_a_gpu_no_setting_runs_out_of_memory() -> None:
+    """On a GPU of unknown size, the answer is what each setting needs."""
+    allocator = recording_allocator("", 100 * FRAGMENTING_GPU)
     fragmenting(allocator)
     answer = what_if(allocator.recording({CONF: ""}))
-    assert answer.card_bytes is None
+    assert answer.gpu_bytes is None
     assert answer.outcomes[0].sufficient == allocator.stats.reserved_bytes.peak
     assert {"garbage collection"} == {
         outcome.name for outcome in answer.outcomes if outcome.refused
@@ -328,32 +329,29 @@ def test_progress_never_falls() -> None:
     assert 1 == len({total for _, total in seen})
 
 
-def test_a_card_without_memory_is_rejected() -> None:
-    """A card of 0 bytes is a usage error."""
+def test_a_gpu_without_memory_is_rejected() -> None:
+    """A GPU of 0 bytes is a usage error."""
     with pytest.raises(UsageError):
-        what_if(fragmented(), card_bytes=0)
+        what_if(fragmented(), gpu_bytes=0)
 
 
-@pytest.mark.parametrize("name", ["training_256", "forward_bf16_128", "forward_fp32_128", "small"])
-def test_recordings_of_real_gpus_are_reproduced(name: str, root: Path) -> None:
+@pytest.mark.parametrize("name", REAL_GPUS)
+def test_recordings_of_real_gpus_are_reproduced(name: str, tmp_path: Path) -> None:
     """Every allocation of public traces from real GPUs gets its recorded address."""
-    path = root.parent / "shared" / "snapshots" / f"{name}.pickle"
-    if not path.exists():
-        pytest.skip(f"no recorded snapshot at {path}")
-    for recording in read(path):
+    for recording in read(of_real_gpu(name, tmp_path)):
         answer = what_if(recording, settings=())
         assert answer.fidelity.allocations
         assert 1.0 == answer.fidelity.share
         assert answer.fidelity.block_order in {"address", None}
 
 
-def test_a_smaller_card_is_compared_with_the_recorded_settings_on_it() -> None:
-    """The recorded settings are replayed on a smaller card, and fail there as they would."""
-    allocator = recording_allocator("", 100 * FRAGMENTING_CARD)
+def test_a_smaller_gpu_is_compared_with_the_recorded_settings_on_it() -> None:
+    """The recorded settings are replayed on a smaller GPU, and fail there as they would."""
+    allocator = recording_allocator("", 100 * FRAGMENTING_GPU)
     fragmenting(allocator)
     answer = what_if(
         allocator.recording({CONF: ""}),
-        card_bytes=FRAGMENTING_CARD,
+        gpu_bytes=FRAGMENTING_GPU,
         settings=["expandable_segments:True"],
     )
     recorded, here, expandable = answer.outcomes

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.allocator_programs import SETTINGS
 from support.late_recordings import ADDRESSES, CONF, late_recording
-from support.recording_allocator import RecordingAllocator, RecordingCard
+from support.recording_allocator import RecordingAllocator, RecordingGpu
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
@@ -49,8 +49,8 @@ def test_a_recording_from_the_middle_is_reproduced(order: BlockOrder, addresses:
     for seed, name in enumerate(("default", "small_blocks", "fraction", "max_split", "streams")):
         setting = SETTINGS[name]
         recording = late_recording(setting, order, addresses, seed, 0.4)
-        card_bytes = int(setting.fraction * setting.card)
-        fidelity = what_if(recording, card_bytes=card_bytes, settings=()).fidelity
+        gpu_bytes = int(setting.fraction * setting.gpu)
+        fidelity = what_if(recording, gpu_bytes=gpu_bytes, settings=()).fidelity
         assert fidelity.block_order in {order, None}
         assert fidelity.landed == fidelity.allocations > 50
 
@@ -58,7 +58,7 @@ def test_a_recording_from_the_middle_is_reproduced(order: BlockOrder, addresses:
 def test_the_order_of_the_segments_is_needed() -> None:
     """Without what the recording tells of it, a late recording lands elsewhere."""
     recording = late_recording(SETTINGS["default"], "segment", "descending", 5, 0.35)
-    run = recorded_run(recording, SETTINGS["default"].card, None, {"torch": "2.13.0"})
+    run = recorded_run(recording, SETTINGS["default"].gpu, None, {"torch": "2.13.0"})
     (inference,) = run.inferences
     unordered = replace(inference, oldest_first=())
     inferred, blind = (
@@ -78,7 +78,7 @@ def test_cycles_of_pairs_have_an_order_too() -> None:
 
 def test_slack_is_found_where_a_block_starts() -> None:
     """A block that was freed in the trace was as long as the next allocation behind it shows."""
-    allocator = RecordingAllocator(RecordingCard(1 << 30), AllocatorConfig.parse(""))
+    allocator = RecordingAllocator(RecordingGpu(1 << 30), AllocatorConfig.parse(""))
     whole = [allocator.malloc(size) for size in (4 * MIB, 16 * MIB)]
     allocator.free(whole[0])
     held = allocator.malloc(4 * MIB - 1000 * 512)  # takes the whole block of 4 MiB

@@ -134,15 +134,15 @@ def test_settings_that_no_running_process_can_switch_are_refused(conf: str, refu
 
 
 def test_the_facts_of_a_capture_are_used() -> None:
-    """Its version, card and peak decide the order of blocks, the limit and the estimate."""
+    """Its version, GPU and peak decide the order of blocks, the limit and the estimate."""
     setting = SETTINGS["small_blocks"]
     recording = late_recording(setting, "block", "descending", 3, 0.5)
     segments = sum(segment.total_size for segment in recording.segments)
     facts = CaptureFacts(
         torch_version="2.12.1+cu130",
-        total_bytes=setting.card + 512 * MIB,
-        limit_bytes=setting.card + 512 * MIB,
-        free_bytes=setting.card - segments,
+        total_bytes=setting.gpu + 512 * MIB,
+        limit_bytes=setting.gpu + 512 * MIB,
+        free_bytes=setting.gpu - segments,
         reserved_bytes=segments,
         allocated_peak_bytes=100 * GIB,
     )
@@ -151,7 +151,7 @@ def test_the_facts_of_a_capture_are_used() -> None:
         for each in (CaptureFacts(), facts)
     )
     assert "block" == captured.fidelity.block_order
-    assert ("oom" if captured.card_source == "oom" else "capture") == captured.card_source
+    assert ("oom" if captured.gpu_source == "oom" else "capture") == captured.gpu_source
     estimates = [
         each.peak_reserved or 0 for answer in (plain, captured) for each in answer.restarts
     ]

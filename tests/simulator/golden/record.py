@@ -72,7 +72,7 @@ def main() -> None:
             done = run_on_phantom(
                 __file__,
                 name,
-                memory=setting.card,
+                memory=setting.gpu,
                 state=Path(state),
                 environment={"PYTORCH_CUDA_ALLOC_CONF": setting.conf},
             )

@@ -20,7 +20,7 @@ from torchmem.exporter.discovery import HOST, ServiceDiscovery
 from torchmem.exporter.live.api import LiveApi
 from torchmem.exporter.live.map_api import MapApi
 from torchmem.exporter.live.page import page, static_file
-from torchmem.exporter.live.states import Ranks, States
+from torchmem.exporter.live.states import RankIndex, States
 from torchmem.exporter.scrape_limits import NODE_LIMITS, as_yaml
 from torchmem.exporter.scrapes import Collector, Scrapes
 from torchmem.exporter.web.access import Access
@@ -77,7 +77,7 @@ def application(
     """
     scrapes = Scrapes(collector)
     states = States(partial(scrapes.collection, _STATE_SECONDS), collector.found)
-    ranks, queue = Ranks(collector.found), FairQueue("torchmem-live", _MAX_WAITING, _LIVE_SHARE)
+    ranks, queue = RankIndex(collector.found), FairQueue("torchmem-live", _MAX_WAITING, _LIVE_SHARE)
     api = LiveApi(states, ranks, collector.run_dir, queue)
     maps = MapApi(ranks, collector.run_dir, queue)
     discovery = ServiceDiscovery(collector)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.sample import Sample
 
 MAX_FILES_PER_USER = 1024
@@ -71,7 +71,7 @@ class Budget:
 def page_cost(sample: Sample) -> tuple[int, int]:
     """Return the number of series of a sample, and their bytes in the text format."""
     series = size = 0
-    for family in families([View(sample, sample.process.pid, "running", {})]):
+    for family in families([ProcessView(sample, sample.process.pid, "running", {})]):
         for row in family.samples:
             series += 1
             size += len(row.name) + _LINE_BYTES + _labels_size(row.labels)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torchmem.exporter.budgets import MAX_SERIES_PER_USER, NODE_SHARES
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.sample import Sample
 
 WINDOW_SECONDS = 3600.0
@@ -34,7 +34,7 @@ SeriesIds: TypeAlias = "array[int]"
 
 def series_ids(sample: Sample, pid: int | str) -> SeriesIds:
     """Return the series that a sample has on the page."""
-    page = families([View(sample, pid, "running", {})])
+    page = families([ProcessView(sample, pid, "running", {})])
     return array("q", [_id(row.name, row.labels) for family in page for row in family.samples])
 
 

@@ -19,7 +19,7 @@ from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStat
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.host_processes import HostProcesses
-from torchmem.exporter.live.state import Found
+from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import (
@@ -27,9 +27,10 @@ from torchmem.exporter.reading import (
     AbandonedError,
     CollectorResult,
     Reading,
+    read_and_collect,
     run_collector,
 )
-from torchmem.exporter.run_directory import Published, RunDirectory
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.subjects import (
     clocks,
     ecc,
@@ -45,10 +46,14 @@ from torchmem.exporter.subjects import (
     utilization,
     xid_events,
 )
-from torchmem.exporter.subjects.outside_allocator import OutsideAllocator
-from torchmem.exporter.worker import Worker, Workers
+from torchmem.exporter.subjects.outside_allocator import (
+    OutsideAllocator,
+    OutsideBytes,
+    outside_families,
+)
+from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, families, family, info
+from torchmem.metrics.families import ProcessView, families, family, info
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +102,7 @@ class Exporter:
         processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU,
         pcie_throughput: bool = False,
         thresholds: Thresholds | None = None,
-        workers: Workers[GpuLabels] | None = None,
+        workers: JobThreads[GpuLabels] | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
@@ -108,7 +113,7 @@ class Exporter:
         self._run_directory = run_directory
         self._clock = clock
         self._started = clock()
-        self._workers = workers or Workers()
+        self._workers = workers or JobThreads()
         self.configure(
             deadline_seconds,
             processes_per_gpu=processes_per_gpu,
@@ -117,7 +122,7 @@ class Exporter:
         )
         self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
-        self._found = Found(0.0, self._current_reading)
+        self._found = NodeReading(0.0, self._current_reading)
         self._is_closed = False
         self._collecting = threading.Lock()
         self._lock = threading.Lock()
@@ -159,7 +164,7 @@ class Exporter:
         """The run directory."""
         return self._run_directory.path
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         """Return what the newest collection has found; before the first one, nothing."""
         return self._found
 
@@ -174,7 +179,7 @@ class Exporter:
         self._workers.current.close()
         self._events.close()
         if not self._workers.is_busy:
-            Worker().run(self._driver.close, _CLOSE_SECONDS)
+            JobThread().run(self._driver.close, _CLOSE_SECONDS)
 
     def _new_reading(self, hung: frozenset[GpuLabels] = frozenset()) -> Reading:
         return Reading(self._driver.nvml, hung, self._processes_per_gpu)
@@ -248,42 +253,48 @@ class Exporter:
     def _other_results(self, reading: Reading) -> list[CollectorResult]:
         """Run the collectors that need no driver call."""
         self._mig_gpus = {**self._mig_gpus, **mig.gpus_by_mig_name(reading)}
-        known, published = self._driver.known, list[Published]()
+        known = self._driver.known
         gpus = {**known, **self._mig_gpus}
-
-        def samples() -> Iterable[Metric]:
-            published.extend(self._hosts.update(self._run_directory.read(self._clock())))
-            return [*sample_families(published, gpus), *self._hosts.families(published)]
-
         gpu = run_collector("gpu", partial(identity.families, reading, known))
-        results = [
-            replace(gpu, success=not reading.down_reason),
-            run_collector("events", partial(xid_events.families, self._events, known)),
-            run_collector("samples", samples),
-            *self._process_results(reading, published, gpus),
-        ]
-        self._found = Found(
+        events = run_collector("events", partial(xid_events.families, self._events, known))
+        published, samples = self._read_samples(gpus)
+        # NVML's processes are joined only under the exporter's own pids.
+        is_joinable = reading.nvml.pid_namespace() == self._run_directory.namespace
+        joinable = reading if is_joinable else self._new_reading()
+        facts = partial(processes.info_families, joinable, published, self._owners)
+        process_info = run_collector("process_info", facts)
+        outside, join = self._join(joinable, published, gpus)
+        self._found = NodeReading(
             self._clock(),
             reading,
             published,
             gpus,
-            outside=self._outside.held,
+            outside=outside.by_process,
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
         )
-        return results
+        gpu = replace(gpu, success=not reading.down_reason)
+        return [gpu, events, samples, process_info, join]
 
-    def _process_results(
+    def _read_samples(
+        self, gpus: Mapping[str, GpuIdentity]
+    ) -> tuple[Sequence[Published], CollectorResult]:
+        return read_and_collect(
+            "samples",
+            lambda: self._hosts.update(self._run_directory.read(self._clock())),
+            lambda items: [*sample_families(items, gpus), *self._hosts.families(items)],
+            [],
+        )
+
+    def _join(
         self, reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
-    ) -> Iterator[CollectorResult]:
-        """Run the collectors that need NVML's processes under the exporter's own pids."""
-        if reading.nvml.pid_namespace() != self._run_directory.namespace:
-            reading = self._new_reading()
-        facts = partial(processes.info_families, reading, published, self._owners)
-        yield run_collector("process_info", facts)
-        now = self._clock()
-        outside = partial(self._outside.families, reading, published, gpus, now)
-        yield run_collector("join", outside)
+    ) -> tuple[OutsideBytes, CollectorResult]:
+        return read_and_collect(
+            "join",
+            lambda: self._outside.update(reading, published, gpus, self._clock()),
+            outside_families,
+            OutsideBytes(),
+        )
 
 
 def sample_families(
@@ -292,7 +303,10 @@ def sample_families(
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
     return families(
-        [View(item.sample, item.pid_label or item.pid, item.state, indices) for item in published]
+        [
+            ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
+            for item in published
+        ]
     )
 
 

@@ -25,7 +25,7 @@ ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what a listen address without a host 
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExporterSettings:
     """The settings of the exporter.
 
     `listen`: HOST:PORT. `systemd_socket`: serve on the socket that systemd passes instead.
@@ -70,24 +70,24 @@ class Settings:
         return text
 
 
-def load(file: Path | None, flags: Mapping[str, Any]) -> Settings:
+def load(file: Path | None, flags: Mapping[str, Any]) -> ExporterSettings:
     """Return the settings of `file`, overridden by every flag that is not None.
 
     Raises UsageError.
     """
-    defaults = Settings()
+    defaults = ExporterSettings()
     values = asdict(defaults if file is None else _from_file(file, defaults))
     values |= {name: value for name, value in flags.items() if value is not None}
     values["run_dir"] = Path(values["run_dir"])
     for name in ("web_config_file", "thresholds"):
         values[name] = Path(values[name]) if values[name] else None
     values["allowed_hosts"] = tuple(values["allowed_hosts"])
-    return Settings(**values)
+    return ExporterSettings(**values)
 
 
-def _from_file(file: Path, defaults: Settings) -> Settings:
-    section = strict_yaml.read(file, [setting.name for setting in fields(Settings)])
-    return Settings(
+def _from_file(file: Path, defaults: ExporterSettings) -> ExporterSettings:
+    section = strict_yaml.read(file, [setting.name for setting in fields(ExporterSettings)])
+    return ExporterSettings(
         listen=section.text("listen", defaults.listen),
         systemd_socket=section.flag("systemd_socket", defaults.systemd_socket),
         web_config_file=_path(section, "web_config_file"),

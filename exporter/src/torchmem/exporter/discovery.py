@@ -14,7 +14,7 @@ import psutil
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import Collector, SharedCall
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue

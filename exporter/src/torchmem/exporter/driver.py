@@ -23,9 +23,9 @@ from torchmem.exporter.gpus import (
 )
 from torchmem.exporter.nvml import (
     NVML_DOWN,
-    Device,
     GpuLostError,
     NvmlCallError,
+    NvmlDevice,
     NvmlDownError,
     NvmlLibrary,
 )
@@ -50,7 +50,7 @@ class PyNvml:
 
     def __init__(self, library: NvmlLibrary | None = None) -> None:
         self._library = library or NvmlLibrary()
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, NvmlDevice] = {}
 
     def open(self) -> None:
         """Call nvmlInit; raise NvmlDownError if binding, library or driver are missing."""
@@ -81,7 +81,7 @@ class PyNvml:
             gpu, handle = identity.read_identity(self._library, index)
         except (GpuLostError, NvmlCallError) as error:
             return GpuFault(index, error.code)
-        device = self._devices.setdefault(gpu.uuid, Device(self._library, handle))
+        device = self._devices.setdefault(gpu.uuid, NvmlDevice(self._library, handle))
         device.handle = handle
         return gpu
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torchmem.exporter.binding import OutdatedBinding
-from torchmem.exporter.nvml import Device
+from torchmem.exporter.nvml import NvmlDevice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,7 +71,7 @@ class GpuValue:
     __slots__ = ()
 
     @classmethod
-    def read(cls, gpu: Device) -> Self | None:
+    def read(cls, gpu: NvmlDevice) -> Self | None:
         """Read the value; return None where this GPU, driver or permission does not provide it."""
         raise NotImplementedError
 

@@ -13,12 +13,12 @@ from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.host.host_memory import CGROUPS, MemoryGroup, host_memory, node_oom_kills
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.host.procfs import PROC
 from torchmem.metrics import catalog
-from torchmem.metrics.families import Labels, View, keyed_family
+from torchmem.metrics.families import Labels, ProcessView, keyed_family
 from torchmem.sample.sample import LIVE_STATES, HostMemory
 
 KillCause = Literal["host_memory", "signal"]
@@ -88,7 +88,7 @@ class HostProcesses:
         for item in published:
             known = self._causes.get(process_key(item.sample.process))
             if item.state == "killed" and known:
-                view = View(item.sample, item.pid_label or item.pid, item.state, {})
+                view = ProcessView(item.sample, item.pid_label or item.pid, item.state, {})
                 rows.append((view.labels, {cause: float(cause == known) for cause in KILL_CAUSES}))
         yield keyed_family(catalog.KILL_CAUSE, rows, dict)
 

@@ -22,9 +22,9 @@ from prometheus_client import generate_latest
 
 from torchmem.exporter import config, thresholds
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
@@ -43,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises UsageError for a flag or setting that cannot be used.
     """
-    flags = {setting.name: getattr(arguments, setting.name, None) for setting in fields(Settings)}
+    flags = {
+        setting.name: getattr(arguments, setting.name, None) for setting in fields(ExporterSettings)
+    }
     load = partial(config.load, arguments.config, flags)
     settings = load()
     if arguments.print_config:
@@ -70,8 +72,6 @@ def _configure_logging() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # uvicorn's warnings are about malformed requests, which any client can send.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def _print(text: str) -> None:
@@ -84,7 +84,9 @@ def _print(text: str) -> None:
 
 
 def serve_until_signal(
-    exporter: Exporter, settings: Settings, load: Callable[[], Settings] | None = None
+    exporter: Exporter,
+    settings: ExporterSettings,
+    load: Callable[[], ExporterSettings] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop at once, even while a scrape waits for the driver.
 
@@ -143,7 +145,9 @@ def sending(exporter: Exporter, *, otlp: bool) -> Iterator[None]:
             push.close(_LAST_SEND_SECONDS)
 
 
-def reload(exporter: Exporter, settings: Settings, load: Callable[[], Settings]) -> Settings:
+def reload(
+    exporter: Exporter, settings: ExporterSettings, load: Callable[[], ExporterSettings]
+) -> ExporterSettings:
     """Read the settings again, apply what a running exporter can change, and return them.
 
     Settings that cannot be used are logged, and `settings` stay in use.
@@ -160,7 +164,7 @@ def reload(exporter: Exporter, settings: Settings, load: Callable[[], Settings])
         pcie_throughput=loaded.pcie_throughput,
         thresholds=loaded_thresholds,
     )
-    names = [setting.name for setting in fields(Settings) if setting.name not in _RELOADED]
+    names = [setting.name for setting in fields(ExporterSettings) if setting.name not in _RELOADED]
     changed = [name for name in names if getattr(loaded, name) != getattr(settings, name)]
     _log.info("the configuration was reloaded")
     if changed:

@@ -183,7 +183,7 @@ class DeviceState:
         """Free what NVML allocated for it, before NVML is shut down or when the GPU is gone."""
 
 
-class Device:
+class NvmlDevice:
     """A GPU or MIG device: calls NVML functions with its handle as the first argument."""
 
     def __init__(self, nvml: NvmlLibrary, handle: Any) -> None:

@@ -65,7 +65,7 @@ def _task(labels: Labels) -> dict[str, str] | None:
 
 
 def _ecc_error(labels: Labels) -> dict[str, str] | None:
-    """Errors since the driver was loaded; those of the card's whole life would count them twice."""
+    """Errors since the driver was loaded; those of the GPU's whole life would count them twice."""
     if labels["scope"] != "volatile":
         return None
     return {"hw.type": "gpu", "error.type": labels["kind"]}

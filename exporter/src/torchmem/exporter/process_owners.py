@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from torchmem.exporter.worker import Worker
+from torchmem.exporter.worker import JobThread
 from torchmem.host.procfs import PROC, owner
 from torchmem.sample.untrusted import sanitize_text
 
@@ -47,7 +47,7 @@ class ProcessOwners:
         self._proc = proc
         self._user_name = user_name or (_no_user_name if is_container() else _user_name)
         self._users: dict[int, str | None] = {}
-        self._worker = Worker()
+        self._worker = JobThread()
 
     def labels(self, pid: int) -> Mapping[str, str]:
         """Return those of name, uid, user, container_id, pod_uid and slurm_job_id that are visible.

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
@@ -17,6 +17,7 @@ from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 V = TypeVar("V", bound=GpuValue)
 
 DEFAULT_PROCESSES_PER_GPU = 32
@@ -50,6 +51,20 @@ def run_collector(name: str, collect: Callable[[], Iterable[Metric]]) -> Collect
         _log.exception("collector %s failed", name)
         return CollectorResult(name, seconds=time.perf_counter() - start)
     return CollectorResult(name, families, success=True, seconds=time.perf_counter() - start)
+
+
+def read_and_collect(
+    name: str, read: Callable[[], T], families: Callable[[T], Iterable[Metric]], unread: T
+) -> tuple[T, CollectorResult]:
+    """Run one collector in two steps, and return also what it has read, or else `unread`."""
+    start = time.perf_counter()
+    try:
+        value = read()
+    except Exception:  # noqa: BLE001 - as in run_collector
+        _log.exception("collector %s failed", name)
+        return unread, CollectorResult(name, seconds=time.perf_counter() - start)
+    result = run_collector(name, lambda: families(value))
+    return value, replace(result, seconds=time.perf_counter() - start)
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from torchmem.exporter.live.state import Found
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.web.clients import party, requester
 from torchmem.exporter.web.fair_queue import in_thread
 
@@ -54,7 +54,7 @@ class Collector(Protocol):
     def known(self) -> Sequence[Metric]:
         """Return at once the families that the running collection has so far."""
 
-    def found(self) -> Found:
+    def found(self) -> NodeReading:
         """Return at once what the newest collection has found."""
 
     def published(self) -> Sequence[Published]:

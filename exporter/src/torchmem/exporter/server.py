@@ -1,8 +1,7 @@
 """The HTTP server on a thread of its own, as the command, the demo and the tests start it.
 
-It runs uvicorn with its own way of accepting connections (web/connections.py), because uvicorn has
-no settings for their number, memory and time. That overrides methods of uvicorn which are not
-documented, so pyproject.toml pins uvicorn's minor version.
+It is our own (web/connections.py, web/http_protocol.py), because no Python server has settings for
+the number, memory and time of its connections.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Callable, Collection
+from functools import partial
 
-import uvicorn
 from starlette.applications import Starlette
 
 from torchmem.exporter.application import application
 from torchmem.exporter.scrapes import Collector
 from torchmem.exporter.web.config import LiveConfig
-from torchmem.exporter.web.connections import Connection, Connections, HttpProtocol, Limits
+from torchmem.exporter.web.connections import Connection, ConnectionLimits, Connections
+from torchmem.exporter.web.http_protocol import HttpProtocol
 from torchmem.sample.errors import UsageError
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ConnectionLimits()
 _BACKLOG = 128
 _CLOSE_SECONDS = 1
 _HEARTBEAT_SECONDS = 1
@@ -53,79 +52,67 @@ class ExporterServer:
 
     def _run(self) -> None:
         try:
-            self._server.run()
+            asyncio.run(self._server.run())
         finally:
             self._listener.close()
             self.stopped.set()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that leaves accepting to Connections. Calls `heartbeat` once a second."""
+class _Server:
+    """Accepts connections and answers them until `stop`. Calls `heartbeat` once a second."""
 
     def __init__(
         self,
         app: Starlette,
         listener: socket.socket,
         web: LiveConfig,
-        limits: Limits,
+        limits: ConnectionLimits,
         heartbeat: Callable[[], None],
     ) -> None:
-        self._close_streams: Callable[[], None] = app.state.close_streams
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                http="h11",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                h11_max_incomplete_event_size=limits.head_bytes - 1,
-                timeout_keep_alive=int(limits.idle_seconds) + 1,
-                timeout_graceful_shutdown=1,
-                timeout_notify=_HEARTBEAT_SECONDS,
-                callback_notify=_coroutine(heartbeat),
-            )
-        )
-        self._listener = listener
+        self._app, self._listener, self._heartbeat = app, listener, heartbeat
         self._head_bytes = limits.head_bytes
         self._connections = Connections(limits, lambda: web.current().tls, self._protocol)
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Start accepting on the server's own listener; `sockets` is ignored."""
-        # `stop` may be called from another thread as soon as the loop is set.
-        self._stopping = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets=[])
-        self._accepting = asyncio.create_task(self._connections.serve(self._listener))
-
-    async def main_loop(self) -> None:
-        """Tick once a second; uvicorn's own loop wakes up ten times as often."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _HEARTBEAT_SECONDS)
+        self._lock = threading.Lock()
+        self._stop: Callable[[], object] | None = None
+        self._is_stopped = False
 
     def stop(self) -> None:
-        """Leave the main loop at once. Safe to call from any thread."""
-        self.should_exit = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            if self._loop:
-                self._loop.call_soon_threadsafe(self._stopping.set)
+        """Stop. Safe to call from any thread, also before `run`."""
+        with self._lock:
+            self._is_stopped = True
+            if self._stop is not None:
+                self._stop()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Stop accepting, then close the open connections; `sockets` is ignored."""
-        self._accepting.cancel()
-        await asyncio.wait({self._accepting})
-        self._listener.close()
-        self._connections.close()
-        self._close_streams()
-        await super().shutdown(sockets=[])
+    async def run(self) -> None:
+        """Serve until `stop`, then close the listener and the connections."""
+        stopping = asyncio.Event()
+        self._set_stop(partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set))
+        try:
+            async with self._app.router.lifespan_context(self._app):
+                accepting = asyncio.create_task(self._connections.serve(self._listener))
+                await self._beat_until(stopping)
+                accepting.cancel()
+                await asyncio.wait({accepting})
+                self._listener.close()
+                self._app.state.close_streams()
+                await self._connections.close(_CLOSE_SECONDS)
+        finally:
+            self._set_stop(None)
+
+    def _set_stop(self, stop: Callable[[], object] | None) -> None:
+        with self._lock:
+            self._stop = stop
+            if stop is not None and self._is_stopped:
+                stop()
+
+    async def _beat_until(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            self._heartbeat()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _HEARTBEAT_SECONDS)
 
     def _protocol(self, connection: Connection) -> HttpProtocol:
-        state = self.lifespan.state
-        return HttpProtocol(connection, self.config, self.server_state, state, self._head_bytes)
+        return HttpProtocol(connection, self._app, self._head_bytes)
 
 
 def serve(  # noqa: PLR0913 - keyword arguments of one call
@@ -135,7 +122,7 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     *,
     listener: socket.socket | None = None,
     web: LiveConfig | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
     heartbeat: Callable[[], None] = lambda: None,
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
@@ -151,13 +138,6 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     app = application(collector, web.current, web_ui=web_ui, allowed_hosts=allowed_hosts)
     server = _Server(app, listener, web, limits, heartbeat)
     return ExporterServer(listener, server, "https" if web.current().tls else "http")
-
-
-def _coroutine(function: Callable[[], None]) -> Callable[[], Coroutine[Any, Any, None]]:
-    async def call() -> None:
-        function()
-
-    return call
 
 
 def _listen(host: str, port: int) -> socket.socket:

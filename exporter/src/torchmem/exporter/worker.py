@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 Ending = Literal["done", "expired", "busy"]
 
 
-class Worker:
+class JobThread:
     """Runs one job at a time in a daemon thread, and waits for it up to a deadline."""
 
     def __init__(self) -> None:
@@ -51,18 +51,18 @@ class Worker:
             self._job.released.set()
 
 
-class Workers(Generic[K]):
+class JobThreads(Generic[K]):
     """The current worker, and at most one more for each key, whose job is stuck."""
 
     def __init__(self) -> None:
-        self.current = Worker()
-        self._stuck: dict[K, Worker] = {}
+        self.current = JobThread()
+        self._stuck: dict[K, JobThread] = {}
 
     def leave(self, key: K) -> None:
         """Leave the job that is running alone, stuck at `key`, and create a new current worker."""
         # A new dictionary, and before the new worker: other threads call `stuck` meanwhile.
         self._stuck = {**{key: self._stuck[key] for key in self.stuck()}, key: self.current}
-        self.current = Worker()
+        self.current = JobThread()
 
     def stuck(self) -> frozenset[K]:
         """Return the keys whose jobs are still stuck."""

@@ -48,7 +48,7 @@ WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class SteadyGrowth:
     """A steady growth: bytes a step, the first and the last point, and where it began."""
 
     slope: float
@@ -68,7 +68,7 @@ def after_warm_up(points: Sequence[Point]) -> list[Point]:
     return late or [point for point in points if point[0] > 0] or list(points)
 
 
-def steady_trend(points: Sequence[Point]) -> Trend | None:
+def steady_trend(points: Sequence[Point]) -> SteadyGrowth | None:
     """Return the growth over points in the order of their steps, if it is steady and goes on.
 
     A single jump is not steady, and a growth that has settled does not go on.
@@ -77,7 +77,7 @@ def steady_trend(points: Sequence[Point]) -> Trend | None:
     if len(points) < MIN_POINTS or slope is None or slope <= 0:
         return None
     first, last = points[0], points[-1]
-    trend = Trend(slope, first, last, _begin(points))
+    trend = SteadyGrowth(slope, first, last, _begin(points))
     explained = slope * (last[0] - first[0])
     late = theil_sen(points[-max(3, len(points) // 3) :])
     goes_on = late is not None and late >= MIN_LATE_SHARE * slope
@@ -168,7 +168,7 @@ def _growths(history: RunHistory) -> Iterator[Growth]:
         yield _growth("outside", outside, None)
 
 
-def _certain_trend(points: Sequence[Point]) -> Trend | None:
+def _certain_trend(points: Sequence[Point]) -> SteadyGrowth | None:
     """Return the growth, if values in random order would hardly ever look like it."""
     return steady_trend(points) if confidence(points) >= MIN_CONFIDENCE else None
 
@@ -189,7 +189,7 @@ def keeps_rising(points: Sequence[Point]) -> bool:
     return rises >= min(MIN_RISES, len(later) - 1)
 
 
-def _growth(kind: GrowthKind, trend: Trend, component: str | None) -> Growth:
+def _growth(kind: GrowthKind, trend: SteadyGrowth, component: str | None) -> Growth:
     return Growth(kind, trend.slope, trend.since_step, int(trend.grown), component)
 
 

@@ -9,7 +9,7 @@ from torchmem.explain.call_stack import public_place
 from torchmem.explain.lines import leaking_line
 from torchmem.explain.memory_use import COMPONENT_NAMES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
-from torchmem.explain.verdict import Gain, Verdict, Why
+from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import Onset, OomCause, OomRecord
 
@@ -61,7 +61,7 @@ def growth_sentence(growth: Growth, steps_left: float | None) -> str:
     return f"{what}{since}{full}"
 
 
-def _both(report: OomReport, verdict: Verdict, why: Why, gain: Gain | None) -> str:
+def _both(report: OomReport, verdict: Verdict, why: OnsetEvidence, gain: Gain | None) -> str:
     """Return growth and cause, the larger one first."""
     onset, cause = _ONSETS[why.onset](report, why), _cause(report, gain)
     if why.onset == "outside" and verdict.cause == "external":
@@ -85,7 +85,7 @@ def _component(name: str | None) -> str:
     return COMPONENT_NAMES.get(name, f"the tensors of {name}")
 
 
-def _leak(report: OomReport, why: Why) -> str:
+def _leak(report: OomReport, why: OnsetEvidence) -> str:
     done = report.steps.count - (why.since_step or 0)
     rate = format_size(round(why.bytes_per_step or 0))
     grown = format_size(why.bytes or 0)
@@ -95,12 +95,12 @@ def _leak(report: OomReport, why: Why) -> str:
     )
 
 
-def _at_line(report: OomReport, why: Why) -> str:
+def _at_line(report: OomReport, why: OnsetEvidence) -> str:
     line = leaking_line(report.lines, why.bytes_per_step or 0)
     return "" if line is None else f", allocated at {' in '.join(public_place(line))}"
 
 
-def _larger_step(report: OomReport, why: Why) -> str:
+def _larger_step(report: OomReport, why: OnsetEvidence) -> str:
     more = format_size(why.bytes or 0)
     if why.bytes_per_step is not None:
         rate = format_size(round(why.bytes_per_step))
@@ -110,7 +110,7 @@ def _larger_step(report: OomReport, why: Why) -> str:
     )
 
 
-def _first_step(report: OomReport, _: Why) -> str:
+def _first_step(report: OomReport, _: OnsetEvidence) -> str:
     free = report.driver_free_bytes + report.cached_free_bytes
     missing = (report.oom.requested_bytes or 0) - free
     where = " in the backward pass" if report.origin and report.origin.backward is not None else ""
@@ -120,7 +120,7 @@ def _first_step(report: OomReport, _: Why) -> str:
     return f"{step} does not fit{where}: it needs at least {format_size(missing)} more"
 
 
-def _new_phase(report: OomReport, why: Why) -> str:
+def _new_phase(report: OomReport, why: OnsetEvidence) -> str:
     more = "" if not why.bytes else format_size(why.bytes)
     if why.phase is None:
         return f"Tensors of {more} that stay appeared around step {why.since_step or 0:,}"
@@ -129,7 +129,7 @@ def _new_phase(report: OomReport, why: Why) -> str:
     return f"{name}{than} ({_steps(report.steps.count)} had finished)"
 
 
-def _outside(_: OomReport, why: Why) -> str:
+def _outside(_: OomReport, why: OnsetEvidence) -> str:
     grown = format_size(why.bytes or 0)
     rate = f" ({format_size(round(why.bytes_per_step))} a step)" if why.bytes_per_step else ""
     return (
@@ -138,20 +138,20 @@ def _outside(_: OomReport, why: Why) -> str:
     )
 
 
-def _stranded(report: OomReport, why: Why) -> str:
+def _stranded(report: OomReport, why: OnsetEvidence) -> str:
     return (
         f"{_share(report, why.bytes or 0)} was free but stranded, too little to matter, and the "
         "tensors had not grown"
     )
 
 
-def _tight(report: OomReport, _: Why) -> str:
+def _tight(report: OomReport, _: OnsetEvidence) -> str:
     allocator = report.device.allocator
     held = f" with {format_size(allocator.allocated_bytes.total)} of tensors" if allocator else ""
     return f"The GPU was full{held}: an ordinary step reached the limit"
 
 
-_ONSETS: Mapping[Onset, Callable[[OomReport, Why], str]] = {
+_ONSETS: Mapping[Onset, Callable[[OomReport, OnsetEvidence], str]] = {
     "first_step": _first_step,
     "leak": _leak,
     "larger_step": _larger_step,

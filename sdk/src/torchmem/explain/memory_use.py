@@ -24,7 +24,7 @@ PASSING = frozenset({"gradients", "step", "gradients_or_step", "pending", "round
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class MemoryUse:
     """A part of a device's memory: its name in the table of colors, in words, and its bytes.
 
     The parts that a script has named share the color `other`.
@@ -51,7 +51,7 @@ def device_uses(
     driver_free: int | None,
     private_free: int = 0,
     unread_steps: int | None = None,
-) -> list[Use]:
+) -> list[MemoryUse]:
     """Return the use of the device's memory in bytes, without parts of 0 bytes.
 
     `driver_free` and the statistics in `device` are of one moment; `private_free` are the free
@@ -63,8 +63,8 @@ def device_uses(
         return []
     parts = [
         *_reserved_parts(device, private_free, component_names(unread_steps)),
-        Use("not_pytorch", "outside PyTorch's allocator", outside),
-        Use("free", "free at the driver", driver_free),
+        MemoryUse("not_pytorch", "outside PyTorch's allocator", outside),
+        MemoryUse("free", "free at the driver", driver_free),
     ]
     return [use for use in parts if use.bytes > 0]
 
@@ -117,15 +117,15 @@ def outside_at_start(device: DeviceSample) -> int | None:
 
 def _reserved_parts(
     device: DeviceSample, private_free: int, names: Mapping[str, str]
-) -> Iterator[Use]:
+) -> Iterator[MemoryUse]:
     allocator = device.allocator
     if allocator is None:
         return
     active = allocator.active_bytes.total
     yield from _tensors(device, allocator, names)
     free = allocator.reserved_bytes.total - active - private_free
-    yield Use("cached", "free blocks of PyTorch", free)
-    yield Use("private_pools", "free in graph and MemPool pools", private_free)
+    yield MemoryUse("cached", "free blocks of PyTorch", free)
+    yield MemoryUse("private_pools", "free in graph and MemPool pools", private_free)
 
 
 def known_components(device: DeviceSample) -> dict[str, int]:
@@ -142,13 +142,15 @@ def known_components(device: DeviceSample) -> dict[str, int]:
     return components if sum(components.values()) == active else {}
 
 
-def _tensors(device: DeviceSample, allocator: Allocator, names: Mapping[str, str]) -> Iterator[Use]:
+def _tensors(
+    device: DeviceSample, allocator: Allocator, names: Mapping[str, str]
+) -> Iterator[MemoryUse]:
     """Yield the components of the active bytes."""
     components = known_components(device)
     if not components:
         allocated = allocator.allocated_bytes.total
-        yield Use("in_use", "tensors", allocated)
-        yield Use("pending", names["pending"], allocator.active_bytes.total - allocated)
+        yield MemoryUse("in_use", "tensors", allocated)
+        yield MemoryUse("pending", names["pending"], allocator.active_bytes.total - allocated)
     order = list(COMPONENT_NAMES)
     for name in sorted(components, key=lambda name: order.index(name) if name in order else -1):
-        yield Use(name if name in order else "other", names.get(name, name), components[name])
+        yield MemoryUse(name if name in order else "other", names.get(name, name), components[name])

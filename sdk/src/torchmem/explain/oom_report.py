@@ -15,7 +15,7 @@ from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.lines import Lines
-from torchmem.explain.memory_use import Use, device_uses, outside_bytes
+from torchmem.explain.memory_use import MemoryUse, device_uses, outside_bytes
 from torchmem.explain.verdict import Verdict
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import (
@@ -35,7 +35,7 @@ MAX_TIMESTAMP = 1 << 37  # the year 6325, which all calendar functions accept
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class OomTrend:
     """The minutes before the OOM, oldest first: one value per point in time, None if unknown.
 
     `seconds` is the time before the OOM, `steps` the number of steps finished by then, and
@@ -82,7 +82,7 @@ class OomReport:
     layout_before: Layout | None
     steps: Steps = field(default_factory=Steps)
     allocator_settings: dict[str, str] = field(default_factory=dict)
-    trend: Trend = Trend()
+    trend: OomTrend = OomTrend()
     origin: Origin | None = None
     lines: Lines | None = None
     tensors: tuple[TensorGroup, ...] = ()
@@ -161,7 +161,7 @@ def _checked(report: OomReport) -> OomReport:
     counts = [layout.free_block_counts for layout in layouts]
     if any(count is not None and len(count) != len(FREE_BLOCK_BOUNDS) + 1 for count in counts):
         raise ValueError("a histogram has a wrong number of buckets")
-    if len({len(getattr(report.trend, column.name)) for column in fields(Trend)}) > 1:
+    if len({len(getattr(report.trend, column.name)) for column in fields(OomTrend)}) > 1:
         raise ValueError("the columns of the trend differ in length")
     return report
 
@@ -308,7 +308,7 @@ def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
     return [(use.label, use.bytes) for use in memory_uses(report)]
 
 
-def memory_uses(report: OomReport) -> list[Use]:
+def memory_uses(report: OomReport) -> list[MemoryUse]:
     """Return the use of the device's memory at the OOM, in bytes that add up to its total.
 
     Parts of 0 bytes are left out. Return an empty list if the use is unknown.

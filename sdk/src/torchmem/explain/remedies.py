@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.explain.oom_report import OomReport
-from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, Why
+from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, OnsetEvidence
 from torchmem.sample.sample import Onset, OomCause, OomDetail
 
 SETTING_REMEDIES = {
@@ -323,7 +323,7 @@ def _pending(_: OomReport) -> Iterator[Remedy]:
     )
 
 
-def _leak(_: OomReport, why: Why) -> Iterator[Remedy]:
+def _leak(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     known = _KEEPERS.get(why.component or "")
     text = known or (
         "Find what keeps tensors from step to step: a sum of losses (use loss.item()), a list of "
@@ -333,7 +333,7 @@ def _leak(_: OomReport, why: Why) -> Iterator[Remedy]:
     yield Remedy(text, gain_bytes=why.bytes)
 
 
-def _larger_step(_: OomReport, why: Why) -> Iterator[Remedy]:
+def _larger_step(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     if why.bytes_per_step is None:
         text = "Bound what one step can need: truncate or split the longest sequences or batches."
     else:
@@ -344,7 +344,7 @@ def _larger_step(_: OomReport, why: Why) -> Iterator[Remedy]:
     yield Remedy(text, gain_bytes=why.bytes)
 
 
-def _new_phase(_: OomReport, why: Why) -> Iterator[Remedy]:
+def _new_phase(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     if why.phase is None:
         text = "Move what appeared then to host memory, or create it before the first step."
         yield Remedy(text, gain_bytes=why.bytes)
@@ -357,7 +357,7 @@ def _new_phase(_: OomReport, why: Why) -> Iterator[Remedy]:
     )
 
 
-def _outside(_: OomReport, why: Why) -> Iterator[Remedy]:
+def _outside(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     yield Remedy(
         "Find out what took memory outside PyTorch's allocator: another process (nvidia-smi), NCCL "
         "communicators created in a loop, an inference engine.",
@@ -531,7 +531,7 @@ _FRAGMENTATION: dict[OomDetail, Callable[[OomReport], Iterable[Remedy]]] = {
     "pool": _pool,
     "small_segment": _small_segment,
 }
-_BY_ONSET: dict[Onset, Callable[[OomReport, Why], Iterable[Remedy]]] = {
+_BY_ONSET: dict[Onset, Callable[[OomReport, OnsetEvidence], Iterable[Remedy]]] = {
     "leak": _leak,
     "larger_step": _larger_step,
     "new_phase": _new_phase,

@@ -12,7 +12,7 @@ _MIN_POINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line; `color` is a part's name in the table of colors, or a property of the page."""
 
     label: str
@@ -35,13 +35,13 @@ class Chart:
     title: str
     unit: Literal["steps", "seconds", "before"]
     x: Sequence[float]
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     total: int | None
     oom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class OomMoment:
     """What was known when a request failed; `step` is the one that ran."""
 
     step: int
@@ -52,7 +52,7 @@ class Moment:
 
 
 def run_chart(
-    history: RunHistory | None, total: int | None, oom: Moment | None = None
+    history: RunHistory | None, total: int | None, oom: OomMoment | None = None
 ) -> Chart | None:
     """Return the chart of a whole run, with its OOM as the last point; None without a history.
 
@@ -70,7 +70,7 @@ def run_chart(
     return Chart("Memory over the run", unit, x, lines(_columns(history, oom)), total, bool(oom))
 
 
-def _columns(history: RunHistory, oom: Moment | None) -> list[Line]:
+def _columns(history: RunHistory, oom: OomMoment | None) -> list[ChartLine]:
     last = oom and (
         oom.allocated,
         max(history.peak_bytes[-1], oom.peak or 0),
@@ -87,13 +87,13 @@ def _columns(history: RunHistory, oom: Moment | None) -> list[Line]:
         (*column, *last[at : at + 1]) if last else column for at, column in enumerate(columns)
     ]
     return [
-        Line("allocated", "in_use", values[0], fill=True),
-        Line("peak so far", "--ink", values[1], dash=True),
-        Line("stranded", "stranded", values[2]),
-        Line("outside PyTorch", "not_pytorch", values[3]),
+        ChartLine("allocated", "in_use", values[0], fill=True),
+        ChartLine("peak so far", "--ink", values[1], dash=True),
+        ChartLine("stranded", "stranded", values[2]),
+        ChartLine("outside PyTorch", "not_pytorch", values[3]),
     ]
 
 
-def lines(found: Sequence[Line]) -> list[Line]:
+def lines(found: Sequence[ChartLine]) -> list[ChartLine]:
     """Return the lines that have a value other than 0."""
     return [line for line in found if any(line.values)]

@@ -17,7 +17,7 @@ from torchmem.explain.memory_use import outside_bytes
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.remedies import Remedy, remedies
 from torchmem.explain.thresholds import Limits
-from torchmem.explain.verdict import Verdict, Why
+from torchmem.explain.verdict import OnsetEvidence, Verdict
 from torchmem.sample.sample import (
     DeviceSample,
     Layout,
@@ -83,7 +83,7 @@ def _next_oom(
     )
 
 
-def _why(sample: Sample, device: DeviceSample) -> Why | None:
+def _why(sample: Sample, device: DeviceSample) -> OnsetEvidence | None:
     """Return the onset of the OOM that what grows will cause.
 
     The growth is taken up to the steps of the sample, which may be newer than the judgment.
@@ -93,7 +93,7 @@ def _why(sample: Sample, device: DeviceSample) -> Why | None:
         return None
     rate, since = growth.bytes_per_step, growth.since_step
     grown = max(growth.grown_bytes, int(rate * (sample.steps.count - since)))
-    return Why(growth.kind, grown, rate, since, growth.component)
+    return OnsetEvidence(growth.kind, grown, rate, since, growth.component)
 
 
 def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:

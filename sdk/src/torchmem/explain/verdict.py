@@ -21,7 +21,7 @@ from torchmem.explain.growth import (
     MIN_GROWTH_RATIO,
     MIN_OOM_CONFIDENCE,
     WARM_UP_STEPS,
-    Trend,
+    SteadyGrowth,
     confidence,
     grown_component,
     keeps_rising,
@@ -76,7 +76,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class OnsetEvidence:
     """Why memory ran out now; numbers that are not known, or have no meaning here, are None.
 
     Attributes:
@@ -102,7 +102,7 @@ class Verdict:
 
     cause: OomCause
     detail: OomDetail | None
-    why: Why | None
+    why: OnsetEvidence | None
     gains: tuple[Gain, ...] = ()
 
     @property
@@ -144,7 +144,7 @@ def judge(
     best = max((gain for gain in gains if gain.matters), key=_rank, default=None)
     cause = CAUSE_BY_CHANGE[best.change] if best else "capacity"
     if why is not None and why.onset == "stranded" and cause == "capacity":
-        why = Why("tight")
+        why = OnsetEvidence("tight")
     detail = fragmentation_detail(facts, blocks) if blocks and cause == "fragmentation" else None
     return Verdict(cause, detail, why, gains)
 
@@ -169,7 +169,7 @@ def _rank(gain: Gain) -> tuple[bool, int]:
 
 
 def _gains(
-    facts: OomFacts, blocks: LargestFreeBlocks | None, run: _Run, why: Why | None
+    facts: OomFacts, blocks: LargestFreeBlocks | None, run: _Run, why: OnsetEvidence | None
 ) -> Iterator[Gain]:
     margin, per_step = run.margin(why), why.bytes_per_step if why else None
     for change, room in _rooms(facts, blocks, run):
@@ -221,7 +221,7 @@ class _Run:
         known = [size for size in self._history.outside_bytes if size is not None]
         return known[0] if known else None
 
-    def margin(self, why: Why | None) -> float:
+    def margin(self, why: OnsetEvidence | None) -> float:
         """Return the room that is worth having."""
         least = MIN_ROOM_RATIO * self._total
         if why is not None and why.bytes_per_step and why.onset in {"leak", "larger_step"}:
@@ -241,37 +241,37 @@ class _Run:
         peaks = [size for _, size in self._peaks]
         return max(peaks) - median(peaks[: max(1, len(peaks) // 8)]) if peaks else 0.0
 
-    def why(self) -> Why | None:
+    def why(self) -> OnsetEvidence | None:
         """Return the onset, None if it is unknown."""
         if self._steps < WARM_UP_STEPS:
-            return Why("first_step") if self._about.is_training else None
+            return OnsetEvidence("first_step") if self._about.is_training else None
         if not self._peaks or self._needed is None:
             return self._in_phase()
         return self._grown() or self._in_phase() or self._sudden() or self._unchanged()
 
-    def _in_phase(self) -> Why | None:
+    def _in_phase(self) -> OnsetEvidence | None:
         if self._about.phase is None or not self._about.is_new_phase:
             return None
-        return Why("new_phase", phase=self._about.phase, bytes=self._surprise)
+        return OnsetEvidence("new_phase", phase=self._about.phase, bytes=self._surprise)
 
-    def _grown(self) -> Why | None:
+    def _grown(self) -> OnsetEvidence | None:
         """Return the largest steady growth that explains the OOM."""
         found = [why for why in (self._leak(), self._larger_steps(), self._outside()) if why]
         return max(found, key=lambda why: why.bytes or 0, default=None)
 
-    def _leak(self) -> Why | None:
+    def _leak(self) -> OnsetEvidence | None:
         trend = steady_trend(self._kept)
         is_certain = confidence(self._kept) >= MIN_OOM_CONFIDENCE
         if trend is None or not is_certain or self._is_gone(trend):
             return None
         return self._steady("leak", trend, grown_component(self._history))
 
-    def _is_gone(self, trend: Trend) -> bool:
+    def _is_gone(self, trend: SteadyGrowth) -> bool:
         """Return whether what grew was freed before the request failed."""
         active = self._about.active
         return active is not None and active < trend.last[1] - trend.grown / 2
 
-    def _larger_steps(self) -> Why | None:
+    def _larger_steps(self) -> OnsetEvidence | None:
         """Return the growth of what steps need, without what is kept between them."""
         trend, leak = steady_trend(self._peaks), steady_trend(self._kept)
         if trend is None or not keeps_rising(thinned(self._peaks)):
@@ -280,7 +280,7 @@ class _Run:
             return None
         return self._steady("larger_step", trend, None)
 
-    def _outside(self) -> Why | None:
+    def _outside(self) -> OnsetEvidence | None:
         """Return the growth outside the allocator, steady or not."""
         grown = self._taken_outside
         if grown is None or grown < MIN_GROWTH_RATIO * self._total:
@@ -288,7 +288,7 @@ class _Run:
         now = self._facts.outside
         trend = steady_trend([*outside_points(self._history), (self._steps, now)])
         per_step = trend.slope if trend else None
-        return Why("outside", grown, per_step, trend.since_step if trend else None)
+        return OnsetEvidence("outside", grown, per_step, trend.since_step if trend else None)
 
     @property
     def _taken_outside(self) -> int | None:
@@ -298,12 +298,14 @@ class _Run:
             return None
         return int(self._facts.outside - min(size for _, size in points[: len(points) // 2 + 1]))
 
-    def _steady(self, onset: Onset, trend: Trend, component: str | None) -> Why | None:
+    def _steady(
+        self, onset: Onset, trend: SteadyGrowth, component: str | None
+    ) -> OnsetEvidence | None:
         """Return the growth from the trend's first point to the OOM, if it is large enough."""
         grown = int(trend.grown + trend.slope * max(0.0, self._steps - trend.last[0]))
         if grown < MIN_GROWTH_RATIO * self._total:
             return None
-        return Why(onset, grown, trend.slope, trend.since_step, component)
+        return OnsetEvidence(onset, grown, trend.slope, trend.since_step, component)
 
     @property
     def _surprise(self) -> int | None:
@@ -312,23 +314,23 @@ class _Run:
             return None
         return max(0, int(self._needed - max(size for _, size in self._peaks)))
 
-    def _sudden(self) -> Why | None:
+    def _sudden(self) -> OnsetEvidence | None:
         """Return long-lived tensors that appeared once, or a step that needs more than others."""
         jump, at = lasting_jump(self._kept)
         least = MIN_SURPRISE_RATIO * self._total
         if jump >= least:
-            return Why("new_phase", int(jump), since_step=at, phase=self._about.phase)
+            return OnsetEvidence("new_phase", int(jump), since_step=at, phase=self._about.phase)
         surprise = self._surprise or 0
         if surprise >= max(least, self._variation):
-            return Why("larger_step", surprise)
+            return OnsetEvidence("larger_step", surprise)
         return None
 
-    def _unchanged(self) -> Why:
+    def _unchanged(self) -> OnsetEvidence:
         """Return why the same need failed: others, stranded memory, or ordinary variation."""
         stranded, taken = self._facts.cached_free, self._taken_outside or 0
         needed_more = self._surprise or 0
         if not needed_more and taken > max(stranded, MIN_ROOM_RATIO * self._total):
-            return Why("outside", taken)
+            return OnsetEvidence("outside", taken)
         if stranded >= MIN_GROWTH_RATIO * self._total and stranded > 2 * needed_more:
-            return Why("stranded", stranded)
-        return Why("tight", needed_more or None)
+            return OnsetEvidence("stranded", stranded)
+        return OnsetEvidence("tight", needed_more or None)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from prometheus_client.core import (
@@ -22,8 +23,9 @@ from prometheus_client.core import (
 )
 
 from torchmem.metrics import catalog
-from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.catalog import CATALOG, MetricSpec
 from torchmem.sample.sample import (
+    COUNTED,
     FREE_BLOCK_BOUNDS,
     OOM_CAUSES,
     STATES,
@@ -49,7 +51,7 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ProcessView:
     """A process to export: its sample, label `pid`, state, and NVML's indices by GPU UUID."""
 
     sample: Sample
@@ -132,7 +134,7 @@ def _pooled(
     return keyed_family(spec, [(labels, pool) for labels, pool in pools if pool], ByPool.by_label)
 
 
-def families(views: Sequence[View]) -> Iterator[Metric]:
+def families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     """Yield all families of the given processes.
 
     No two of `views` may have the same rank, pid and run.
@@ -239,11 +241,8 @@ def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, 
 
 
 def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metric]:
-    yield value_family(catalog.ALLOC_RETRIES, rows, lambda c: c.alloc_retries)
-    yield value_family(catalog.OOM_REJECTIONS, rows, lambda c: c.oom_rejections)
-    yield value_family(catalog.DEVICE_ALLOCS, rows, lambda c: c.device_allocs)
-    yield value_family(catalog.DEVICE_FREES, rows, lambda c: c.device_frees)
-    yield value_family(catalog.STREAM_SYNCS, rows, lambda c: c.stream_syncs)
+    for name in COUNTED.values():
+        yield value_family(CATALOG[f"torchmem_{name}_total"], rows, attrgetter(name))
     yield value_family(catalog.NEIGHBOR_REQUESTS, rows, lambda c: c.neighbor_requests)
     yield value_family(catalog.MEMORY_WAIT, rows, lambda c: c.wait_seconds)
     ooms = [(labels, c.ooms) for labels, c in rows if c.ooms is not None]
@@ -260,7 +259,7 @@ def _release_families(rows: Sequence[tuple[Labels, Mapping[Any, Releases]]]) -> 
     yield value_family(catalog.RELEASE_ENABLED, tiers, lambda r: not r.given_up)
 
 
-def _process_families(views: Sequence[View]) -> Iterator[Metric]:
+def _process_families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     rows = [(view.labels, view.sample) for view in views]
     yield info(catalog.PROCESS_INFO, [(labels, _process_facts(s)) for labels, s in rows])
     settings = [(labels, s.allocator_settings) for labels, s in rows if s.allocator_settings]
@@ -279,7 +278,7 @@ def _process_families(views: Sequence[View]) -> Iterator[Metric]:
     yield keyed_family(catalog.HOOKS_DROPPED, rows, lambda s: {**s.hooks_dropped})
 
 
-def _host_families(views: Sequence[View]) -> Iterator[Metric]:
+def _host_families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     hosts = [(view.labels, view.sample.host) for view in views if view.sample.host]
     yield value_family(catalog.HOST_RSS, hosts, lambda host: host.rss_bytes)
     yield value_family(catalog.HOST_LIMIT, hosts, lambda host: host.limit_bytes)

@@ -1,4 +1,4 @@
-"""Messages of `torchmem release`, and of processes of one user that share a card.
+"""Messages of `torchmem release`, and of processes of one user that share a GPU.
 
 A request is a file next to the sample of the process that is asked. The answer says what came back.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from torchmem.sample.process_messages import decode_object, decode_reason
+from torchmem.sample.release_tiers import TIERS, ReleaseTier
 
 REQUEST_SUFFIX = ".release-request.json"
 ANSWER_SUFFIX = ".release-answer.json"
@@ -17,7 +18,7 @@ RELEASE_SUFFIXES = (REQUEST_SUFFIX, ANSWER_SUFFIX)
 
 MAX_WANTED_BYTES = 1 << 50
 
-Asker = Literal["request", "neighbors"]
+ASKERS = [tier.name for tier in TIERS.values() if tier.can_be_asked]
 AnswerState = Literal["waiting", "done", "refused"]
 
 
@@ -25,11 +26,11 @@ AnswerState = Literal["waiting", "done", "refused"]
 class ReleaseRequest:
     """A request to return memory to the driver.
 
-    `asker` is the command or a process on the same card. `hook_bytes`: what pressure hooks are
-    asked to free besides the cache; 0 calls none.
+    `asker` says who asks: `request` is a command, `neighbors` a process on the same GPU.
+    `hook_bytes` are what pressure hooks are asked to free besides the cache; 0 calls none.
     """
 
-    asker: Asker
+    asker: ReleaseTier
     hook_bytes: int = 0
 
 
@@ -53,11 +54,11 @@ def decode_request(data: bytes) -> ReleaseRequest:
     """Return the request; raise ValueError, with a sentence, if torchmem did not write it."""
     fields = decode_object(data)
     asker, wanted = fields.get("asker"), fields.get("hook_bytes")
-    if asker not in get_args(Asker) or type(wanted) is not int:
+    if asker not in ASKERS or type(wanted) is not int:
         raise ValueError("the request was not written by torchmem.")
     if not 0 <= wanted <= MAX_WANTED_BYTES:
         raise ValueError(f"the request's bytes are not between 0 and {MAX_WANTED_BYTES}.")
-    return ReleaseRequest(cast("Asker", asker), wanted)
+    return ReleaseRequest(cast("ReleaseTier", asker), wanted)
 
 
 def decode_answer(data: bytes) -> ReleaseAnswer:

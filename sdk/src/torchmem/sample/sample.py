@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import convert, sanitize_json
 from torchmem.sample.validity import Fault, without_impossible
@@ -23,14 +24,12 @@ OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
 Onset = Literal["first_step", "leak", "larger_step", "new_phase", "outside", "stranded", "tight"]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
-ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
 HookFault = Literal["raised", "slow", "empty"]
 
 OOM_CAUSES: tuple[OomCause, ...] = get_args(OomCause)
 ONSETS: tuple[Onset, ...] = get_args(Onset)
 LIVE_STATES: tuple[State, ...] = ("running", "stalled")
 STATES: tuple[State, ...] = get_args(State)
-RELEASE_TIERS: tuple[ReleaseTier, ...] = get_args(ReleaseTier)
 HOOK_FAULTS: tuple[HookFault, ...] = get_args(HookFault)
 
 Component = Literal[
@@ -90,24 +89,40 @@ class Allocator:
     reserved_peak_bytes: int | None
 
 
+def _counted(statistic: str) -> Any:
+    """Declare a field that counts one of PyTorch's statistics.
+
+    Its metric is `torchmem_FIELD_total`.
+    """
+    return field(default=None, metadata={"statistic": statistic})
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Events of one device since the process started.
 
     They never decrease, even if the user resets PyTorch's own counters. `ooms` is None where the
     allocator does not report OOMs. `neighbor_requests` counts how often the process asked others
-    on the card for memory, and `wait_seconds` the time that it waited; both are None without the
+    on the GPU for memory, and `wait_seconds` the time that it waited; both are None without the
     tier `neighbors` of the setting `release`.
     """
 
-    alloc_retries: int | None = None
-    oom_rejections: int | None = None
-    device_allocs: int | None = None
-    device_frees: int | None = None
-    stream_syncs: int | None = None
+    alloc_retries: int | None = _counted("num_alloc_retries")
+    oom_rejections: int | None = _counted("num_oom_rejections")
+    device_allocs: int | None = _counted("num_device_alloc")
+    device_frees: int | None = _counted("num_device_free")
+    stream_syncs: int | None = _counted("num_sync_all_streams")
     ooms: dict[OomCause, int] | None = None
     neighbor_requests: int | None = None
     wait_seconds: float | None = None
+
+
+COUNTED: dict[str, str] = {
+    each.metadata["statistic"]: each.name
+    for each in fields(Counters)
+    if "statistic" in each.metadata
+}
+"""Fields of `Counters` by PyTorch's name (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`)."""
 
 
 @dataclass(frozen=True, slots=True)

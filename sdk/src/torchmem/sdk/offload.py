@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class HostMemory(Protocol):
+class HostStore(Protocol):
     """Where tensors move to, and which of them can."""
 
     def can_take(self, tensor: Any) -> bool:
@@ -30,7 +30,7 @@ class HostMemory(Protocol):
         """Return what is in a tensor on the host as a new one on the device."""
 
 
-class PinnedMemory:
+class PinnedStore:
     """Pinned host memory for tensors on a GPU."""
 
     def __init__(self, torch: Any) -> None:
@@ -100,9 +100,9 @@ class _Moved:
 class _Offload:
     """Moves tensors that a function finds. Not for use by several threads at once."""
 
-    def __init__(self, find: Callable[[], Iterable[Any]], memory: HostMemory | None) -> None:
+    def __init__(self, find: Callable[[], Iterable[Any]], memory: HostStore | None) -> None:
         self._find = find
-        self._memory = memory or PinnedMemory(sys.modules["torch"])
+        self._memory = memory or PinnedStore(sys.modules["torch"])
         self._moved: dict[int, _Moved] = {}
         self._are_away = False
 
@@ -151,7 +151,7 @@ class OptimizerOffload(_Offload):
     `optimizer` is a `torch.optim.Optimizer`. Each round trip copies the state both ways.
     """
 
-    def __init__(self, optimizer: Any, memory: HostMemory | None = None) -> None:
+    def __init__(self, optimizer: Any, memory: HostStore | None = None) -> None:
         super().__init__(lambda: _state_tensors(optimizer), memory)
         optimizer.register_step_pre_hook(lambda *_: self.restore())
         optimizer.register_state_dict_pre_hook(lambda *_: self.restore())
@@ -164,7 +164,7 @@ class ModuleOffload(_Offload):
     Parameters and buffers move. A forward pass of any of its submodules brings all of it back.
     """
 
-    def __init__(self, module: Any, memory: HostMemory | None = None) -> None:
+    def __init__(self, module: Any, memory: HostStore | None = None) -> None:
         super().__init__(lambda: [*module.parameters(), *module.buffers()], memory)
         for each in module.modules():
             each.register_forward_pre_hook(lambda *_: self.restore())

@@ -60,10 +60,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         yield OomSnapshot(backend, path)
     if settings.history:
         yield lines
-    shares = settings.release is not None and settings.release.neighbors
-    yield ReleasePart(
-        release, path, recorder, errors, context.clock, snapshot_after_release, shares=shares
-    )
+    yield ReleasePart(release, path, context.clock, snapshot_after_release)
     yield Capture(history, path, errors, before_start=lines.make_way)
     if settings.textfile is not None:
         yield TextfileOutput(settings.textfile)

@@ -19,6 +19,7 @@ from weakref import ref
 
 from torchmem.allocator.backend import Backend, T
 from torchmem.sample.release_messages import MAX_WANTED_BYTES
+from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
 from torchmem.sdk.identity import identify, is_multiprocessing_child
@@ -277,12 +278,13 @@ class Session:
         until enough is free. One that raises, takes too long, or frees less than half of what it
         returned three times in a row is dropped with a warning. `remove()` of the result ends it.
         """
-        tiers = self.settings.release
-        if tiers is None or (tiers.hooks is None and not tiers.emergency):
+        if not any(TIERS[tier].calls_hooks for tier in self.settings.release or {}):
+            names = [tier.name for tier in SETTING_TIERS.values() if tier.calls_hooks]
             log(
                 logging.WARNING,
-                "the setting release has neither hooks nor emergency: only session.release() and "
-                "`torchmem release --hooks` call a callback of on_pressure()",
+                "the setting release names no tier that calls hooks (%s): only session.release() "
+                "and `torchmem release --hooks` call a callback of on_pressure()",
+                ", ".join(names),
             )
         return self._hooks.add(callback, priority)
 

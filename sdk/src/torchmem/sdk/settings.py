@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 from torchmem.allocator.settings import ADVICE_VARIABLE
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE
 from torchmem.sample.errors import UsageError, did_you_mean
+from torchmem.sample.release_tiers import EVERY_TIER, SETTING_TIERS, ReleaseTier
 from torchmem.sample.run_directory import run_directory
 from torchmem.sdk.safety.cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTERVAL_SECONDS
 from torchmem.sdk.safety.errors import log
@@ -66,25 +67,6 @@ class SettingsKeywords(TypedDict, total=False):
     enabled: bool
 
 
-# Share of the device below which a tier acts, unless the setting names one.
-DEFAULT_SHARES = {"gradual": 0.2, "hooks": 0.1, "cache": 0.1}
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSettings:
-    """The tiers of the setting `release`: shares of the device, or None for a tier that is off.
-
-    A tier acts when the driver has less than its share free. `emergency` acts at an
-    OutOfMemoryError, and `neighbors` when another process of this user on the GPU asks.
-    """
-
-    gradual: float | None = None
-    hooks: float | None = None
-    cache: float | None = None
-    emergency: bool = False
-    neighbors: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of `instrument`. Each one is also an environment variable: TORCHMEM_RUN etc.
@@ -134,7 +116,7 @@ class Settings:
     capture_on_oom: CaptureSetting = False
     memory_map: bool = True
     history: HistorySetting = False
-    release: ReleaseSettings | None = None
+    release: Mapping[ReleaseTier, float] | None = None
     release_interval: float = 10.0
     port: int | None = None
     leader_port: int | None = None
@@ -252,20 +234,22 @@ def _share(value: Any) -> float:
     return number if 0 < number < 1 else _reject(value)
 
 
-def _release(value: Any) -> ReleaseSettings:
-    """Convert a number, or tiers such as "gradual=0.2,emergency"."""
+def _release(value: Any) -> dict[ReleaseTier, float]:
+    """Return the share of each tier that is named, such as in "gradual=0.2,emergency".
+
+    A number is the share of the tier `cache`; a tier without a share has 0.
+    """
     with contextlib.suppress(TypeError, ValueError):
-        return ReleaseSettings(cache=_share(value))
-    tiers: dict[str, Any] = {}
+        return {"cache": _share(value)}
+    tiers: dict[ReleaseTier, float] = {}
     for item in str(value).split(","):
         name, _, share = (part.strip() for part in item.partition("="))
-        if name in tiers:
+        tier = SETTING_TIERS.get(name)
+        if tier is None or tier.name in tiers or (share and tier.share is None):
             _reject(value)
-        if name in DEFAULT_SHARES:
-            tiers[name] = _share(share) if share else DEFAULT_SHARES[name]
         else:
-            tiers[name] = (name in {"emergency", "neighbors"} and not share) or _reject(value)
-    return ReleaseSettings(**tiers)
+            tiers[tier.name] = _share(share) if share else tier.share or 0.0
+    return tiers
 
 
 def _port(value: Any) -> int:
@@ -314,7 +298,7 @@ _PARSERS: dict[str, _Parser] = {
     "history": _Parser(_history, '"oom", true or false'),
     "release": _Parser(
         _release,
-        'a number above 0 and below 1, or tiers such as "gradual=0.2,hooks,cache=0.1,emergency"',
+        f'a number above 0 and below 1, or tiers such as "{EVERY_TIER}"',
     ),
     "release_interval": _SECONDS,
     "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class Answer(Protocol):
+class AnswerMessage(Protocol):
     """What every answer says: the modification time of the request file that it belongs to."""
 
     @property
@@ -28,7 +28,7 @@ class Answer(Protocol):
         """Modification time in nanoseconds."""
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=AnswerMessage)
 
 
 @contextmanager

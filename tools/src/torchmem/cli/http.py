@@ -16,7 +16,7 @@ MAX_ANSWER_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An HTTP answer: its status code, its Date header in Unix seconds if valid, and its body."""
 
     status: int
@@ -24,7 +24,7 @@ class Answer:
     body: bytes
 
 
-def fetch(url: str) -> Answer:
+def fetch(url: str) -> HttpAnswer:
     """GET a URL, which may contain a user and a password; redirects are followed.
 
     Raises OSError or ValueError without an answer.
@@ -53,10 +53,10 @@ def without_credentials(url: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-def _answer(answer: Any) -> Answer:
+def _answer(answer: Any) -> HttpAnswer:
     date = answer.headers.get("Date")
     try:
         seconds = parsedate_to_datetime(date).timestamp() if date else None
     except ValueError:
         seconds = None
-    return Answer(answer.status, seconds, answer.read(MAX_ANSWER_BYTES))
+    return HttpAnswer(answer.status, seconds, answer.read(MAX_ANSWER_BYTES))

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --card --cards --check --config --device --duration --exporter --find-batch --gpu --gpus --hooks --html --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --duration --exporter --find-batch --gpu --gpu-model --gpu-models --gpus --hooks --html --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -137,8 +137,8 @@ complete -c torchmem -n '_shtab_torchmem_using capture' -l out -xka "(__fish_com
 complete -c torchmem -n '_shtab_torchmem_using capture' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a whatif -d 'replay a memory snapshot'"'"'s allocations under other allocator settings'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using whatif' -l device -x -d 'only cuda:N (default: all that have a trace)'
-complete -c torchmem -n '_shtab_torchmem_using whatif' -l card -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), 22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l gpu -x -d 'only cuda:N (default: all that have a trace)'
+complete -c torchmem -n '_shtab_torchmem_using whatif' -l gpu-model -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from `torchmem preflight --list-gpu-models`, or a size: 24GB (10^9), 22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l setting -x -d 'try this instead of the usual settings, such as '"'"'max_split_size_mb:256'"'"'; repeatable'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l json -d 'print one line of JSON per device'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the trace, as .png or .svg'
@@ -148,15 +148,15 @@ complete -c torchmem -n '_shtab_torchmem_using snapshot' -s h -l help -d 'show t
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l at -xka "end peak oom" -d 'the moment to look at (default: the OutOfMemoryError if there is one, else the end)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l diff -d 'show what grew from the first file to the second'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l leaks -d 'show lines that allocate throughout the recording and never free'
-complete -c torchmem -n '_shtab_torchmem_using snapshot' -l device -x -d 'only cuda:N (default: all)'
+complete -c torchmem -n '_shtab_torchmem_using snapshot' -l gpu -x -d 'only cuda:N (default: all)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l top -x -d 'rows of each table (default 12)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l json -d 'print one line of JSON per GPU'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory by line, as .png or .svg'
 complete -c torchmem -n '_shtab_torchmem_using snapshot; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of torch.cuda.memory._dump_snapshot or `torchmem capture`'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a preflight -d 'run a training script on a phantom GPU and report whether it fits'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l card -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from --list-cards, or a size: 24GB (10^9), 22.5GiB (2^30)'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l list-cards -d 'list the GPUs known by name, and exit'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-model -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from --list-gpu-models, or a size: 24GB (10^9), 22.5GiB (2^30)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l list-gpu-models -d 'list the GPU models known by name, and exit'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpus -x -d 'number of GPUs visible to the script (default: one, or one per local rank)'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l steps -x -d 'stop after N optimizer steps (default 20)'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l alloc-conf -x -d 'PYTORCH_CUDA_ALLOC_CONF for the script (default: from the environment)'
@@ -168,7 +168,7 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l find-batch -x -d 'f
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l ranks -x -d 'run each of these ranks of --world-size, such as 0..3,7'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-sizes -x -d 'run --rank with each of these world sizes, such as 8,64,1024'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l setting -x -d 'compare this allocator setting instead of the default ones; can be repeated'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l cards -x -d 'compare these GPUs instead of the next larger and smaller ones'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-models -x -d 'compare these GPU models instead of the next larger and smaller ones'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'keep the trace, for memory_viz and torchmem whatif'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l json -d 'print one JSON document; the script'"'"'s output goes to stderr'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the steps, as .png or .svg'

@@ -115,8 +115,8 @@ _shtab_torchmem_oom_defaults_added=0
 
 _shtab_torchmem_preflight_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--card[a name from --list-cards, or a size\: 24GB (10\^9), 22.5GiB (2\^30)]:CARD:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
-  "--list-cards[list the GPUs known by name, and exit]"
+  "--gpu-model[a name from --list-gpu-models, or a size\: 24GB (10\^9), 22.5GiB (2\^30)]:MODEL:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
+  "--list-gpu-models[list the GPU models known by name, and exit]"
   "--gpus[number of GPUs visible to the script (default\: one, or one per local rank)]:N:"
   "--steps[stop after N optimizer steps (default 20)]:N:"
   "--alloc-conf[PYTORCH_CUDA_ALLOC_CONF for the script (default\: from the environment)]:CONF:"
@@ -128,7 +128,7 @@ _shtab_torchmem_preflight_options=(
   "--ranks[run each of these ranks of --world-size, such as 0..3,7]:LIST:"
   "--world-sizes[run --rank with each of these world sizes, such as 8,64,1024]:LIST:"
   "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
-  "--cards[compare these GPUs instead of the next larger and smaller ones]:LIST:"
+  "--gpu-models[compare these GPU models instead of the next larger and smaller ones]:LIST:"
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
   "--json[print one JSON document\; the script\'s output goes to stderr]"
   "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"
@@ -193,7 +193,7 @@ _shtab_torchmem_snapshot_options=(
   "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
   "--diff[show what grew from the first file to the second]"
   "--leaks[show lines that allocate throughout the recording and never free]"
-  "--device[only cuda\:N (default\: all)]:N:"
+  "--gpu[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
   "--json[print one line of JSON per GPU]"
   "--plot[plot memory by line, as .png or .svg]:FILE:_files"
@@ -215,8 +215,8 @@ _shtab_torchmem_top_defaults_added=0
 
 _shtab_torchmem_whatif_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--device[only cuda\:N (default\: all that have a trace)]:N:"
-  "--card[a name from \`torchmem preflight --list-cards\`, or a size\: 24GB (10\^9), 22.5GiB (2\^30) (default\: from an OOM in the trace, otherwise unlimited)]:CARD:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
+  "--gpu[only cuda\:N (default\: all that have a trace)]:N:"
+  "--gpu-model[a name from \`torchmem preflight --list-gpu-models\`, or a size\: 24GB (10\^9), 22.5GiB (2\^30) (default\: from an OOM in the trace, otherwise unlimited)]:MODEL:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
   "*--setting[try this instead of the usual settings, such as \'max_split_size_mb\:256\'\; repeatable]:CONF:"
   "--json[print one line of JSON per device]"
   "--plot[plot memory over the trace, as .png or .svg]:FILE:_files"

@@ -1,4 +1,4 @@
-"""`torchmem demo`: a scenario on simulated cards, or on GPUs, through the real SDK and exporter."""
+"""`torchmem demo`: a scenario on simulated GPUs, or on GPUs, through the real SDK and exporter."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LINKS = 18
 BAR1_BYTES = 128 << 30
 INLET_CELSIUS = 27.0
 HEAT_SECONDS = 45.0
-"""Time constant with which temperature follows power, of an air-cooled card."""
+"""Time constant with which temperature follows power, of an air-cooled GPU."""
 NVLINK_BYTES_PER_SECOND = 65e9
 """Traffic of a busy GPU in each direction; the links carry at most 450 GB/s."""
 LOADED_BYTES_PER_SECOND = 1.6e9
@@ -62,7 +62,7 @@ _DEFECTS: Mapping[int, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What distinguishes one card from another.
+    """What distinguishes one GPU from another.
 
     `demand_watts`: power of full work at full clocks; above the limit the driver lowers the clocks.
     `kelvin_per_watt`: how well it is cooled. `joules`: energy counter at time 0. The flags are
@@ -80,7 +80,7 @@ class Traits:
 
     @classmethod
     def healthy(cls, index: int, seed: int) -> Traits:
-        """Return the traits of a card without defects, by its NVML index."""
+        """Return the traits of a GPU without defects, by its NVML index."""
         random = Random(f"{seed}:gpu:{index}")  # noqa: S311 -- a simulation, not a secret
         return cls(
             demand_watts=random.uniform(650, 775),
@@ -91,15 +91,15 @@ class Traits:
 
     @classmethod
     def of(cls, index: int, seed: int) -> Traits:
-        """Return the traits of a card by its NVML index.
+        """Return the traits of a GPU by its NVML index.
 
-        Card 1 corrects memory errors, 3 is cooled badly, 4 remaps a row, and 6 has a faulty link.
+        GPU 1 corrects memory errors, 3 is cooled badly, 4 remaps a row, and 6 has a faulty link.
         """
         return replace(cls.healthy(index, seed), **_DEFECTS.get(index, {}))
 
 
-class Moment:
-    """One card at one time, with `peers` other cards that it exchanges gradients with."""
+class GpuMoment:
+    """One GPU at one time, with `peers` other GPUs that it exchanges gradients with."""
 
     def __init__(self, traits: Traits, activity: Activity, at: float, peers: int) -> None:
         self._traits, self._at = traits, at
@@ -115,7 +115,7 @@ class Moment:
         self._watts = IDLE_WATTS + worked + self._wave(131)
 
     def values(self) -> list[GpuValue]:
-        """Return every value that does not depend on the processes on the card."""
+        """Return every value that does not depend on the processes on the GPU."""
         return [
             UnifiedMemory(False),
             Bar1(BAR1_BYTES, 2 << 20),
@@ -138,7 +138,7 @@ class Moment:
         return Temperatures({"gpu": round(celsius), "memory": round(memory)}, THRESHOLDS)
 
     def _rise(self) -> float:
-        """Return by how much power heats the card above the air, if the driver let it."""
+        """Return by how much power heats the GPU above the air, if the driver let it."""
         capped = min(self._traits.demand_watts, LIMIT_WATTS) - IDLE_WATTS
         return self._traits.kelvin_per_watt * (IDLE_WATTS + capped * self._warmth)
 

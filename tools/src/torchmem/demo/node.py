@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from torchmem.demo.activity import Activity
-from torchmem.demo.h100 import Moment, Traits
+from torchmem.demo.h100 import GpuMoment, Traits
+from torchmem.demo.simulated_nvml import FakeGpu
 from torchmem.exporter.gpus import GpuEvent, GpuIdentity, GpuValue, Versions
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
@@ -23,11 +24,10 @@ from torchmem.exporter.subjects.pcie import Pcie
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory, ProcessUtilization
 from torchmem.exporter.subjects.temperature import Temperatures
-from torchmem.exporter.testing import FakeGpu
 
 GIB = 1 << 30
 VERSIONS = Versions(driver="simulated", nvml="simulated", cuda="13.0")
-# The driver keeps 1/128 of a card for itself (640 MiB of 80 GiB): used + free + reserved = total.
+# The driver keeps 1/128 of a GPU for itself (640 MiB of 80 GiB): used + free + reserved = total.
 DRIVER_SHARE = 128
 ROW_REMAPPED = 63
 """The XID that the driver reports when a row of memory is remapped."""
@@ -54,7 +54,7 @@ def product_name(total_bytes: int) -> str:
 
 
 def cuda_bytes(total_bytes: int) -> int:
-    """Return how many bytes of a card CUDA can allocate."""
+    """Return how many bytes of a GPU CUDA can allocate."""
     return total_bytes - total_bytes // DRIVER_SHARE
 
 
@@ -101,7 +101,7 @@ class SimulatedNode:
         ]
 
     def _gpu(self, index: int, at: float, used: Mapping[int, int]) -> FakeGpu:
-        moment = Moment(
+        moment = GpuMoment(
             self._traits[index], self.activities[index], at, peers=len(self.activities) - 1
         )
         memory = self._memory(sum(used.values()))
@@ -114,7 +114,7 @@ class SimulatedNode:
     def _mig_gpu(self, traits: Traits, index: int, at: float) -> FakeGpu:
         of_gpu = [
             value
-            for value in Moment(traits, _INSTANCE_ACTIVITY, at, peers=0).values()
+            for value in GpuMoment(traits, _INSTANCE_ACTIVITY, at, peers=0).values()
             if isinstance(value, _OF_MIG_GPUS)
         ]
         rows = [

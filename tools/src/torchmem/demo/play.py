@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from torchmem.demo import real
-from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks, simulated_rank
+from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses, simulated_rank
 from torchmem.demo.screen import show
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import Settings
+from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
-from torchmem.exporter.run_directory import RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
@@ -37,16 +37,16 @@ def run(arguments: argparse.Namespace) -> int:
     plan = demo_plan(arguments)
     if plan.real:
         real.check()
-    address = Settings(listen=arguments.listen).address
+    address = ExporterSettings(listen=arguments.listen).address
     with ExitStack() as stack:
         stack.enter_context(_interrupted_by_sigterm())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmem-demo-")))
-        ranks = Ranks(plan, folder, real.real_rank if plan.real else simulated_rank)
+        ranks = RankProcesses(plan, folder, real.real_rank if plan.real else simulated_rank)
         # From here on, only `show` accepts these signals: a KeyboardInterrupt while something
         # starts or ends would leave processes and files behind. It must not be earlier, because
-        # the process that multiprocessing starts for `Ranks` unblocks them again.
+        # the process that multiprocessing starts for `RankProcesses` unblocks them again.
         signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-        nvml = PyNvml() if plan.real else ranks.cards.nvml()
+        nvml = PyNvml() if plan.real else ranks.gpus.nvml()
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
         server = stack.enter_context(closing(serve(exporter, *address)))
         stack.enter_context(closing(ranks))
@@ -105,7 +105,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _play(plan: DemoPlan, ranks: Ranks, url: str) -> None:
+def _play(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     title = f"torchmem demo: {plan.scenario}, {'real tensors' if plan.real else 'simulated'}"
     print(f"Open {url} in a browser; Prometheus reads {url}/metrics\n{title}", flush=True)
     while True:

@@ -13,14 +13,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from torchmem import sdk
-from torchmem.demo.cards import EVENTS_PER_STEP, STEP_SECONDS, Cards, RankCard
+from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, RankGpu, SharedGpus
 from torchmem.demo.node import cuda_bytes, product_name, uuid
 from torchmem.sample.run_directory import ENVIRONMENT_VARIABLE
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, Worker
+from torchmem.simulator.gpu import SimulatedGpu
+from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, SimulatedRank
 
 GRACE_SECONDS = 5.0
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -42,32 +42,32 @@ class DemoPlan:
         """Return how many optimizer steps fit into the duration."""
         return max(1, round(self.duration / STEP_SECONDS))
 
-    def worker(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> Worker:
+    def worker(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> SimulatedRank:
         """Return one rank's worker, with `capacity` bytes of memory."""
-        return Worker(allocator, rank, self.ranks, self.steps, self.seed, capacity)
+        return SimulatedRank(allocator, rank, self.ranks, self.steps, self.seed, capacity)
 
-    def train(self, worker: Worker) -> Iterator[ScenarioEvent]:
+    def train(self, worker: SimulatedRank) -> Iterator[ScenarioEvent]:
         """Yield the events of one rank's training, at the pace of a GPU."""
         for event in SCENARIOS[self.scenario].train(worker):
             time.sleep(STEP_SECONDS / EVENTS_PER_STEP)
             yield event
 
 
-def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankCard) -> None:
+def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankGpu) -> None:
     """Train in one process. Only the allocator is simulated; the SDK is the real one."""
     prepare(plan, rank, folder)
     scenario = SCENARIOS[plan.scenario]
-    card = SimulatedCard(
-        cuda_bytes(scenario.card_bytes),
+    gpu = SimulatedGpu(
+        cuda_bytes(scenario.gpu_bytes),
         use=shared.use,
         uuid=uuid(rank),
-        name=product_name(scenario.card_bytes),
+        name=product_name(scenario.gpu_bytes),
     )
-    allocator = DeviceCachingAllocator(card)
+    allocator = DeviceCachingAllocator(gpu)
     backend = SimulatedBackend([allocator])
     # Five times the default, because the simulator takes far longer than PyTorch for a snapshot.
     sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
-    worker = plan.worker(rank, allocator, card.mem_get_info()[0])
+    worker = plan.worker(rank, allocator, gpu.mem_get_info()[0])
     optimizer = SimulatedOptimizer(worker.weights)
     try:
         for event in plan.train(worker):
@@ -78,15 +78,17 @@ def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankCard) ->
         sys.exit(f"OutOfMemoryError: {error}")
 
 
-Target = Callable[[DemoPlan, int, Path, RankCard], None]
-"""The main function of a rank's process: plan, rank, folder of the demo, the rank's card."""
+Target = Callable[[DemoPlan, int, Path, RankGpu], None]
+"""The main function of a rank's process: plan, rank, folder of the demo, the rank's GPU."""
 
 
-class Ranks:
+class RankProcesses:
     """The rank processes of a demo. `folder` holds their run directory and their output."""
 
     def __init__(self, plan: DemoPlan, folder: Path, target: Target = simulated_rank) -> None:
-        self.cards = Cards(SCENARIOS[plan.scenario], plan.ranks, get_context("spawn"), plan.seed)
+        self.gpus = SharedGpus(
+            SCENARIOS[plan.scenario], plan.ranks, get_context("spawn"), plan.seed
+        )
         self._plan = plan
         self._folder = folder
         self._target = target
@@ -95,20 +97,20 @@ class Ranks:
     def start(self) -> None:
         """Start every rank; after `close`, start them again."""
         (self._folder / "run").mkdir(exist_ok=True)
-        self.cards.clear()
+        self.gpus.clear()
         for rank in range(self._plan.ranks):
-            arguments = (self._plan, rank, self._folder, self.cards.use(rank))
+            arguments = (self._plan, rank, self._folder, self.gpus.use(rank))
             process = get_context("spawn").Process(target=self._target, args=arguments, daemon=True)
             log_path(self._folder, rank).write_bytes(b"")
             process.start()
             self._processes[rank] = process
-            self.cards.pids[rank] = process.pid or 0
+            self.gpus.pids[rank] = process.pid or 0
 
     def alive(self) -> bool:
         """Return whether any rank still trains; free the memory of those that have ended."""
         ended = [rank for rank, process in self._processes.items() if not process.is_alive()]
         for rank in ended:
-            self.cards.release(rank)
+            self.gpus.release(rank)
         return len(ended) < len(self._processes)
 
     def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -126,7 +128,7 @@ class Ranks:
     @property
     def pids(self) -> list[int]:
         """Return the process ids of the ranks."""
-        return list(self.cards.pids.values())
+        return list(self.gpus.pids.values())
 
     def last_lines(self) -> dict[int, str]:
         """Return the last line of each rank's output, by rank; a rank without output is absent."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from torchmem import sdk
-from torchmem.demo.cards import RankCard
+from torchmem.demo.gpus import RankGpu
 from torchmem.demo.ranks import DemoPlan, prepare
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -25,17 +25,17 @@ class TensorMemory:
     """The methods of an allocator that scenarios call, implemented with tensors.
 
     The process uses at most `share` of the device. Sizes are scaled down so that a scenario for
-    a card of `card_bytes` fits into that share.
+    a GPU of `gpu_bytes` fits into that share.
     """
 
-    def __init__(self, device: torch.device, share: float, card_bytes: int) -> None:
+    def __init__(self, device: torch.device, share: float, gpu_bytes: int) -> None:
         import torch
 
         self._torch = torch
         self._device = device
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(share, card_bytes / total), device)
-        self._scale = min(1.0, share * total / card_bytes)
+        torch.cuda.set_per_process_memory_fraction(min(share, gpu_bytes / total), device)
+        self._scale = min(1.0, share * total / gpu_bytes)
         self._streams = defaultdict(
             lambda: torch.cuda.Stream(device), {0: torch.cuda.default_stream(device)}
         )
@@ -71,7 +71,7 @@ def check() -> None:
         raise UsageError("--real needs a GPU that PyTorch can use: run the demo without --real.")
 
 
-def real_rank(plan: DemoPlan, rank: int, folder: Path, _: RankCard) -> None:
+def real_rank(plan: DemoPlan, rank: int, folder: Path, _: RankGpu) -> None:
     """Train in one process. Ranks are spread over the GPUs and share each GPU evenly."""
     prepare(plan, rank, folder)
     import torch
@@ -80,9 +80,9 @@ def real_rank(plan: DemoPlan, rank: int, folder: Path, _: RankCard) -> None:
     count = torch.cuda.device_count()
     ranks_on_device = len(range(rank % count, plan.ranks, count))
     device = torch.device("cuda", rank % count)
-    card_bytes = SCENARIOS[plan.scenario].card_bytes
-    memory = TensorMemory(device, share=0.95 / ranks_on_device, card_bytes=card_bytes)
-    worker = plan.worker(rank, cast("DeviceCachingAllocator", memory), card_bytes)
+    gpu_bytes = SCENARIOS[plan.scenario].gpu_bytes
+    memory = TensorMemory(device, share=0.95 / ranks_on_device, gpu_bytes=gpu_bytes)
+    worker = plan.worker(rank, cast("DeviceCachingAllocator", memory), gpu_bytes)
     session.track("weights", lambda: worker.weights)
     try:
         for event in plan.train(worker):

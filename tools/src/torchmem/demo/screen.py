@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.live import Live
 
-from torchmem.demo.ranks import END_SIGNALS, DemoPlan, Ranks
+from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses
 from torchmem.sample.signals import wait_for_signal
 from torchmem.top.bars import gib
 from torchmem.top.keyboard import Keyboard, keyboard
@@ -24,7 +24,7 @@ PLAIN_SECONDS = 10.0
 KEY_SECONDS = 0.1
 
 
-def show(plan: DemoPlan, ranks: Ranks, url: str) -> None:
+def show(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     """Show the ranks until the plan's duration is over or all of them have ended.
 
     `url` is the exporter's. Raises KeyboardInterrupt when the user ends the demo.
@@ -34,7 +34,7 @@ def show(plan: DemoPlan, ranks: Ranks, url: str) -> None:
     show_on(console, plan, ranks, url)
 
 
-def _print(console: Console, plan: DemoPlan, ranks: Ranks, url: str) -> None:  # noqa: ARG001
+def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:  # noqa: ARG001
     started = time.monotonic()
     pause = min(PLAIN_SECONDS, plan.duration / 3)
     due = started + pause
@@ -48,7 +48,7 @@ def _print(console: Console, plan: DemoPlan, ranks: Ranks, url: str) -> None:  #
                 print(plain(time.monotonic() - started, node, ranks.pids), flush=True)
 
 
-def _follow(console: Console, plan: DemoPlan, ranks: Ranks, url: str) -> None:
+def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     started = time.monotonic()
     node: Node | None = None
     view, due = View(), started

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from torchmem.cli.http import Answer, fetch, without_credentials
+from torchmem.cli.http import HttpAnswer, fetch, without_credentials
 from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
 from torchmem.metrics import catalog
@@ -26,7 +26,7 @@ COLLECTION_SECONDS = 1.0
 START = "Start it: `torchmem exporter`, or the service torchmem-exporter."
 
 
-Fetch = Callable[[str], Answer]
+Fetch = Callable[[str], HttpAnswer]
 Values = Mapping[str, list[tuple[Mapping[str, str], float]]]
 """Labels and values of each series of a page of metrics, by name."""
 
@@ -66,7 +66,7 @@ def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
     yield _clock("exporter", answer)
 
 
-def _values(answer: Answer) -> Values | None:
+def _values(answer: HttpAnswer) -> Values | None:
     """Return the samples of a page of metrics by name; None if it is none of an exporter."""
     try:
         families = list(text_string_to_metric_families(answer.body.decode(errors="replace")))
@@ -106,7 +106,7 @@ def _exporter_problems(values: Values) -> Iterator[Check]:
 
 
 def _missing_processes(
-    directory: Path, values: Values, ask_again: Callable[[], Answer | str]
+    directory: Path, values: Values, ask_again: Callable[[], HttpAnswer | str]
 ) -> Iterator[Check]:
     """Yield a problem if the exporter of this machine shows none of its running processes."""
     running = processes.running(directory)
@@ -177,7 +177,7 @@ def _rules(data: Mapping[str, Any] | None) -> Check:
     return Check("alert rules", "ok", f"{len(own)} alerts are loaded")
 
 
-def _clock(name: str, answer: Answer) -> Check:
+def _clock(name: str, answer: HttpAnswer) -> Check:
     subject = f"clock of {name}"
     if answer.date is None:
         return Check(subject, "note", f"unknown: {name} sends no Date header")
@@ -189,7 +189,7 @@ def _clock(name: str, answer: Answer) -> Check:
     return Check(subject, "ok", found)
 
 
-def _try(url: str, get: Fetch) -> Answer | str:
+def _try(url: str, get: Fetch) -> HttpAnswer | str:
     """Return the answer, or why there is none."""
     try:
         return get(url)
@@ -198,7 +198,7 @@ def _try(url: str, get: Fetch) -> Answer | str:
         return sanitize_text(str(getattr(reason, "strerror", None) or reason))
 
 
-def _data(answer: Answer) -> Mapping[str, Any] | None:
+def _data(answer: HttpAnswer) -> Mapping[str, Any] | None:
     """Return `data` of an answer of Prometheus' API; None if it is none."""
     try:
         content = json.loads(answer.body)

@@ -17,7 +17,7 @@ from torchmem.doctor.check import Check
 
 MIN_TORCH = (2, 1)
 GENERIC_VARIABLE, MIN_TORCH_FOR_GENERIC = "PYTORCH_ALLOC_CONF", (2, 10)
-EXTRA_MODULES = ("pynvml", "psutil", "yaml", "starlette", "uvicorn", "msgspec", "bcrypt")
+EXTRA_MODULES = ("pynvml", "psutil", "yaml", "starlette", "h11", "msgspec", "bcrypt")
 
 InstalledVersion = Callable[[str], str | None]
 """Returns the version of an installed distribution, or None."""

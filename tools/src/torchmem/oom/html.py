@@ -18,7 +18,7 @@ from torchmem.explain.oom_report import (
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
-from torchmem.explain.run_chart import Chart, Line, lines
+from torchmem.explain.run_chart import Chart, ChartLine, lines
 from torchmem.oom import text
 from torchmem.oom.lines import held_lines
 from torchmem.oom.offer import offer
@@ -127,7 +127,7 @@ def _minutes_before(report: OomReport) -> Chart | None:
     if not seconds or list(seconds) != sorted(seconds, reverse=True) or seconds[-1] < 0:
         return None
     columns = [
-        Line(name, _COLORS[name], column, fill=name == "allocated", dash=name == "headroom")
+        ChartLine(name, _COLORS[name], column, fill=name == "allocated", dash=name == "headroom")
         for name, column in text.trend_columns(report)
     ]
     x = [*(-value for value in seconds), 0.0]

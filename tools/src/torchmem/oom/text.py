@@ -20,7 +20,7 @@ from torchmem.explain.oom_report import (
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
-from torchmem.explain.run_chart import Chart, Moment, run_chart
+from torchmem.explain.run_chart import Chart, OomMoment, run_chart
 from torchmem.oom.lines import held_lines
 from torchmem.oom.offer import offer
 from torchmem.oom.recorded import leak_lines, sentence
@@ -141,7 +141,7 @@ def memory_lines(
 def whole_run(report: OomReport) -> Chart | None:
     """Return the chart of the run up to the OOM; None in reports without its history."""
     allocator, layout = report.device.allocator, report.layout
-    end = Moment(
+    end = OomMoment(
         step=report.steps.count + 1,
         allocated=allocator.allocated_bytes.total if allocator else None,
         peak=allocator.active_peak_bytes if allocator else None,

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from torchmem.explain.memory_use import Use
+from torchmem.explain.memory_use import MemoryUse
 from torchmem.explain.rank_report import Fact
 
 
@@ -15,7 +15,7 @@ def paragraph(title: str, *sentences: str) -> dict[str, str]:
     return {"title": title, "text": " ".join(sentences)}
 
 
-def parts(uses: Iterable[Use]) -> list[dict[str, Any]]:
+def parts(uses: Iterable[MemoryUse]) -> list[dict[str, Any]]:
     """Return the parts of a device's memory."""
     return [{"name": use.name, "label": use.label, "bytes": use.bytes} for use in uses]
 

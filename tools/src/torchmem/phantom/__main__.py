@@ -1,4 +1,4 @@
-"""Run a command on phantom GPUs: python -m torchmem.phantom --card h100-80gb -- COMMAND."""
+"""Run a command on phantom GPUs: python -m torchmem.phantom --gpu-model h100-80gb -- COMMAND."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from torchmem.phantom.cards import MAX_CARDS, Card, parse_card, parse_memory
 from torchmem.phantom.environment import phantom_environment
+from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_gpu_model, parse_memory
 from torchmem.phantom.torch_build import (
     TorchBuild,
     checked_build,
@@ -49,22 +49,22 @@ def _run_command() -> NoReturn:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or not shutil.which(command[0]):
         raise missing_program(command)
-    card = _card(arguments.card, arguments.memory, os.environ)
-    devices, torch = _device_count(arguments.devices), _torch(command, os.environ)
-    environment = phantom_environment(card, devices, Path(arguments.state), os.environ, torch)
+    gpu = _gpu(arguments.gpu_model, arguments.memory, os.environ)
+    devices, torch = _device_count(arguments.gpus), _torch(command, os.environ)
+    environment = phantom_environment(gpu, devices, Path(arguments.state), os.environ, torch)
     environment["PHANTOM_MACHINE"] = _machine(arguments.machine)
     environment["PHANTOM_ADDRESSES"] = _address_order(arguments.addresses)
     os.execvpe(command[0], command, environment)  # noqa: S606 - without a shell on purpose
 
 
-def _card(name: str | None, memory: str | None, environment: Mapping[str, str]) -> Card:
-    """Return the card of the flags, or without flags that of the phantom run around this one."""
+def _gpu(name: str | None, memory: str | None, environment: Mapping[str, str]) -> GpuModel:
+    """Return the GPU of the flags, or without flags that of the phantom run around this one."""
     if name is None and memory is None:
         name, memory = environment.get("PHANTOM_CARD"), environment.get("PHANTOM_MEMORY")
     if name is None:
-        return parse_card(memory or "h100-80gb")
-    card = parse_card(name)
-    return replace(card, memory_bytes=parse_memory(memory)) if memory else card
+        return parse_gpu_model(memory or "h100-80gb")
+    gpu = parse_gpu_model(name)
+    return replace(gpu, memory_bytes=parse_memory(memory)) if memory else gpu
 
 
 def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild | None:
@@ -75,8 +75,8 @@ def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild
 
 
 def _device_count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_CARDS:
-        raise UsageError(f"{text!r} is not a number of GPUs from 1 to {MAX_CARDS}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_GPUS:
+        raise UsageError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}")
     return int(text)
 
 
@@ -96,34 +96,36 @@ def _address_order(text: str) -> str:
 
 
 def _parser() -> Parser:
-    """Return the parser. Defaults come from the environment, so that nested runs share a card."""
+    """Return the parser. Defaults come from the environment, so that nested runs share a GPU."""
     parser = Parser(
         prog="python -m torchmem.phantom",
         description=__doc__,
         usage=(
-            "%(prog)s [--card h100-80gb] [--memory 80GB] [--devices 1] [--state DIR] "
+            "%(prog)s [--gpu-model h100-80gb] [--memory 80GB] [--gpus 1] [--state DIR] "
             "[--machine 0] [--addresses ORDER] -- COMMAND ..."
         ),
     )
     parser.add_argument(
-        "--card", help="a name from the catalog, or a size such as 24GB (default: h100-80gb)"
+        "--gpu-model", help="a name from the catalog, or a size such as 24GB (default: h100-80gb)"
     )
     parser.add_argument(
         "--memory",
         help="memory of each GPU; GB is 10^9 bytes, GiB is 2^30 (default: that of the GPU)",
     )
     parser.add_argument(
-        "--devices",
+        "--gpus",
         default=os.environ.get("PHANTOM_DEVICES", "1"),
         help="number of GPUs (default: PHANTOM_DEVICES or 1)",
     )
+    for former, dest in (("--card", "gpu_model"), ("--devices", "gpus")):
+        parser.add_argument(former, dest=dest, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     _add_machine(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")
     return parser
 
 
 def _add_machine(parser: Parser) -> None:
-    """Declare the flags that describe the machine apart from its cards."""
+    """Declare the flags that describe the machine apart from its GPUs."""
     parser.add_argument(
         "--state",
         default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108

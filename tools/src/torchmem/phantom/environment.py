@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchmem.phantom.build import LIBRARY, library_folder
-from torchmem.phantom.cards import Card
+from torchmem.phantom.gpus import GpuModel
 from torchmem.phantom.torch_build import TorchBuild
 
 
 def phantom_environment(
-    card: Card, devices: int, state: Path, base: Mapping[str, str], torch: TorchBuild | None = None
+    gpu: GpuModel,
+    devices: int,
+    state: Path,
+    base: Mapping[str, str],
+    torch: TorchBuild | None = None,
 ) -> dict[str, str]:
-    """Return a copy of `base` with the variables for `devices` cards; builds the library if needed.
+    """Return a copy of `base` with the variables for `devices` GPUs; builds the library if needed.
 
-    state: folder through which processes share the cards. torch: the PyTorch that the command
+    state: folder through which processes share the GPUs. torch: the PyTorch that the command
     uses, see `torch_build.cuda_build`; the phantom GPU reports its CUDA version.
 
     Raises:
@@ -24,7 +28,7 @@ def phantom_environment(
     folder = library_folder(torch, base)
     return {
         **base,
-        **_card_variables(card),
+        **_gpu_variables(gpu),
         **_compiler_caches(base, folder.parent),
         "PHANTOM_DEVICES": str(devices),
         "PHANTOM_STATE_DIR": str(state),
@@ -36,23 +40,23 @@ def phantom_environment(
     }
 
 
-def _card_variables(card: Card) -> dict[str, str]:
+def _gpu_variables(gpu: GpuModel) -> dict[str, str]:
     """Return the variables that `c/model.c` reads."""
     return {
-        "PHANTOM_CARD": card.name,
-        "PHANTOM_NAME": f"{card.product} (phantom)",
-        "PHANTOM_MEMORY": str(card.memory_bytes),
-        "PHANTOM_CONTEXT": str(card.context_bytes),
-        "PHANTOM_MULTIPROCESSORS": str(card.multiprocessors),
-        "PHANTOM_CAPABILITY": f"{card.capability[0]}{card.capability[1]}",
-        "PHANTOM_L2": str(card.l2_bytes),
+        "PHANTOM_CARD": gpu.name,
+        "PHANTOM_NAME": f"{gpu.product} (phantom)",
+        "PHANTOM_MEMORY": str(gpu.memory_bytes),
+        "PHANTOM_CONTEXT": str(gpu.context_bytes),
+        "PHANTOM_MULTIPROCESSORS": str(gpu.multiprocessors),
+        "PHANTOM_CAPABILITY": f"{gpu.capability[0]}{gpu.capability[1]}",
+        "PHANTOM_L2": str(gpu.l2_bytes),
     }
 
 
 def _compiler_caches(base: Mapping[str, str], cache: Path) -> dict[str, str]:
     """Return separate cache folders for torch.compile and Triton.
 
-    They cache which kernel was fastest, and their keys need not name the card. A real GPU would
+    They cache which kernel was fastest, and their keys need not name the GPU. A real GPU would
     reuse the result of a phantom one, where timings are meaningless.
     """
     folders = {"TORCHINDUCTOR_CACHE_DIR": cache / "inductor", "TRITON_CACHE_DIR": cache / "triton"}

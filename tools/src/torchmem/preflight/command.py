@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from torchmem.cli.flags import add_flag
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
-    from torchmem.preflight.options import Options
+    from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
 
@@ -27,8 +28,8 @@ __all__ = ["EPILOG", "HELP", "InterruptedRunError", "add_arguments", "run"]
 HELP = "run a training script on a phantom GPU and report whether it fits"
 EPILOG = """\
 Examples:
-  torchmem preflight --card h100-80gb -- python train.py
-  torchmem preflight --card 24GB --find-batch batch=1..64 -- python train.py
+  torchmem preflight --gpu-model h100-80gb -- python train.py
+  torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not or memory grows until it does not,
 2 if there is no verdict because a flag is wrong, the script cannot be run, or
@@ -45,7 +46,7 @@ class InterruptedRunError(TorchmemError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.usage = "torchmem preflight --card CARD [options] -- COMMAND ..."
+    parser.usage = "torchmem preflight --gpu-model MODEL [options] -- COMMAND ..."
     _add_run_flags(parser)
     _add_distributed_flags(parser.add_argument_group("one rank of a distributed run"))
     _add_table_flags(parser.add_argument_group("several runs, as a table"))
@@ -70,8 +71,8 @@ def run(
     from torchmem.preflight.run import run as real_run
     from torchmem.preflight.runner import Runner
 
-    if arguments.list_cards:
-        write_out(text.card_table())
+    if arguments.list_gpu_models:
+        write_out(text.gpu_model_table())
         return 0
     checked = options.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
@@ -80,13 +81,19 @@ def run(
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add_flag(
+        parser,
+        "--gpu-model",
         "--card",
-        metavar="CARD",
-        help="a name from --list-cards, or a size: 24GB (10^9), 22.5GiB (2^30)",
+        metavar="MODEL",
+        help="a name from --list-gpu-models, or a size: 24GB (10^9), 22.5GiB (2^30)",
     )
-    parser.add_argument(
-        "--list-cards", action="store_true", help="list the GPUs known by name, and exit"
+    add_flag(
+        parser,
+        "--list-gpu-models",
+        "--list-cards",
+        action="store_true",
+        help="list the GPU models known by name, and exit",
     )
     parser.add_argument(
         "--gpus",
@@ -155,10 +162,12 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="compare this allocator setting instead of the default ones; can be repeated",
     )
-    group.add_argument(
+    add_flag(
+        group,
+        "--gpu-models",
         "--cards",
         metavar="LIST",
-        help="compare these GPUs instead of the next larger and smaller ones",
+        help="compare these GPU models instead of the next larger and smaller ones",
     )
     group.add_argument(
         "--snapshot",
@@ -176,13 +185,13 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _run_checked(options: Options, runner: Runner) -> int:
+def _run_checked(options: PreflightOptions, runner: Runner) -> int:
     if options.search:
         return _find_batch(options, options.search, runner)
     return _sweep(options, runner) if options.sweep else _single_run(options, runner)
 
 
-def _find_batch(options: Options, search: SearchRange, runner: Runner) -> int:
+def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import document, text
     from torchmem.preflight.search import find_batch
@@ -192,7 +201,7 @@ def _find_batch(options: Options, search: SearchRange, runner: Runner) -> int:
     return 0 if result.fits else 1
 
 
-def _sweep(options: Options, runner: Runner) -> int:
+def _sweep(options: PreflightOptions, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import document, search, text
 
@@ -201,7 +210,7 @@ def _sweep(options: Options, runner: Runner) -> int:
     return result.exit_code
 
 
-def _single_run(options: Options, runner: Runner) -> int:
+def _single_run(options: PreflightOptions, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import document, text
     from torchmem.preflight.report import make_report

@@ -1,4 +1,4 @@
-"""Other allocator settings and other cards: replayed from a run's trace if that is exact, else run.
+"""Other allocator settings and other GPUs: replayed from a run's trace if that is exact, else run.
 
 A replay is exact if it places every allocation at its recorded address.
 """
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchmem.phantom.cards import CATALOG, Card
-from torchmem.preflight.options import Options
+from torchmem.phantom.gpus import CATALOG, GpuModel
+from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
 from torchmem.recording import read
 from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
 from torchmem.whatif import result as replay
-from torchmem.whatif.engine import CardMemory, line_to_type, on_cards, what_if
+from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
 from torchmem.whatif.recommendation import decide
 from torchmem.whatif.settings import (
     COMBINED_DIVISIONS,
@@ -29,81 +29,85 @@ from torchmem.whatif.settings import (
 from torchmem.whatif.text import Progress
 
 Method = Literal["replayed", "rerun"]
-MAX_NEARBY_CARDS = 3
-"""Cards to compare in each direction, smaller and larger."""
+MAX_NEARBY_GPU_MODELS = 3
+"""GPUs to compare in each direction, smaller and larger."""
 MIN_MEMORY_RATIO = 1.1
-"""Neighboring cards of a comparison differ in memory by at least this factor."""
+"""Neighboring GPUs of a comparison differ in memory by at least this factor."""
 
 
 @dataclass(frozen=True, slots=True)
-class CardRow:
-    """The run on one card. outside: bytes of the card that PyTorch cannot use."""
+class GpuModelRow:
+    """The run on one GPU. outside: bytes of the GPU that PyTorch cannot use."""
 
-    card: Card
+    gpu: GpuModel
     result: replay.ReplayResult
     outside: int
 
     @property
     def headroom(self) -> int:
-        """Bytes of the card left at the peak."""
-        return self.card.memory_bytes - self.outside - self.result.peak_reserved
+        """Bytes of the GPU left at the peak."""
+        return self.gpu.memory_bytes - self.outside - self.result.peak_reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """settings: each setting on the requested card. cards: the run's settings on each card."""
+    """settings: each setting on the requested GPU. GPUs: the run's settings on each GPU."""
 
     method: Method
     settings: replay.WhatIf
-    cards: tuple[CardRow, ...]
+    gpus: tuple[GpuModelRow, ...]
 
 
 def compare(
-    options: Options, requested: RunResult, traced: RunResult, traced_on: Card, runner: Runner
+    options: PreflightOptions,
+    requested: RunResult,
+    traced: RunResult,
+    traced_on: GpuModel,
+    runner: Runner,
 ) -> Comparison:
-    """Compare settings and cards.
+    """Compare settings and GPUs.
 
-    requested: the run on the requested card. traced, traced_on: the run whose trace is replayed and
-    its card; differs from `requested` only if that run ran out of memory.
+    requested: the run on the requested GPU. traced, traced_on: the run whose trace is replayed and
+    its GPU; differs from `requested` only if that run ran out of memory.
 
     Raises:
         UsageError: the trace cannot be replayed.
     """
-    recording, device, card = _recording(traced), traced.fullest_device, options.plan.card
-    cards = options.cards or nearby_cards(card)
+    recording, device, gpu = _recording(traced), traced.fullest_device, options.plan.gpu
+    gpus = options.gpu_models or nearby_gpu_models(gpu)
     with Progress("replaying settings") as progress:
         replayed = what_if(
             recording,
-            card_bytes=card.memory_bytes - device.outside,
-            total_bytes=card.memory_bytes,
+            gpu_bytes=gpu.memory_bytes - device.outside,
+            total_bytes=gpu.memory_bytes,
             settings=options.settings or None,
             versions=traced.versions,
             progress=progress,
         )
     if replayed.fidelity.trusted and replayed.fidelity.share == 1:
         memory = traced_on.memory_bytes
-        own = CardMemory(traced_on.name, memory - device.outside, memory)
+        own = SimulatedGpuMemory(traced_on.name, memory - device.outside, memory)
         libraries = device.outside - traced_on.context_bytes
-        rows = _replayed_cards(recording, own, cards, libraries, replayed)
+        rows = _replayed_gpus(recording, own, gpus, libraries, replayed)
         return Comparison("replayed", replayed, rows)
     settings = _rerun_settings(options, recording, requested, runner, replayed.fidelity)
-    return Comparison("rerun", settings, _rerun_cards(options, cards, runner))
+    return Comparison("rerun", settings, _rerun_gpus(options, gpus, runner))
 
 
-def nearby_cards(card: Card) -> list[Card]:
-    """Return the card with its next smaller and larger neighbor in the catalog, ascending."""
+def nearby_gpu_models(gpu: GpuModel) -> list[GpuModel]:
+    """Return the GPU with its next smaller and larger neighbor in the catalog, ascending."""
     ascending = sorted(CATALOG, key=lambda each: each.memory_bytes)
-    cards = [card]
+    gpus = [gpu]
     for each in reversed(ascending):
-        smallest = cards[0].memory_bytes
-        if len(cards) <= MAX_NEARBY_CARDS and MIN_MEMORY_RATIO * each.memory_bytes <= smallest:
-            cards.insert(0, each)
-    limit = len(cards) + MAX_NEARBY_CARDS
+        smallest = gpus[0].memory_bytes
+        if len(gpus) <= MAX_NEARBY_GPU_MODELS and MIN_MEMORY_RATIO * each.memory_bytes <= smallest:
+            gpus.insert(0, each)
+    limit = len(gpus) + MAX_NEARBY_GPU_MODELS
     for each in ascending:
-        largest = cards[-1].memory_bytes
-        if len(cards) < limit and each.memory_bytes >= MIN_MEMORY_RATIO * largest:
-            cards.append(each)
-    return cards
+        largest = gpus[-1].memory_bytes
+        if len(gpus) < limit and each.memory_bytes >= MIN_MEMORY_RATIO * largest:
+            gpus.append(each)
+    return gpus
 
 
 def _recording(result: RunResult) -> Recording:
@@ -116,39 +120,41 @@ def _recording(result: RunResult) -> Recording:
     raise UsageError(f"the trace has no events of cuda:{device}.")
 
 
-def _replayed_cards(
+def _replayed_gpus(
     recording: Recording,
-    own: CardMemory,
-    cards: Sequence[Card],
+    own: SimulatedGpuMemory,
+    gpus: Sequence[GpuModel],
     libraries: int,
     replayed: replay.WhatIf,
-) -> tuple[CardRow, ...]:
-    """libraries: bytes outside PyTorch besides the CUDA context, assumed equal on each card."""
-    outside = [card.context_bytes + libraries for card in cards]
+) -> tuple[GpuModelRow, ...]:
+    """libraries: bytes outside PyTorch besides the CUDA context, assumed equal on each GPU."""
+    outside = [gpu.context_bytes + libraries for gpu in gpus]
     memories = [
-        CardMemory(card.name, max(1, card.memory_bytes - used), card.memory_bytes)
-        for card, used in zip(cards, outside, strict=True)
+        SimulatedGpuMemory(gpu.name, max(1, gpu.memory_bytes - used), gpu.memory_bytes)
+        for gpu, used in zip(gpus, outside, strict=True)
     ]
     with Progress("replaying GPUs") as progress:
-        results = on_cards(recording, own, memories, replayed, progress)
-    return tuple(CardRow(*row) for row in zip(cards, results, outside, strict=True))
+        results = on_gpus(recording, own, memories, replayed, progress)
+    return tuple(GpuModelRow(*row) for row in zip(gpus, results, outside, strict=True))
 
 
-def _rerun_cards(options: Options, cards: Sequence[Card], runner: Runner) -> tuple[CardRow, ...]:
-    """Run the script once per card. Raises the error of a run that has no verdict."""
+def _rerun_gpus(
+    options: PreflightOptions, gpus: Sequence[GpuModel], runner: Runner
+) -> tuple[GpuModelRow, ...]:
+    """Run the script once per GPU. Raises the error of a run that has no verdict."""
     rows = []
-    for card in cards:
-        result = runner.run_captured(replace(options.plan, card=card), f"phantom {card.name}")
+    for gpu in gpus:
+        result = runner.run_captured(replace(options.plan, gpu=gpu), f"phantom {gpu.name}")
         error = no_verdict_error(result)
         if error is not None:
             raise error
-        outside = result.fullest_device.outside if result.devices else card.context_bytes
-        rows.append(CardRow(card, _as_replay(card.name, "", result), outside))
+        outside = result.fullest_device.outside if result.devices else gpu.context_bytes
+        rows.append(GpuModelRow(gpu, _as_replay(gpu.name, "", result), outside))
     return tuple(rows)
 
 
 def _rerun_settings(
-    options: Options,
+    options: PreflightOptions,
     recording: Recording,
     requested: RunResult,
     runner: Runner,
@@ -175,13 +181,17 @@ def _rerun_settings(
     )
 
 
-def _candidates(options: Options, recording: Recording, recorded: Candidate) -> list[Candidate]:
+def _candidates(
+    options: PreflightOptions, recording: Recording, recorded: Candidate
+) -> list[Candidate]:
     if options.settings:
         return [candidate(text or "default", text) for text in dict.fromkeys(options.settings)]
-    return grid(recording, recorded, card_known=True, divisions=COMBINED_DIVISIONS)
+    return grid(recording, recorded, gpu_known=True, divisions=COMBINED_DIVISIONS)
 
 
-def _rerun_setting(options: Options, setting: Candidate, runner: Runner) -> replay.ReplayResult:
+def _rerun_setting(
+    options: PreflightOptions, setting: Candidate, runner: Runner
+) -> replay.ReplayResult:
     if setting.refused is not None:
         return replay.ReplayResult(setting.name, setting.conf, setting.refused)
     plan = replace(options.plan, alloc_conf=setting.conf)

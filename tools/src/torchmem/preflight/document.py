@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.preflight.comparison import Comparison, GpuModelRow
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
-from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.text import search_sentence, sweep_sentence
 from torchmem.whatif.result import whatif_values
@@ -70,7 +70,7 @@ def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
         "phantom": True,
         "kind": kind,
         "command": list(plan.command),
-        "card": asdict(plan.card),
+        "card": asdict(plan.gpu),
         "gpus": plan.devices,
         "steps": plan.steps,
         "alloc_conf": plan.alloc_conf,
@@ -86,7 +86,7 @@ def _result(result: RunResult) -> dict[str, Any]:
     return values | {"devices": [_device(device) for device in result.devices]}
 
 
-def _device(device: DeviceMemory) -> dict[str, Any]:
+def _device(device: GpuMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
     return asdict(device) | {
         "headroom": device.headroom,
@@ -101,16 +101,16 @@ def _comparison(report: PreflightReport, comparison: Comparison) -> dict[str, An
     return {
         "method": comparison.method,
         "settings": whatif_values(comparison.settings),
-        "cards": [_card(report, row) for row in comparison.cards],
+        "cards": [_gpu(report, row) for row in comparison.gpus],
     }
 
 
-def _card(report: PreflightReport, row: CardRow) -> dict[str, Any]:
+def _gpu(report: PreflightReport, row: GpuModelRow) -> dict[str, Any]:
     result, grows = row.result, growth_on(report, row)
     if result.refused is not None:
-        return {"card": asdict(row.card), "refused": result.refused}
+        return {"card": asdict(row.gpu), "refused": result.refused}
     return {
-        "card": asdict(row.card),
+        "card": asdict(row.gpu),
         "fits": result.oom is None and grows is None,
         "steps_left": grows.steps_left if grows and result.oom is None else None,
         "peak_reserved": result.peak_reserved,

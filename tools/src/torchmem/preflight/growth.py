@@ -19,7 +19,7 @@ from torchmem.explain.growth import (
     steady_trend,
     theil_sen,
 )
-from torchmem.preflight.result import DeviceMemory, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
 from torchmem.sample.run_history import MAX_POINTS, GrowthKind
 
 MIN_CORRELATION = 0.9
@@ -33,11 +33,11 @@ segment and a little more leave the last third."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepGrowth:
-    """What grows on one card, by `bytes_per_step`.
+class GpuGrowth:
+    """What grows on one GPU, by `bytes_per_step`.
 
     kind: what is kept between steps (leak), or what a step needs beside it (larger_step).
-    steps_left: further steps until the card is full, about. decides: whether that is soon enough,
+    steps_left: further steps until the GPU is full, about. decides: whether that is soon enough,
     as in a rank that runs, to count as a run that does not fit.
     """
 
@@ -62,9 +62,9 @@ def needed_per_step(steps: Sequence[StepMemory]) -> int | None:
 
 
 def growth(
-    device: DeviceMemory, total: int, taken: int, *, is_whole: bool = False
-) -> StepGrowth | None:
-    """Return what grows on a card with `total` bytes; None if nothing does.
+    device: GpuMemory, total: int, taken: int, *, is_whole: bool = False
+) -> GpuGrowth | None:
+    """Return what grows on a GPU with `total` bytes; None if nothing does.
 
     taken: bytes that were taken at the peak, with the cache, in which a leak finds little room.
     is_whole: the run ended by itself, so that no further steps follow.
@@ -79,11 +79,11 @@ def growth(
     horizon = MAX_HORIZON * device.steps[-1].step
     is_near = left <= horizon and per_step * horizon >= MIN_GROWTH_RATIO * total
     kind: GrowthKind = "leak" if is_leak else "larger_step"
-    return StepGrowth(device.device, kind, per_step, left, is_near and not is_whole)
+    return GpuGrowth(device.device, kind, per_step, left, is_near and not is_whole)
 
 
-def first_growth(result: RunResult) -> StepGrowth | None:
-    """Return the growth that fills its card first; None if no card of the run has one."""
+def first_growth(result: RunResult) -> GpuGrowth | None:
+    """Return the growth that fills its GPU first; None if no GPU of the run has one."""
     is_whole = result.ended == "finished"
     found = [
         each
@@ -93,10 +93,10 @@ def first_growth(result: RunResult) -> StepGrowth | None:
     return min(found, key=lambda each: each.steps_left, default=None)
 
 
-def growth_before_oom(result: RunResult, larger_run: RunResult) -> StepGrowth | None:
+def growth_before_oom(result: RunResult, larger_run: RunResult) -> GpuGrowth | None:
     """Return the growth without which a run would have had enough memory; None without one.
 
-    larger_run: the same run on a card with more memory.
+    larger_run: the same run on a GPU with more memory.
     """
     found = first_growth(larger_run)
     if found is None or not result.steps or not result.devices:
@@ -110,11 +110,11 @@ def growth_before_oom(result: RunResult, larger_run: RunResult) -> StepGrowth | 
     return replace(found, steps_left=0, decides=True)
 
 
-def _device(result: RunResult, index: int) -> DeviceMemory:
+def _device(result: RunResult, index: int) -> GpuMemory:
     return next(device for device in result.devices if device.device == index)
 
 
-def deciding_growth(result: RunResult) -> StepGrowth | None:
+def deciding_growth(result: RunResult) -> GpuGrowth | None:
     """Return the growth for which a run that was stopped counts as one that does not fit."""
     found = first_growth(result)
     return found if found and found.decides else None

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 
 from torchmem.phantom.build import LIBRARY
-from torchmem.phantom.cards import MAX_CARDS, Card, parse_usable_card
+from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError
@@ -34,29 +34,29 @@ MAX_RUNS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PreflightOptions:
     """The checked flags.
 
     plan: the run, or the first one of several. search, sweep: several runs instead of one; at most
-    one of the two is set. settings, cards: what to compare; empty for the default choice.
+    one of the two is set. settings, GPUs: what to compare; empty for the default choice.
     """
 
     plan: RunPlan
     search: SearchRange | None
     sweep: tuple[Placement, ...]
     settings: tuple[str, ...]
-    cards: tuple[Card, ...]
+    gpu_models: tuple[GpuModel, ...]
     snapshot: Path | None
     json: bool
     plot: Path | None
 
 
-def checked_options(arguments: argparse.Namespace) -> Options:
+def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     """Check the flags of the command line. Raises UsageError or MissingExtraError."""
-    if not arguments.card:
+    if not arguments.gpu_model:
         raise UsageError(
-            "--card is missing: choose one from torchmem preflight --list-cards, or give a size "
-            "such as --card 24GB."
+            "--gpu-model is missing: choose one from torchmem preflight --list-gpu-models, or give "
+            "a size such as --gpu-model 24GB."
         )
     command = _checked_command(arguments.command)
     if arguments.steps < 1:
@@ -66,14 +66,17 @@ def checked_options(arguments: argparse.Namespace) -> Options:
     search = SearchRange.parse(arguments.find_batch, command) if arguments.find_batch else None
     _check_combination(arguments)
     _check_files(arguments)
-    card, devices = parse_usable_card(arguments.card), _devices(arguments.gpus, placement, sweep)
-    cards = (text for text in (arguments.cards or "").split(",") if text.strip())
-    return Options(
-        plan=RunPlan(command, card, devices, arguments.steps, arguments.alloc_conf, placement),
+    gpu, devices = (
+        parse_usable_gpu_model(arguments.gpu_model),
+        _devices(arguments.gpus, placement, sweep),
+    )
+    gpu_models = (text for text in (arguments.gpu_models or "").split(",") if text.strip())
+    return PreflightOptions(
+        plan=RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement),
         search=search,
         sweep=sweep,
         settings=tuple(arguments.setting),
-        cards=tuple(map(parse_usable_card, cards)),
+        gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
         snapshot=arguments.snapshot,
         json=arguments.json,
         plot=arguments.plot,
@@ -99,7 +102,7 @@ def check_machine(
 
 
 def _has_gpu(root: Path) -> bool:
-    """Return whether NVIDIA's driver lists a card, without calling the driver."""
+    """Return whether NVIDIA's driver lists a GPU, without calling the driver."""
     paths = [*root.glob("proc/driver/nvidia/gpus/*"), *root.glob("dev/nvidia[0-9]*")]
     return bool(paths)
 
@@ -185,26 +188,28 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Placement]) -> int:
-    """Return the number of cards of the node, which is the same in all runs.
+    """Return the number of GPUs of the node, which is the same in all runs.
 
-    Each rank of a node has a card of its own.
+    Each rank of a node has a GPU of its own.
     """
     placements = [*sweep, *([placement] if placement else [])]
     minimum = max((each.local_world_size for each in placements), default=1)
-    if minimum > MAX_CARDS:
+    if minimum > MAX_GPUS:
         raise UsageError(
-            f"a node has at most {MAX_CARDS} phantom GPUs: use a smaller --local-world-size."
+            f"a node has at most {MAX_GPUS} phantom GPUs: use a smaller --local-world-size."
         )
     if gpus is None:
         return minimum
-    if not minimum <= gpus <= MAX_CARDS:
-        raise UsageError(f"--gpus {gpus} is invalid: it must be from {minimum} to {MAX_CARDS}.")
+    if not minimum <= gpus <= MAX_GPUS:
+        raise UsageError(f"--gpus {gpus} is invalid: it must be from {minimum} to {MAX_GPUS}.")
     return gpus
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:
     tables = [flag for flag in ("find_batch", "ranks", "world_sizes") if getattr(arguments, flag)]
-    single = [flag for flag in ("setting", "cards", "snapshot", "plot") if getattr(arguments, flag)]
+    single = [
+        flag for flag in ("setting", "gpu_models", "snapshot", "plot") if getattr(arguments, flag)
+    ]
     if len(tables) > 1:
         raise UsageError(
             f"{_flag(tables[0])} and {_flag(tables[1])} are mutually exclusive: use only one."

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torchmem.phantom.cards import Card
+from torchmem.phantom.gpus import GpuModel
 
 VARIABLE = "TORCHMEM_PREFLIGHT"
 """Environment variable that carries the `ChildConfig`."""
@@ -56,16 +56,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run of a command on a phantom card.
+    """One run of a command on a phantom GPU.
 
-    command: program and arguments, run unchanged. devices: number of cards on the node. steps: the
+    command: program and arguments, run unchanged. devices: number of GPUs on the node. steps: the
     script is stopped after this many optimizer steps. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, or None
     to keep the one in the environment. placement: None if the script is not distributed. run: the
     label `run` of the published metrics, None for the name of the script.
     """
 
     command: tuple[str, ...]
-    card: Card
+    gpu: GpuModel
     devices: int = 1
     steps: int = 20
     alloc_conf: str | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchmem.allocator.sizes import GIB, format_size
 from torchmem.preflight.report import PreflightReport
-from torchmem.preflight.result import DeviceMemory
+from torchmem.preflight.result import GpuMemory
 from torchmem.preflight.verdict import phantom_name
 from torchmem.whatif.plot import (
     ALLOCATED,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STEPS_INCHES = 3.2
 FRAME_INCHES = 1.4
 MAX_LIMIT_RATIO = 3
-"""A card with more than this many times the peak gets no line, which would flatten the bars."""
+"""A GPU with more than this many times the peak gets no line, which would flatten the bars."""
 
 
 def draw(report: PreflightReport, path: Path) -> None:
@@ -59,7 +59,7 @@ def _fill(
         _draw_steps(parts[0].subplots(), device, report)
         parts[0].legend(loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(
-        f"{'Fits' if report.verdict.fits else 'Does not fit'} a {phantom_name(report.plan.card)}, "
+        f"{'Fits' if report.verdict.fits else 'Does not fit'} a {phantom_name(report.plan.gpu)}, "
         f"cuda:{device.device if device else 0}",
         fontsize=12,
     )
@@ -70,7 +70,7 @@ def _fill(
         )
 
 
-def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> None:
+def _draw_steps(panel: Axes, device: GpuMemory, report: PreflightReport) -> None:
     numbers = [step.step for step in device.steps]
     for column, color in (("peak_reserved", RESERVED), ("peak_allocated", ALLOCATED)):
         heights = [getattr(step, column) / GIB for step in device.steps]
@@ -78,11 +78,11 @@ def _draw_steps(panel: Axes, device: DeviceMemory, report: PreflightReport) -> N
     left = [step.allocated / GIB for step in device.steps]
     label = "allocated at the end of the step"
     panel.plot(numbers, left, color=STRANDED, linewidth=1.4, marker=".", label=label)
-    _draw_limit(panel, device, report.plan.card.memory_bytes - device.outside)
-    _draw_axes(panel, len(numbers), on_larger_card=report.larger_run is not None)
+    _draw_limit(panel, device, report.plan.gpu.memory_bytes - device.outside)
+    _draw_axes(panel, len(numbers), on_larger_gpu=report.larger_run is not None)
 
 
-def _draw_limit(panel: Axes, device: DeviceMemory, available: int) -> None:
+def _draw_limit(panel: Axes, device: GpuMemory, available: int) -> None:
     label = f"GPU: {format_size(available)} for PyTorch"
     if available <= MAX_LIMIT_RATIO * device.peak_reserved:
         panel.axhline(available / GIB, color=LIMIT, linewidth=1, linestyle="--", label=label)
@@ -90,10 +90,10 @@ def _draw_limit(panel: Axes, device: DeviceMemory, available: int) -> None:
         panel.plot([], [], color=LIMIT, linestyle="--", label=f"{label} (off the scale)")
 
 
-def _draw_axes(panel: Axes, steps: int, *, on_larger_card: bool) -> None:
+def _draw_axes(panel: Axes, steps: int, *, on_larger_gpu: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    where = " (on a larger phantom, because this one ran out of memory)" if on_larger_card else ""
+    where = " (on a larger phantom, because this one ran out of memory)" if on_larger_gpu else ""
     panel.set_xlim(0.4, max(1, steps) + 0.6)
     panel.set_ylabel("GiB")
     panel.set_xlabel("optimizer step" + where)

@@ -1,4 +1,4 @@
-"""The report of one run: verdict, comparison with other settings and cards, and notes."""
+"""The report of one run: verdict, comparison with other settings and GPUs, and notes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torchmem.allocator.settings import parse_alloc_conf
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport
 from torchmem.oom.command import load
-from torchmem.phantom.cards import Card
-from torchmem.preflight.comparison import CardRow, Comparison, compare
-from torchmem.preflight.growth import StepGrowth, growth
-from torchmem.preflight.options import Options
+from torchmem.phantom.gpus import GpuModel
+from torchmem.preflight.comparison import Comparison, GpuModelRow, compare
+from torchmem.preflight.growth import GpuGrowth, growth
+from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult, counted, no_verdict_error
 from torchmem.preflight.runner import Runner
-from torchmem.preflight.verdict import Verdict, growth_sentence, judge
+from torchmem.preflight.verdict import FitVerdict, growth_sentence, judge
 from torchmem.sample.errors import UsageError
 
 LARGER_FACTOR = 8
-"""A script that runs out of memory is run again on a card with this many times the memory."""
+"""A script that runs out of memory is run again on a GPU with this many times the memory."""
 PHANTOM_NOTE = (
     "A phantom GPU computes nothing: values read from it are zero, timings on it are meaningless, "
     "and the workspaces of some libraries are estimates."
@@ -35,14 +35,14 @@ class PreflightReport:
     """What one run showed.
 
     oom: report of the OutOfMemoryError that ended the run. larger_run: if there was one, the same
-    command on a card with `LARGER_FACTOR` times the memory. comparison: other settings and cards;
+    command on a GPU with `LARGER_FACTOR` times the memory. comparison: other settings and GPUs;
     None for the reason in `no_comparison`. runs, seconds: number of runs of the script, and wall
     time of the preflight in all.
     """
 
     plan: RunPlan
     result: RunResult
-    verdict: Verdict
+    verdict: FitVerdict
     oom: OomReport | None = None
     larger_run: RunResult | None = None
     comparison: Comparison | None = None
@@ -51,7 +51,7 @@ class PreflightReport:
     seconds: float = 0.0
 
 
-def make_report(options: Options, runner: Runner) -> PreflightReport:
+def make_report(options: PreflightOptions, runner: Runner) -> PreflightReport:
     """Run the plan and analyze the result. Raises UsageError if there is no verdict."""
     plan = options.plan
     result = runner.run_visible(plan)
@@ -61,17 +61,17 @@ def make_report(options: Options, runner: Runner) -> PreflightReport:
     if options.snapshot:
         _copy_snapshot(result, options.snapshot)
     oom = load(result.oom_report) if result.oom_report and result.ended == "oom" else None
-    larger_run, traced_on = _run_on_larger_card(plan, result, runner)
-    verdict = judge(plan.card, result, oom, larger_run)
+    larger_run, traced_on = _run_on_larger_gpu(plan, result, runner)
+    verdict = judge(plan.gpu, result, oom, larger_run)
     report = PreflightReport(plan, result, verdict, oom, larger_run)
     report = _with_remedy(_compared(options, report, traced_on, runner))
     return replace(report, runs=runner.runs, seconds=runner.elapsed_seconds())
 
 
 def _compared(
-    options: Options, report: PreflightReport, traced_on: Card, runner: Runner
+    options: PreflightOptions, report: PreflightReport, traced_on: GpuModel, runner: Runner
 ) -> PreflightReport:
-    """Return the report with other settings and cards, or with the reason why there are none."""
+    """Return the report with other settings and GPUs, or with the reason why there are none."""
     result, larger_run = report.result, report.larger_run
     if larger_run is not None and larger_run.ended == "oom":
         reason = f"the script also runs out of memory with {LARGER_FACTOR} times this GPU's memory."
@@ -97,7 +97,7 @@ def _with_replayed_figures(report: PreflightReport) -> PreflightReport:
 
 
 def _with_remedy(report: PreflightReport) -> PreflightReport:
-    """Add to the verdict, if the run does not fit, which setting or card of the tables fits.
+    """Add to the verdict, if the run does not fit, which setting or GPU of the tables fits.
 
     Where memory grows, none does.
     """
@@ -112,25 +112,25 @@ def _with_remedy(report: PreflightReport) -> PreflightReport:
         remedy = f"It fits with {conf}, which reserves {size}{_retries(best.retries)}."
         sentence = f"{verdict.sentence} {remedy}"
         return replace(report, verdict=replace(verdict, sentence=sentence, fits_with=best.conf))
-    fitting = [row for row in comparison.cards if not (row.result.refused or row.result.oom)]
+    fitting = [row for row in comparison.gpus if not (row.result.refused or row.result.oom)]
     if not fitting:
         return report
-    smallest = min(fitting, key=lambda row: row.card.memory_bytes)
-    size = format_size(smallest.card.memory_bytes)
+    smallest = min(fitting, key=lambda row: row.gpu.memory_bytes)
+    size = format_size(smallest.gpu.memory_bytes)
     remedy = (
-        f"No setting that was compared makes it fit; {smallest.card.name} ({size}) is the smallest "
+        f"No setting that was compared makes it fit; {smallest.gpu.name} ({size}) is the smallest "
         f"GPU compared that it fits{_retries(smallest.result.retries)}."
     )
     return replace(report, verdict=replace(verdict, sentence=f"{verdict.sentence} {remedy}"))
 
 
-def growth_on(report: PreflightReport, row: CardRow) -> StepGrowth | None:
-    """Return the growth that fills another card soon, if the run grows; None otherwise."""
+def growth_on(report: PreflightReport, row: GpuModelRow) -> GpuGrowth | None:
+    """Return the growth that fills another GPU soon, if the run grows; None otherwise."""
     found, traced = report.verdict.growth, report.larger_run or report.result
     device = next((each for each in traced.devices if found and each.device == found.device), None)
     if device is None or not report.verdict.grows:
         return None
-    other = growth(device, row.card.memory_bytes, row.card.memory_bytes - row.headroom)
+    other = growth(device, row.gpu.memory_bytes, row.gpu.memory_bytes - row.headroom)
     return other if other and other.decides else None
 
 
@@ -158,7 +158,7 @@ def notes(report: PreflightReport) -> Iterator[str]:
 
 
 def estimates(result: RunResult) -> tuple[str, ...]:
-    """Return the fields of a card's figures that include an estimate."""
+    """Return the fields of a GPU's figures that include an estimate."""
     if not result.devices:
         return ()
     peaks = ("peak_allocated", "peak_reserved") if result.estimated else ()
@@ -193,25 +193,25 @@ def refuted_settings(report: PreflightReport) -> frozenset[str]:
     )
 
 
-def _run_on_larger_card(
+def _run_on_larger_gpu(
     plan: RunPlan, result: RunResult, runner: Runner
-) -> tuple[RunResult | None, Card]:
+) -> tuple[RunResult | None, GpuModel]:
     """Run the plan again with more memory if it ran out of it.
 
-    Returns that run, if any, and the card of the run whose trace is to be replayed.
+    Returns that run, if any, and the GPU of the run whose trace is to be replayed.
     """
     if result.ended != "oom":
-        return None, plan.card
+        return None, plan.gpu
     larger = replace(
-        plan.card,
-        name=f"{LARGER_FACTOR}x {plan.card.name}",
-        memory_bytes=LARGER_FACTOR * plan.card.memory_bytes,
+        plan.gpu,
+        name=f"{LARGER_FACTOR}x {plan.gpu.name}",
+        memory_bytes=LARGER_FACTOR * plan.gpu.memory_bytes,
     )
     label = f"phantom with {LARGER_FACTOR} times the memory"
-    second = runner.run_captured(replace(plan, card=larger), label)
+    second = runner.run_captured(replace(plan, gpu=larger), label)
     if no_verdict_error(second) is None and second.devices:
         return second, larger
-    return None, plan.card
+    return None, plan.gpu
 
 
 def _copy_snapshot(result: RunResult, path: Path) -> None:

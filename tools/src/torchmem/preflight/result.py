@@ -1,4 +1,4 @@
-"""What one run on a phantom card showed, read from the files that its processes wrote.
+"""What one run on a phantom GPU showed, read from the files that its processes wrote.
 
 All sizes are bytes.
 """
@@ -48,10 +48,10 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Memory of one card as used by the script's process.
+class GpuMemory:
+    """Memory of one GPU as used by the script's process.
 
-    device: PyTorch's device index. total: memory of the card. outside: memory taken by the CUDA
+    device: PyTorch's device index. total: memory of the GPU. outside: memory taken by the CUDA
     context and by libraries, outside PyTorch's allocator. peak_*: highest value of the allocator's
     statistics over the run. peak_step, peak_phase: where peak_allocated was reached; step 0 is
     setup. stranded: highest value of free bytes that could not be returned to the driver, from
@@ -76,7 +76,7 @@ class DeviceMemory:
 
     @property
     def headroom(self) -> int:
-        """Bytes of the card left at the peak: total - outside - peak_reserved."""
+        """Bytes of the GPU left at the peak: total - outside - peak_reserved."""
         return self.total - self.outside - self.peak_reserved
 
 
@@ -86,12 +86,12 @@ class RunResult:
 
     steps: number of optimizer steps. calls: if there were none, number of calls of the model, which
     are the steps of `devices`. seconds: wall time. host_bytes: peak RAM of the process.
-    devices: cards that the script used; empty if it never initialized CUDA. lacking: names of CUDA
+    devices: GPUs that the script used; empty if it never initialized CUDA. lacking: names of CUDA
     calls that the phantom GPU lacks, in the order of their first use. estimated: libraries whose
     workspaces are estimates. snapshot: file for memory_viz
     and `torchmem whatif` with the trace since CUDA was initialized; None if nothing was recorded.
     oom_report: JSON report of the last OOM, for `torchmem oom`. error_message: message of the
-    exception that ended the script. values_read: number of times the script read from a card, for
+    exception that ended the script. values_read: number of times the script read from a GPU, for
     example with `Tensor.item()`. torch_version: of PyTorch, "" if unknown.
     """
 
@@ -100,7 +100,7 @@ class RunResult:
     steps: int
     seconds: float
     host_bytes: int
-    devices: tuple[DeviceMemory, ...] = ()
+    devices: tuple[GpuMemory, ...] = ()
     lacking: tuple[str, ...] = ()
     snapshot: Path | None = None
     oom_report: Path | None = None
@@ -116,8 +116,8 @@ class RunResult:
         return "forward call" if self.calls and not self.steps else "optimizer step"
 
     @property
-    def fullest_device(self) -> DeviceMemory:
-        """The card with the least headroom. Raises ValueError if the script used none."""
+    def fullest_device(self) -> GpuMemory:
+        """The GPU with the least headroom. Raises ValueError if the script used none."""
         return min(self.devices, key=lambda device: device.headroom)
 
     @property
@@ -133,8 +133,8 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """State after step `step` of `total_steps`. Sizes: highest so far on any card."""
+class RunProgress:
+    """State after step `step` of `total_steps`. Sizes: highest so far on any GPU."""
 
     step: int
     total_steps: int
@@ -148,14 +148,14 @@ class ProcessReport:
 
     stopped: ended by the preflight after the requested steps. calls: calls of the model, if the
     script did not train. message: message of an uncaught
-    exception. host_bytes: peak RAM. values_read: number of reads from a card.
+    exception. host_bytes: peak RAM. values_read: number of reads from a GPU.
     """
 
     stopped: bool
     steps: int
     out_of_memory: bool
     message: str | None
-    devices: tuple[DeviceMemory, ...]
+    devices: tuple[GpuMemory, ...]
     host_bytes: int
     values_read: int
     calls: int = 0

@@ -1,4 +1,4 @@
-"""Runs a plan: starts the command as a child process on phantom cards and ends all its processes.
+"""Runs a plan: starts the command as a child process on phantom GPUs and ends all its processes.
 
 The child process is measured from inside, by torchmem.preflight.child.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.torch_build import cuda_build
 from torchmem.preflight.plan import PROGRESS_FILE, VARIABLE, ChildConfig, RunPlan
-from torchmem.preflight.result import Progress, RunResult, read_result
+from torchmem.preflight.result import RunProgress, RunResult, read_result
 from torchmem.sample.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ GRACE_SECONDS = 5.0
 MAX_KILL_ROUNDS = 20
 STARTUP = Path(__file__).resolve().parent / "child" / "startup"
 REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-"""Variables of the caller that would hide the phantom cards."""
+"""Variables of the caller that would hide the phantom GPUs."""
 OVERRIDING_VARIABLE = "PYTORCH_ALLOC_CONF"
 """Takes precedence over PYTORCH_CUDA_ALLOC_CONF, which carries the plan's setting."""
 
@@ -40,7 +40,7 @@ OVERRIDING_VARIABLE = "PYTORCH_ALLOC_CONF"
 def run(
     plan: RunPlan,
     folder: Path,
-    progress: Callable[[Progress], None],
+    progress: Callable[[RunProgress], None],
     *,
     stdout: int | None = None,
     stderr: int | None = None,
@@ -64,11 +64,11 @@ def run(
 
 
 def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `base` with the variables that run the command on its phantom cards."""
+    """Return a copy of `base` with the variables that run the command on its phantom GPUs."""
     removed = {*REMOVED_VARIABLES, *([OVERRIDING_VARIABLE] if plan.alloc_conf is not None else [])}
     kept = {name: value for name, value in base.items() if name not in removed}
     torch = cuda_build(plan.command, kept)
-    environment = phantom_environment(plan.card, plan.devices, folder / "cards", kept, torch)
+    environment = phantom_environment(plan.gpu, plan.devices, folder / "cards", kept, torch)
     environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(STARTUP), *filter(None, [base.get("PYTHONPATH")])]
@@ -185,7 +185,7 @@ class DeferredSignals:
 
 
 def _wait(
-    script: ScriptProcess, plan: RunPlan, path: Path, progress: Callable[[Progress], None]
+    script: ScriptProcess, plan: RunPlan, path: Path, progress: Callable[[RunProgress], None]
 ) -> int:
     """Report progress until the script ends. Returns its exit code."""
     reported = 0
@@ -194,7 +194,7 @@ def _wait(
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         for line in lines[reported:]:
             step, allocated, reserved = map(int, line.split())
-            progress(Progress(step, plan.steps, allocated, reserved))
+            progress(RunProgress(step, plan.steps, allocated, reserved))
         reported = len(lines)
         if exit_code is not None:
             return exit_code

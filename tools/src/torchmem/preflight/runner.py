@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol, TextIO
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import PLAIN_INTERVAL_SECONDS, StatusLine, share_done
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import Progress, RunResult
+from torchmem.preflight.result import RunProgress, RunResult
 
 LINE_SECONDS = 2.0
 
@@ -24,7 +24,7 @@ class RunFunction(Protocol):
         self,
         plan: RunPlan,
         folder: Path,
-        progress: Callable[[Progress], None],
+        progress: Callable[[RunProgress], None],
         *,
         stdout: int | None = None,
         stderr: int | None = None,
@@ -105,7 +105,7 @@ class _ProgressBar(StatusLine):
         super().__init__(stream, clock)
         self._label = label
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         """Show the progress if that is due."""
         self.show(
             lambda: f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps
@@ -125,7 +125,7 @@ class _ProgressLines:
         self._interval = LINE_SECONDS if is_terminal else PLAIN_INTERVAL_SECONDS
         self._next = self._started + self._interval
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         """Write a line if one is due."""
         now = self._clock()
         if now >= self._next:
@@ -136,7 +136,7 @@ class _ProgressLines:
             self._stream.flush()
 
 
-def _memory(progress: Progress) -> str:
+def _memory(progress: RunProgress) -> str:
     return f"{format_size(progress.peak_reserved)} reserved so far"
 
 

@@ -9,8 +9,8 @@ from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import aligned, wrapped
 from torchmem.explain.oom_report import format_seconds
 from torchmem.oom.text import explanation
-from torchmem.phantom.cards import CATALOG, Card
-from torchmem.preflight.comparison import CardRow, Comparison
+from torchmem.phantom.gpus import CATALOG, GpuModel
+from torchmem.preflight.comparison import Comparison, GpuModelRow
 from torchmem.preflight.growth import deciding_growth, kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import (
@@ -20,7 +20,7 @@ from torchmem.preflight.report import (
     notes,
     refuted_settings,
 )
-from torchmem.preflight.result import DeviceMemory, Phase, RunResult, counted
+from torchmem.preflight.result import GpuMemory, Phase, RunResult, counted
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.verdict import growth_sentence, phantom_name
 from torchmem.sample.untrusted import sanitize_text
@@ -30,11 +30,11 @@ PHASES: tuple[Phase, ...] = ("setup", "forward", "backward", "optimizer")
 TABLE_COLUMNS = ("peak allocated", "peak reserved", "headroom", "retries", "seconds", "")
 
 
-def card_table() -> str:
-    """Return a table of all cards known by name."""
+def gpu_model_table() -> str:
+    """Return a table of all GPUs known by name."""
     head = ("GPU", "memory", "context", "SMs", "capability")
-    lines = aligned([head, *map(_card_row, CATALOG)])
-    products = ["product", *(card.product for card in CATALOG)]
+    lines = aligned([head, *map(_gpu_row, CATALOG)])
+    products = ["product", *(gpu.product for gpu in CATALOG)]
     return "".join(f"{line}  {product}\n" for line, product in zip(lines, products, strict=True))
 
 
@@ -107,14 +107,14 @@ def sweep_sentence(result: SweepResult) -> str:
     unknown = sum(rank.fits is None for rank in result.ranks)
     if misses:
         grows = next((each for rank in result.ranks if (each := _grows(rank.result))), "")
-        return f"{grows}{misses:,} of {number:,} do not fit a {phantom_name(result.plan.card)}."
+        return f"{grows}{misses:,} of {number:,} do not fit a {phantom_name(result.plan.gpu)}."
     if unknown:
         return f"{unknown:,} of {number:,} have no verdict; their errors are shown above."
     fullest = min(result.ranks, key=lambda rank: rank.result.fullest_device.headroom)
     headroom = format_size(fullest.result.fullest_device.headroom)
     rank = f"rank {fullest.placement.rank:,} of {fullest.placement.world_size:,}"
     return (
-        f"All {number:,} fit a {phantom_name(result.plan.card)}; the fullest is {rank}, with "
+        f"All {number:,} fit a {phantom_name(result.plan.gpu)}; the fullest is {rank}, with "
         f"{headroom} of headroom."
     )
 
@@ -123,18 +123,18 @@ def _joined(*sections: Sequence[str]) -> str:
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def _card_row(card: Card) -> tuple[str, ...]:
-    sizes = format_size(card.memory_bytes), format_size(card.context_bytes)
-    return card.name, *sizes, str(card.multiprocessors), ".".join(map(str, card.capability))
+def _gpu_row(gpu: GpuModel) -> tuple[str, ...]:
+    sizes = format_size(gpu.memory_bytes), format_size(gpu.context_bytes)
+    return gpu.name, *sizes, str(gpu.multiprocessors), ".".join(map(str, gpu.capability))
 
 
 def _title(plan: RunPlan) -> str:
     command = sanitize_text(shlex.join(plan.command))
-    name, size = phantom_name(plan.card), format_size(plan.card.memory_bytes)
-    cards = f"{plan.devices} GPUs, each a {name}" if plan.devices > 1 else f"a {name}"
+    name, size = phantom_name(plan.gpu), format_size(plan.gpu.memory_bytes)
+    gpus = f"{plan.devices} GPUs, each a {name}" if plan.devices > 1 else f"a {name}"
     place = plan.placement
     rank = f", as rank {place.rank} of {place.world_size:,}" if place else ""
-    return f"Preflight on {cards} ({size}){rank}: {command}"
+    return f"Preflight on {gpus} ({size}){rank}: {command}"
 
 
 def _ending(report: PreflightReport) -> str:
@@ -150,7 +150,7 @@ def _ending(report: PreflightReport) -> str:
 
 
 def _figures(result: RunResult) -> list[list[str]]:
-    """Return the figures as rows, with a column per card and, if there are several, a header."""
+    """Return the figures as rows, with a column per GPU and, if there are several, a header."""
     devices = result.devices
     columns = [_device_figures(device, result) for device in devices]
     names = dict.fromkeys(name for column in columns for name in column)
@@ -159,7 +159,7 @@ def _figures(result: RunResult) -> list[list[str]]:
     return [*(header if len(devices) > 1 else []), *rows]
 
 
-def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
+def _device_figures(device: GpuMemory, result: RunResult) -> dict[str, str]:
     step = result.step_name.split()[-1]
     phases = dict(device.phase_peaks)
     in_phases = {
@@ -180,18 +180,18 @@ def _device_figures(device: DeviceMemory, result: RunResult) -> dict[str, str]:
     }
 
 
-def _peak_place(device: DeviceMemory, step: str) -> str:
+def _peak_place(device: GpuMemory, step: str) -> str:
     return f"{step} {device.peak_step:,}, {device.peak_phase}" if device.peak_step else "setup"
 
 
-def _growth(device: DeviceMemory, step: str) -> str:
+def _growth(device: GpuMemory, step: str) -> str:
     size = kept_per_step(device.steps)
     if size is None:
         return f"unknown (too few {step}s)"
     return format_size(size) if size else "none"
 
 
-def _peak_growth(device: DeviceMemory, step: str) -> dict[str, str]:
+def _peak_growth(device: GpuMemory, step: str) -> dict[str, str]:
     """Return the growth of peaks where it is more than that of what is kept."""
     size = needed_per_step(device.steps) or 0
     kept = kept_per_step(device.steps) or 0
@@ -212,9 +212,9 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     yield [*wrapped(heading), "", *table(comparison.settings)]
     yield list(recommendation(comparison.settings))
     yield [
-        f"Other GPUs{gpu} with this run's settings, {_cards_source(comparison)}",
+        f"Other GPUs{gpu} with this run's settings, {_gpus_source(comparison)}",
         "",
-        *aligned(_cards(report, comparison)),
+        *aligned(_gpus(report, comparison)),
     ]
 
 
@@ -230,27 +230,27 @@ def _settings_source(comparison: Comparison, report: PreflightReport) -> str:
     return f"replayed from the trace{where} ({allocations} get the recorded address: exact)"
 
 
-def _cards_source(comparison: Comparison) -> str:
+def _gpus_source(comparison: Comparison) -> str:
     if comparison.method == "rerun":
         return "each from a run of its own"
     return "replayed from the same trace"
 
 
-def _cards(report: PreflightReport, comparison: Comparison) -> list[list[str]]:
-    requested = report.plan.card.name
+def _gpus(report: PreflightReport, comparison: Comparison) -> list[list[str]]:
+    requested = report.plan.gpu.name
     return [
         ["", "", "peak", "", "", ""],
         ["  GPU", "memory", "reserved", "headroom", "retries", ""],
-        *([_card_mark(row, requested), *_card_figures(report, row)] for row in comparison.cards),
+        *([_gpu_mark(row, requested), *_gpu_figures(report, row)] for row in comparison.gpus),
     ]
 
 
-def _card_mark(row: CardRow, requested: str) -> str:
-    return ("> " if row.card.name == requested else "  ") + row.card.name
+def _gpu_mark(row: GpuModelRow, requested: str) -> str:
+    return ("> " if row.gpu.name == requested else "  ") + row.gpu.name
 
 
-def _card_figures(report: PreflightReport, row: CardRow) -> list[str]:
-    memory, result = format_size(row.card.memory_bytes), row.result
+def _gpu_figures(report: PreflightReport, row: GpuModelRow) -> list[str]:
+    memory, result = format_size(row.gpu.memory_bytes), row.result
     if result.refused:
         return [memory, "", "", "", "unknown"]
     if result.oom:
@@ -270,9 +270,9 @@ def _table_page(
     what: str, plan: RunPlan, steps: str, rows: Sequence[Sequence[str]], conclusion: str
 ) -> str:
     command = sanitize_text(shlex.join(plan.command))
-    card = f"{phantom_name(plan.card)} ({format_size(plan.card.memory_bytes)})"
+    gpu = f"{phantom_name(plan.gpu)} ({format_size(plan.gpu.memory_bytes)})"
     return _joined(
-        [*wrapped(f"Preflight on a {card}, {what}: {command}"), *wrapped(steps)],
+        [*wrapped(f"Preflight on a {gpu}, {what}: {command}"), *wrapped(steps)],
         list(aligned(rows)),
         wrapped(conclusion),
         wrapped(PHANTOM_NOTE),

@@ -1,4 +1,4 @@
-"""Whether a run fits its card, in one sentence; the exit code follows from it."""
+"""Whether a run fits its GPU, in one sentence; the exit code follows from it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport
-from torchmem.phantom.cards import Card
-from torchmem.preflight.growth import StepGrowth, first_growth, growth_before_oom
-from torchmem.preflight.result import DeviceMemory, RunResult, counted
+from torchmem.phantom.gpus import GpuModel
+from torchmem.preflight.growth import GpuGrowth, first_growth, growth_before_oom
+from torchmem.preflight.result import GpuMemory, RunResult, counted
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the run fits the card, and a sentence that explains it.
+class FitVerdict:
+    """Whether the run fits the GPU, and a sentence that explains it.
 
     fits_with: PYTORCH_CUDA_ALLOC_CONF with which it fits if it does not fit with its own. growth:
     what grows from step to step, if anything does; a run in which it decides does not fit.
@@ -22,7 +22,7 @@ class Verdict:
     fits: bool
     sentence: str
     fits_with: str | None = None
-    growth: StepGrowth | None = None
+    growth: GpuGrowth | None = None
 
     @property
     def grows(self) -> bool:
@@ -31,24 +31,24 @@ class Verdict:
 
 
 def judge(
-    card: Card, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
-) -> Verdict:
+    gpu: GpuModel, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
+) -> FitVerdict:
     """Return the verdict on a run. larger_run: the same with more memory, if it ran out of it."""
     if result.ended == "oom":
-        return _does_not_fit(card, result, oom, larger_run)
-    found, sentence = first_growth(result), _fits(card, result)
+        return _does_not_fit(gpu, result, oom, larger_run)
+    found, sentence = first_growth(result), _fits(gpu, result)
     if found is None or not found.decides:
-        return Verdict(True, sentence, growth=found)
-    return Verdict(False, f"{growth_sentence(found, result)} {sentence}", growth=found)
+        return FitVerdict(True, sentence, growth=found)
+    return FitVerdict(False, f"{growth_sentence(found, result)} {sentence}", growth=found)
 
 
-def phantom_name(card: Card) -> str:
-    """Return the card's product name, marked as a phantom."""
-    return f"phantom {card.product}"
+def phantom_name(gpu: GpuModel) -> str:
+    """Return the GPU's product name, marked as a phantom."""
+    return f"phantom {gpu.product}"
 
 
-def growth_sentence(found: StepGrowth, result: RunResult) -> str:
-    """Return what grows, when the card is full, and what the cause may be."""
+def growth_sentence(found: GpuGrowth, result: RunResult) -> str:
+    """Return what grows, when the GPU is full, and what the cause may be."""
     step = result.step_name.split()[-1]
     where = f" on cuda:{found.device}" if len(result.devices) > 1 else ""
     full = _full(found.steps_left, step, result)
@@ -61,26 +61,26 @@ def growth_sentence(found: StepGrowth, result: RunResult) -> str:
 
 
 def _full(left: int, step: str, result: RunResult) -> str:
-    """Return when the card is full."""
+    """Return when the GPU is full."""
     if left:
         return f"full after about {counted(left, f'more {step}')}"
     return f"full after {counted(result.steps or result.calls, step)}"
 
 
-def _fits(card: Card, result: RunResult) -> str:
+def _fits(gpu: GpuModel, result: RunResult) -> str:
     device = result.fullest_device
     used, share = device.total - device.headroom, device.headroom / device.total
     where = f" on cuda:{device.device}, the fullest" if len(result.devices) > 1 else ""
     problems = _problems(device)
     found = first_growth(result)
     return (
-        f"{_fit(problems, found, result)} a {phantom_name(card)}: it takes "
+        f"{_fit(problems, found, result)} a {phantom_name(gpu)}: it takes "
         f"{format_size(used)} of {format_size(device.total)}{where}, including the CUDA context, "
         f"and leaves {format_size(device.headroom)} ({share:.0%}){problems}."
     )
 
 
-def _fit(problems: str, found: StepGrowth | None, result: RunResult) -> str:
+def _fit(problems: str, found: GpuGrowth | None, result: RunResult) -> str:
     """Return how the run fits; one that grows does so only for the steps that were done."""
     fits = "Barely fits" if problems else "Fits"
     if found is None or not found.decides:
@@ -90,14 +90,14 @@ def _fit(problems: str, found: StepGrowth | None, result: RunResult) -> str:
 
 
 def _does_not_fit(
-    card: Card, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
-) -> Verdict:
+    gpu: GpuModel, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
+) -> FitVerdict:
     """Return the verdict on a run that ran out of memory; a larger one tells what grows."""
-    failed, needed = _failed_request(result, oom), _memory_needed(card, larger_run)
+    failed, needed = _failed_request(result, oom), _memory_needed(gpu, larger_run)
     found = growth_before_oom(result, larger_run or result)
     grows = f"{growth_sentence(found, result)} " if found else ""
-    sentence = f"{grows}Does not fit a {phantom_name(card)}: {failed}{needed}."
-    return Verdict(False, sentence, growth=found)
+    sentence = f"{grows}Does not fit a {phantom_name(gpu)}: {failed}{needed}."
+    return FitVerdict(False, sentence, growth=found)
 
 
 def _failed_request(result: RunResult, oom: OomReport | None) -> str:
@@ -115,7 +115,7 @@ def _failed_request(result: RunResult, oom: OomReport | None) -> str:
     return f"{when}, {request} failed after tensors had held up to {peak} {available}"
 
 
-def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
+def _memory_needed(gpu: GpuModel, larger_run: RunResult | None) -> str:
     if larger_run is None or not larger_run.devices:
         return ""
     device = larger_run.fullest_device
@@ -124,11 +124,11 @@ def _memory_needed(card: Card, larger_run: RunResult | None) -> str:
     tensors, outside = format_size(device.peak_allocated), format_size(device.outside)
     return (
         f"; with more memory its tensors hold up to {tensors}, {outside} are outside PyTorch, and "
-        f"the GPU has {format_size(card.memory_bytes)}"
+        f"the GPU has {format_size(gpu.memory_bytes)}"
     )
 
 
-def _problems(device: DeviceMemory) -> str:
+def _problems(device: GpuMemory) -> str:
     """Return what went wrong without ending the run."""
     problems = ""
     if device.retries:

@@ -63,7 +63,7 @@ class CaptureFacts:
     Attributes:
         torch_version: such as "2.13.0+cu130".
         block_sizes: the sizes of the blocks in use by address; empty if the trace is not complete.
-        total_bytes: all memory of the card.
+        total_bytes: all memory of the GPU.
         limit_bytes: what the memory fraction allows to reserve; `total_bytes` without one.
         free_bytes: what the driver could still give.
         reserved_bytes: what PyTorch had reserved.

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     limits = _thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
     words = text.page(sample, now, gpus, limits)
     if arguments.html:
-        subject = html.Subject(process, sample, now, gpus)
+        subject = html.ReportedProcess(process, sample, now, gpus)
         output.write(html.page(subject, limits), arguments.html)
     if arguments.json:
         words = json.dumps(_document(sample, limits), allow_nan=False) + "\n"

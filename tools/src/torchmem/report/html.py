@@ -27,7 +27,7 @@ MAX_DEVICES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ReportedProcess:
     """A process with its newest sample, at a time in Unix seconds.
 
     `gpus` are NVML's indices by UUID, where known; `known` is the number of devices, if some are
@@ -59,7 +59,7 @@ class Subject:
         return "" if timestamp is None else f", {format_seconds(self.now - timestamp)} ago"
 
 
-def page(subject: Subject, limits: Limits) -> bytes:
+def page(subject: ReportedProcess, limits: Limits) -> bytes:
     """Return the page, judged by the thresholds in `limits`.
 
     It has the memory map that the process has published last, if there is one, and not more than
@@ -83,7 +83,7 @@ def page(subject: Subject, limits: Limits) -> bytes:
     return filled(top, words, drawn, [_map_of(found, device) for device in sample.devices])
 
 
-def _about(subject: Subject) -> list[str]:
+def _about(subject: ReportedProcess) -> list[str]:
     """Return who this is; what the devices have in common is said once."""
     sample, now = subject.sample, subject.now
     about = [heading(sample, device, now, subject.index(device)) for device in sample.devices]
@@ -92,7 +92,7 @@ def _about(subject: Subject) -> list[str]:
     return list(dict.fromkeys(line for lines in about for line in lines))
 
 
-def _headline(subject: Subject, limits: Limits) -> str:
+def _headline(subject: ReportedProcess, limits: Limits) -> str:
     """Return how the rank ended, or while it runs, what threatens it most."""
     sample = subject.sample
     found = [threat.text for device in sample.devices for threat in threats(sample, device, limits)]
@@ -101,7 +101,7 @@ def _headline(subject: Subject, limits: Limits) -> str:
 
 
 def _device(
-    subject: Subject, device: DeviceSample, limits: Limits, maps: MemoryMap | None
+    subject: ReportedProcess, device: DeviceSample, limits: Limits, maps: MemoryMap | None
 ) -> dict[str, Any]:
     sample = subject.sample
     chart = run_chart(device.run_history, device.total_bytes)

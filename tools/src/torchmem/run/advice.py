@@ -42,7 +42,7 @@ Replay = Callable[[Path, Question], Replayed]
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class SettingAdvice:
     """Environment variables to set, and one sentence that says so; both may be empty."""
 
     sentence: str = ""
@@ -51,22 +51,22 @@ class Advice:
 
 def find_advice(
     run: str, environment: Mapping[str, str], torch: str | None = None, replay: Replay = replay
-) -> Advice:
+) -> SettingAdvice:
     """Return what this user's reports in the run directory advise for the run of this name.
 
     `torch` is the version of PyTorch that the command may use instead of the one reported.
     `replay` is that of `torchmem.run.replay`.
     """
     if environment.get(ADVICE_VARIABLE):  # of a `torchmem run` that has started this one
-        return Advice()
+        return SettingAdvice()
     attempts = find_attempts(run, environment, time.time())
     without = [attempt for attempt in attempts if attempt.advice is None]
     if not without:
-        return Advice()
+        return SettingAdvice()
     last = without[-1]
     versions = [last.report.process.versions, *([{"torch": torch}] if torch else [])]
     oldest = min(map(torch_version, versions))
-    advice = Advice(not_added(last.report))
+    advice = SettingAdvice(not_added(last.report))
     if may_be_cured(last.report):
         advice = _advise(last, attempts, environment, oldest, replay)
     if not advice.environment and any(attempt.advice for attempt in attempts):
@@ -87,7 +87,7 @@ def _advise(
     environment: Mapping[str, str],
     version: tuple[int, int],
     replay: Replay,
-) -> Advice:
+) -> SettingAdvice:
     """Return the advice after `last`, the newest attempt without a setting."""
     rule, recording = _rule(last.report, version), last.file(OOM_RECORDING_SUFFIX)
     users = dict(requested_settings(environment))
@@ -107,7 +107,7 @@ def _advise(
     if found.problem is not None:
         return _by_rule(last, rule, attempts, environment, found.problem)
     if found.enough is None:
-        return Advice(_nothing_helps(last, found.failed))
+        return SettingAdvice(_nothing_helps(last, found.failed))
     proof = f"; replayed with {found.enough}, memory suffices."
     return _addition(last, found.enough, environment, "by replay", proof)
 
@@ -142,20 +142,20 @@ def _by_rule(
     attempts: Sequence[Attempt],
     environment: Mapping[str, str],
     problem: str | None = None,
-) -> Advice:
+) -> SettingAdvice:
     """Return the report's first remedy, unless the user has set it or an attempt refuted it.
 
     `problem` is why the recording does not decide.
     """
     if rule is None:
-        return Advice(not_added(last.report, problem))
+        return SettingAdvice(not_added(last.report, problem))
     (key,) = parse_alloc_conf(rule)
     if key in dict(requested_settings(environment)):
-        return Advice(f"{key} stays as you set it.")
+        return SettingAdvice(f"{key} stays as you set it.")
     vain = in_vain(attempts, rule)
     if vain:
         before, after = vain
-        return Advice(
+        return SettingAdvice(
             f"{rule} is not set again: the run ended after {after.steps} with it, "
             f"{before.steps} without it."
         )
@@ -177,12 +177,12 @@ def _rule(report: OomReport, version: tuple[int, int]) -> str | None:
 
 def _addition(
     last: Attempt, text: str, environment: Mapping[str, str], source: str, note: str
-) -> Advice:
+) -> SettingAdvice:
     """Return the variables that add a setting to those of the environment."""
     variable = _variable(last.report.process.versions, environment)
     present = environment.get(variable, "").strip().rstrip(",")
     conf = f"{present},{text}" if present else text
-    return Advice(
+    return SettingAdvice(
         f"{text} is added to {variable} {source}: {_ended(last)}{expected(last.report)}{note}",
         {variable: conf, ADVICE_VARIABLE: text},
     )

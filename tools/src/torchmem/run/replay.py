@@ -176,7 +176,7 @@ def _verdict(answer: WhatIf, conf: str, room: int) -> Verdict:
         return "unknown"
     if outcome.oom is not None:
         return "not enough"
-    left = None if answer.card_bytes is None else answer.card_bytes - outcome.peak_reserved
+    left = None if answer.gpu_bytes is None else answer.gpu_bytes - outcome.peak_reserved
     return "enough" if left is None or left >= room else "not enough"
 
 

@@ -1,1 +1,1 @@
-"""PyTorch's CUDA caching allocator in pure Python, on simulated cards, with training scenarios."""
+"""PyTorch's CUDA caching allocator in pure Python, on simulated GPUs, with training scenarios."""

@@ -27,41 +27,41 @@ from torchmem.simulator.blocks import (
     split_head,
     try_merge_blocks,
 )
-from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.device_memory import DeviceMemory
+from torchmem.simulator.device_memory import DevicePools
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.private_pools import StreamFilter
 from torchmem.simulator.snapshot import RangeKey, restore_blocks, segment_infos
 from torchmem.simulator.stats import UNLIMITED_SPLIT_SIZE, DeviceStats
 
 
 class DeviceCachingAllocator:
-    """Allocates blocks of cached segments on one simulated card; safe to read from other threads.
+    """Allocates blocks of cached segments on one simulated GPU; safe to read from other threads.
 
     `order` is the order of free blocks of equal size, by default that of PyTorch 2.13 and newer.
     """
 
     def __init__(
         self,
-        card: SimulatedCard,
+        gpu: SimulatedGpu,
         device: int = 0,
         config: AllocatorConfig = DEFAULT_CONFIG,
         *,
         order: BlockOrder = "segment",
     ) -> None:
-        self.card = card
+        self.gpu = gpu
         self.device = device
         self.config = config
         self.current_stream = 0
         self._mutex = RLock()
         self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
         self._max_split_size = config.max_split_size or UNLIMITED
-        self._memory = DeviceMemory(card, device, config, self._stats, order)
+        self._memory = DevicePools(gpu, device, config, self._stats, order)
         self._small_blocks = self._memory.small_blocks
         self._large_blocks = self._memory.large_blocks
         self._private_pools = self._memory.private_pools
-        self._events = OutstandingEvents(card, self.free_block)
+        self._events = OutstandingEvents(gpu, self.free_block)
         self._cuda_events = self._events.cuda_events
         self._active_blocks: set[Block] = set()
         self._oom_observers: list[OomObserver] = []
@@ -183,14 +183,14 @@ class DeviceCachingAllocator:
             self._memory.release_cached_blocks(pool_id, self._events)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit reserved memory to a fraction of the card; 1.0 removes the limit.
+        """Limit reserved memory to a fraction of the GPU; 1.0 removes the limit.
 
         Raises:
             ValueError: `fraction` is not between 0 and 1.
         """
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        self.set_memory_limit(None if fraction == 1 else int(fraction * self.card.total_bytes))
+        self.set_memory_limit(None if fraction == 1 else int(fraction * self.gpu.total_bytes))
 
     def set_memory_limit(self, limit: int | None) -> None:
         """Limit reserved memory to `limit` bytes; None removes the limit."""
@@ -290,7 +290,7 @@ class DeviceCachingAllocator:
             The blocks that are in use or wait for other streams, by address.
 
         Raises:
-            ValueError: the card has too little memory.
+            ValueError: the GPU has too little memory.
         """
         with self._mutex:
             numbers = {address: next(self._memory.counter) for address in oldest_first}

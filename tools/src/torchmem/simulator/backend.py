@@ -97,9 +97,9 @@ class SimulatedBackend:
         call()
 
     def devices(self) -> Sequence[Device]:
-        """Return the simulated cards."""
+        """Return the simulated GPUs."""
         return [
-            Device(index, allocator.card.uuid, allocator.card.name, allocator.card.total_bytes)
+            Device(index, allocator.gpu.uuid, allocator.gpu.name, allocator.gpu.total_bytes)
             for index, allocator in self._allocators.items()
         ]
 
@@ -116,17 +116,17 @@ class SimulatedBackend:
         ]
 
     def free_bytes(self, device: int) -> int | None:
-        """Return the free bytes of a simulated card."""
-        return self._allocators[device].card.mem_get_info()[0]
+        """Return the free bytes of a simulated GPU."""
+        return self._allocators[device].gpu.mem_get_info()[0]
 
     def pinned_memory(self) -> PinnedMemory | None:
         """Return None: pinned memory is not simulated."""
         return None
 
     def limit_bytes(self, device: int) -> int | None:
-        """Return the limit set by a memory fraction in bytes, or the total of the card."""
+        """Return the limit set by a memory fraction in bytes, or the total of the GPU."""
         allowed = self._allocators[device].allowed_memory_maximum
-        return self._allocators[device].card.total_bytes if allowed is None else allowed
+        return self._allocators[device].gpu.total_bytes if allowed is None else allowed
 
     def world(self) -> tuple[int, int] | None:
         """Return None: a simulated process is alone."""
@@ -176,13 +176,13 @@ class SimulatedBackend:
 
     @contextmanager
     def hold(self, blocks: Sequence[HeldBlock]) -> Iterator[int]:
-        """Allocate blocks for a moment. Stop where the card has no memory for the next one."""
+        """Allocate blocks for a moment. Stop where the GPU has no memory for the next one."""
         held: list[tuple[DeviceCachingAllocator, Block]] = []
         for block in blocks:
             allocator = self._allocators[block.device]
             stream = allocator.current_stream if block.stream is None else block.stream
             if not allocator.would_reuse(block.size, stream) and (
-                block.size > allocator.card.mem_get_info()[0]
+                block.size > allocator.gpu.mem_get_info()[0]
             ):
                 break
             held.append((allocator, allocator.malloc(block.size, stream)))

@@ -59,7 +59,7 @@ _address = attrgetter("address")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpandableSegment:
-    """An address range of 9/8 of the card's memory, in whole pages of `segment_size` bytes."""
+    """An address range of 9/8 of the GPU's memory, in whole pages of `segment_size` bytes."""
 
     address: int
     segment_size: int

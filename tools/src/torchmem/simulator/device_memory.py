@@ -20,10 +20,10 @@ from torchmem.simulator.blocks import (
     BlockPool,
     get_free_block,
 )
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.events import OutstandingEvents
 from torchmem.simulator.expandable_segments import ExpandableSegments
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.private_pools import PrivatePools
 from torchmem.simulator.stats import DeviceStats
 
@@ -35,7 +35,7 @@ class CachedBlocks:
     Blocks of `max_split_size` bytes or more are oversize. `counter` numbers the segments.
     """
 
-    card: SimulatedCard
+    gpu: SimulatedGpu
     stats: DeviceStats
     expandable_segments: ExpandableSegments
     max_split_size: int | None
@@ -44,7 +44,7 @@ class CachedBlocks:
     def cuda_malloc(self, params: AllocParams) -> Block | None:
         """Return a new segment as one block, in no pool yet, or None if the driver refuses."""
         size, pool = params.alloc_size, params.pool
-        address = self.card.cuda_malloc(size)
+        address = self.gpu.cuda_malloc(size)
         if address is None:
             return None
         self.stats.num_device_alloc += 1
@@ -57,7 +57,7 @@ class CachedBlocks:
         `numbers` are registration counters by address; what is not among them gets the next one.
         """
         size, pool = sum(block.size for block in blocks), blocks[0].pool
-        self.card.adopt(blocks[0].address, size)
+        self.gpu.adopt(blocks[0].address, size)
         self._count_segment(pool, size)
         for block in blocks:
             if block.prev is None or pool.numbers is not None:
@@ -67,7 +67,7 @@ class CachedBlocks:
     def release_block(self, block: Block) -> None:
         """Free a block that is a whole segment with cudaFree."""
         pool = block.pool
-        self.card.cuda_free(block.address)
+        self.gpu.cuda_free(block.address)
         self.stats.num_device_free += 1
         pool.stats.segment.current -= 1
         pool.subtract_reserved(block.size)
@@ -149,7 +149,7 @@ def _age(block: Block) -> int:
     return block.pool.get_free_blocks_call_count - block.gc_count_base
 
 
-class DeviceMemory:
+class DevicePools:
     """The pools of one device and its driver.
 
     `counter` numbers the segments, or all blocks if their order is "block".
@@ -157,13 +157,13 @@ class DeviceMemory:
 
     def __init__(
         self,
-        card: SimulatedCard,
+        gpu: SimulatedGpu,
         device: int,
         config: AllocatorConfig,
         stats: DeviceStats,
         order: BlockOrder,
     ) -> None:
-        self.card = card
+        self.gpu = gpu
         self.device = device
         self.config = config
         self.stats = stats
@@ -174,10 +174,10 @@ class DeviceMemory:
         self.large_blocks = BlockPool(is_small=False, device_stats=stats, numbers=numbers)
         self.private_pools = PrivatePools(stats, numbers)
         self.expandable_segments = ExpandableSegments(
-            card, stats, config.large_segment_size, counter
+            gpu, stats, config.large_segment_size, counter
         )
         self.cached = CachedBlocks(
-            card, stats, self.expandable_segments, config.max_split_size, counter
+            gpu, stats, self.expandable_segments, config.max_split_size, counter
         )
 
     def free_blocks(self) -> Iterator[Block]:
@@ -241,7 +241,7 @@ class DeviceMemory:
 
     def oom_details(self, requested: int, *, rejected: bool = False) -> OutOfMemoryDetails:
         """Return the state of the memory for an OutOfMemoryError."""
-        free, total = self.card.mem_get_info()
+        free, total = self.gpu.mem_get_info()
         private = sum(block.size for block in self.private_pools.free_blocks())
         allocated = self.stats.allocated_bytes.current + private
         return OutOfMemoryDetails(
@@ -249,7 +249,7 @@ class DeviceMemory:
             requested=requested,
             total=total,
             free=free,
-            process=self.card.use.own(),
+            process=self.gpu.use.own(),
             allowed=self.allowed_memory_maximum,
             allocated=allocated,
             unallocated=self.stats.reserved_bytes.current - allocated,
@@ -268,7 +268,7 @@ class DeviceMemory:
         if self.allowed_memory_maximum is not None and total > self.allowed_memory_maximum:
             return None
         if config.throw_on_cudamalloc_oom and total > int(
-            config.per_process_memory_fraction * self.card.total_bytes
+            config.per_process_memory_fraction * self.gpu.total_bytes
         ):
             self.stats.num_oom_rejections += 1
             raise OutOfMemoryError(self.oom_details(params.orig_size, rejected=True))

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmem.simulator.blocks import Block, PrivatePool
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 
 
 @dataclass(slots=True, eq=False)
 class OutstandingEvents:
     """The events of freed blocks, in order for each stream (PyTorch's `cuda_events`).
 
-    The simulated driver completes events at once, or, after `SimulatedCard.hold_events(True)`, not
+    The simulated driver completes events at once, or, after `SimulatedGpu.hold_events(True)`, not
     before they are released. A block whose last event is complete is passed to `free_block`.
 
     Streams are processed in the order of their numbers. PyTorch uses the order of a hash of the
@@ -22,7 +22,7 @@ class OutstandingEvents:
     streams become free in one call.
     """
 
-    card: SimulatedCard
+    gpu: SimulatedGpu
     free_block: Callable[[Block], None]
     cuda_events: dict[int, deque[Block]] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class OutstandingEvents:
 
     def process_events(self) -> None:
         """Free the blocks whose events are complete."""
-        if not self.card.events_held:
+        if not self.gpu.events_held:
             self._complete_all()
 
     def synchronize_and_free_events(self, pool: PrivatePool | None = None) -> None:

@@ -17,7 +17,7 @@ from torchmem.simulator.blocks import (
     part_of,
     try_merge_blocks,
 )
-from torchmem.simulator.card import SimulatedCard
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.stats import DeviceStats
 
 
@@ -28,7 +28,7 @@ class ExpandableSegments:
     `large_segment_size` is the page size of the large pool. `counter` numbers the address ranges.
     """
 
-    card: SimulatedCard
+    gpu: SimulatedGpu
     stats: DeviceStats
     large_segment_size: int
     counter: Iterator[int]
@@ -72,7 +72,7 @@ class ExpandableSegments:
         """
         pool = to_map.pool
         mapped_size = _segment_of(to_map).right(to_map.address + size) - to_map.address
-        if not self.card.mem_map(to_map.address, mapped_size):
+        if not self.gpu.mem_map(to_map.address, mapped_size):
             return False
         pool.erase_unmapped(to_map)
         to_map.mapped = True
@@ -119,13 +119,13 @@ class ExpandableSegments:
             The unmapped block behind the last of `blocks`.
 
         Raises:
-            ValueError: the card has too little memory.
+            ValueError: the GPU has too little memory.
         """
         head, tail = blocks[0], blocks[-1]
         pool, size, end = head.pool, sum(block.size for block in blocks), tail.address + tail.size
         if before is None or end > before.address + before.size:
             before = self._reserve_range(pool, head.stream, first)
-        self.card.adopt(head.address, size)
+        self.gpu.adopt(head.address, size)
         pool.add_reserved(size)
         behind = part_of(before, end, before.address + before.size - end)
         behind.mapped = False
@@ -146,7 +146,7 @@ class ExpandableSegments:
         block.address, block.size, block.mapped = begin, size, False
         try_merge_blocks(block, block.prev)
         try_merge_blocks(block, block.next)
-        self.card.mem_unmap(begin, size)
+        self.gpu.mem_unmap(begin, size)
         self.stats.num_device_free += 1
         pool.subtract_reserved(size)
         # A range without any memory goes back to the driver (release_expandable_segment).
@@ -155,10 +155,10 @@ class ExpandableSegments:
 
     def _reserve_range(self, pool: BlockPool, stream: int, address: int | None) -> Block:
         page = SMALL_BUFFER if pool.is_small else self.large_segment_size
-        total = self.card.total_bytes
+        total = self.gpu.total_bytes
         size = -(-(total + total // 8) // page) * page
         if address is None:
-            address = self.card.reserve_addresses(size)
+            address = self.gpu.reserve_addresses(size)
         number = next(self.counter)
         block = Block(stream, size, pool, address, mapped=False, registration_counter=number)
         block.expandable_segment = ExpandableSegment(address, page)

@@ -9,14 +9,14 @@ from typing import Literal
 
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import CARD_BYTES, CONTEXT_BYTES
+from torchmem.simulator.gpu import CONTEXT_BYTES, GPU_BYTES
 
 ScenarioEvent = Literal["compute", "step"]
 """Where a training loop yields: while the GPU would compute, or at the end of an optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class SimulatedRank:
     """One rank of a simulated training job.
 
     `steps` is the length of the run in optimizer steps; the scenario unfolds over it, and continues
@@ -30,7 +30,7 @@ class Worker:
     world_size: int = 1
     steps: int = 1500
     seed: int = 0
-    capacity: int = CARD_BYTES - CONTEXT_BYTES
+    capacity: int = GPU_BYTES - CONTEXT_BYTES
     weights: list[Block] = field(default_factory=list)
 
     def progress(self, step: int) -> float:
@@ -66,8 +66,8 @@ class Scenario:
 
     `summary` describes what happens, `reproduces` the published number, `source` where it was
     published, `simulated` the number that the simulation reaches, and `effects` what the metrics
-    show. `card_bytes` is the memory of the cards that it is made for, and `neighbors` the number of
-    other processes that may use such a card (`CardUse.others`).
+    show. `gpu_bytes` is the memory of the GPUs that it is made for, and `neighbors` the number of
+    other processes that may use such a GPU (`GpuUse.others`).
 
     `train` yields forever, several times in each step; its driver decides how long each event
     lasts. It raises `OutOfMemoryError` as a training script would.
@@ -79,6 +79,6 @@ class Scenario:
     source: str
     simulated: str
     effects: str
-    train: Callable[[Worker], Iterator[ScenarioEvent]]
-    card_bytes: int = CARD_BYTES
+    train: Callable[[SimulatedRank], Iterator[ScenarioEvent]]
+    gpu_bytes: int = GPU_BYTES
     neighbors: int = 0

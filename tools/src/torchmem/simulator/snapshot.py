@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, BlockState, PoolId, SegmentInfo
 from torchmem.simulator.blocks import Block, BlockPool
-from torchmem.simulator.device_memory import DeviceMemory
+from torchmem.simulator.device_memory import DevicePools
 
 RangeKey = tuple[PoolId, int, str]
 """Pool, stream, and "small" or "large": segments with equal keys may share an address range."""
@@ -75,7 +75,7 @@ def range_key(segment: SegmentInfo) -> RangeKey:
 
 
 def restore_blocks(
-    memory: DeviceMemory,
+    memory: DevicePools,
     segments: Iterable[SegmentInfo],
     first_addresses: Mapping[RangeKey, int],
     numbers: Mapping[int, int],
@@ -87,7 +87,7 @@ def restore_blocks(
     `first_addresses` if that is lower. `numbers` are those of `CachedBlocks.adopt`.
 
     Raises:
-        ValueError: the card has too little memory.
+        ValueError: the GPU has too little memory.
     """
     ranges: dict[RangeKey, Block] = {}
     for segment in sorted(segments, key=itemgetter("address")):
@@ -109,7 +109,7 @@ def restore_blocks(
                 yield block
 
 
-def _pool_of(memory: DeviceMemory, segment: SegmentInfo) -> BlockPool:
+def _pool_of(memory: DevicePools, segment: SegmentInfo) -> BlockPool:
     is_small, pool_id = segment["segment_type"] == "small", segment["segment_pool_id"]
     if pool_id == DEFAULT_POOL:
         return memory.small_blocks if is_small else memory.large_blocks
@@ -119,7 +119,7 @@ def _pool_of(memory: DeviceMemory, segment: SegmentInfo) -> BlockPool:
     return pools[pool_id].small_blocks if is_small else pools[pool_id].large_blocks
 
 
-def _block(memory: DeviceMemory, pool: BlockPool, segment: SegmentInfo, index: int) -> Block:
+def _block(memory: DevicePools, pool: BlockPool, segment: SegmentInfo, index: int) -> Block:
     info = segment["blocks"][index]
     block = Block(
         segment["stream"],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchmem.cli.flags import add_flag
 from torchmem.cli.terminal import StatusLine, write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show lines that allocate throughout the recording and never free",
     )
-    add("--device", type=int, metavar="N", help="only cuda:N (default: all)")
+    add_flag(parser, "--gpu", "--device", type=int, metavar="N", help="only cuda:N (default: all)")
     add(
         "--top",
         type=int,
@@ -110,10 +111,10 @@ def _answers(path: Path, arguments: argparse.Namespace) -> list[str]:
     from torchmem.snapshot.leaks import is_long_enough, leaks
 
     answers = []
-    traces = _read(path, arguments.device)
+    traces = _read(path, arguments.gpu)
     if arguments.plot and len(traces) > 1:
         devices = ", ".join(str(trace.device) for trace in traces)
-        raise UsageError(f"--plot draws one GPU: pass --device with one of {devices}.")
+        raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
     for trace in traces:
         lifetimes, found = _examine(trace, path, "end" if arguments.leaks else arguments.at)
         if arguments.plot:
@@ -135,7 +136,7 @@ def _diff(arguments: argparse.Namespace) -> None:
     before, after = (
         {
             trace.device: _examine(trace, path, arguments.at)[1]
-            for trace in _read(path, arguments.device)
+            for trace in _read(path, arguments.gpu)
         }
         for path in arguments.snapshots
     )
@@ -161,7 +162,7 @@ def _read(path: Path, device: int | None) -> Sequence[StackedTrace]:
     if not chosen:
         devices = ", ".join(str(trace.device) for trace in traces)
         raise UsageError(
-            f"{sanitize_text(str(path))} has nothing of cuda:{device}: pass --device with one of "
+            f"{sanitize_text(str(path))} has nothing of cuda:{device}: pass --gpu with one of "
             f"{devices}."
         )
     return chosen

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from torchmem.snapshot.holders import Group, Growth, Holders
+from torchmem.snapshot.holders import Group, Holders, LineGrowth
 from torchmem.snapshot.leaks import Leak
 
 TABLES = ("by_line", "by_module", "by_size", "by_age", "by_pool")
@@ -29,7 +29,7 @@ def leaks_document(found: Holders, leaks: Sequence[Leak] | None) -> str:
     return _line({**_heading(found), "leaks": rows})
 
 
-def diff_document(before: Holders, after: Holders, changes: Sequence[Growth]) -> str:
+def diff_document(before: Holders, after: Holders, changes: Sequence[LineGrowth]) -> str:
     """Return every line whose bytes differ."""
     rows = [
         {

@@ -29,7 +29,7 @@ UNKNOWN_AGE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SourceLine:
     """The line of Python that allocated; `line` is None if unknown."""
 
     file: str
@@ -50,7 +50,7 @@ class Group:
     key: str
     size_bytes: int
     blocks: int
-    line: Line | None = None
+    line: SourceLine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +80,30 @@ class Holders:
     has_stacks: bool = True
 
 
-class Lines:
+class LineFinder:
     """Finds the line and the module path of a stack, each once."""
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self._stacks = lifetimes.trace.stacks
-        self._known: dict[int, tuple[Line, str]] = {}
+        self._known: dict[int, tuple[SourceLine, str]] = {}
 
-    def line(self, number: int, *, is_before: bool = False) -> Line:
+    def line(self, number: int, *, is_before: bool = False) -> SourceLine:
         """Return the innermost line of the user's program; a Line without a number if unknown."""
         if number == NO_STACK and is_before:
-            return Line(BEFORE_RECORDING)
+            return SourceLine(BEFORE_RECORDING)
         return self._of(number)[0]
 
     def module(self, number: int) -> str:
         """Return the path of `forward` calls."""
         return self._of(number)[1]
 
-    def _of(self, number: int) -> tuple[Line, str]:
+    def _of(self, number: int) -> tuple[SourceLine, str]:
         if number not in self._known:
             stack = call_stack(self._stacks.of(number))
             frame = stack.own or next(iter(stack.frames), None)
-            line = Line(frame.file, frame.line, frame.function) if frame else Line(NO_LINE)
+            line = (
+                SourceLine(frame.file, frame.line, frame.function) if frame else SourceLine(NO_LINE)
+            )
             self._known[number] = line, module_path(stack) or NO_MODULE
         return self._known[number]
 
@@ -112,7 +114,7 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
     if moment is None:
         return None
     numbers = list(lifetimes.in_use(moment))
-    lines = Lines(lifetimes)
+    lines = LineFinder(lifetimes)
     total = sum(lifetimes.sizes[number] for number in numbers)
     times = lifetimes.trace.events.times
     now = lifetimes.time(moment)
@@ -143,15 +145,15 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
     )
 
 
-def _request(lifetimes: Lifetimes, moment: int, lines: Lines) -> Group:
+def _request(lifetimes: Lifetimes, moment: int, lines: LineFinder) -> Group:
     size = lifetimes.trace.columns.sizes[moment]
     line = lines.line(lifetimes.trace.events.numbers[moment])
     return Group(line.text, size, 1, line if line.line else None)
 
 
-def by_line(lifetimes: Lifetimes, numbers: Iterable[int], lines: Lines) -> tuple[Group, ...]:
+def by_line(lifetimes: Lifetimes, numbers: Iterable[int], lines: LineFinder) -> tuple[Group, ...]:
     """Return the allocations by line, the largest first."""
-    found: dict[Line, list[int]] = {}
+    found: dict[SourceLine, list[int]] = {}
     for number in numbers:
         is_before = lifetimes.starts[number] == BEFORE
         line = lines.line(lifetimes.stacks[number], is_before=is_before)
@@ -177,10 +179,10 @@ def largest_first(found: Iterable[Group]) -> tuple[Group, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class LineGrowth:
     """Bytes and blocks of one line in two snapshots."""
 
-    line: Line
+    line: SourceLine
     before: Group | None
     after: Group | None
 
@@ -190,10 +192,10 @@ class Growth:
         return _bytes(self.after) - _bytes(self.before)
 
 
-def growth(before: Holders, after: Holders) -> tuple[Growth, ...]:
+def growth(before: Holders, after: Holders) -> tuple[LineGrowth, ...]:
     """Return the lines whose bytes differ, those that grew most first."""
     old, new = _lines(before), _lines(after)
-    changes = (Growth(line, old.get(line), new.get(line)) for line in {**old, **new})
+    changes = (LineGrowth(line, old.get(line), new.get(line)) for line in {**old, **new})
     return tuple(
         sorted(
             (change for change in changes if change.size_bytes),
@@ -202,7 +204,7 @@ def growth(before: Holders, after: Holders) -> tuple[Growth, ...]:
     )
 
 
-def _lines(found: Holders) -> Mapping[Line, Group]:
+def _lines(found: Holders) -> Mapping[SourceLine, Group]:
     return {group.line: group for group in found.by_line if group.line}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchmem.allocator.sizes import GIB
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.snapshot.holders import Holders, Line, Lines
+from torchmem.snapshot.holders import Holders, LineFinder, SourceLine
 from torchmem.snapshot.lifetimes import BEFORE, Lifetimes
 from torchmem.whatif.plot import save, style
 
@@ -57,13 +57,13 @@ def series(lifetimes: Lifetimes, points: list[int]) -> list[tuple[str, list[int]
 
     The lines that hold most over the whole recording have their own series; the others share one.
     """
-    lines = Lines(lifetimes)
-    held: dict[Line, int] = {}
+    lines = LineFinder(lifetimes)
+    held: dict[SourceLine, int] = {}
     for size, stack, start, end in _rows(lifetimes):
         line = lines.line(stack, is_before=start == BEFORE)
         held[line] = held.get(line, 0) + size * (end - start)
     top = sorted(held, key=lambda line: -held[line])[:MAX_LINES]
-    changes: dict[Line | None, list[int]] = {
+    changes: dict[SourceLine | None, list[int]] = {
         line: [0] * (lifetimes.events + 2) for line in (*top, None)
     }
     for size, stack, start, end in _rows(lifetimes):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import aligned, wrapped
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.snapshot.holders import Group, Growth, Holders
+from torchmem.snapshot.holders import Group, Holders, LineGrowth
 from torchmem.snapshot.leaks import PARTS, WARMUP_PARTS, Leak
 from torchmem.snapshot.lifetimes import At
 
@@ -74,7 +74,7 @@ def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
     return _joined(sections)
 
 
-def diff_page(before: Holders, after: Holders, changes: Sequence[Growth], rows: int) -> str:
+def diff_page(before: Holders, after: Holders, changes: Sequence[LineGrowth], rows: int) -> str:
     """Return what grew and shrank from one snapshot to another, the largest changes first."""
     sections = [[*_heading(before), *_heading(after)]]
     if not changes:

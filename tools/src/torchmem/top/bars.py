@@ -39,12 +39,12 @@ LETTERS: Mapping[str, str] = {
 }
 UNKNOWN_LETTER = "?"
 REST = "rest"
-"""What a bar has beside its parts, such as the card beside a rank's memory."""
+"""What a bar has beside its parts, such as the GPU beside a rank's memory."""
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class UseStyle:
     """How a part is drawn: its name for people, its style, and its letter without colors."""
 
     label: str
@@ -52,21 +52,21 @@ class Look:
     letter: str
 
 
-class Looks:
+class UseStyles:
     """The looks of all parts, from the exporter's legend, else from this version's."""
 
     def __init__(self, legend: Sequence[tuple[str, str, str]], *, has_colors: bool) -> None:
         self._has_colors = has_colors
         known = [(entry.name, entry.label, entry.color) for entry in LEGEND]
         self._looks = {
-            name: Look(label or name, _style(color), LETTERS.get(name, UNKNOWN_LETTER))
+            name: UseStyle(label or name, _style(color), LETTERS.get(name, UNKNOWN_LETTER))
             for name, label, color in [*known, *legend]
         }
         self.names = [name for name, _, _ in legend] or [name for name, _, _ in known]
 
-    def of(self, name: str) -> Look:
+    def of(self, name: str) -> UseStyle:
         """Return the look of a part."""
-        return self._looks.get(name, Look(name, Style(), UNKNOWN_LETTER))
+        return self._looks.get(name, UseStyle(name, Style(), UNKNOWN_LETTER))
 
     def swatch(self, name: str) -> Text:
         """Return the sign that stands for a part in the text beside the bars."""

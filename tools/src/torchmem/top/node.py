@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from torchmem.cli.http import Answer, fetch
+from torchmem.cli.http import HttpAnswer, fetch
 from torchmem.sample.untrusted import printable, sanitize_text
 
-Fetch = Callable[[str], Answer]
+Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
 
 

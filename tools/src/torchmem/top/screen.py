@@ -13,7 +13,7 @@ from rich.text import Text
 from torchmem.allocator.sizes import format_index
 from torchmem.explain.oom_report import format_seconds
 from torchmem.metrics import colors
-from torchmem.top.bars import Looks, gib
+from torchmem.top.bars import UseStyles, gib
 from torchmem.top.node import Gpu, Node, Part, Rank
 from torchmem.top.view import WAITING, View, is_live
 
@@ -93,7 +93,7 @@ class _Painter:
         self._position = screen.view.position(self._groups) if has_cursor else -1
         legend = [(entry.name, entry.label, entry.color) for entry in self._node.legend]
         has_colors = console.color_system is not None and not console.no_color
-        self._looks = Looks(legend, has_colors=has_colors)
+        self._looks = UseStyles(legend, has_colors=has_colors)
         self._is_wide = self._width >= WIDE_COLUMNS
         run = self._width - FIXED_COLUMNS
         self._run_columns = max(MIN_RUN_COLUMNS, min(MAX_RUN_COLUMNS, run // (1 + self._is_wide)))
@@ -196,20 +196,20 @@ class _Painter:
         return shown[self._position] if shown else None
 
     def detail(self) -> list[Text]:
-        """Return what the selected rank is, its parts, its card's other parts, and why."""
+        """Return what the selected rank is, its parts, its GPU's other parts, and why."""
         selected = self._selected()
         if selected is None:
             return [Text(), *self.all_parts()]
         gpu, rank = selected
         title = Text(" · ".join(_facts(gpu, rank, self._node.time)), style="bold")
         own = {part.name for part in rank.parts}
-        card = [part for part in gpu.parts if part.name not in own]
+        others = [part for part in gpu.parts if part.name not in own]
         return [
             Text("─" * self._width, style="dim"),
             *self._wrapped(title),
             *self._why(rank),
             *self._parts("holds" if is_live(rank) else "held", rank.parts),
-            *self._parts("GPU", card),
+            *self._parts("GPU", others),
         ]
 
     def all_parts(self) -> list[Text]:

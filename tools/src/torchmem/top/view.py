@@ -21,7 +21,7 @@ RankKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GpuRanks:
     """A GPU and those of its ranks that are shown, in order."""
 
     gpu: Gpu
@@ -37,11 +37,11 @@ class View:
     filter: str = ""
     is_typing: bool = False
 
-    def groups(self, node: Node) -> list[Group]:
+    def groups(self, node: Node) -> list[GpuRanks]:
         """Return the GPUs and ranks to show, in order."""
         waiting = [(WAITING, node.waiting)] if node.waiting else []
         found = [
-            Group(gpu, sorted(filter(self._matches, ranks), key=_RANK_KEYS[self.order]))
+            GpuRanks(gpu, sorted(filter(self._matches, ranks), key=_RANK_KEYS[self.order]))
             for gpu, ranks in [*((gpu, gpu.ranks) for gpu in node.gpus), *waiting]
         ]
         shown = [group for group in found if group.ranks or not self.filter]
@@ -51,7 +51,7 @@ class View:
         first = [(not g.ranks, *(key(g.ranks[0]) if g.ranks else (0, 0))) for g in shown]
         return [shown[at] for at in sorted(range(len(shown)), key=lambda at: first[at])]
 
-    def position(self, groups: Sequence[Group]) -> int:
+    def position(self, groups: Sequence[GpuRanks]) -> int:
         """Return the position of the selected rank among all shown; 0 if it is gone."""
         known = keys(groups)
         return known.index(self.selected) if self.selected in known else 0
@@ -65,12 +65,12 @@ def is_live(rank: Rank) -> bool:
     return rank.state in LIVE_STATES
 
 
-def keys(groups: Iterable[Group]) -> list[RankKey]:
+def keys(groups: Iterable[GpuRanks]) -> list[RankKey]:
     """Return the keys of all ranks of the groups."""
     return [(group.gpu.uuid, rank.id) for group in groups for rank in group.ranks]
 
 
-def press(view: View, key: str, groups: Sequence[Group]) -> View | None:
+def press(view: View, key: str, groups: Sequence[GpuRanks]) -> View | None:
     """Return the view after a key, None to end. `groups` are those on the screen."""
     if view.is_typing:
         return _type(view, key)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.settings import rejection_reason
+from torchmem.cli.flags import add_flag
 from torchmem.cli.terminal import write_out
 from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.untrusted import sanitize_text
 
 if TYPE_CHECKING:
-    from torchmem.phantom.cards import Card
+    from torchmem.phantom.gpus import GpuModel
     from torchmem.recording.recording import Recording
     from torchmem.whatif.result import WhatIf
 
@@ -26,7 +27,7 @@ HELP = "replay a memory snapshot's allocations under other allocator settings"
 EPILOG = """\
 Examples:
   torchmem whatif snapshot.pickle
-  torchmem whatif snapshot.pickle --card 40GB --setting max_split_size_mb:256
+  torchmem whatif snapshot.pickle --gpu-model t4 --setting max_split_size_mb:256
 
 Exit code: 0 if there is a recommendation for each GPU, 1 if one has none, 2 if
 a file or a flag cannot be used.
@@ -36,11 +37,11 @@ NO_RECOMMENDATION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The checked flags; `card` is None if the trace determines its memory."""
+class WhatIfOptions:
+    """The checked flags; `gpu` is None if the trace determines its memory."""
 
     device: int | None
-    card: Card | None
+    gpu: GpuModel | None
     settings: Sequence[str]
     plot: Path | None
     json: bool
@@ -55,13 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
     )
-    parser.add_argument(
-        "--device", type=int, metavar="N", help="only cuda:N (default: all that have a trace)"
+    add_flag(
+        parser,
+        "--gpu",
+        "--device",
+        type=int,
+        metavar="N",
+        help="only cuda:N (default: all that have a trace)",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
+        "--gpu-model",
         "--card",
-        metavar="CARD",
-        help="a name from `torchmem preflight --list-cards`, or a size: 24GB (10^9), "
+        metavar="MODEL",
+        help="a name from `torchmem preflight --list-gpu-models`, or a size: 24GB (10^9), "
         "22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)",
     )
     parser.add_argument(
@@ -111,26 +119,28 @@ def run(arguments: argparse.Namespace) -> int:
     return max(codes)
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace) -> WhatIfOptions:
     if arguments.plot:
         if len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one.")
         check_plot(arguments.plot, "whatif")
-    card = _card(arguments.card) if arguments.card else None
+    gpu = _gpu_model(arguments.gpu_model) if arguments.gpu_model else None
     check_settings(arguments.setting)
-    return Options(arguments.device, card, tuple(arguments.setting), arguments.plot, arguments.json)
+    return WhatIfOptions(
+        arguments.gpu, gpu, tuple(arguments.setting), arguments.plot, arguments.json
+    )
 
 
-def _card(text: str) -> Card:
-    from torchmem.phantom.cards import parse_usable_card
+def _gpu_model(text: str) -> GpuModel:
+    from torchmem.phantom.gpus import parse_usable_gpu_model
 
     try:
-        return parse_usable_card(text)
+        return parse_usable_gpu_model(text)
     except UsageError as error:
-        raise UsageError(f"--card: {sanitize_text(str(error))}") from None
+        raise UsageError(f"--gpu-model: {sanitize_text(str(error))}") from None
 
 
-def _answer_or_report(path: Path, options: Options, *, is_first: bool) -> int:
+def _answer_or_report(path: Path, options: WhatIfOptions, *, is_first: bool) -> int:
     try:
         return 0 if _answer(path, options, is_first=is_first) else NO_RECOMMENDATION
     except UsageError as error:
@@ -138,7 +148,7 @@ def _answer_or_report(path: Path, options: Options, *, is_first: bool) -> int:
         return error.exit_code
 
 
-def _answer(path: Path, options: Options, *, is_first: bool) -> bool:
+def _answer(path: Path, options: WhatIfOptions, *, is_first: bool) -> bool:
     """Print the answer for each device; return whether all devices have a recommendation.
 
     Pages after the first one start with an empty line.
@@ -158,30 +168,32 @@ def _answer(path: Path, options: Options, *, is_first: bool) -> bool:
     return decided
 
 
-def _selected(recordings: Sequence[Recording], path: Path, options: Options) -> Sequence[Recording]:
+def _selected(
+    recordings: Sequence[Recording], path: Path, options: WhatIfOptions
+) -> Sequence[Recording]:
     devices = ", ".join(str(recording.device) for recording in recordings)
     if options.device is not None:
         recordings = [recording for recording in recordings if recording.device == options.device]
         if not recordings:
             raise UsageError(
                 f"{sanitize_text(str(path))} has no allocation trace of cuda:{options.device}: "
-                f"pass --device with one of {devices}."
+                f"pass --gpu with one of {devices}."
             )
     if options.plot and len(recordings) > 1:
-        raise UsageError(f"--plot draws one GPU: pass --device with one of {devices}.")
+        raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
     return recordings
 
 
-def _replay(recording: Recording, options: Options) -> WhatIf:
+def _replay(recording: Recording, options: WhatIfOptions) -> WhatIf:
     from torchmem.whatif.engine import what_if
     from torchmem.whatif.text import Progress
 
-    card = options.card
+    gpu = options.gpu
     with Progress(f"replaying {sanitize_text(recording.name)}") as progress:
         return what_if(
             recording,
-            card_bytes=None if card is None else card.memory_bytes - card.context_bytes,
-            total_bytes=None if card is None else card.memory_bytes,
+            gpu_bytes=None if gpu is None else gpu.memory_bytes - gpu.context_bytes,
+            total_bytes=None if gpu is None else gpu.memory_bytes,
             settings=options.settings or None,
             progress=progress,
         )

@@ -1,4 +1,4 @@
-"""What a recorded program would have done under other allocator settings, or on other cards."""
+"""What a recorded program would have done under other allocator settings, or on other GPUs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
 UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
 """A snapshot does not name the version of PyTorch."""
 
-OTHER_CARD = "recorded, this GPU"
-"""Name of the row with the recorded settings if the recording needs a larger card."""
+OTHER_GPU = "recorded, this GPU"
+"""Name of the row with the recorded settings if the recording needs a larger GPU."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -39,7 +39,7 @@ def no_progress(done: int, total: int) -> None:
 def what_if(  # noqa: PLR0913 - all but the recording are options
     recording: Recording,
     *,
-    card_bytes: int | None = None,
+    gpu_bytes: int | None = None,
     total_bytes: int | None = None,
     settings: Sequence[str] | None = None,
     versions: Mapping[str, str] = UNKNOWN_VERSIONS,
@@ -49,10 +49,10 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
 
     Args:
         recording: one device of one snapshot.
-        card_bytes: what PyTorch can get of the card in bytes, without the CUDA context and other
+        gpu_bytes: what PyTorch can get of the GPU in bytes, without the CUDA context and other
             processes; an OOM in the trace takes precedence.
-        total_bytes: all memory of the card in bytes, which a memory fraction refers to; by default
-            `card_bytes`.
+        total_bytes: all memory of the GPU in bytes, which a memory fraction refers to; by default
+            `gpu_bytes`.
         settings: settings to try instead of the usual ones, as in PYTORCH_CUDA_ALLOC_CONF.
         versions: of torch and cuda or hip, which decide the name of the environment variable.
         progress: called a few hundred times for each replay.
@@ -61,7 +61,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
             there is nothing to replay.
     """
-    run = recorded_run(recording, card_bytes, total_bytes, versions)
+    run = recorded_run(recording, gpu_bytes, total_bytes, versions)
     candidates = _candidates(run, settings)
     rounds = 2 if run.before.segments else 1
     replays = ReplayProgress(progress, max(1, run.events), 2 + rounds * len(candidates))
@@ -70,8 +70,8 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         recording.name,
         recording.device,
         run.events,
-        run.card_bytes,
-        run.card_source,
+        run.gpu_bytes,
+        run.gpu_source,
         fidelity,
         (_recorded(run, reproduction),),
         no_recommendation(fidelity),
@@ -93,8 +93,8 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
 ) -> WhatIf:
     """Return the answer with the replays of other settings, and the verdict that follows."""
     (recorded,) = answer.outcomes
-    cards = (run.card_bytes, run.total_bytes) if _is_limited(run) else (None, None)
-    replayer = Replayer(program, inference, run.events, *cards, progress.on_sample)
+    gpus = (run.gpu_bytes, run.total_bytes) if _is_limited(run) else (None, None)
+    replayer = Replayer(program, inference, run.events, *gpus, progress.on_sample)
     if not run.before.segments:
         baseline, others = _replay_all(run, replayer, candidates, recorded, progress)
         verdict = decide(answer.fidelity, baseline, others)
@@ -107,8 +107,8 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
     verdict = decide_mid_run(answer.fidelity, recorded, switched, restarts)
     return replace(
         answer,
-        card_bytes=cards[0],
-        card_source=run.card_source if cards[0] is not None else None,
+        gpu_bytes=gpus[0],
+        gpu_source=run.gpu_source if gpus[0] is not None else None,
         outcomes=(recorded, *switched),
         restarts=restarts,
         verdict=verdict,
@@ -116,17 +116,16 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
 
 
 def _is_limited(run: RecordedRun) -> bool:
-    """Return whether replays are limited by the card: not if what was there before exceeds it."""
-    return run.fits_card or not run.before.segments
+    """Return whether replays are limited by the GPU: not if what was there before exceeds it."""
+    return run.fits_gpu or not run.before.segments
 
 
 def _candidates(run: RecordedRun, settings: Sequence[str] | None) -> list[Candidate]:
-    card_known = run.card_bytes is not None
+    gpu_known = run.gpu_bytes is not None
     if settings is None:
-        return grid(run.recording, run.settings, card_known=card_known)
+        return grid(run.recording, run.settings, gpu_known=gpu_known)
     return [
-        candidate(text or "default", text, card_known=card_known)
-        for text in dict.fromkeys(settings)
+        candidate(text or "default", text, gpu_known=gpu_known) for text in dict.fromkeys(settings)
     ]
 
 
@@ -143,10 +142,10 @@ def _replay_all(
     recorded: ReplayResult,
     progress: ReplayProgress,
 ) -> tuple[ReplayResult, tuple[ReplayResult, ...]]:
-    """Return the recorded settings on this card, and the others, for a complete trace."""
+    """Return the recorded settings on this GPU, and the others, for a complete trace."""
     baseline, settings = recorded, run.settings
-    if run.card_bytes is not None and not run.fits_card:
-        baseline = replayer.replay(OTHER_CARD, settings.conf, settings.config)
+    if run.gpu_bytes is not None and not run.fits_gpu:
+        baseline = replayer.replay(OTHER_GPU, settings.conf, settings.config)
     progress.finish_replay()
     replays = (
         replayer.replay(setting.name, setting.conf, setting.config)
@@ -186,73 +185,73 @@ def line_to_type(recording: Recording, conf: str, versions: Mapping[str, str]) -
 
 
 @dataclass(frozen=True, slots=True)
-class CardMemory:
-    """A card to replay on: `obtainable` bytes for PyTorch, of `total` bytes."""
+class SimulatedGpuMemory:
+    """A GPU to replay on: `obtainable` bytes for PyTorch, of `total` bytes."""
 
     name: str
     obtainable: int
     total: int
 
 
-def on_cards(
+def on_gpus(
     recording: Recording,
-    own: CardMemory,
-    cards: Sequence[CardMemory],
+    own: SimulatedGpuMemory,
+    gpus: Sequence[SimulatedGpuMemory],
     answer: WhatIf,
     progress: Progress = no_progress,
 ) -> tuple[ReplayResult, ...]:
-    """Replay a recording under its own settings on other cards.
+    """Replay a recording under its own settings on other GPUs.
 
     Args:
         recording: one device of one snapshot.
-        own: the card that it was recorded on.
-        cards: the cards to replay it on.
+        own: the GPU that it was recorded on.
+        GPUs: the GPUs to replay it on.
         answer: the answer of `what_if` for the same recording, with a trusted fidelity.
         progress: called a few hundred times for each replay.
 
     Returns:
-        One result for each of `cards`, with the name of the card.
+        One result for each of `gpus`, with the name of the GPU.
 
     Raises:
         UsageError: as `what_if`.
     """
     run = recorded_run(recording, own.obtainable, own.total, UNKNOWN_VERSIONS)
-    replays = ReplayProgress(progress, max(1, run.events), 1 + len(cards))
+    replays = ReplayProgress(progress, max(1, run.events), 1 + len(gpus))
     reproduced: tuple[Reproduction, Fidelity, Inference] | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
-    for card in sorted(cards, key=lambda card: card.obtainable, reverse=True):
-        if _is_same(unlimited, run.settings.config, card):
-            results[card.name] = replace(unlimited, name=card.name)
+    for gpu in sorted(gpus, key=lambda gpu: gpu.obtainable, reverse=True):
+        if _is_same(unlimited, run.settings.config, gpu):
+            results[gpu.name] = replace(unlimited, name=gpu.name)
             continue
         reproduced = reproduced or reproduce_best(run, replays)
         reproduction, _, inference = reproduced
-        result = _replay_on(card, run, reproduction.program, replays, inference)
-        results[card.name] = result
+        result = _replay_on(gpu, run, reproduction.program, replays, inference)
+        results[gpu.name] = result
         unlimited = unlimited if _met_no_limit(unlimited) else result
-    return tuple(results[card.name] for card in cards)
+    return tuple(results[gpu.name] for gpu in gpus)
 
 
 def _replay_on(
-    card: CardMemory,
+    gpu: SimulatedGpuMemory,
     run: RecordedRun,
     program: Program,
     progress: ReplayProgress,
     inference: Inference,
 ) -> ReplayResult:
     replayer = Replayer(
-        program, inference, run.events, card.obtainable, card.total, progress.on_sample
+        program, inference, run.events, gpu.obtainable, gpu.total, progress.on_sample
     )
-    result = replayer.replay(card.name, run.settings.conf, run.settings.config)
+    result = replayer.replay(gpu.name, run.settings.conf, run.settings.config)
     progress.finish_replay()
     return result
 
 
-def _is_same(unlimited: ReplayResult, config: AllocatorConfig, card: CardMemory) -> bool:
-    """Return whether a replay on `card` would equal one that met no limit, because it has room."""
+def _is_same(unlimited: ReplayResult, config: AllocatorConfig, gpu: SimulatedGpuMemory) -> bool:
+    """Return whether a replay on `gpu` would equal one that met no limit, because it has room."""
     return (
         _met_no_limit(unlimited)
         and config.per_process_memory_fraction == 1
-        and unlimited.peak_reserved <= card.obtainable
+        and unlimited.peak_reserved <= gpu.obtainable
     )
 
 

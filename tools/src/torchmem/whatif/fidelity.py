@@ -138,37 +138,37 @@ def caveats(
 ) -> tuple[str, ...]:
     """Return the limitations of the answer as sentences, the most serious first."""
     return (
-        *_card_caveats(run, reproduction),
+        *_gpu_caveats(run, reproduction),
         *_start_caveats(run, inference),
         *_miss_caveats(fidelity),
         *ALWAYS,
     )
 
 
-def _card_caveats(run: RecordedRun, reproduction: Reproduction) -> Iterator[str]:
-    card, peak = run.card_bytes, run.peak_reserved
-    if card is None:
+def _gpu_caveats(run: RecordedRun, reproduction: Reproduction) -> Iterator[str]:
+    gpu, peak = run.gpu_bytes, run.peak_reserved
+    if gpu is None:
         yield (
             "The memory that PyTorch could get is not known, so no setting can run out of it: peak "
             "reserved is what each setting needs to run without a retry."
         )
-    elif run.card_source == "oom" and peak > card:
+    elif run.gpu_source == "oom" and peak > gpu:
         yield (
-            f"PyTorch could get {format_size(card)} when the request failed, but had reserved "
+            f"PyTorch could get {format_size(gpu)} when the request failed, but had reserved "
             f"{format_size(peak)} before: another process took memory in between. All settings are "
             "replayed with the smaller amount throughout."
         )
-    elif run.card_source == "oom" and _was_limited(run):
+    elif run.gpu_source == "oom" and _was_limited(run):
         yield (
             "A request failed although the driver had room, so the process has a limit of its own "
-            f"(a memory fraction). It is assumed to be {format_size(card)}, the peak of reserved "
+            f"(a memory fraction). It is assumed to be {format_size(gpu)}, the peak of reserved "
             "memory; it may be slightly higher."
         )
     if reproduction.doubtful:
         yield (
             f"Cache was released {reproduction.doubtful:,} times right before a request that "
             "needed new memory. This counts as torch.cuda.empty_cache(), but may have been the "
-            "allocator's retry on a full GPU. Pass --card to distinguish the two."
+            "allocator's retry on a full GPU. Pass --gpu-model to distinguish the two."
         )
 
 

@@ -21,7 +21,7 @@ from torchmem.sample.errors import UsageError
 from torchmem.simulator.snapshot import RangeKey
 
 MAX_UNITS = 1 << 24
-"""16 TiB of addresses: PyTorch reserves 9/8 of the card's memory for each stream and pool."""
+"""16 TiB of addresses: PyTorch reserves 9/8 of the GPU's memory for each stream and pool."""
 MAX_MOVED_UNITS = 1 << 28
 """256 TiB mapped and unmapped; no trace of ten million events moves more."""
 MAPPING_ACTIONS = frozenset({"segment_map", "segment_unmap"})

@@ -20,8 +20,8 @@ SUFFIXES = (".png", ".svg")
 RESERVED, ALLOCATED, STRANDED, LIMIT, GOOD = "#bcd4ea", "#2b6ca3", "#f28e2b", "#a01c1c", "#1a7f37"
 PANEL_INCHES = (4.6, 2.5)
 DOTS_PER_INCH = 110
-MAX_CARD_SCALE = 1.5
-"""A card larger than this multiple of the peak is not drawn: it would flatten all curves."""
+MAX_GPU_SCALE = 1.5
+"""A GPU larger than this multiple of the peak is not drawn: it would flatten all curves."""
 
 
 def check(path: Path) -> None:
@@ -104,8 +104,8 @@ def _draw_panel(panel: Axes, result: WhatIf, replay: ReplayResult) -> None:
         panel.fill_between(events, _gib(replay, column), step="post", color=color, linewidth=0)
     stranded = _gib(replay, "stranded")
     panel.plot(events, stranded, drawstyle="steps-post", color=STRANDED, linewidth=1.4)
-    if result.card_bytes is not None and _is_card_drawn(result):
-        panel.axhline(result.card_bytes / GIB, color=LIMIT, linewidth=1, linestyle="--")
+    if result.gpu_bytes is not None and _is_gpu_drawn(result):
+        panel.axhline(result.gpu_bytes / GIB, color=LIMIT, linewidth=1, linestyle="--")
     if replay.oom is not None:
         _mark_oom(panel, result, replay.oom)
     is_recommended = replay.name == result.verdict.recommended
@@ -136,8 +136,8 @@ def _mark_oom(panel: Axes, result: WhatIf, oom: FailedRequest) -> None:
     )
 
 
-def _is_card_drawn(result: WhatIf) -> bool:
-    return result.card_bytes is not None and result.card_bytes <= MAX_CARD_SCALE * _peak(result)
+def _is_gpu_drawn(result: WhatIf) -> bool:
+    return result.gpu_bytes is not None and result.gpu_bytes <= MAX_GPU_SCALE * _peak(result)
 
 
 def _peak(result: WhatIf) -> int:
@@ -156,9 +156,9 @@ def _gib(replay: ReplayResult, column: str) -> list[float]:
 
 
 def _draw_axes(panels: list[Any], result: WhatIf, columns: int) -> None:
-    card = result.card_bytes or 0 if _is_card_drawn(result) else 0
+    gpu = result.gpu_bytes or 0 if _is_gpu_drawn(result) else 0
     for number, panel in enumerate(panels):
-        panel.set_ylim(0, 1.1 * max(_peak(result), card, 1) / GIB)
+        panel.set_ylim(0, 1.1 * max(_peak(result), gpu, 1) / GIB)
         panel.set_xlim(0, max(1, result.events))
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if number % columns == 0:
@@ -177,9 +177,9 @@ def _legend(result: WhatIf) -> list[Any]:
         Patch(color=ALLOCATED, label="allocated"),
         Line2D([], [], color=STRANDED, label="stranded (free, but cannot go back to the driver)"),
     ]
-    if result.card_bytes is not None:
-        far_above = "" if _is_card_drawn(result) else " (far above)"
-        label = f"GPU: {format_size(result.card_bytes)}{far_above}"
+    if result.gpu_bytes is not None:
+        far_above = "" if _is_gpu_drawn(result) else " (far above)"
+        label = f"GPU: {format_size(result.gpu_bytes)}{far_above}"
         keys.append(Line2D([], [], color=LIMIT, linestyle="--", label=label))
     if any(replay.oom for replay in result.outcomes):
         label = "out of memory"

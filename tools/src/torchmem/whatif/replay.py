@@ -15,22 +15,22 @@ from torchmem.explain.verdict import Circumstances, judge
 from torchmem.recording.recording import PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import SimulatedCard
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.snapshot import AWAITED_STREAM
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.result import FailedRequest, ReplayResult, Start, TimelinePoint
 
 UNLIMITED_BYTES = 1 << 40
-"""More than any card has; the memory of a card of unknown size."""
+"""More than any GPU has; the memory of a GPU of unknown size."""
 SAMPLES = 400
 """Evenly spaced points of a timeline; points at new peaks are added to them."""
 PEAK_GROWTH = 1.02
 """A new peak gets a point of its own if it is larger by this factor."""
 
 
-class NewCard(SimulatedCard):
-    """A card whose addresses are above all that a recording may have."""
+class NewGpu(SimulatedGpu):
+    """A GPU whose addresses are above all that a recording may have."""
 
     first_address = 1 << 47  # user addresses of Linux end here
 
@@ -109,7 +109,7 @@ class Executor:
             self._release_pool,
             self._empty_pool,
         )
-        self.allocator.card.hold_events(True)
+        self.allocator.gpu.hold_events(True)
 
     def use_pools(self, pools: Iterable[PoolId]) -> None:
         """Create private pools; an instruction's request goes to the pool that it names."""
@@ -272,14 +272,14 @@ class Executor:
 class Replayer:
     """Replays the program of a recorded run under any setting.
 
-    `card_bytes` is what the allocator can get; None for an unlimited card. `total_bytes` is all
-    memory of the card, which a memory fraction refers to; if None, it equals `card_bytes`.
+    `gpu_bytes` is what the allocator can get; None for an unlimited GPU. `total_bytes` is all
+    memory of the GPU, which a memory fraction refers to; if None, it equals `gpu_bytes`.
     """
 
     program: Program
     inference: Inference
     events: int
-    card_bytes: int | None
+    gpu_bytes: int | None
     total_bytes: int | None
     on_sample: Callable[[int], None]
 
@@ -297,7 +297,7 @@ class Replayer:
         """Return what the program would have done, had the setting been switched at its begin.
 
         Raises:
-            ValueError: the card has too little memory for what was reserved then.
+            ValueError: the GPU has too little memory for what was reserved then.
         """
         executor, before = self._executor(config), self.inference.before
         blocks = executor.allocator.restore(
@@ -313,30 +313,30 @@ class Replayer:
 
     def _executor(self, config: AllocatorConfig) -> Executor:
         allocator = self._allocator(config)
-        executor = Executor(allocator, self.card_bytes, self.events, on_sample=self.on_sample)
+        executor = Executor(allocator, self.gpu_bytes, self.events, on_sample=self.on_sample)
         segments = self.inference.before.segments
         pools = self.program.pools | {segment["segment_pool_id"] for segment in segments}
         executor.use_pools(sorted(pools - {DEFAULT_POOL}))
         return executor
 
     def _allocator(self, config: AllocatorConfig) -> DeviceCachingAllocator:
-        obtainable = self.card_bytes or UNLIMITED_BYTES
-        total = max(obtainable, self.total_bytes or 0) if self.card_bytes else obtainable
-        card = NewCard(total, context_bytes=total - obtainable)
-        allocator = DeviceCachingAllocator(card, config=config, order=self.inference.order)
+        obtainable = self.gpu_bytes or UNLIMITED_BYTES
+        total = max(obtainable, self.total_bytes or 0) if self.gpu_bytes else obtainable
+        gpu = NewGpu(total, context_bytes=total - obtainable)
+        allocator = DeviceCachingAllocator(gpu, config=config, order=self.inference.order)
         fraction = config.per_process_memory_fraction
         if fraction < 1:
             allocator.set_memory_limit(int(fraction * total))
         elif config.garbage_collection_threshold:
             # The garbage collection needs a limit: use all that the allocator can get.
-            allocator.set_memory_limit(self.card_bytes)
+            allocator.set_memory_limit(self.gpu_bytes)
         return allocator
 
     def _pack(self, executor: Executor) -> None:
         """Request the initial live blocks in the order of their addresses.
 
         Raises:
-            ReplayEndedError: they do not fit on the card.
+            ReplayEndedError: they do not fit on the GPU.
         """
         for segment in self.inference.before.segments:
             pool, stream = segment["segment_pool_id"], segment["stream"]

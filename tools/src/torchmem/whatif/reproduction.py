@@ -18,7 +18,7 @@ from torchmem.allocator.sizes import SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.recording.recording import Event, PoolId, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import CardUse
+from torchmem.simulator.gpu import GpuUse
 from torchmem.simulator.snapshot import range_key
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.recorded_run import RecordedRun
@@ -26,7 +26,7 @@ from torchmem.whatif.replay import (
     UNLIMITED_BYTES,
     Executor,
     Instruction,
-    NewCard,
+    NewGpu,
     Operation,
     Program,
     ReplayEndedError,
@@ -36,7 +36,7 @@ DRIVER_ALLOCS = frozenset({"segment_alloc", "segment_map"})
 DRIVER_FREES = frozenset({"segment_free", "segment_unmap"})
 
 
-class _UnlimitedUse(CardUse):
+class _UnlimitedUse(GpuUse):
     """Counts bytes without a limit: whether there was room is known from the recording."""
 
     def claim(self, size: int, capacity: int) -> bool:
@@ -44,8 +44,8 @@ class _UnlimitedUse(CardUse):
         return super().claim(size, capacity + self.total() + size)
 
 
-class RecordedCard(NewCard):
-    """A card that returns the recorded addresses, and refuses memory where the recorded card did.
+class RecordedGpu(NewGpu):
+    """A GPU that returns the recorded addresses, and refuses memory where the recorded GPU did.
 
     `total_bytes` determines only the size of the address ranges of expandable segments. `expected`
     are the driver's next events, up to the current request; `fails` is whether that request failed.
@@ -155,9 +155,9 @@ class Reproduction:
 
     recording: Recording
     config: AllocatorConfig
-    card: RecordedCard
+    gpu: RecordedGpu
     executor: Executor
-    card_bytes: int | None
+    gpu_bytes: int | None
     max_misses: int
     instructions: list[Instruction] = field(default_factory=list)
     pools: set[PoolId] = field(default_factory=set)
@@ -259,10 +259,10 @@ class Reproduction:
         return size > 0 and not (releases_parts and size < releasable())
 
     def _malloc(self, number: int, event: Event, operation: Operation) -> None:
-        card = self.card
-        card.expected, card.fails = deque(self.group), operation is Operation.TRY_MALLOC
-        card.driver_free = event.device_free
-        card.later = partial(self._mapped_later, number - len(self.group), event)
+        gpu = self.gpu
+        gpu.expected, gpu.fails = deque(self.group), operation is Operation.TRY_MALLOC
+        gpu.driver_free = event.device_free
+        gpu.later = partial(self._mapped_later, number - len(self.group), event)
         if event.pool != DEFAULT_POOL:
             self.pools.add(event.pool)
         try:
@@ -271,7 +271,7 @@ class Reproduction:
             block = None
         else:
             block = self.executor.blocks.get(event.address)
-        card.expected, card.fails, card.driver_free = deque(), False, None
+        gpu.expected, gpu.fails, gpu.driver_free = deque(), False, None
         if operation is Operation.MALLOC:
             self.allocations += 1
             if block is not None and block.address == event.address:
@@ -297,13 +297,13 @@ class Reproduction:
         config, allocator = self.config, self.executor.allocator
         if config.max_split_size is None and allocator.would_reuse(event.size, event.stream):
             return True
-        if self.card_bytes is not None:
+        if self.gpu_bytes is not None:
             added = sum(other.size for other in self.group if other.action in DRIVER_ALLOCS)
-            if allocator.stats.reserved_bytes.current + added > self.card_bytes:
+            if allocator.stats.reserved_bytes.current + added > self.gpu_bytes:
                 return False
         if config.max_split_size is not None or config.garbage_collection_threshold:
             return self._is_flush(frees)
-        self.doubtful += self.card_bytes is None
+        self.doubtful += self.gpu_bytes is None
         return True
 
     def _end_group(self, number: int) -> None:
@@ -317,7 +317,7 @@ class Reproduction:
     def _empty_cache(self, number: int, frees: Iterable[Event]) -> None:
         self._release_pools(number, frees)
         pools = dict.fromkeys(event.pool for event in frees)
-        self.card.expected = deque()
+        self.gpu.expected = deque()
         if DEFAULT_POOL in pools:
             self._execute(Operation.EMPTY_CACHE, number)
             return
@@ -347,11 +347,11 @@ def reproduce(
 ) -> Reproduction:
     """Replay a recording under its own settings, starting from the memory before it."""
     recording, config = run.recording, run.settings.config
-    card_bytes = run.card_bytes if run.fits_card else None
-    total_bytes = run.total_bytes if run.fits_card else None
-    card = RecordedCard(total_bytes or card_bytes or UNLIMITED_BYTES)
+    gpu_bytes = run.gpu_bytes if run.fits_gpu else None
+    total_bytes = run.total_bytes if run.fits_gpu else None
+    gpu = RecordedGpu(total_bytes or gpu_bytes or UNLIMITED_BYTES)
     allocator = DeviceCachingAllocator(
-        card,
+        gpu,
         recording.device,
         # Only the garbage collection needs a limit; the recorded driver answers contain all others.
         replace(config, throw_on_cudamalloc_oom=False, per_process_memory_fraction=1.0),
@@ -359,19 +359,17 @@ def reproduce(
     )
     collects = config.garbage_collection_threshold > 0
     allocator.set_memory_limit(run.limit_bytes if collects else None)
-    executor = Executor(allocator, card_bytes, run.events, on_sample=on_sample)
-    _restore(run, inference, executor, card)
+    executor = Executor(allocator, gpu_bytes, run.events, on_sample=on_sample)
+    _restore(run, inference, executor, gpu)
     waiting = {address for address, block in executor.blocks.items() if not block.allocated}
     reproduction = Reproduction(
-        recording, config, card, executor, card_bytes, max_misses, waiting=waiting
+        recording, config, gpu, executor, gpu_bytes, max_misses, waiting=waiting
     )
     reproduction.run()
     return reproduction
 
 
-def _restore(
-    run: RecordedRun, inference: Inference, executor: Executor, card: RecordedCard
-) -> None:
+def _restore(run: RecordedRun, inference: Inference, executor: Executor, gpu: RecordedGpu) -> None:
     """Load the memory before the trace."""
     recording, before = run.recording, inference.before
     pools = {event.pool for event in recording.events}
@@ -383,5 +381,5 @@ def _restore(
     executor.blocks.update(blocks)
     for segment in before.segments:
         first = before.first_addresses.get(range_key(segment), segment["address"])
-        card.ranges.append(range(first, first + card.total_bytes * 9 // 8))
+        gpu.ranges.append(range(first, first + gpu.total_bytes * 9 // 8))
     executor.start_counting()

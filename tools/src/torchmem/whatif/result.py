@@ -12,6 +12,8 @@ from typing import Any, Literal
 from torchmem.sample.sample import OomCause, OomDetail
 from torchmem.simulator.blocks import BlockOrder
 
+PUBLISHED_NAMES = {"gpu_bytes": "card_bytes", "gpu_source": "card_source"}
+"""Names in the JSON of fields that have other names here."""
 SCHEMA = 1
 
 Start = Literal["recorded", "empty", "packed", "switched"]
@@ -24,8 +26,8 @@ guess.
 """
 Direction = Literal["less", "same", "more"]
 """Peak reserved memory, compared with the recorded settings."""
-CardSource = Literal["oom", "given", "capture"]
-"""How the memory of the card is known: an OOM in the trace, the caller, or `torchmem capture`."""
+GpuSource = Literal["oom", "given", "capture"]
+"""How the memory of the GPU is known: an OOM in the trace, the caller, or `torchmem capture`."""
 Decision = Literal["change", "keep", "none"]
 """Change the settings, keep them, or no recommendation: the replay does not match the recording."""
 
@@ -169,7 +171,7 @@ class Recommendation:
 class WhatIf:
     """The answer for one device of one snapshot.
 
-    `card_bytes` is what PyTorch can reserve at most, without the CUDA context and other processes;
+    `gpu_bytes` is what PyTorch can reserve at most, without the CUDA context and other processes;
     if it is None, no setting can run out of memory. `events` is the length of the trace. `outcomes`
     starts with the recording itself (`start` "recorded"). If it ran on a larger GPU, the recorded
     settings on this GPU follow ("recorded, this GPU"). The other outcomes are compared with the
@@ -181,8 +183,8 @@ class WhatIf:
     name: str
     device: int
     events: int
-    card_bytes: int | None
-    card_source: CardSource | None
+    gpu_bytes: int | None
+    gpu_source: GpuSource | None
     fidelity: Fidelity
     outcomes: tuple[ReplayResult, ...]
     verdict: Recommendation
@@ -200,7 +202,9 @@ def whatif_values(result: WhatIf) -> dict[str, Any]:
 
     A timeline becomes one list for each of its columns.
     """
-    values: dict[str, Any] = asdict(result)
+    values: dict[str, Any] = {
+        PUBLISHED_NAMES.get(name, name): value for name, value in asdict(result).items()
+    }
     values["fidelity"] |= {"share": result.fidelity.share, "trusted": result.fidelity.trusted}
     values["outcomes"] = [_replay_values(replay) for replay in result.outcomes]
     return values

@@ -90,17 +90,17 @@ def conf_text(config: AllocatorConfig) -> str:
     return format_alloc_conf({key: str(value) for key, value in parts.items() if value is not None})
 
 
-def candidate(name: str, conf: str, *, card_known: bool = True) -> Candidate:
+def candidate(name: str, conf: str, *, gpu_known: bool = True) -> Candidate:
     """Return a setting, refused if PyTorch would refuse it or if it has no effect here."""
     reason = rejection_reason(conf)
     if reason is not None:
         return Candidate(name, conf, refused=reason)
     config = AllocatorConfig.parse(conf)
-    if config.garbage_collection_threshold and not card_known:
+    if config.garbage_collection_threshold and not gpu_known:
         reason = "It is a share of the GPU's memory, which is unknown."
     elif config.garbage_collection_threshold and config.per_process_memory_fraction == 1:
         reason = "It has no effect without a memory fraction below 1."
-    elif config.per_process_memory_fraction < 1 and not card_known:
+    elif config.per_process_memory_fraction < 1 and not gpu_known:
         reason = "It is a share of the GPU's memory, which is unknown."
     return Candidate(name, conf, config, reason)
 
@@ -109,7 +109,7 @@ def grid(
     recording: Recording,
     recorded: Candidate,
     *,
-    card_known: bool,
+    gpu_known: bool,
     divisions: Sequence[int] = ROUNDUP_DIVISIONS,
 ) -> list[Candidate]:
     """Return the settings worth trying, the simplest first, without duplicates.
@@ -120,7 +120,7 @@ def grid(
     largest = max(requests, default=0)
     seen, candidates = {recorded.config}, []
     for name, conf in _texts(largest, recorded.config, divisions):
-        setting = candidate(name, conf, card_known=card_known)
+        setting = candidate(name, conf, gpu_known=gpu_known)
         if setting.refused is not None or setting.config not in seen:
             seen.add(setting.config)
             candidates.append(setting)

@@ -18,9 +18,9 @@ HEADINGS = (
 )
 MAX_CAVEATS = 3
 MAX_LABEL_LENGTH = 30
-CARD_SOURCES = {
+GPU_SOURCES = {
     "oom": " (from the OOM in the trace)",
-    "given": " (--card, less the CUDA context)",
+    "given": " (--gpu-model, less the CUDA context)",
     "capture": " (as free when the capture began)",
 }
 
@@ -112,11 +112,11 @@ def recommendation(result: WhatIf) -> Iterator[str]:
 
 
 def _headline(result: WhatIf) -> str:
-    card = "memory of the GPU unknown (pass --card to see retries and OOMs)"
-    if result.card_bytes is not None:
-        source = "" if result.card_source is None else CARD_SOURCES[result.card_source]
-        card = f"{format_size(result.card_bytes)} for PyTorch{source}"
-    return f"{sanitize_text(result.name)}, cuda:{result.device}: {result.events:,} events, {card}"
+    gpu = "memory of the GPU unknown (pass --gpu-model to see retries and OOMs)"
+    if result.gpu_bytes is not None:
+        source = "" if result.gpu_source is None else GPU_SOURCES[result.gpu_source]
+        gpu = f"{format_size(result.gpu_bytes)} for PyTorch{source}"
+    return f"{sanitize_text(result.name)}, cuda:{result.device}: {result.events:,} events, {gpu}"
 
 
 def _percent(share: float) -> str:
@@ -126,7 +126,7 @@ def _percent(share: float) -> str:
 
 def _row(result: WhatIf, replay: ReplayResult, largest: int) -> tuple[str, ...]:
     """Return the cells of one setting; sizes have the unit of the largest one in the table."""
-    is_known = result.card_bytes is not None or replay.ooms or replay.retries
+    is_known = result.gpu_bytes is not None or replay.ooms or replay.retries
     return (
         _marked(result, replay.name),
         format_size(replay.peak_reserved, largest),

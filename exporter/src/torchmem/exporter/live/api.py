@@ -12,15 +12,16 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from torchmem.exporter.live.state import Found, encode
+from torchmem.exporter.live.state import encode
 from torchmem.exporter.live.states import (
     GZIP_HEADER,
-    Ranks,
+    RankIndex,
     States,
     deflated,
 )
 from torchmem.exporter.live.why import rank_why
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
@@ -44,9 +45,9 @@ class LiveApi:
     The words about a rank are made once for each collection.
     """
 
-    def __init__(self, states: States, ranks: Ranks, run_dir: Path, queue: FairQueue) -> None:
+    def __init__(self, states: States, ranks: RankIndex, run_dir: Path, queue: FairQueue) -> None:
         self._states, self._ranks, self._run_dir, self._queue = states, ranks, run_dir, queue
-        self._kept_of: Found | None = None
+        self._kept_of: NodeReading | None = None
         self._kept: dict[tuple[str, str, bool], bytes] = {}
         self._streams = Counter[str]()
         self._closing = asyncio.Event()
@@ -74,7 +75,9 @@ class LiveApi:
             return PlainTextResponse("Too many requests of yours are waiting: try later.\n", 503)
         return Response(body, headers=_HEADERS, media_type="application/json")
 
-    def _why(self, request: Request, found: Found, item: Published, device: DeviceSample) -> bytes:
+    def _why(
+        self, request: Request, found: NodeReading, item: Published, device: DeviceSample
+    ) -> bytes:
         is_allowed = may_look(request.scope, item.uid)
         if self._kept_of is not found or len(self._kept) >= MAX_KEPT_RANKS:
             self._kept_of, self._kept = found, {}

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from torchmem.exporter.live.map_file import MapFiles, expanded_pieces
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
-from torchmem.exporter.live.states import Ranks
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.live.states import RankIndex
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
@@ -30,7 +30,7 @@ class MapApi:
     client has; 403, 404 and 409 with a sentence under `error`.
     """
 
-    def __init__(self, ranks: Ranks, run_dir: Path, queue: FairQueue) -> None:
+    def __init__(self, ranks: RankIndex, run_dir: Path, queue: FairQueue) -> None:
         self._ranks, self._queue = ranks, queue
         self._requests, self._files = Requests(run_dir), MapFiles(run_dir)
 

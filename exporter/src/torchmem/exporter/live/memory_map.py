@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     REQUEST_SUFFIX,

@@ -1,4 +1,4 @@
-"""What a card's memory consists of, as parts that add up to it exactly.
+"""What a GPU's memory consists of, as parts that add up to it exactly.
 
 The parts are those of the dashboards (gpu:torchmem_memory_bytes:sum, recording-memory.yml), with
 the bytes of tensors divided into components. Statistics, snapshots and NVML are read at slightly
@@ -16,11 +16,11 @@ from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import colors
 from torchmem.sample.sample import Allocator, DeviceSample, Layout
 
-MAX_CARD_BYTES = 1 << 50
+MAX_GPU_BYTES = 1 << 50
 """More than any GPU has: a larger number in a sample is not true."""
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part's name, as in the legend, and its bytes. `label`: a name that the script gave."""
 
     name: str
@@ -82,7 +82,7 @@ _SHRINK_ORDER = (
 )
 
 
-def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
+def rank_parts(device: DeviceSample, outside: int | None) -> tuple[UseState, ...]:
     """Return what one process holds on a device; the parts add up to reserved and outside bytes.
 
     Without a sound sample there are none. Statistics are read when a step ends and the snapshot at
@@ -95,12 +95,12 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
         return ()
     if outside is not None and outside < 0:
         on_device = max(0, reserved + outside)
-        return (Part("in_use", on_device),) if on_device else ()
+        return (UseState("in_use", on_device),) if on_device else ()
     cache = _cache(allocator, device.layout, reserved)
     in_use = reserved - sum(part.bytes for part in cache)
     parts = _fitted([*_in_use(device, allocator, in_use), *cache], reserved)
     if outside:
-        parts.append(Part("outside_allocator", outside))
+        parts.append(UseState("outside_allocator", outside))
     return tuple(part for part in parts if part.bytes)
 
 
@@ -119,7 +119,7 @@ def _reserved(device: DeviceSample) -> int | None:
     return plausible(device.allocator.reserved_bytes.total) if device.allocator else None
 
 
-def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[Part]:
+def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[UseState]:
     """Return what is reserved and not in use.
 
     Of what came since the snapshot, it is not known how it is free. The rest is scaled down if the
@@ -127,7 +127,7 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
     """
     free_now = max(0, reserved - allocator.active_bytes.total)
     if layout is None:
-        return [Part("cached", free_now)]
+        return [UseState("cached", free_now)]
     if layout.in_use_bytes is not None:
         free_now = min(free_now, max(0, reserved - layout.in_use_bytes))
     sizes = {
@@ -141,10 +141,10 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
         sizes["releasable"] += free_now - sum(sizes.values())
     elif layout.in_use_bytes is not None:
         sizes["cached"] = free_now - free_then
-    return [Part(name, size) for name, size in sizes.items()]
+    return [UseState(name, size) for name, size in sizes.items()]
 
 
-def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Part]:
+def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[UseState]:
     """Return what is in use by component, if the components are known.
 
     If more is in use than at the latest read, that was the snapshot's moment, in the middle of a
@@ -163,24 +163,24 @@ def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Par
     components = components or {"in_use": in_use - pending, "pending": pending}
     known = COMPONENT_NAMES.keys() | {"in_use"}
     return [
-        Part(name, size) if name in known else Part("other", size, name)
+        UseState(name, size) if name in known else UseState("other", size, name)
         for name, size in components.items()
     ]
 
 
-def card_parts(
+def gpu_parts(
     total: int,
     memory: MemoryInfo | None,
-    ranks: Iterable[Sequence[Part]],
+    ranks: Iterable[Sequence[UseState]],
     driver_free: int | None,
-) -> tuple[Part, ...]:
-    """Return the parts of a card of `total` bytes, which add up to it.
+) -> tuple[UseState, ...]:
+    """Return the parts of a GPU of `total` bytes, which add up to it.
 
     `ranks`: the parts of each live rank. `memory`: what NVML reports; without it, what is neither
     free nor PyTorch's is one part. `driver_free`: what the driver had free when a running rank read
     its statistics, which is the moment of the ranks' parts; if it is None, NVML's free memory
     counts. If both are None, only the ranks' parts are known. Several ranks are not read at the
-    same moment: if their parts do not fit together on the card, the parts outside the allocator and
+    same moment: if their parts do not fit together on the GPU, the parts outside the allocator and
     the free ones shrink first.
     """
     driver = (memory.reserved or 0) if memory else 0
@@ -194,33 +194,33 @@ def card_parts(
     else:
         free = min(driver_free, rest)
         name = "other_processes" if memory else "not_pytorch"
-        others = [Part(name, rest - free), Part("free", free)]
-    sizes = [*held, *others, Part("driver", driver)]
+        others = [UseState(name, rest - free), UseState("free", free)]
+    sizes = [*held, *others, UseState("driver", driver)]
     order = [entry.name for entry in LEGEND]
     return tuple(sorted((p for p in sizes if p.bytes), key=lambda part: order.index(part.name)))
 
 
-def _sums(ranks: Iterable[Sequence[Part]]) -> list[Part]:
+def _sums(ranks: Iterable[Sequence[UseState]]) -> list[UseState]:
     """Return the sum of each part over the ranks, without the names that scripts gave."""
     sums: dict[str, int] = {}
     for parts in ranks:
         for part in parts:
             sums[part.name] = sums.get(part.name, 0) + part.bytes
-    return [Part(name, size) for name, size in sums.items()]
+    return [UseState(name, size) for name, size in sums.items()]
 
 
-def _fitted(parts: Sequence[Part], size: int) -> list[Part]:
+def _fitted(parts: Sequence[UseState], size: int) -> list[UseState]:
     """Return the parts in drawing order, shrunk until they have at most `size` bytes."""
     excess = sum(part.bytes for part in parts) - size
     fitted = []
     for part in sorted(parts, key=lambda part: _SHRINK_ORDER.index(part.name)):
         cut = min(max(0, excess), part.bytes)
         excess -= cut
-        fitted.append(Part(part.name, part.bytes - cut, part.label))
+        fitted.append(UseState(part.name, part.bytes - cut, part.label))
     order = [entry.name for entry in LEGEND]
     return sorted(fitted, key=lambda part: order.index(part.name))
 
 
 def plausible(size: int | None) -> int | None:
-    """Return a size that a card can have, else None."""
-    return size if size is not None and size <= MAX_CARD_BYTES else None
+    """Return a size that a GPU can have, else None."""
+    return size if size is not None and size <= MAX_GPU_BYTES else None

@@ -9,66 +9,43 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import msgspec
 
 from torchmem.explain.rank_report import ending
 from torchmem.explain.threats import is_severe, threats
-from torchmem.explain.thresholds import Limits, Thresholds, defaults
+from torchmem.explain.thresholds import Limits
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.host_processes import KillCause
 from torchmem.exporter.live.parts import (
     LEGEND,
     LegendEntry,
-    Part,
-    card_parts,
+    UseState,
+    gpu_parts,
     plausible,
     rank_parts,
     tensor_bytes,
 )
+from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading, V
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.outside_allocator import DeviceProcess, uses_by_process
+from torchmem.exporter.subjects.outside_allocator import uses_by_process
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
-from torchmem.host.process_table import ProcessKey, process_key
+from torchmem.host.process_table import process_key
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, Sample, State
 
 STATE_SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What one collection has found, without the metric families.
-
-    `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
-    by the names of these devices. `outside`: bytes outside the allocator by device and process;
-    below zero, that many reserved bytes are not on the device. `kill_causes`: what killed a
-    process, where it is known. `thresholds` were in force.
-    """
-
-    time: float
-    reading: Reading
-    published: Sequence[Published] = ()
-    gpus: Mapping[str, GpuIdentity] = field(default_factory=dict)
-    outside: Mapping[DeviceProcess, int] = field(default_factory=dict)
-    kill_causes: Mapping[ProcessKey, KillCause] = field(default_factory=dict)
-    thresholds: Thresholds = field(default_factory=defaults)
-
-    def limits(self, item: Published) -> Limits:
-        """Return the thresholds for a process."""
-        return self.thresholds.limits(item.sample.process.run, platform.node())
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base class of the document's parts: what is None or empty is left out of the JSON."""
 
 
-class Why(Document, frozen=True, kw_only=True):
+class Reason(Document, frozen=True, kw_only=True):
     """One thing that threatens a rank, as `torchmem report` prints it.
 
     `cause` and `onset` are those of the OOM, as far as they are known.
@@ -108,7 +85,7 @@ class RankState(Document, frozen=True, kw_only=True):
     pid: int
     state: State
     sample_time: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[UseState, ...] = ()
     tensor_bytes: int | None = None
     uid: int | None = None
     script: str | None = None
@@ -135,7 +112,7 @@ class RankState(Document, frozen=True, kw_only=True):
     steps: int | None = None
     read_steps: int | None = None
     step_seconds: float | None = None
-    why: tuple[Why, ...] = ()
+    why: tuple[Reason, ...] = ()
 
 
 class GpuState(Document, frozen=True, kw_only=True):
@@ -148,7 +125,7 @@ class GpuState(Document, frozen=True, kw_only=True):
 
     uuid: str
     up: bool
-    parts: tuple[Part, ...]
+    parts: tuple[UseState, ...]
     ranks: tuple[RankState, ...]
     index: int | None = None
     name: str | None = None
@@ -194,7 +171,7 @@ def decode(data: bytes) -> NodeState:
     return msgspec.json.decode(data, type=NodeState)
 
 
-def node_state(found: Found) -> NodeState:
+def node_state(found: NodeReading) -> NodeState:
     """Return the state of the node."""
     reason = found.reading.down_reason
     return NodeState(
@@ -213,7 +190,7 @@ def node_state(found: Found) -> NodeState:
     )
 
 
-def _by_rank(found: Found) -> list[Published]:
+def _by_rank(found: NodeReading) -> list[Published]:
     """Return the processes, those that have ended last."""
     return sorted(
         found.published,
@@ -236,7 +213,7 @@ class _OnDevice:
     holds_memory: bool
 
 
-def _gpus(found: Found) -> Iterator[GpuState]:
+def _gpus(found: NodeReading) -> Iterator[GpuState]:
     """Yield NVML's GPUs by index, then devices that only samples know."""
     ranks: dict[str, list[_OnDevice]] = {}
     uses = uses_by_process(found.reading)
@@ -275,7 +252,9 @@ def _by_uuid(reading: Reading, kind: type[V]) -> Mapping[str, V]:
     return {gpu.uuid: value for gpu, value in reading.values(kind)}
 
 
-def _gpu(found: Found, values: _Values, gpu: GpuIdentity, ranks: Sequence[_OnDevice]) -> GpuState:
+def _gpu(
+    found: NodeReading, values: _Values, gpu: GpuIdentity, ranks: Sequence[_OnDevice]
+) -> GpuState:
     memory = values.memory.get(gpu.uuid)
     power = values.power.get(gpu.uuid, Power())
     utilization = values.utilization.get(gpu.uuid, Utilization())
@@ -326,11 +305,11 @@ def _name(ranks: Iterable[_OnDevice]) -> str | None:
 
 def _parts(
     total: int | None, memory: MemoryInfo | None, ranks: Sequence[_OnDevice]
-) -> tuple[Part, ...]:
+) -> tuple[UseState, ...]:
     if total is None:
         return ()
     held = [entry.state.parts for entry in ranks if entry.holds_memory]
-    return card_parts(total, memory, held, _driver_free(ranks))
+    return gpu_parts(total, memory, held, _driver_free(ranks))
 
 
 def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:
@@ -370,20 +349,20 @@ def _rank(
     return msgspec.structs.replace(state, **_on_device(device, outside, limits))
 
 
-def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[Why, ...]:
+def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[Reason, ...]:
     """Return how the process ended, or while it runs, what threatens it."""
     ended = ending(item.sample, item.state)
     if ended is not None:
         oom = device.last_oom if device and item.state == "oom" else None
         cause, onset = (oom.cause, oom.onset) if oom else (None, None)
-        return (Why(text=ended, cause=cause, onset=onset),)
+        return (Reason(text=ended, cause=cause, onset=onset),)
     return rank_threats(item.sample, device, limits) if device else ()
 
 
-def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Why, ...]:
+def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Reason, ...]:
     """Return what threatens a rank that runs, the most urgent first."""
     found = threats(sample, device, limits)
-    return tuple(Why(text=item.text, cause=item.cause, onset=item.onset) for item in found)
+    return tuple(Reason(text=item.text, cause=item.cause, onset=item.onset) for item in found)
 
 
 def _on_device(device: DeviceSample, outside: int | None, limits: Limits) -> dict[str, object]:

@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 
-from torchmem.exporter.live.state import Found, encode, node_state
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.live.state import encode, node_state
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published
 
 MIN_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 5.0
@@ -28,7 +29,7 @@ _GZIP_LEVEL = 1
 class EncodedState:
     """The state document of one collection. Each encoding is made once."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: NodeReading) -> None:
         self.found = found
         self.json = encode(node_state(found))
 
@@ -62,7 +63,7 @@ class States:
     """The newest state. `collect` runs a collection, or waits for the one that runs already."""
 
     def __init__(
-        self, collect: Callable[[], Awaitable[object]], found: Callable[[], Found]
+        self, collect: Callable[[], Awaitable[object]], found: Callable[[], NodeReading]
     ) -> None:
         self._collect, self._found = collect, found
         self._newest: EncodedState | None = None
@@ -88,12 +89,12 @@ class States:
         return self._newest
 
 
-class Ranks:
+class RankIndex:
     """The processes that the newest collection has found, by their ids in URLs."""
 
-    def __init__(self, found: Callable[[], Found]) -> None:
+    def __init__(self, found: Callable[[], NodeReading]) -> None:
         self._found = found
-        self._indexed: Found | None = None
+        self._indexed: NodeReading | None = None
         self._by_id: dict[str, Published] = {}
 
     def get(self, id_: str) -> Published | None:

@@ -27,9 +27,10 @@ from torchmem.explain.rank_report import ending, facts, next_request
 from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice
-from torchmem.exporter.live.parts import LEGEND, Part, plausible, rank_parts
-from torchmem.exporter.live.state import Document, Found, Why, rank_threats
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
+from torchmem.exporter.live.state import Document, Reason, rank_threats
+from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.sample_files import Published
 from torchmem.host.process_table import process_key
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import (
@@ -49,21 +50,21 @@ MAX_HOLDERS = 4
 _LABELS = {entry.name: entry.label for entry in LEGEND}
 
 
-class Subject(Document, frozen=True, kw_only=True):
+class FactText(Document, frozen=True, kw_only=True):
     """What is known about one subject, in a few words."""
 
     subject: str
     text: str
 
 
-class Advice(Document, frozen=True, kw_only=True):
+class RemedyText(Document, frozen=True, kw_only=True):
     """One thing to do, and lines to type."""
 
     text: str
     lines: tuple[str, ...] = ()
 
 
-class Use(Document, frozen=True, kw_only=True):
+class LabeledBytes(Document, frozen=True, kw_only=True):
     """What some of a device's memory was used for, in bytes."""
 
     label: str
@@ -89,8 +90,8 @@ class OomWhy(Document, frozen=True, kw_only=True):
     summary: str
     reason: str
     before: str
-    memory: tuple[Use, ...]
-    advice: tuple[Advice, ...]
+    memory: tuple[LabeledBytes, ...]
+    advice: tuple[RemedyText, ...]
     stack: tuple[Call, ...] = ()
     hidden: bool | None = None
 
@@ -107,15 +108,15 @@ class RankWhy(Document, frozen=True, kw_only=True):
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
-    threats: tuple[Why, ...] = ()
-    advice: tuple[Advice, ...] = ()
-    facts: tuple[Subject, ...] = ()
+    threats: tuple[Reason, ...] = ()
+    advice: tuple[RemedyText, ...] = ()
+    facts: tuple[FactText, ...] = ()
     run: Chart | None = None
     oom: OomWhy | None = None
 
 
 def rank_why(
-    found: Found, run_dir: Path, item: Published, device: DeviceSample, *, may_look: bool
+    found: NodeReading, run_dir: Path, item: Published, device: DeviceSample, *, may_look: bool
 ) -> RankWhy:
     """Return the words about a process on one of its devices.
 
@@ -136,20 +137,20 @@ def rank_why(
         advice=tuple(map(_advice, advice(sample, device, limits)))
         if is_live
         else _after_kill(found, item),
-        facts=tuple(Subject(subject=fact.subject, text=fact.text) for fact in known),
+        facts=tuple(FactText(subject=fact.subject, text=fact.text) for fact in known),
         run=run_chart(device.run_history, device.total_bytes),
         oom=oom_why(report, _index(found, device), may_look=may_look) if report else None,
     )
 
 
-def _holds(parts: Iterable[Part]) -> str | None:
+def _holds(parts: Iterable[UseState]) -> str | None:
     largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
     return (
         ", ".join(f"{format_size(p.bytes)} {p.label or _LABELS[p.name]}" for p in largest) or None
     )
 
 
-def _ending(found: Found, item: Published) -> str | None:
+def _ending(found: NodeReading, item: Published) -> str | None:
     text = ending(item.sample, item.state)
     cause = found.kill_causes.get(process_key(item.sample.process))
     if item.state == "killed" and cause == "host_memory":
@@ -157,17 +158,17 @@ def _ending(found: Found, item: Published) -> str | None:
     return text
 
 
-def _after_kill(found: Found, item: Published) -> tuple[Advice, ...]:
+def _after_kill(found: NodeReading, item: Published) -> tuple[RemedyText, ...]:
     cause = found.kill_causes.get(process_key(item.sample.process))
     is_killed = item.state == "killed" and cause
-    return (Advice(text=f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
+    return (RemedyText(text=f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
 
 
-def _advice(remedy: Remedy) -> Advice:
-    return Advice(text=f"{remedy.text}{gain_sentence(remedy)}", lines=remedy.lines)
+def _advice(remedy: Remedy) -> RemedyText:
+    return RemedyText(text=f"{remedy.text}{gain_sentence(remedy)}", lines=remedy.lines)
 
 
-def _index(found: Found, device: DeviceSample) -> int | None:
+def _index(found: NodeReading, device: DeviceSample) -> int | None:
     gpu = found.gpus.get(device.uuid or "")
     return gpu.index if gpu else None
 
@@ -184,7 +185,7 @@ def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
         reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
         memory=tuple(
-            Use(label=label, bytes=size)
+            LabeledBytes(label=label, bytes=size)
             for label, size in memory_breakdown(report)
             if plausible(size)
         ),

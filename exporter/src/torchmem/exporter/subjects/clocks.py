@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, available, multiplied, plausible
+from torchmem.exporter.nvml import NvmlDevice, available, multiplied, plausible
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import keyed_family, value_family
@@ -48,7 +48,7 @@ class Clocks(GpuValue):
     performance_state: int | None = None
 
     @classmethod
-    def read(cls, gpu: Device) -> Clocks:
+    def read(cls, gpu: NvmlDevice) -> Clocks:
         """Read clocks (MHz), clocks event reasons (a bit mask) and the performance state."""
         reasons = gpu.call_first(_EVENT_REASONS)
         state = gpu.call("nvmlDeviceGetPerformanceState")
@@ -75,7 +75,7 @@ def _throttle(reasons: int) -> dict[str, bool]:
     return {reason: bool(reasons & bit) for reason, bit in _REASONS.items()}
 
 
-def _hertz(gpu: Device, name: str) -> dict[str, float | None]:
+def _hertz(gpu: NvmlDevice, name: str) -> dict[str, float | None]:
     return {
         domain: multiplied(plausible(gpu.call(name, number), _MAX_MEGAHERTZ), _MEGAHERTZ)
         for number, domain in enumerate(_DOMAINS)

@@ -9,13 +9,13 @@ from itertools import product
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuLabels, GpuValue
-from torchmem.exporter.nvml import Device, available
+from torchmem.exporter.nvml import NvmlDevice, available
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Row, family, keyed_family, value_family
 
 _KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
-# nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the card
+# nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the GPU
 _SCOPES = ("volatile", "aggregate")
 _RETIRED_FIELDS = (29, 30, 31)  # NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING
 _RECOVERY_ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -41,7 +41,7 @@ class Ecc(GpuValue):
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, gpu: Device) -> Ecc:
+    def read(cls, gpu: NvmlDevice) -> Ecc:
         """Call nvmlDeviceGetEccMode and nvmlDeviceGetTotalEccErrors."""
         mode = gpu.call("nvmlDeviceGetEccMode")
         errors = {}
@@ -67,7 +67,7 @@ class Repairs(GpuValue):
     recovery_action: str | None = None
 
     @classmethod
-    def read(cls, gpu: Device) -> Repairs:
+    def read(cls, gpu: NvmlDevice) -> Repairs:
         """Call nvmlDeviceGetRemappedRows; read retired pages and recovery action as fields."""
         rows = gpu.call("nvmlDeviceGetRemappedRows")
         fields = gpu.field_values(*_RETIRED_FIELDS, _RECOVERY_ACTION_FIELD)

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, DeviceState, NvmlLibrary
+from torchmem.exporter.nvml import DeviceState, NvmlDevice, NvmlLibrary
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
 from torchmem.metrics import catalog
@@ -47,7 +47,7 @@ class Gpm(GpuValue):
     pcie: Traffic = field(default_factory=Traffic)
 
     @classmethod
-    def read(cls, gpu: Device) -> Gpm | None:
+    def read(cls, gpu: NvmlDevice) -> Gpm | None:
         """Return the means since the last reading.
 
         None without support, in the first reading, and after ten minutes without a reading.
@@ -79,7 +79,7 @@ class _Window(DeviceState):
         self._sample_seconds = 0.0
         self._means: Gpm | None = None
 
-    def means(self, gpu: Device) -> Gpm | None:
+    def means(self, gpu: NvmlDevice) -> Gpm | None:
         """Take a sample and return the means since the previous one."""
         if self._is_supported is None:
             self._is_supported = _is_supported(gpu)
@@ -119,12 +119,12 @@ class _Window(DeviceState):
             _free(nvml, previous)
 
 
-def _is_supported(gpu: Device) -> bool:
+def _is_supported(gpu: NvmlDevice) -> bool:
     support = gpu.call("nvmlGpmQueryDeviceSupport")
     return support is not None and bool(support.isSupportedDevice)
 
 
-def _take_sample(gpu: Device) -> Any:
+def _take_sample(gpu: NvmlDevice) -> Any:
     sample = gpu.nvml.call("nvmlGpmSampleAlloc")
     if sample is None:
         return None

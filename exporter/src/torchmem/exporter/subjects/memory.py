@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, OTHER_VERSION, Device
+from torchmem.exporter.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, OTHER_VERSION, NvmlDevice
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import value_family
@@ -32,7 +32,7 @@ class MemoryInfo(GpuValue):
     reserved: int | None
 
     @classmethod
-    def read(cls, gpu: Device) -> MemoryInfo | None:
+    def read(cls, gpu: NvmlDevice) -> MemoryInfo | None:
         """Call nvmlDeviceGetMemoryInfo_v2, or v1 on drivers before 510 and with an old pynvml."""
         nvml = gpu.nvml
         info: Any = None
@@ -60,7 +60,7 @@ class UnifiedMemory(GpuValue):
     shared: bool
 
     @classmethod
-    def read(cls, gpu: Device) -> UnifiedMemory | None:
+    def read(cls, gpu: NvmlDevice) -> UnifiedMemory | None:
         """Return whether nvmlDeviceGetMemoryInfo is not supported."""
         _, code = gpu.nvml.try_call(_MEMORY_INFO, gpu.handle)
         gpu.nvml.check(_MEMORY_INFO, code)
@@ -75,7 +75,7 @@ class Bar1(GpuValue):
     used: int
 
     @classmethod
-    def read(cls, gpu: Device) -> Bar1 | None:
+    def read(cls, gpu: NvmlDevice) -> Bar1 | None:
         """Call nvmlDeviceGetBAR1MemoryInfo."""
         info = gpu.call("nvmlDeviceGetBAR1MemoryInfo")
         if info is None or not info.bar1Used <= info.bar1Total <= _MAX_BYTES:

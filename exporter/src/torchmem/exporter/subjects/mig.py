@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity, GpuValue
-from torchmem.exporter.nvml import Device, plausible, text
+from torchmem.exporter.nvml import NvmlDevice, plausible, text
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
@@ -43,7 +43,7 @@ class Mig(GpuValue):
     instances: Sequence[MigInstance] = ()
 
     @classmethod
-    def read(cls, gpu: Device) -> Mig | None:
+    def read(cls, gpu: NvmlDevice) -> Mig | None:
         """Call nvmlDeviceGetMigMode and, in MIG mode, read every MIG device."""
         mode = gpu.call("nvmlDeviceGetMigMode")
         if mode is None:
@@ -52,22 +52,22 @@ class Mig(GpuValue):
         return cls(bool(mode[0]), [instance for instance in instances if instance is not None])
 
 
-def is_in_mig_mode(gpu: Device) -> bool:
+def is_in_mig_mode(gpu: NvmlDevice) -> bool:
     """Whether the GPU is in MIG mode now."""
     mode = gpu.call("nvmlDeviceGetMigMode")
     return mode is not None and bool(mode[0])
 
 
-def mig_devices(gpu: Device) -> Iterator[Device]:
+def mig_devices(gpu: NvmlDevice) -> Iterator[NvmlDevice]:
     """Yield the MIG devices of a GPU, one for each compute instance. Their indices have gaps."""
     count = plausible(gpu.call("nvmlDeviceGetMaxMigDeviceCount"), _MAX_DEVICES)
     for index in range(count or 0):
         handle = gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", index)
         if handle is not None:
-            yield Device(gpu.nvml, handle)
+            yield NvmlDevice(gpu.nvml, handle)
 
 
-def device_uuid(device: Device) -> str | None:
+def device_uuid(device: NvmlDevice) -> str | None:
     """Return the UUID of a MIG device."""
     return text(device.call("nvmlDeviceGetUUID"))
 
@@ -97,7 +97,7 @@ def families(reading: Reading) -> Iterator[Metric]:
     yield value_family(catalog.NVML_MIG_MEMORY_RESERVED, rows, lambda memory: memory.reserved)
 
 
-def _instance(device: Device) -> MigInstance | None:
+def _instance(device: NvmlDevice) -> MigInstance | None:
     """Read one MIG device; None if it was removed after it was listed."""
     uuid = device_uuid(device)
     gpu_instance = device.call("nvmlDeviceGetGpuInstanceId")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, DeviceState, available
+from torchmem.exporter.nvml import DeviceState, NvmlDevice, available
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
 from torchmem.metrics import catalog
@@ -44,7 +44,7 @@ class NvLink(GpuValue):
     transferred: Traffic = field(default_factory=Traffic)
 
     @classmethod
-    def read(cls, gpu: Device) -> NvLink:
+    def read(cls, gpu: NvmlDevice) -> NvLink:
         """Read every link; nothing on a GPU without links.
 
         Only links that are up have error counters; one that is down keeps its last ones.
@@ -77,7 +77,7 @@ def families(reading: Reading) -> Iterator[Metric]:
     )
 
 
-def _states(gpu: Device, count: int) -> dict[int, bool]:
+def _states(gpu: NvmlDevice, count: int) -> dict[int, bool]:
     """Call nvmlDeviceGetNvLinkState up to the first link that does not exist."""
     up: dict[int, bool] = {}
     for link in range(count):
@@ -88,7 +88,7 @@ def _states(gpu: Device, count: int) -> dict[int, bool]:
     return up
 
 
-def _error_counters(gpu: Device, links: Sequence[int]) -> LinkErrors:
+def _error_counters(gpu: NvmlDevice, links: Sequence[int]) -> LinkErrors:
     """Call nvmlDeviceGetNvLinkErrorCounter; skip a kind that the first link does not count."""
     errors: LinkErrors = {}
     for number, kind in enumerate(_ERRORS):
@@ -100,7 +100,7 @@ def _error_counters(gpu: Device, links: Sequence[int]) -> LinkErrors:
     return errors
 
 
-def _transferred(gpu: Device) -> Traffic:
+def _transferred(gpu: NvmlDevice) -> Traffic:
     fields = [(number, _ALL_LINKS) for number in _TRAFFIC_FIELDS]
     tx_kib, rx_kib, tx, rx = gpu.field_values(*fields)
     return Traffic(

@@ -8,18 +8,18 @@ the next one it is held. That of the SDK's first read of a device is kept as the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.metrics import catalog
-from torchmem.metrics.families import View, family, value_family
+from torchmem.metrics.families import ProcessView, family, value_family
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
@@ -31,7 +31,7 @@ DeviceProcess = tuple[str, ProcessKey]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ProcessUse:
     """A process on one GPU or MIG device, as NVML reports it.
 
     used_bytes: of the process.
@@ -54,7 +54,7 @@ class _Scrape:
     """What an earlier scrape, which ended at `time` (Unix seconds), found of a process."""
 
     time: float
-    use: Use
+    use: ProcessUse
     device: DeviceSample
 
 
@@ -83,6 +83,39 @@ class _Outside:
     unbacked: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A process on a device, by its labels, with what is known of it."""
+
+    labels: tuple[str, ...]
+    outside: _Outside | None
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideBytes:
+    """What one scrape knows.
+
+    by_process: the bytes outside the allocator; below zero, that many reserved bytes are not on
+        the device.
+    """
+
+    rows: Sequence[_Row] = ()
+    by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
+
+
+def outside_families(found: OutsideBytes) -> Iterator[Metric]:
+    """Yield the bytes outside the allocator by GPU and rank, and the times that they are from."""
+    known = [(row.labels, row.outside) for row in found.rows if row.outside]
+    rows = [(labels, outside) for labels, outside in known if outside.timestamp]
+    yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
+    yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
+    unbacked = [(labels, outside.unbacked) for labels, outside in known if outside.unbacked]
+    yield family(catalog.RESERVED_UNBACKED, unbacked)
+    starts = [(row.labels, row.start) for row in found.rows if row.start is not None]
+    yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
+
+
 class OutsideAllocator:
     """Keeps what earlier scrapes found. A process that ended is forgotten.
 
@@ -98,14 +131,14 @@ class OutsideAllocator:
         self._occupants: Mapping[str, _Occupants] = {}
         self._reading: Reading | None = None
 
-    def families(
+    def update(
         self,
         reading: Reading,
         published: Sequence[Published],
         gpus: Mapping[str, GpuIdentity],
         now: float,
-    ) -> Iterator[Metric]:
-        """Yield the bytes outside the allocator by GPU and rank, and the times that they are from.
+    ) -> OutsideBytes:
+        """Return what this scrape knows, and keep it for the next one.
 
         `gpus`: by UUID, also those of MIG devices; `now`: after both sides were read, in Unix
         seconds. NVML's pids must be the exporter's. A row is left out when either side is unknown,
@@ -117,36 +150,27 @@ class OutsideAllocator:
         is_later, self._reading = reading is not self._reading, reading
         before = self._occupants if is_later else {}
         self._occupants = _occupants_by_gpu(reading, now)
-        rows: list[tuple[tuple[str, ...], _Outside]] = []
-        unbacked: list[tuple[tuple[str, ...], int]] = []
-        starts: list[tuple[tuple[str, ...], int]] = []
+        rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
         for item, device, use in _live_devices(published, uses_by_process(reading)):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
-            outside = use and self._join(key, use, device, now, is_later=is_later)
+            outside = self._join(key, use, device, now, is_later=is_later) if use else None
             start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
-            view = View(item.sample, item.pid_label or item.pid, item.state, indices)
-            labels = view.device_labels(device)
-            rows.extend([(labels, outside)] if outside and outside.timestamp else [])
-            unbacked.extend([(labels, outside.unbacked)] if outside and outside.unbacked else [])
-            starts.extend([(labels, start)] if start is not None else [])
+            view = ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
+            rows.append(_Row(view.device_labels(device), outside, start))
         self._forget_all_but(keys, now)
-        yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
-        yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
-        yield family(catalog.RESERVED_UNBACKED, unbacked)
-        yield family(catalog.OUTSIDE_ALLOCATOR_START, starts)
-
-    @property
-    def held(self) -> Mapping[DeviceProcess, int]:
-        """The bytes outside the allocator that the latest call of `families` found.
-
-        Below zero: that many reserved bytes are not on the device.
-        """
-        return {key: outside.size - outside.unbacked for key, outside in self._held.items()}
+        by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
+        return OutsideBytes(rows, by_process)
 
     def _join(
-        self, key: DeviceProcess, use: Use, device: DeviceSample, now: float, *, is_later: bool
+        self,
+        key: DeviceProcess,
+        use: ProcessUse,
+        device: DeviceSample,
+        now: float,
+        *,
+        is_later: bool,
     ) -> _Outside | None:
         """Return the difference of this moment, else the latest one; None if a side is unknown.
 
@@ -168,7 +192,7 @@ class OutsideAllocator:
     def _start(
         self,
         key: DeviceProcess,
-        use: Use,
+        use: ProcessUse,
         device: DeviceSample,
         pid: int,
         before: _Occupants | None,
@@ -190,8 +214,8 @@ class OutsideAllocator:
 
 
 def _live_devices(
-    published: Iterable[Published], uses: Mapping[tuple[str, int], Use]
-) -> Iterator[tuple[Published, DeviceSample, Use | None]]:
+    published: Iterable[Published], uses: Mapping[tuple[str, int], ProcessUse]
+) -> Iterator[tuple[Published, DeviceSample, ProcessUse | None]]:
     """Yield the devices of live processes that are certain, with their use if NVML reports it."""
     for item in published:
         if item.attributed and item.state in LIVE_STATES:
@@ -199,7 +223,7 @@ def _live_devices(
                 yield item, device, uses.get((device.uuid or "", item.pid))
 
 
-def outside_bytes(use: Use, device: DeviceSample, before: _Scrape | None) -> int | None:
+def outside_bytes(use: ProcessUse, device: DeviceSample, before: _Scrape | None) -> int | None:
     """Return NVML's bytes minus reserved bytes; None if they may be of different moments.
 
     They are of one moment in three cases: the device has as much free memory as when the
@@ -222,7 +246,9 @@ def outside_bytes(use: Use, device: DeviceSample, before: _Scrape | None) -> int
     return None
 
 
-def start_bytes(use: Use, device: DeviceSample, pid: int, before: _Occupants | None) -> int | None:
+def start_bytes(
+    use: ProcessUse, device: DeviceSample, pid: int, before: _Occupants | None
+) -> int | None:
     """Return NVML's bytes minus reserved bytes at the SDK's first read; None if unknown.
 
     They are known if that read is still the newest one and NVML is of its moment; or if no other
@@ -253,7 +279,7 @@ def _is_unchanged(device: DeviceSample, before: DeviceSample) -> bool:
     )
 
 
-def _was_alone(use: Use, before: Use) -> bool:
+def _was_alone(use: ProcessUse, before: ProcessUse) -> bool:
     """Return whether no other process has used the device since an earlier scrape."""
     is_same = _is_same(use.available_bytes, before.available_bytes)
     return use.is_alone and before.is_alone and is_same
@@ -276,13 +302,13 @@ def _occupants_by_gpu(reading: Reading, now: float) -> Mapping[str, _Occupants]:
     return occupants
 
 
-def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], Use]:
+def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], ProcessUse]:
     """Return each process by (UUID of the GPU or name of the MIG device, pid).
 
     Processes whose bytes NVML does not report are left out.
     """
     names = mig.mig_names(reading)
-    uses: dict[tuple[str, int], Use] = {}
+    uses: dict[tuple[str, int], ProcessUse] = {}
     for gpu, processes in reading.values(Processes):
         rows = processes.plausible()
         for row in rows:
@@ -293,9 +319,11 @@ def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], Use]:
     return uses
 
 
-def _use(row: ProcessMemory, rows: Sequence[ProcessMemory], processes: Processes) -> Use | None:
+def _use(
+    row: ProcessMemory, rows: Sequence[ProcessMemory], processes: Processes
+) -> ProcessUse | None:
     """Return the use of one row; compute instances of a MIG device's GPU instance share memory."""
     if row.used_bytes is None:
         return None
     is_alone = row.mig_uuid is None and len(rows) == 1
-    return Use(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)
+    return ProcessUse(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, available, multiplied
+from torchmem.exporter.nvml import NvmlDevice, available, multiplied
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import keyed_family, value_family
@@ -40,7 +40,7 @@ class Pcie(GpuValue):
     replays: int | None = None
 
     @classmethod
-    def read(cls, gpu: Device) -> Pcie:
+    def read(cls, gpu: NvmlDevice) -> Pcie:
         """Read the link and its replay counter."""
         return cls(
             generation=available(gpu.call("nvmlDeviceGetCurrPcieLinkGeneration")),
@@ -58,7 +58,7 @@ class PcieThroughput(GpuValue):
     traffic: Traffic = field(default_factory=Traffic)
 
     @classmethod
-    def read(cls, gpu: Device) -> PcieThroughput:
+    def read(cls, gpu: NvmlDevice) -> PcieThroughput:
         """Call nvmlDeviceGetPcieThroughput, which measures for 20 ms in each direction."""
         rx = multiplied(gpu.call("nvmlDeviceGetPcieThroughput", _RX), _KILOBYTE)
         tx = multiplied(gpu.call("nvmlDeviceGetPcieThroughput", _TX), _KILOBYTE)

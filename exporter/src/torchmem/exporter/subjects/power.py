@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, plausible, thousandths
+from torchmem.exporter.nvml import NvmlDevice, plausible, thousandths
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import value_family
@@ -26,7 +26,7 @@ class Power(GpuValue):
     energy_joules: float | None = None
 
     @classmethod
-    def read(cls, gpu: Device) -> Power:
+    def read(cls, gpu: NvmlDevice) -> Power:
         """Read usage, limits and total energy consumption (milliwatts and millijoules)."""
         limits = gpu.call("nvmlDeviceGetPowerManagementLimitConstraints")
         return cls(

@@ -12,10 +12,10 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuLabels, GpuValue
-from torchmem.exporter.nvml import Device, available
+from torchmem.exporter.nvml import NvmlDevice, available
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.run_directory import Published
+from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
@@ -74,7 +74,7 @@ class Processes(GpuValue):
     free: Mapping[str | None, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, gpu: Device) -> Processes | None:
+    def read(cls, gpu: NvmlDevice) -> Processes | None:
         """Read the GPU's processes or, in MIG mode, those of its MIG devices."""
         memory = MemoryInfo.read(gpu)
         lists = list(_lists(gpu, memory))
@@ -99,7 +99,7 @@ class _List:
     free: int | None
 
 
-def _lists(gpu: Device, memory: MemoryInfo | None) -> Iterator[_List]:
+def _lists(gpu: NvmlDevice, memory: MemoryInfo | None) -> Iterator[_List]:
     """Yield the GPU's list or, in MIG mode, those of its MIG devices; `memory` is the GPU's."""
     if mig.is_in_mig_mode(gpu):
         for device in mig.mig_devices(gpu):
@@ -108,7 +108,7 @@ def _lists(gpu: Device, memory: MemoryInfo | None) -> Iterator[_List]:
         yield _list_on(gpu, None, memory)
 
 
-def _list_on(device: Device, mig_uuid: str | None, before: MemoryInfo | None) -> _List:
+def _list_on(device: NvmlDevice, mig_uuid: str | None, before: MemoryInfo | None) -> _List:
     """Merge the lists: a pid can be in several, each time with all the memory of the process."""
     compute = device.call_first(_COMPUTE)
     if compute is None:
@@ -130,7 +130,7 @@ def _merged(rows: Iterable[Any]) -> dict[int, int | None]:
     return merged
 
 
-def _utilization(gpu: Device) -> Mapping[int, ProcessUtilization]:
+def _utilization(gpu: NvmlDevice) -> Mapping[int, ProcessUtilization]:
     """Call nvmlDeviceGetProcessUtilization: the newest sample of each process in the last 10 s.
 
     The window does not depend on earlier calls, so that two Prometheus servers see the same.

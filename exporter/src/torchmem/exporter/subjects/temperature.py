@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, plausible, ratio
+from torchmem.exporter.nvml import NvmlDevice, plausible, ratio
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import keyed_family
@@ -31,7 +31,7 @@ class Temperatures(GpuValue):
     thresholds: Mapping[str, float | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, gpu: Device) -> Temperatures:
+    def read(cls, gpu: NvmlDevice) -> Temperatures:
         """Read the GPU's sensor, the memory's (a field value), and the thresholds."""
         core = _celsius(gpu.call_first(_SENSOR, _GPU_SENSOR))
         (memory,) = gpu.field_values(_MEMORY_TEMPERATURE)
@@ -49,7 +49,7 @@ class Fans(GpuValue):
     speeds: Sequence[float | None] = ()
 
     @classmethod
-    def read(cls, gpu: Device) -> Fans:
+    def read(cls, gpu: NvmlDevice) -> Fans:
         """Call nvmlDeviceGetFanSpeed_v2 for every fan (percent); older drivers have one speed."""
         count = plausible(gpu.call("nvmlDeviceGetNumFans"), _MAX_FANS)
         if count is not None:
@@ -75,6 +75,6 @@ def families(reading: Reading) -> Iterator[Metric]:
 
 
 def fan_families(reading: Reading) -> Iterator[Metric]:
-    """Yield the speed of each fan; nothing for a card without fans."""
+    """Yield the speed of each fan; nothing for a GPU without fans."""
     rows = reading.read(Fans)
     yield keyed_family(catalog.NVML_FAN_SPEED, rows, lambda fans: dict(enumerate(fans.speeds)))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuValue
-from torchmem.exporter.nvml import Device, ratio
+from torchmem.exporter.nvml import NvmlDevice, ratio
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import keyed_family
@@ -29,7 +29,7 @@ class Utilization(GpuValue):
     ofa: float | None = None
 
     @classmethod
-    def read(cls, gpu: Device) -> Utilization:
+    def read(cls, gpu: NvmlDevice) -> Utilization:
         """Call nvmlDeviceGetUtilizationRates and the functions of the media engines (percent)."""
         rates = gpu.call("nvmlDeviceGetUtilizationRates")
         return cls(
@@ -51,7 +51,7 @@ def families(reading: Reading) -> Iterator[Metric]:
     yield keyed_family(catalog.NVML_UTILIZATION, reading.read(Utilization), Utilization.ratios)
 
 
-def _engine(gpu: Device, name: str) -> float | None:
+def _engine(gpu: NvmlDevice, name: str) -> float | None:
     """Read one media engine; the second value, its sampling period in microseconds, is not used."""
     utilization = gpu.call(name)
     return None if utilization is None else ratio(utilization[0])

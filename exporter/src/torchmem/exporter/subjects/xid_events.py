@@ -19,9 +19,9 @@ from torchmem.exporter.gpus import Events, GpuEvent, GpuIdentity
 from torchmem.exporter.nvml import (
     FUNCTION_NOT_FOUND,
     TIMEOUT,
-    Device,
     GpuLostError,
     NvmlCallError,
+    NvmlDevice,
     NvmlDownError,
     NvmlLibrary,
     text,
@@ -56,7 +56,7 @@ _KINDS = {
 Subscribe = Callable[[Sequence[str]], Events | None]
 
 
-def subscribe(nvml: NvmlLibrary, gpus: Mapping[str, Device]) -> NvmlEvents | None:
+def subscribe(nvml: NvmlLibrary, gpus: Mapping[str, NvmlDevice]) -> NvmlEvents | None:
     """Subscribe to the events of these GPUs, by UUID; None if no GPU reports events."""
     event_set = nvml.call("nvmlEventSetCreate")
     if event_set is None:
@@ -84,7 +84,7 @@ class NvmlEvents:
         self._set = event_set
         self.kinds: dict[str, frozenset[str]] = {}
 
-    def add(self, uuid: str, gpu: Device) -> None:
+    def add(self, uuid: str, gpu: NvmlDevice) -> None:
         """Register for the supported kinds of a GPU; skip a GPU that does not respond."""
         try:
             mask = (gpu.call("nvmlDeviceGetSupportedEventTypes") or 0) & sum(_KINDS)
@@ -111,7 +111,7 @@ class NvmlEvents:
         self._nvml.try_call("nvmlEventSetFree", self._set)
         self._nvml.try_call("nvmlShutdown")
 
-    def _register(self, gpu: Device, mask: int) -> bool:
+    def _register(self, gpu: NvmlDevice, mask: int) -> bool:
         name = "nvmlDeviceRegisterEvents"
         _, code = self._nvml.try_call(name, gpu.handle, mask, self._set)
         self._nvml.check(name, code)

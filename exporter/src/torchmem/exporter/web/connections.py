@@ -16,30 +16,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from starlette.types import Message, Receive, Scope, Send
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
-
-from torchmem.exporter.web.clients import CLIENT, Client
+from torchmem.exporter.web.clients import Client
 from torchmem.exporter.web.tls import Tls
 
 _log = logging.getLogger(__name__)
 
 Phase = Literal["opening", "reading", "answering", "sending", "idle"]
 _PAUSE_SECONDS = 0.1  # after accepting a connection failed
+_CLOSE_POLL_SECONDS = 0.05
 _MAX_REASONS = 32
 BURST_SECONDS = 0.5  # 32 MiB: two of the largest pages
-_PIECE_BYTES = 64 << 10
 _SOCKET_BYTES = ((socket.SO_SNDBUF, 128 << 10), (socket.SO_RCVBUF, 32 << 10))
 """The kernel's buffers of a connection. By default they grow to several MiB each, which count as
 memory of the exporter's control group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Bounds of the server.
 
     `head_bytes`: of the request line and the headers with all their line ends. `head_seconds`: from
@@ -64,7 +59,8 @@ class Limits:
 class Connection:
     """One connection: its client, its phase, and since when (monotonic seconds).
 
-    `body` is what it sends now, None if it sends nothing.
+    `body` is what it sends now, None if it sends nothing. `is_last_answer`: whether the connection
+    is closed after the current answer.
     """
 
     def __init__(self, connections: Connections, client: Client, tls: Tls | None) -> None:
@@ -73,6 +69,7 @@ class Connection:
         self.transport: asyncio.Transport | None = None
         self.task: asyncio.Task[None] | None = None
         self.body: bytes | None = None
+        self.is_last_answer = False
         self._connections = connections
         self.enter("opening")
 
@@ -117,7 +114,7 @@ class Connection:
         """Bytes of written pieces that the client has not received."""
         return self.transport.get_write_buffer_size() if self.transport else 0
 
-    def is_overdue(self, limits: Limits, now: float) -> bool:
+    def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         """Return whether the client or the answer took too long."""
         seconds = {
             "opening": limits.head_seconds,
@@ -130,6 +127,14 @@ class Connection:
             seconds = min(seconds, limits.unsent_seconds)
         return now - self.since > seconds
 
+    def close_after_answer(self) -> None:
+        """Close the connection, after the answer if one is being made or sent."""
+        self.is_last_answer = True
+        if self.phase == "idle" and self.transport is not None:
+            self.transport.close()
+        elif self.phase not in {"answering", "sending"}:
+            self.abort()
+
     def abort(self) -> None:
         """Close the connection at once."""
         self.body = None
@@ -138,118 +143,6 @@ class Connection:
         elif self.task is not None:
             self.task.cancel()
         self.on_close()
-
-
-class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which reports its progress to the Connection.
-
-    A client is refused if its certificate has no allowed name. h11 gets at most `head_bytes` at a
-    time, because it limits only heads that arrive in several pieces. A request whose client has
-    gone is canceled.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        head_bytes: int,
-    ) -> None:
-        super().__init__(config, server_state, app_state)
-        self._connection = connection
-        self._head_bytes = head_bytes
-        self._received = bytearray()
-        self._application, self.app = self.app, self._answer
-        self._admitted = False
-        self._answers = 0
-        self._answering: asyncio.Future[None] | None = None
-        self._has_closed = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Check the client's certificate after the TCP and TLS handshakes."""
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=_PIECE_BYTES)
-        self._connection.transport = transport
-        tls = self._connection.tls
-        self._admitted = tls is None or tls.admits(transport.get_extra_info("peercert"))
-        if not self._admitted:
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Handle bytes of a request."""
-        if self._admitted:
-            self._connection.on_data()
-            self._received += data
-            self._pass_on()
-
-    def on_response_complete(self) -> None:
-        """Go on with the next request."""
-        super().on_response_complete()
-        self._pass_on()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the end of the connection."""
-        self._connection.on_close()
-        super().connection_lost(exc)
-        self._has_closed = True
-        if self._answering is not None:
-            self._answering.cancel()
-
-    def _pass_on(self) -> None:
-        while self._received and not self.transport.is_closing():
-            room = self._head_bytes - len(self.conn.trailing_data[0])
-            if room <= 0:
-                return
-            data = bytes(self._received[:room])
-            del self._received[:room]
-            super().data_received(data)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._connection.enter("answering")
-        self._answers += 1
-        scope[CLIENT] = self._connection.client
-        sender = _Sender(self._connection, send)
-        self._answering = asyncio.ensure_future(self._application(scope, receive, sender))
-        try:
-            await self._answering
-        except asyncio.CancelledError:
-            if not self._has_closed:
-                raise
-        finally:
-            self._answers -= 1
-            if not self._answers:
-                more_received = bool(self._received or self.conn.trailing_data[0])
-                self._connection.on_answer(more_received=more_received)
-
-
-class _Sender:
-    """Sends an answer in pieces; uvicorn waits before each until the client has received enough.
-
-    The head is held back until the first body, which counts as unsent from then on.
-    """
-
-    def __init__(self, connection: Connection, send: Send) -> None:
-        self._connection, self._send = connection, send
-        self._head: Message | None = None
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._head = message
-            return
-        body, is_more = message.get("body", b""), message.get("more_body", False)
-        self._connection.on_body(body)
-        if self._head is not None:
-            await self._send(self._head)
-            self._head = None
-        last = max(len(body) - 1, 0) // _PIECE_BYTES * _PIECE_BYTES
-        for start in range(0, last + 1, _PIECE_BYTES):
-            piece = body[start : start + _PIECE_BYTES]
-            if start:
-                await self._connection.before_piece(len(piece))
-            more_body = is_more or start < last
-            await self._send({"type": message["type"], "body": piece, "more_body": more_body})
-        self._connection.on_body_sent()
 
 
 ProtocolFactory = Callable[[Connection], asyncio.Protocol]
@@ -263,7 +156,7 @@ class Connections:
     """
 
     def __init__(
-        self, limits: Limits, tls: Callable[[], Tls | None], protocol: ProtocolFactory
+        self, limits: ConnectionLimits, tls: Callable[[], Tls | None], protocol: ProtocolFactory
     ) -> None:
         self._limits, self._tls, self._protocol = limits, tls, protocol
         self._open: dict[Connection, None] = {}
@@ -282,10 +175,21 @@ class Connections:
         finally:
             sweeping.cancel()
 
-    def close(self) -> None:
-        """Close the connections that are still in their TLS handshake."""
-        for connection in [item for item in self._open if item.transport is None]:
+    async def close(self, seconds: float) -> None:
+        """Close all connections: those that are being answered once they have their answer.
+
+        After so many seconds, close the rest, too.
+        """
+        for connection in list(self._open):
+            connection.close_after_answer()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait_until_all_are_closed(), seconds)
+        for connection in list(self._open):
             connection.abort()
+
+    async def _wait_until_all_are_closed(self) -> None:
+        while self._open:
+            await asyncio.sleep(_CLOSE_POLL_SECONDS)
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection that is closed."""

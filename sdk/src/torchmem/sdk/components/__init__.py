@@ -1,1 +1,1 @@
-"""What holds the allocated bytes: parameters, gradients, optimizer state, and parts of a script."""
+"""What holds the allocated bytes: parameters, gradients, optimizer state, and tracked tensors."""

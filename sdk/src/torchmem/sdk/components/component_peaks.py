@@ -96,7 +96,7 @@ class ComponentPeaks:
         return values is not None and all(values.get(n) == before.get(n) for n in _MODEL)
 
     def _before(self, device: int) -> Values:
-        """Return the components of a peak before the optimizer's step: the gradients are open."""
+        """Return the components of a peak before the optimizer's step, gradients unknown."""
         has_gradients = "gradients" in self._lasting.get(device, {})
         return self._with_rest(device, {}, "gradients_or_step" if has_gradients else "step")
 

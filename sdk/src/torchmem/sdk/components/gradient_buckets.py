@@ -31,7 +31,7 @@ class GradientBuckets:
     def look(
         self, now: float, sampled: Sequence[Any], parameters: Callable[[], Iterable[Any]]
     ) -> None:
-        """Look for buffers at a step's end, if those of a few `sampled` parameters are others.
+        """Look for buffers at a step's end, if those of a few `sampled` parameters have changed.
 
         DistributedDataParallel makes new ones in the second step, when the old ones may still live.
         """

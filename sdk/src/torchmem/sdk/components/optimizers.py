@@ -201,7 +201,7 @@ class Optimizers:
     def _advance(
         self, now: float, tracked: Sequence[Storages], structure: Structure, pattern: Pattern
     ) -> None:
-        """Begin a count, or go on with one; one whose basis has changed is given up."""
+        """Begin or continue a count; drop one if what it is based on has changed."""
         count = self._count
         if count and (structure, pattern) != (count.structure, count.pattern):
             self._end_count(now, count)

@@ -23,7 +23,7 @@ MAX_PARTS = MAX_COMPONENTS - len(COMPONENTS)
 MAX_NAME_BYTES = 64
 
 
-class Part:
+class TrackedTensors:
     """One part. Keeps no tensor and no module alive, only a callable that it was given.
 
     `clock` is the CPU time of this thread: while it waits for a core, the count costs nothing.
@@ -102,7 +102,7 @@ class Tracked:
     def __init__(
         self, counter: TensorCounter | None, errors: Errors, clock: Clock = time.thread_time
     ) -> None:
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, TrackedTensors] = {}
         self.version = 0
         self._known: set[str] = set()
         self._counter = counter
@@ -117,7 +117,7 @@ class Tracked:
         elif source is None:
             self.parts.pop(name, None)
         elif self._counter:
-            self.parts[name] = Part(source, self._counter, self._clock)
+            self.parts[name] = TrackedTensors(source, self._counter, self._clock)
         self.version += 1
 
     def _problem(self, name: str) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.lines import without_parts
-from torchmem.explain.oom_report import OomReport, Trend, encode
+from torchmem.explain.oom_report import OomReport, OomTrend, encode
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     PROCESS_FORM,
@@ -122,7 +122,7 @@ class ReportWriter:
         return self._directory / report_name(self._sample_name, number)
 
 
-def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomReport:
+def compose(observation: OomObservation, sample: Sample, trend: OomTrend) -> OomReport:
     """Return the report of an OOM: the observation, and the sample published with it."""
     return OomReport(
         timestamp=sample.timestamp,
@@ -145,7 +145,7 @@ def compose(observation: OomObservation, sample: Sample, trend: Trend) -> OomRep
 
 def _encode(report: OomReport) -> bytes:
     """Encode the report; if it is too large, without its least important parts, in this order."""
-    smaller = replace(report, trend=Trend(), lines=report.lines and without_parts(report.lines))
+    smaller = replace(report, trend=OomTrend(), lines=report.lines and without_parts(report.lines))
     for candidate in (report, smaller, replace(smaller, origin=None, lines=None)):
         content = encode(candidate)
         if len(content) <= MAX_REPORT_BYTES:

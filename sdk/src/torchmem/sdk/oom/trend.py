@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from torchmem.explain.oom_report import Trend
+from torchmem.explain.oom_report import OomTrend
 from torchmem.sample.sample import DeviceSample, Sample
 
 TREND_SECONDS = 300
 MIN_POINT_SECONDS = 1.0
 MAX_TREND_POINTS = 60
 
-_COLUMNS = [column.name for column in fields(Trend)]
+_COLUMNS = [column.name for column in fields(OomTrend)]
 
 
 class RecentSamples:
@@ -36,7 +36,7 @@ class RecentSamples:
             points = self._points.setdefault(device.index, deque(maxlen=TREND_SECONDS))
             points.append((now, *_values(device), sample.steps.count))
 
-    def trend(self, device: int) -> Trend:
+    def trend(self, device: int) -> OomTrend:
         """Return the last five minutes of one device, thinned evenly to MAX_TREND_POINTS.
 
         The newest point is always among them.
@@ -50,13 +50,13 @@ class RecentSamples:
         stride = -(-len(points) // MAX_TREND_POINTS) or 1
         kept = points[::-1][::stride][::-1]
         if not kept:
-            return Trend()
+            return OomTrend()
         rows = [(round(now - point[0], 1), *point[1:]) for point in kept]
-        return Trend(**dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
+        return OomTrend(**dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
 
 
 def _values(device: DeviceSample) -> tuple[float | None, ...]:
-    """Return the columns of `Trend` between the first and the last."""
+    """Return the columns of `OomTrend` between the first and the last."""
     allocator, layout = device.allocator, device.layout
     ratio = layout.fragmentation_ratio if layout else None
     return (

@@ -22,7 +22,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from torchmem.host.process_table import ProcessTable, process_key, process_state
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
     MAX_SAMPLE_BYTES,
@@ -161,7 +161,7 @@ class _HostCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         return []  # an empty description keeps registration from collecting
 
-    def _read(self, now: float) -> Iterator[View]:
+    def _read(self, now: float) -> Iterator[ProcessView]:
         """Yield the processes that run, or ended within the time to live; the newest first."""
         for path, written in _newest_files(self._directory):
             sample = _load(path)
@@ -170,10 +170,10 @@ class _HostCollector(Collector):
             status = self._processes.locate(sample.process)
             state = process_state(sample, status, now, now - min(sample.timestamp, written))
             if state in LIVE_STATES or now - written <= DEFAULT_TTL_SECONDS:
-                yield View(sample, status.pid, state, gpus={})
+                yield ProcessView(sample, status.pid, state, gpus={})
 
 
-def distinct(views: Iterable[View]) -> Iterator[View]:
+def distinct(views: Iterable[ProcessView]) -> Iterator[ProcessView]:
     """Yield views with distinct labels (rank, pid, run), live processes first.
 
     Of several live processes with the same labels, which are in different containers, all but the

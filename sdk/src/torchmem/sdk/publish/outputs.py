@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from torchmem.metrics.families import View, families
+from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.run_directory import replace_file
 from torchmem.sample.sample import Sample, live_state
 from torchmem.sdk.safety.cost import TEXTFILE_SECONDS
@@ -27,7 +27,7 @@ class _ProcessCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         sample = self._read()
         state = sample.ended or live_state(sample, time.time())
-        return families([View(sample, sample.process.pid, state, gpus={})])
+        return families([ProcessView(sample, sample.process.pid, state, gpus={})])
 
     def describe(self) -> Iterable[Metric]:
         return []  # an empty description keeps registration from collecting

@@ -1,1 +1,1 @@
-"""PyTorch, read through one door: the only room that imports torch."""
+"""Access to PyTorch: the only package of the SDK that imports torch."""

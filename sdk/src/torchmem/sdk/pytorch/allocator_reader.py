@@ -12,7 +12,7 @@ from typing import Any, cast
 from torchmem.allocator.backend import TraceEntry
 from torchmem.allocator.settings import LAST_PARSED, NO_CACHING, parse_alloc_conf
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sdk.pytorch.own_recording import OwnRecording
+from torchmem.sdk.pytorch.history_recording import OwnRecording
 from torchmem.sdk.pytorch.snapshot_call import NO_POOL, SnapshotCall
 
 # CudaMallocAsyncAllocator::getDeviceStats fills in these (c10/cuda/CUDAMallocAsyncAllocator.cpp,

@@ -3,7 +3,7 @@
 The SDK imports this module lazily and gates every call on `is_initialized`; no call creates a
 context. For PyTorch 2.1 and newer: functions that a version lacks are looked up, and their values
 are absent there. What depends most on the version is in files that take the torch module as an
-argument: `_allocator_reader.py`, `_device_uuid.py`, `_dynamo.py`.
+argument: `allocator_reader.py`, `device_uuid.py`, `dynamo.py`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceE
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collector
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.sample import PinnedMemory
-from torchmem.sdk.components.modules import SeenModules
+from torchmem.sdk.pytorch.all_tensors import TensorWalk
 from torchmem.sdk.pytorch.allocator_reader import AllocatorReader
 from torchmem.sdk.pytorch.call_stack import backward_node
 from torchmem.sdk.pytorch.device_uuid import describe_device
 from torchmem.sdk.pytorch.dynamo import untraced
 from torchmem.sdk.pytorch.garbage_collection import GarbageCollection
 from torchmem.sdk.pytorch.graph_captures import Captures
-from torchmem.sdk.pytorch.python_tensors import TensorWalk
-from torchmem.sdk.pytorch.tensors import TensorReader
-from torchmem.sdk.reading.peaks import MemoryModule, UserPeaks
+from torchmem.sdk.pytorch.seen_modules import SeenModules
+from torchmem.sdk.pytorch.storages import TensorReader
+from torchmem.sdk.pytorch.user_peaks import MemoryModule, UserPeaks
 from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
 from torchmem.sdk.safety.main_thread import PendingCalls
 

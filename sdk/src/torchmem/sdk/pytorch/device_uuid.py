@@ -1,4 +1,4 @@
-"""Which card torch's device is: its UUID as NVML or rocminfo writes it, by version of torch."""
+"""Which GPU torch's device is: its UUID as NVML or rocminfo writes it, by version of torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_device(torch: Any, index: int, environment: Mapping[str, str]) -> D
 def device_uuid(
     torch: Any, index: int, properties: Any, environment: Mapping[str, str]
 ) -> str | None:
-    """Return the UUID as NVML or rocminfo writes it, or None if it could be another card's.
+    """Return the UUID as NVML or rocminfo writes it, or None if it could be another GPU's.
 
     A MIG slice is identified by CUDA_VISIBLE_DEVICES alone. Otherwise the device's own property
     (since torch 2.5) is right under every CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.

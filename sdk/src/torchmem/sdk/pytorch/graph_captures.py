@@ -13,8 +13,8 @@ from torchmem.sdk.safety.interruptions import ignore
 class Captures:
     """Follows `capture_begin` and `capture_end` of torch.cuda.CUDAGraph, which all captures call.
 
-    CUDA tells only whether one stream is being captured. But a cudaFree in another thread
-    invalidates a capture in its default mode too (`cudaThreadExchangeStreamCaptureMode`).
+    CUDA reports only whether one stream is being captured. But a cudaFree in another thread also
+    invalidates a capture in its default mode (`cudaThreadExchangeStreamCaptureMode`).
     """
 
     def __init__(self) -> None:

@@ -12,25 +12,16 @@ from torchmem.allocator.later_layout import is_outdated, layout_at
 from torchmem.allocator.snapshot import NestedStats
 from torchmem.explain.memory_use import outside_bytes
 from torchmem.sample.sample import (
+    COUNTED,
     Allocator,
     ByPool,
     Counters,
     DeviceSample,
     FirstRead,
     Layout,
-    ReleaseTier,
 )
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
-from torchmem.sdk.release.account import ReleaseAccount
 
-# PyTorch's name → field of `Counters` (torch/csrc/cuda/Module.cpp, `THCPModule_memoryStats`).
-COUNTERS = {
-    "num_alloc_retries": "alloc_retries",
-    "num_oom_rejections": "oom_rejections",
-    "num_device_alloc": "device_allocs",
-    "num_device_free": "device_frees",
-    "num_sync_all_streams": "stream_syncs",
-}
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 
@@ -72,9 +63,6 @@ class DeviceRecord:
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._reports_ooms = False
-        self.neighbor_requests: int | None = None
-        self.wait_seconds: float | None = None
-        self.releases: dict[ReleaseTier, ReleaseAccount] = {}
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
         self.run_history = RunHistoryRecorder()
@@ -83,7 +71,7 @@ class DeviceRecord:
         """Take one nested statistics dict, of which the components are not known yet."""
         self.components, self.component_peaks, self.component_peak_time = {}, {}, None
         self.stats_timestamp = time.time()
-        for name in COUNTERS:
+        for name in COUNTED:
             if name in stats:
                 self._counters.setdefault(name, MonotonicCounter()).update(stats[name])
         self.keep_peaks(stats)
@@ -212,7 +200,6 @@ class DeviceRecord:
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
             first_read=self.first_read,
-            releases={tier: account.published() for tier, account in self.releases.items()},
             run_history=self.run_history.published(),
         )
 
@@ -240,15 +227,10 @@ class DeviceRecord:
     def _counts(self) -> Counters:
         totals = {
             field: self._counters[name].total
-            for name, field in COUNTERS.items()
+            for name, field in COUNTED.items()
             if name in self._counters
         }
-        return Counters(
-            ooms={} if self._reports_ooms else None,
-            neighbor_requests=self.neighbor_requests,
-            wait_seconds=self.wait_seconds,
-            **totals,
-        )
+        return Counters(ooms={} if self._reports_ooms else None, **totals)
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:

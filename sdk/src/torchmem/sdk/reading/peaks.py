@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
 
 from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sdk.part import Part, with_devices
@@ -38,73 +36,6 @@ class WindowPeak:
     def rebase(self, peak: int) -> None:
         """Compare later peaks with `peak`, to which the SDK itself has reset PyTorch's."""
         self._peak = peak
-
-
-class MemoryModule(Protocol):
-    """The part of `torch.cuda.memory` that its other functions read peaks through (2.13)."""
-
-    memory_stats_as_nested_dict: Callable[..., dict[str, Any]]
-    reset_peak_memory_stats: Callable[..., None]
-
-
-class UserPeaks:
-    """Resets PyTorch's peaks while `torch.cuda.max_memory_*` keep their values for the user.
-
-    Replaces two functions in each of `modules` (torch.cuda.memory and torch.cuda). `device_index`
-    resolves what users pass as a device. `torch.accelerator` bypasses these functions and sees
-    the peaks since the SDK's last reset.
-    """
-
-    def __init__(
-        self, modules: tuple[MemoryModule, ...], device_index: Callable[[Any], int]
-    ) -> None:
-        self._stats = modules[0].memory_stats_as_nested_dict
-        self._reset = modules[0].reset_peak_memory_stats
-        self._device_index = device_index
-        self._before: dict[int, dict[tuple[str, str], int]] = {}
-        for module in modules:
-            module.memory_stats_as_nested_dict = self._stats_for_user
-            module.reset_peak_memory_stats = self._reset_by_user
-
-    def stats(self, device: int) -> dict[str, Any]:
-        """Return PyTorch's own statistics, with the peaks since the SDK's last reset."""
-        return self._stats(device)
-
-    def reset(self, device: int) -> None:
-        """Reset PyTorch's peaks and remember them for the user."""
-        before = self._before.setdefault(device, {})
-        for key, values in _with_peaks(self._stats(device)):
-            before[key] = max(before.get(key, 0), values["peak"])
-        self._reset(device)
-
-    def discard(self, device: int) -> None:
-        """Reset PyTorch's peaks and forget them, for what was not the user's."""
-        self._reset(device)
-
-    def _stats_for_user(self, device: Any = None) -> dict[str, Any]:
-        stats = self._stats(device)
-        before = self._before.get(self._device_index(device), {}) if self._before else {}
-        for key, values in _with_peaks(stats) if before else ():
-            values["peak"] = max(values["peak"], before.get(key, 0))
-        return stats
-
-    def _reset_by_user(self, device: Any = None) -> None:
-        if self._before:
-            self._before.pop(self._device_index(device), None)
-        self._reset(device)
-
-
-def _with_peaks(stats: dict[str, Any]) -> list[tuple[tuple[str, str], dict[str, int]]]:
-    """Return the innermost dicts of nested statistics that hold a peak, by statistic and pool."""
-    found = []
-    for name, value in stats.items():
-        if isinstance(value, dict):
-            if "peak" in value:
-                found.append(((name, ""), value))
-            for pool, values in value.items():
-                if isinstance(values, dict) and "peak" in values:
-                    found.append(((name, pool), values))
-    return found
 
 
 class Phases(Part):

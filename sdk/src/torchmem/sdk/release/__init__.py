@@ -1,1 +1,1 @@
-"""Memory that is returned to the driver, in tiers, on request, and for neighbors."""
+"""Returns memory to the driver: by tiers, on request, and for other processes on the GPU."""

@@ -1,4 +1,4 @@
-"""What a tier of the setting `release` did, and whether it pays."""
+"""What one tier of releases has done on one device, and whether it pays."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median_low
 
-from torchmem.sample.sample import Releases, ReleaseTier
+from torchmem.sample.release_tiers import TIERS, ReleaseTier
+from torchmem.sample.sample import Releases
 
 # A release has paid when its memory stays released for this many windows.
 PAYBACK_WINDOWS = 3
 # A tier is given up after this many releases in a row that have not paid.
 MAX_UNPAID = 3
-# What a job takes from the driver without a release is the median of this many windows.
+# The median of this many windows is what a job takes from the driver without a release.
 USUAL_WINDOWS = 5
-# These act by themselves. The others answer a need that shows that they pay.
-JUDGED_TIERS: tuple[ReleaseTier, ...] = ("gradual", "hooks", "cache")
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` returns monotonic seconds."""
         self._clock = clock
-        # In one tuple, so that a reader sees no half of a change: sum, start, and part of the time.
+        # Sum, start, and part of the time, in one tuple: a reader never sees half of a change.
         self._state: tuple[float, float | None, float] = (0.0, None, 1.0)
 
     @property
@@ -69,8 +68,9 @@ class ReleaseAccount:
         self.stopwatch = Stopwatch()
         self.given_up = False
         self._seconds = 0.0
-        self._is_timed = tier != "gradual"
-        self._is_judged = tier in JUDGED_TIERS
+        self._is_timed = not TIERS[tier].in_allocator
+        # The others respond to a need, which shows that they pay.
+        self._is_judged = TIERS[tier].share is not None
         self._unpaid = 0
         self._debt: _Debt | None = None
         self._taken: deque[int] = deque(maxlen=USUAL_WINDOWS)
@@ -116,7 +116,7 @@ class ReleaseAccount:
 
 @contextmanager
 def timed(accounts: Collection[ReleaseAccount]) -> Iterator[None]:
-    """Measure a release, whose time the devices share, so that their sum is the process's."""
+    """Measure a release, and divide its time equally among the accounts of the devices."""
     for account in accounts:
         account.stopwatch.start(1 / len(accounts))
     try:

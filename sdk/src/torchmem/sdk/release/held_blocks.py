@@ -1,4 +1,4 @@
-"""Blocks that are held for a moment: to take memory from the driver, or to keep part of the cache.
+"""Blocks that are held briefly, to take memory from the driver or to keep part of the cache.
 
 A block that is allocated and freed at once leaves its segment in the cache, and one that is
 allocated while the cache is emptied keeps its segment there.
@@ -22,10 +22,10 @@ UNIT_BYTES = 2 * MIB
 
 
 def segment_sizes(missing: int, *, expandable: bool = False) -> list[int]:
-    """Return the sizes of the segments in which to take `missing` bytes: halves of what is left.
+    """Return the sizes of the segments in which to take `missing` bytes: half, half of the rest, …
 
-    A request is served from the smallest segment that fits. Small tensors that live long thus keep
-    a small segment from the driver, and the large ones waste no more than the end of each segment.
+    A request is served from the smallest segment that fits. So small tensors that live long pin
+    only a small segment, and large ones waste no more than the end of each segment.
     Expandable segments return single pages, so one is enough.
     """
     sizes = []

@@ -1,7 +1,7 @@
-"""Processes of one user that share a card, and how one asks the others for memory.
+"""Processes of one user that share a GPU, and how one asks the others for memory.
 
-All of them have the tier `neighbors` of the setting `release`. Each offers itself in its sample;
-the one that asks writes a request next to it. Nothing is read or written while none asks.
+All of them have the tier `neighbors` of the setting `release`, which their samples show. The
+process that asks writes a request next to such a sample. Until then nothing is read or written.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, repla
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 from torchmem.sdk.publish.request_files import is_fresh
-from torchmem.sdk.reading.device import DeviceRecord
-from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.release.device_release import DeviceRelease, DeviceReleases
 from torchmem.sdk.safety.interruptions import ignore
 
 MAX_NEIGHBORS = 64
@@ -28,22 +27,28 @@ POLL_SECONDS = 0.02
 # A neighbor that refused is asked again after this time.
 ASK_SECONDS = 1.0
 
-Take = Callable[[int, int], bool]
+Take = Callable[[DeviceRelease, int], bool]
 """Takes bytes on a device; returns False if another process was faster."""
 
 
 class Neighbors:
-    """The other processes of this user in the run directory, next to this process's `sample`."""
+    """The other processes of this user in the run directory, next to this process's `sample`.
+
+    `take` takes memory that was waited for into this process's cache.
+    """
 
     def __init__(
         self,
         sample: Path,
-        recorder: Recorder,
+        devices: DeviceReleases,
+        take: Take | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._sample = sample
-        self._recorder = recorder
+        self._devices = devices
+        self._recorder = devices.recorder
+        self._take = take
         self._clock = clock
         self._sleep = sleep
 
@@ -53,47 +58,47 @@ class Neighbors:
         seconds: float,
         device: int | None,
         serve: Callable[[], None],
-        take: Take | None = None,
+        *,
+        take: bool = False,
     ) -> bool:
         """Wait until this process can get `wanted` bytes; return whether it can.
 
-        Asks the neighbors, again while they refuse, and calls `serve` meanwhile, so that two
-        processes that wait for each other both give. `device` is torch's index; by default the
-        device on which this process has most memory. `take` gets the device and the bytes once
-        they are there; waiting goes on while it returns False. Returns at once where nothing is
-        known.
+        It asks the neighbors, again if they refuse, and calls `serve` meanwhile, so that two
+        processes that wait for each other both return memory. `device` is torch's index; by default
+        the device on which this process has most memory. With `take` the memory is taken into the
+        cache; if another process is faster, the wait goes on. Returns False at once if nothing is
+        known of the device.
         """
         self._recorder.read_stats()
-        record = self._record(device)
-        if record is None:
+        found = self._device(device)
+        if found is None:
             return False
         started = now = self._clock()
-        asked, waited = -ASK_SECONDS, record.wait_seconds or 0.0
-        while not (is_there := self._is_there(record, wanted, take)) and now < started + seconds:
+        asked, waited = -ASK_SECONDS, found.wait_seconds or 0.0
+        while not (is_there := self._is_there(found, wanted, take)) and now < started + seconds:
             if now >= asked + ASK_SECONDS:
                 asked = now
                 with ignore(OSError):  # the memory may come without a request
-                    self.ask(record)
+                    self.ask(found)
             serve()
             self._sleep(POLL_SECONDS)
             now = self._clock()
-            record.wait_seconds = waited + now - started
+            found.wait_seconds = waited + now - started
         return is_there
 
-    def _is_there(self, record: DeviceRecord, wanted: int, take: Take | None) -> bool:
-        if self._obtainable(record) < wanted:
+    def _is_there(self, device: DeviceRelease, wanted: int, take: bool) -> bool:
+        if self._obtainable(device.record.device.index) < wanted:
             return False
-        return take is None or take(record.device.index, wanted)
+        return not take or self._take is None or self._take(device, wanted)
 
-    def _record(self, device: int | None) -> DeviceRecord | None:
-        records = self._recorder.records()
-        if device is not None:
-            return records.get(device)
-        return max(records.values(), key=DeviceRecord.reserved_bytes, default=None)
+    def _device(self, index: int | None) -> DeviceRelease | None:
+        devices = self._devices.by_index()
+        if index is not None:
+            return devices.get(index)
+        return max(devices.values(), key=lambda each: each.record.reserved_bytes(), default=None)
 
-    def _obtainable(self, record: DeviceRecord) -> int:
-        """Return what the driver can give, and what this process has cached, in bytes."""
-        index = record.device.index
+    def _obtainable(self, index: int) -> int:
+        """Return what the driver has free for this process, and what it has cached, in bytes."""
         stats = self._recorder.backend.memory_stats(index)
         cached = 0
         if stats:
@@ -101,21 +106,25 @@ class Neighbors:
             cached = reserved["current"] - active["current"]
         return int(cached) + self._recorder.obtainable_from_driver(index)
 
-    def ask(self, record: DeviceRecord) -> int:
-        """Ask those that share memory on this device; return how many.
+    def ask_if_short(self) -> None:
+        """Ask for memory on the devices where this process is short of it."""
+        for device in self._devices.all():
+            if device.is_short:
+                device.is_short = False
+                self.ask(device)
 
-        One that is being asked already is left alone: what it returns serves all. Raises OSError if
-        the run directory cannot be read.
+    def ask(self, device: DeviceRelease) -> None:
+        """Ask the processes that share memory on this device.
+
+        One that is being asked already is not asked again: what it returns is there for all. Raises
+        OSError if the run directory cannot be read.
         """
-        asked = 0
-        record.neighbor_requests = (record.neighbor_requests or 0) + 1
-        for path in offering_neighbors(self._sample, record.device.uuid):
+        device.neighbor_requests = (device.neighbor_requests or 0) + 1
+        for path in offering_neighbors(self._sample, device.record.device.uuid):
             request = sibling_path(path, REQUEST_SUFFIX)
             with ignore(OSError):
                 if not _is_pending(request):
                     replace_file(request, encode(ReleaseRequest("neighbors")))
-                asked += 1
-        return asked
 
 
 def offering_neighbors(own: Path, uuid: str | None) -> Iterator[Path]:

@@ -21,8 +21,8 @@ from torchmem.sdk.safety.interruptions import is_interruption
 # have been copied to the host, into memory that had to be pinned first.
 MAX_HOOK_SECONDS = 5.0
 MAX_SECONDS_PER_GIB = 2.0
-# A hook is dropped after this many calls in a row that freed less than half of what it said, or
-# nothing without saying so.
+# A hook is dropped after this many calls in a row that freed less than half of what it returned, or
+# nothing without returning 0.
 MAX_EMPTY_CALLS = 3
 MAX_CLAIMED_BYTES = 1 << 60
 
@@ -51,7 +51,7 @@ class PressureHook:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call that is under way: of which hook, in which thread, since when in seconds."""
+    """A call in progress: its hook, its thread, and when it started, in seconds."""
 
     hook: PressureHook
     thread: int
@@ -120,14 +120,14 @@ class PressureHooks:
             self._drop(hook, "raised", f"it raised {failure}")
         elif seconds > (limit := MAX_HOOK_SECONDS + MAX_SECONDS_PER_GIB * max(0, freed) / GIB):
             self._drop(hook, "slow", f"it took {seconds:.1f} s, more than {limit:.3g} s")
-        elif claimed != 0 or freed != 0:  # one that says 0 may have something to spare later
+        elif claimed != 0 or freed != 0:  # one that returns 0 may have something to spare later
             self._check(hook, claimed or 0, freed)
         return max(0, freed)
 
     def _run(self, hook: PressureHook, wanted: int) -> tuple[int | None, str | None]:
-        """Return the bytes that the hook says it freed, if it does, and the error that it raised.
+        """Return the bytes that the hook claims to have freed, and a description of its error.
 
-        What it returns and raises is not kept: it may hold tensors that count as allocated.
+        The objects that it returns or raises are not kept: they may hold tensors.
         """
         try:
             return _claimed(hook.callback(wanted)), None
@@ -173,7 +173,7 @@ class PressureHooks:
 
 
 def _claimed(said: object) -> int | None:
-    """Return the bytes that a hook says it freed, None if it returned no possible number."""
+    """Return the bytes that a hook claims to have freed; None unless it is a possible number."""
     if not isinstance(said, (int, float)) or isinstance(said, bool):
         return None
     return int(said) if 0 <= said <= MAX_CLAIMED_BYTES else None

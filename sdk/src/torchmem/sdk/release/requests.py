@@ -1,8 +1,8 @@
-"""Requests to return memory: from `torchmem release`, and from neighbors on the same card.
+"""Requests to return memory: from `torchmem release`, and from neighbors on the same GPU.
 
 A request is served at the end of a step, in the training thread. If no step comes because the
-process is idle, the cache alone is emptied between two bytecodes of the main thread, or by the
-background thread while the main thread waits, as a notebook does at its prompt.
+process is idle, only the cache is emptied: between two bytecodes of the main thread, or by the
+background thread while the main thread waits, as at the prompt of a notebook.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from torchmem.sample.release_messages import (
     decode_request,
 )
 from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
+from torchmem.sdk.release.cache import Released
 from torchmem.sdk.release.release import Release, ReleaseRefusedError
 from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.interruptions import call_if_free
 
-# How long an idle main thread gets to run a release itself.
+# How long an idle main thread has to run a release itself.
 MAIN_THREAD_SECONDS = 0.2
 # How long a request waits for the end of a step.
 MAX_WAIT_SECONDS = 120.0
 
-Act = Callable[[ReleaseRequest], tuple[dict[str, int], float]]
-"""Serves a request; returns the bytes released by device UUID, and the seconds that it took."""
+Act = Callable[[ReleaseRequest], Released]
+"""Serves a request."""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class _Job:
 class ReleaseRequests:
     """Serves one request at a time.
 
-    The background thread calls `tick`, the training thread `at_step`; neither waits for the other.
+    The background thread calls `tick`, the training thread `serve`; neither waits for the other.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class ReleaseRequests:
         clock: Callable[[], float] = time.monotonic,
         main_cpu: Callable[[], float] | None = None,
     ) -> None:
-        """`sample` is this process's sample file; `main_cpu` returns the main thread's CPU time."""
+        """Serve the requests in files next to this process's `sample` file.
+
+        `main_cpu` returns the main thread's CPU time.
+        """
         self._sample = sample
         self._requests: RequestFile[ReleaseRequest] = RequestFile(
             sample, REQUEST_SUFFIX, ANSWER_SUFFIX, decode_request
@@ -80,8 +84,9 @@ class ReleaseRequests:
     def tick(self, *, is_idle: bool, waits: bool = False) -> bool:
         """Look for a new request, and serve one that no step will serve.
 
-        One that comes while the script says that it waits is served at once. Return whether one was
-        served in this thread, because the main thread does nothing.
+        `is_idle`: whether no step is expected soon. While the script says that it `waits`, a new
+        request is served at once. Return whether one was served in this thread, because the main
+        thread does nothing.
         """
         is_idle = is_idle and not self._release.is_calling_hooks
         self._was_served_here = False
@@ -105,8 +110,8 @@ class ReleaseRequests:
                     self._refuse(f"no step ended within {MAX_WAIT_SECONDS:g} s.")
         return False
 
-    def at_step(self) -> None:
-        """Serve the request that waits, at the end of a step or where the script waits itself."""
+    def serve(self) -> None:
+        """Serve the request that waits, at the end of a step or where the script itself waits."""
         call_if_free(self._lock, lambda: self._serve_if_ready(self._release.on_request))
 
     def _serve_if_ready(self, act: Act) -> None:

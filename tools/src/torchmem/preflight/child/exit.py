@@ -65,7 +65,7 @@ def peak_host_bytes() -> int:
 
 
 def values_read() -> int:
-    """Return how often the host has read from a card, counted by the phantom GPU."""
+    """Return how often the host has read from a GPU, counted by the phantom GPU."""
     count = ctypes.CDLL(None).phantom_values_read
     count.restype = ctypes.c_ulonglong
     return int(count())

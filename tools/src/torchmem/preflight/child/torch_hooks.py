@@ -109,10 +109,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def cards_without_kernels() -> list[str]:
-    """Return the names of the visible cards that this build of PyTorch has no kernels for.
+def gpus_without_kernels() -> list[str]:
+    """Return the names of the visible GPUs that this build of PyTorch has no kernels for.
 
-    Kernels run on cards of the same major compute capability and the same or a higher minor one.
+    Kernels run on GPUs of the same major compute capability and the same or a higher minor one.
     `torch.cuda._check_cubins` applies the same rule but only warns (torch/cuda/__init__.py, PyTorch
     2.13). CUDA must be initialized.
     """
@@ -121,9 +121,9 @@ def cards_without_kernels() -> list[str]:
         for name in torch.cuda.get_arch_list()
         if name.startswith("sm_")
     ]
-    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [
-        f"{card.name}, compute capability {card.major}.{card.minor}"
-        for card in cards
-        if built and not any(major == card.major and minor <= card.minor for major, minor in built)
+        f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}"
+        for gpu in gpus
+        if built and not any(major == gpu.major and minor <= gpu.minor for major, minor in built)
     ]

@@ -24,15 +24,15 @@ from torchmem.preflight.child.exit import (
 from torchmem.preflight.child.phases import PhaseTracker, StepCounter
 from torchmem.preflight.child.torch_hooks import (
     WatchedBackend,
-    cards_without_kernels,
+    gpus_without_kernels,
     is_out_of_memory,
 )
 from torchmem.preflight.plan import PROGRESS_FILE, ChildConfig
-from torchmem.preflight.result import DeviceMemory, Phase, ProcessReport, StepMemory
+from torchmem.preflight.result import GpuMemory, Phase, ProcessReport, StepMemory
 from torchmem.sdk import Session
 
 MAX_TRACE_EVENTS = 2_000_000
-"""Per card. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""
+"""Per GPU. An event takes about 1.2 KiB of RAM, mostly while the trace is written at the end."""
 MAX_CALLS = 1000
 """Calls of a model without training that are measured one by one."""
 
@@ -85,9 +85,9 @@ class DeviceMeter:
             self._step_reserved = max(self._step_reserved, step.peak_reserved)
         self.steps.clear()
 
-    def memory(self, stats: NestedStats, total: int, outside: int) -> DeviceMemory:
+    def memory(self, stats: NestedStats, total: int, outside: int) -> GpuMemory:
         """Return the peaks, with the counters of the newest statistics."""
-        return DeviceMemory(
+        return GpuMemory(
             device=self.device,
             total=total,
             outside=outside,
@@ -127,7 +127,7 @@ class StepWatcher:
 
     def cuda_initialized(self) -> None:
         """Record the trace from the first allocation on, unless the script already does."""
-        unsupported = cards_without_kernels()
+        unsupported = gpus_without_kernels()
         if unsupported:
             stop(
                 f"this build of PyTorch has no kernels for {unsupported[0]}: install a build for "
@@ -286,7 +286,7 @@ class StepWatcher:
         )
         write_report(self._config.folder, report)
 
-    def _memory(self, meter: DeviceMeter) -> DeviceMemory | None:
+    def _memory(self, meter: DeviceMeter) -> GpuMemory | None:
         stats = self._backend.window_stats(meter.device)
         totals = {device.index: device.total_bytes for device in self._backend.devices()}
         total, free = totals.get(meter.device), self._backend.free_bytes(meter.device)

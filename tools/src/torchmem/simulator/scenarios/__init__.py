@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-__all__ = ["SCENARIOS", "Scenario", "ScenarioEvent", "Worker"]
+__all__ = ["SCENARIOS", "Scenario", "ScenarioEvent", "SimulatedRank"]
 
 
 def _scenarios() -> dict[str, Scenario]:

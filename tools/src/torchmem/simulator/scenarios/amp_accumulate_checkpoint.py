@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 BATCH = 96
 """Images. At 64, the batch of the quoted numbers, this model saves 6 GB of tensors, not 9."""
@@ -89,8 +89,8 @@ POOLED = 64 * 56 * 56
 """Elements per image after the max pooling."""
 
 
-class Trainer:
-    """The model on the card, and the passes of one batch in a mode."""
+class TrainedModel:
+    """The model on the GPU, and the passes of one batch in a mode."""
 
     def __init__(self, allocator: DeviceCachingAllocator) -> None:
         self._allocator = allocator
@@ -172,9 +172,9 @@ class Trainer:
             self._allocator.free(blocks.pop())
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    trainer = Trainer(worker.allocator)
+    trainer = TrainedModel(worker.allocator)
     mode, step = MODES[0], 0
     while True:
         previous, mode = mode, MODES[min(int(worker.progress(step) * len(MODES)), len(MODES) - 1)]
@@ -197,5 +197,5 @@ SCENARIO = Scenario(
     simulated="10.4, 6.1, 5.8, 4.1 GB",
     effects="reserved memory falls three times",
     train=train,
-    card_bytes=16 * GIB,
+    gpu_bytes=16 * GIB,
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 66
@@ -27,7 +27,7 @@ SHORTEST = 0.8
 """The shortest batch of a sixth as a share of its longest."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
@@ -47,7 +47,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
         step += 1
 
 
-def _forward(worker: Worker, hidden: int) -> Block:
+def _forward(worker: SimulatedRank, hidden: int) -> Block:
     """Run one layer without a graph: drop everything after its use, except for the output."""
     queries_keys_values = worker.malloc_many(3, hidden)
     attention = worker.allocator.malloc(hidden)
@@ -60,7 +60,7 @@ def _forward(worker: Worker, hidden: int) -> Block:
     return output
 
 
-def _backward(worker: Worker, hidden: int) -> None:
+def _backward(worker: SimulatedRank, hidden: int) -> None:
     """Recompute one layer and keep all of it until its gradients are computed."""
     queries_keys_values_attention = worker.malloc_many(4, hidden)
     gate_up_product_gradient = worker.malloc_many(4, WIDENING * hidden)

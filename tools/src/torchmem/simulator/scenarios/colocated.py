@@ -1,6 +1,6 @@
-"""Scenario `colocated`: a generator shares each card with a trainer, which keeps what it freed.
+"""Scenario `colocated`: a generator shares each GPU with a trainer, which keeps what it freed.
 
-In reinforcement learning, generation and training often take turns on one card, in two processes.
+In reinforcement learning, generation and training often take turns on one GPU, in two processes.
 The rank is the generator. It holds weights and a cache of keys and values, and after each update
 needs a buffer to receive the new weights. Each update's longest sequence is a little longer than
 any before, so that the logits need a new segment, and the one of the last update stays in the
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.card import CONTEXT_BYTES, SimulatedCard
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.gpu import CONTEXT_BYTES, SimulatedGpu
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-CARD_BYTES = 80 * GIB
+GPU_BYTES = 80 * GIB
 BUFFER_BYTES = 970 * MIB
 """The buffer in which the generator receives weights."""
 LEFT_BYTES = 758 * MIB
-"""What is free on the card of the last rank when it asks for the last time."""
+"""What is free on the GPU of the last rank when it asks for the last time."""
 TENSORS = 57
 TENSOR_BYTES = 524 * MIB
 """Weights, gradients, optimizer state and activations of the trainer, without the logits."""
@@ -42,13 +42,13 @@ def logits_bytes(update: int) -> int:
 
 
 class Trainer:
-    """The trainer of a rank: another process on its card, with an allocator of its own."""
+    """The trainer of a rank: another process on its GPU, with an allocator of its own."""
 
-    def __init__(self, worker: Worker) -> None:
-        card = worker.allocator.card
-        (use,) = card.use.others()
-        own_card = SimulatedCard(card.total_bytes, CONTEXT_BYTES, use=use)
-        self.allocator = DeviceCachingAllocator(own_card)
+    def __init__(self, worker: SimulatedRank) -> None:
+        gpu = worker.allocator.gpu
+        (use,) = gpu.use.others()
+        own_gpu = SimulatedGpu(gpu.total_bytes, CONTEXT_BYTES, use=use)
+        self.allocator = DeviceCachingAllocator(own_gpu)
         self._keeps_cache = worker.is_last
         for _ in range(TENSORS):
             self.allocator.malloc(TENSOR_BYTES)
@@ -60,7 +60,7 @@ class Trainer:
             self.allocator.empty_cache()
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the loop of one rank: generate, let the trainer work, and receive its weights."""
     trainer = Trainer(worker)
     trained = TENSORS * TENSOR_BYTES + sum(map(logits_bytes, range(UPDATES)))
@@ -93,6 +93,6 @@ SCENARIO = Scenario(
     effects="another process on each GPU grows in steps of 1 GiB that it does not use; the "
     "last rank fails with cause external, although it never grew",
     train=train,
-    card_bytes=CARD_BYTES,
+    gpu_bytes=GPU_BYTES,
     neighbors=1,
 )

@@ -16,12 +16,12 @@ from random import Random
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 512 * MIB
 WEIGHTS = 46
 STAGING_BYTES = 8 * GIB
-"""A checkpoint is loaded onto the card and dropped: one large free block that is split up."""
+"""A checkpoint is loaded onto the GPU and dropped: one large free block that is split up."""
 LAYERS = 128
 SHORT_BYTES = 80 * MIB
 LONG_BYTES = 170 * MIB
@@ -44,7 +44,7 @@ EPOCH_LENGTH = 0.3
 """At `EPOCH_END` the other ranks go back to `EPOCH_START` and grow again over `EPOCH_LENGTH`."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)

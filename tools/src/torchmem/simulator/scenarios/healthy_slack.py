@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 1 * GIB
 WEIGHTS = 24
@@ -18,7 +18,7 @@ KINDS = ((160, 64 * MIB), (44, 256 * MIB), (12, 1 * GIB))
 SMALLEST_BATCH = 0.8
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)

@@ -2,7 +2,7 @@
 
 Only that rank holds the copy, averaged over the steps, and evaluates it on each batch. Images get
 larger as training goes on, so this rank runs out of memory while the others still have half of
-their card free.
+their GPU free.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 128 * MIB
 WEIGHTS = 16
@@ -27,7 +27,7 @@ GROWTH_END = 0.95
 COPIES_OF_FIRST_RANK = 2
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     copies = COPIES_OF_FIRST_RANK if worker.rank == 0 else 1
     worker.malloc_weights(WEIGHTS * copies, WEIGHT_BYTES)
@@ -57,5 +57,5 @@ SCENARIO = Scenario(
     simulated="2.0 times as much in each step",
     effects="rank 0 fails with cause capacity while the others have half a GPU left",
     train=train,
-    card_bytes=32 * GIB,
+    gpu_bytes=32 * GIB,
 )

@@ -1,7 +1,7 @@
 """Scenario `interleaved`: alternating 100 MB and 4 MB tensors, then 52 MB tensors in their holes.
 
 The statistics of a layer are created behind its first activation, so a cached activation always has
-a live neighbor. Layers are added until the card is full of such pairs. Then the sequences shrink to
+a live neighbor. Layers are added until the GPU is full of such pairs. Then the sequences shrink to
 slightly more than half: two activations no longer fit into one hole of 100 MB, so each hole holds
 one tensor and wastes the rest. Only the last rank's batch grows until it needs more tensors than
 there are holes.
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 CHECKPOINT_BYTES = 28 * GIB
-"""The checkpoint is loaded onto the card and dropped: one large free block for the pairs."""
+"""The checkpoint is loaded onto the GPU and dropped: one large free block for the pairs."""
 WEIGHT_BYTES = 256 * MIB
 WEIGHTS = 11
 ACTIVATION_BYTES = 100 * MIB
@@ -35,7 +35,7 @@ FIRST_BATCH, LARGEST_BATCH = 0.3, 0.8
 """The first short batch, and the largest of the other ranks, as shares of the number of holes."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator = worker.allocator
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
@@ -60,7 +60,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
         step += 1
 
 
-def _activations(worker: Worker, step: int) -> tuple[int, int]:
+def _activations(worker: SimulatedRank, step: int) -> tuple[int, int]:
     """Return the size in bytes and the number of activations of a step."""
     progress = worker.progress(step)
     if progress < SHORTENED:
@@ -80,5 +80,5 @@ SCENARIO = Scenario(
     effects="reserved memory stays full; fragmentation jumps to 0.99 when the sequences get short; "
     "the last rank fails of fragmentation",
     train=train,
-    card_bytes=32 * GIB,
+    gpu_bytes=32 * GIB,
 )

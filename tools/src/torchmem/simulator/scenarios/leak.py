@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-CARD_BYTES = 11 * GIB
+GPU_BYTES = 11 * GIB
 WEIGHT_BYTES = 16 * MIB
 WEIGHTS = 32
 ACTIVATION_BYTES = 64 * MIB
@@ -20,16 +20,16 @@ ACTIVATIONS = 40
 LEAKED_BYTES = 2 * MIB
 """Size of each tensor that a step keeps."""
 FULL = 0.9
-"""The share of the run after which the card is full."""
+"""The share of the run after which the GPU is full."""
 
 
-def leaked_tensors(worker: Worker) -> int:
-    """Return how many tensors each step keeps, so that the card is full at the right time."""
+def leaked_tensors(worker: SimulatedRank) -> int:
+    """Return how many tensors each step keeps, so that the GPU is full at the right time."""
     free = worker.capacity - WEIGHTS * WEIGHT_BYTES - ACTIVATIONS * ACTIVATION_BYTES
     return max(1, round(free / (FULL * worker.steps * LEAKED_BYTES)))
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator = worker.allocator
     leaked = leaked_tensors(worker)
@@ -59,5 +59,5 @@ SCENARIO = Scenario(
     effects="allocated memory climbs in a straight line and headroom falls; every rank fails with "
     "cause capacity",
     train=train,
-    card_bytes=CARD_BYTES,
+    gpu_bytes=GPU_BYTES,
 )

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-CARD_BYTES = 12_205 * MIB
+GPU_BYTES = 12_205 * MIB
 WEIGHT_BYTES = 4 * MIB
 WEIGHTS = 61
 """The backbone and the detection head, with their momentum."""
@@ -35,7 +35,7 @@ CROWD_AT, CLASSIFIED_FROM, LARGER_CROWD_AT = 0.15, 0.3, 0.9
 """Shares of the run."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
@@ -72,5 +72,5 @@ SCENARIO = Scenario(
     effects="fragmentation is near 0, because there is one large free block; stranded memory jumps "
     "by its size, and the last rank fails of fragmentation",
     train=train,
-    card_bytes=CARD_BYTES,
+    gpu_bytes=GPU_BYTES,
 )

@@ -1,7 +1,7 @@
 """Scenario `neighbor`: other processes start to use the first rank's GPU, one after another.
 
 This happens if `torch.cuda.set_device` is missing: each of the other ranks opens a CUDA context on
-the first card as well. The training takes the same memory in each step. It releases its cache after
+the first GPU as well. The training takes the same memory in each step. It releases its cache after
 each evaluation, and at some point cannot get it back.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.card import SimulatedCard
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.gpu import SimulatedGpu
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 NEIGHBORS = 3
 NEIGHBOR_BYTES = 414 * MIB
@@ -22,17 +22,17 @@ WEIGHT_BYTES = 64 * MIB
 ACTIVATION_BYTES = 572 * MIB
 LAYERS = 40
 SPARE_BYTES = 1 * GIB
-"""What the training leaves free on its card."""
+"""What the training leaves free on its GPU."""
 EVALUATIONS = 50
 """How often the cache is released in the run."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator, card = worker.allocator, worker.allocator.card
+    allocator, gpu = worker.allocator, worker.allocator.gpu
     weights = worker.capacity - LAYERS * ACTIVATION_BYTES - SPARE_BYTES
     worker.malloc_weights(weights // WEIGHT_BYTES, WEIGHT_BYTES)
-    absent = card.use.others() if worker.rank == 0 else []
+    absent = gpu.use.others() if worker.rank == 0 else []
     evaluation, step = 0, 0
     while True:
         progress = worker.progress(step)
@@ -40,7 +40,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
         if evaluation != last_evaluation:
             allocator.empty_cache()
             if absent and progress >= ARRIVALS[-len(absent)]:
-                SimulatedCard(card.total_bytes, NEIGHBOR_BYTES, use=absent.pop())
+                SimulatedGpu(gpu.total_bytes, NEIGHBOR_BYTES, use=absent.pop())
         live: list[Block] = []
         for _ in range(LAYERS):
             live.append(allocator.malloc(ACTIVATION_BYTES))
@@ -62,6 +62,6 @@ SCENARIO = Scenario(
     effects="three other processes in `nvml_process_memory_bytes`; rank 0 fails with cause "
     "external, although it never grew",
     train=train,
-    card_bytes=40 * GIB,
+    gpu_bytes=40 * GIB,
     neighbors=NEIGHBORS,
 )

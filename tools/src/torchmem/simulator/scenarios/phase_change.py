@@ -2,7 +2,7 @@
 
 Validation has batches that are several times as large, and collects the outputs of some layers.
 Each needs a larger block than any that is cached, so that memory is almost full at its end. Then
-the script empties the cache, and training again needs half of the card. In the last epochs, the
+the script empties the cache, and training again needs half of the GPU. In the last epochs, the
 last rank keeps features of each layer. They lie in blocks that training left in the cache, and pin
 their segments, so that there is less and less for the next validation, while training goes on.
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
-CARD_BYTES = 16 * GIB
+GPU_BYTES = 16 * GIB
 WEIGHTS = 77
 WEIGHT_BYTES = 16 * MIB
 LAYERS = 32
@@ -33,7 +33,7 @@ TRAINED = 0.9
 """The share of the run in which these epochs pass."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     epoch, step = 0, 0
@@ -52,7 +52,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
             yield from validate(worker, keeps=worker.is_last and epoch >= KEPT_FROM)
 
 
-def validate(worker: Worker, *, keeps: bool) -> Iterator[ScenarioEvent]:
+def validate(worker: SimulatedRank, *, keeps: bool) -> Iterator[ScenarioEvent]:
     """Run the layers on a large batch; collect features of each, and keep or drop them."""
     features, outputs = [], []
     for layer in range(WIDER_LAYERS):
@@ -75,5 +75,5 @@ SCENARIO = Scenario(
     simulated="8.0 and 15.5 GB; fails in the validation of epoch 39",
     effects="reserved memory doubles in each validation; the last rank fails of fragmentation",
     train=train,
-    card_bytes=CARD_BYTES,
+    gpu_bytes=GPU_BYTES,
 )

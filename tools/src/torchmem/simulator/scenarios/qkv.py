@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 256 * MIB
 WEIGHTS = 16
@@ -32,7 +32,7 @@ SORTED_OVER = 0.92
 """The share of the run in which the sorted sequences go from the longest to the shortest."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)

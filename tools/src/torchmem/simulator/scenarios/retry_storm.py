@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 512 * MIB
 BUFFER_BYTES = 8 * GIB
@@ -24,7 +24,7 @@ ROOM = (3.0, 1.95, 1.82)
 """What weights and activations leave for buffers in each epoch, in units of the largest buffer."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     allocator, rng = worker.allocator, worker.rng()
     held, step = 0, 0

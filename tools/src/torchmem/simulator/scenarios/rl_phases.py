@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 761_250_000
 WEIGHTS = 80
@@ -28,7 +28,7 @@ EMPTIED_FROM = 0.5
 """The share of the run after which the cache is emptied before training."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the loop of one rank; a step ends within the training phase."""
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     step = 0
@@ -44,7 +44,7 @@ def train(worker: Worker) -> Iterator[ScenarioEvent]:
             step += 1
 
 
-def _train_step(worker: Worker) -> Iterator[ScenarioEvent]:
+def _train_step(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     logits = []
     for _ in range(LOGITS):
         logits.append(worker.allocator.malloc(LOGITS_BYTES))
@@ -64,5 +64,5 @@ SCENARIO = Scenario(
     simulated="52.1% of 127.0 GB, then 37.0% of 96.6 GB",
     effects="reserved memory falls by 30 GB halfway, allocated memory stays",
     train=train,
-    card_bytes=140 * GIB,
+    gpu_bytes=140 * GIB,
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.simulator.blocks import Block
-from torchmem.simulator.scenario import Scenario, ScenarioEvent, Worker
+from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
 
 WEIGHT_BYTES = 142 * MIB
 WEIGHTS = 40
@@ -27,7 +27,7 @@ SHORTEST = 0.5
 """The shortest batch of a stage as a share of its longest."""
 
 
-def train(worker: Worker) -> Iterator[ScenarioEvent]:
+def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
     rng = worker.rng()
     worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
@@ -55,5 +55,5 @@ SCENARIO = Scenario(
     simulated="16.55 GiB reserved, 10.80 allocated, 35% slack",
     effects="reserved memory climbs in three steps, all of it releasable; no retry",
     train=train,
-    card_bytes=40 * GIB,
+    gpu_bytes=40 * GIB,
 )

@@ -1,12 +1,12 @@
-"""The cards that a phantom GPU can stand in for. All sizes are bytes.
+"""The GPUs that a phantom GPU can stand in for. All sizes are bytes.
 
-To add a card, add a line to `_ROWS` and its row to docs/phantom.md, which a test compares.
+To add a GPU, add a line to `_ROWS` and its row to docs/phantom.md, which a test compares.
 
 Memory is `cudaDeviceProp.totalGlobalMem`, which OutOfMemoryError calls the total capacity. It
 depends on the driver, by up to 0.3 GiB; where public outputs differ, this is the smallest one of a
 recent driver. Sources are public outputs of `torch.cuda.get_device_properties` (MiB), and public
 OutOfMemoryError messages (GiB with two digits) for a10, a100, b300, h100-nvl, l4, l40s, v100-32gb
-and the GeForce cards. Multiprocessors and L2 cache are from the same outputs, otherwise from
+and the GeForce GPUs. Multiprocessors and L2 cache are from the same outputs, otherwise from
 NVIDIA's data sheets; the L2 cache of b300 is assumed to equal that of b200.
 """
 
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from torchmem.allocator.sizes import MIB, format_size, parse_size
 from torchmem.sample.errors import UsageError
 
-MAX_CARDS = 16
+MAX_GPUS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """Properties of a card, and what a process takes of it besides PyTorch's allocator.
+class GpuModel:
+    """Properties of a GPU, and what a process takes of it besides PyTorch's allocator.
 
-    name: as in `--card`. product: as nvidia-smi shows it. memory_bytes:
+    name: as in `--gpu-model`. product: as nvidia-smi shows it. memory_bytes:
     `cudaDeviceProp.totalGlobalMem`. multiprocessors: number of SMs. capability: compute capability,
     major and minor. context_bytes: CUDA context and kernels, an estimate. l2_bytes: L2 cache.
     """
@@ -78,7 +78,7 @@ _ROWS = (
     ("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97250, 188, (12, 0), 128),
 )
 CATALOG = tuple(
-    Card(
+    GpuModel(
         name,
         product,
         memory * MIB,
@@ -89,24 +89,24 @@ CATALOG = tuple(
     )
     for name, product, memory, processors, capability, l2 in _ROWS
 )
-_BY_NAME = {card.name: card for card in CATALOG}
+_BY_NAME = {gpu.name: gpu for gpu in CATALOG}
 
 
-def parse_card(text: str) -> Card:
-    """Return the card for a name, a unique prefix (`h200`), or a size such as 24GB.
+def parse_gpu_model(text: str) -> GpuModel:
+    """Return the GPU for a name, a unique prefix (`h200`), or a size such as 24GB.
 
     A size gives an H100 with that much memory.
 
     Raises:
-        UsageError: `text` does not name a card.
+        UsageError: `text` does not name a GPU.
     """
     name = text.strip().lower().replace("_", "-").replace(" ", "-")
-    matches = [card for card in CATALOG if name and card.name.startswith(f"{name}-")]
+    matches = [gpu for gpu in CATALOG if name and gpu.name.startswith(f"{name}-")]
     if name in _BY_NAME or len(matches) == 1:
         return _BY_NAME.get(name) or matches[0]
     with contextlib.suppress(ValueError):
-        return Card(text.strip(), f"GPU of {text.strip()}", parse_size(text))
-    close = [card.name for card in matches] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
+        return GpuModel(text.strip(), f"GPU of {text.strip()}", parse_size(text))
+    close = [gpu.name for gpu in matches] or difflib.get_close_matches(name, _BY_NAME, 3, 0.3)
     hint = (
         f"the closest are {', '.join(close)}"
         if close
@@ -115,19 +115,19 @@ def parse_card(text: str) -> Card:
     raise UsageError(f"{text!r} is not a known GPU: {hint}; or give a memory size such as 24GB")
 
 
-def parse_usable_card(text: str) -> Card:
-    """Return the card as `parse_card`, which must have memory besides its CUDA context.
+def parse_usable_gpu_model(text: str) -> GpuModel:
+    """Return the GPU as `parse_gpu_model`, which must have memory besides its CUDA context.
 
     Raises:
-        UsageError: `text` does not name such a card.
+        UsageError: `text` does not name such a GPU.
     """
-    card = parse_card(text)
-    if card.memory_bytes <= card.context_bytes:
+    gpu = parse_gpu_model(text)
+    if gpu.memory_bytes <= gpu.context_bytes:
         raise UsageError(
             f"a GPU of {text} has no memory left besides a CUDA context of "
-            f"{format_size(card.context_bytes)}: choose a larger one."
+            f"{format_size(gpu.context_bytes)}: choose a larger one."
         )
-    return card
+    return gpu
 
 
 def parse_memory(text: str) -> int:

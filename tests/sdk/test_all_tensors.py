@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchmem.allocator.tensor_groups import MAX_GROUPS, TensorGroup, grouped
-from torchmem.sdk.pytorch.python_tensors import TensorWalk
+from torchmem.sdk.pytorch.all_tensors import TensorWalk
 
 
 class Storage:

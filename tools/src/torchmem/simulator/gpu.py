@@ -1,4 +1,4 @@
-"""A simulated card and its driver: cudaMalloc, cudaFree, virtual memory and cudaMemGetInfo."""
+"""A simulated GPU and its driver: cudaMalloc, cudaFree, virtual memory and cudaMemGetInfo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torchmem.allocator.sizes import GIB, MIB
 
-CARD_BYTES = 80 * GIB
+GPU_BYTES = 80 * GIB
 CONTEXT_BYTES = 512 * MIB
 """Device memory of a CUDA context; users report 200 to 700 MB (pytorch/pytorch#28113)."""
 ALIGNMENT = 2 * MIB
@@ -26,10 +26,10 @@ class Cells(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
-    """The bytes that each process uses on one card: one cell per process, this process at `slot`.
+class GpuUse:
+    """The bytes that each process uses on one GPU: one cell per process, this process at `slot`.
 
-    To share a card, give each process a `multiprocessing.Array("Q", n)` as `cells` and its
+    To share a GPU, give each process a `multiprocessing.Array("Q", n)` as `cells` and its
     `get_lock()` as `lock`. The parent of a process sets its cell to 0 after the process has died,
     as the driver would free its memory.
     """
@@ -46,8 +46,8 @@ class CardUse:
         """Return the bytes that this process uses."""
         return self.cells[self.slot]
 
-    def others(self) -> list[CardUse]:
-        """Return the same card as seen by each of the other processes."""
+    def others(self) -> list[GpuUse]:
+        """Return the same GPU as seen by each of the other processes."""
         return [replace(self, slot=slot) for slot in range(len(self.cells)) if slot != self.slot]
 
     def claim(self, size: int, capacity: int) -> bool:
@@ -64,8 +64,8 @@ class CardUse:
             self.cells[self.slot] -= size
 
 
-class SimulatedCard:
-    """A card as one process sees it, with the CUDA context of that process.
+class SimulatedGpu:
+    """A GPU as one process sees it, with the CUDA context of that process.
 
     The driver is ideal: it refuses memory only if the sum does not fit, and never reuses an
     address. Addresses are assigned upward from `first_address`.
@@ -75,17 +75,17 @@ class SimulatedCard:
 
     def __init__(
         self,
-        total_bytes: int = CARD_BYTES,
+        total_bytes: int = GPU_BYTES,
         context_bytes: int = CONTEXT_BYTES,
         *,
-        use: CardUse | None = None,
+        use: GpuUse | None = None,
         uuid: str | None = None,
         name: str | None = None,
     ) -> None:
         self.total_bytes = total_bytes
         self.uuid = uuid
         self.name = name
-        self.use = use or CardUse()
+        self.use = use or GpuUse()
         self.events_held = False
         self._sizes: dict[int, int] = {}
         self._next_address = self.first_address
@@ -111,7 +111,7 @@ class SimulatedCard:
         """Count memory that was allocated before, so that `cuda_free` accepts it.
 
         Raises:
-            ValueError: the card has too little memory.
+            ValueError: the GPU has too little memory.
         """
         if not self.use.claim(size, self.total_bytes):
             raise ValueError(f"the GPU has no {size} bytes left for the segment at {address:#x}")
@@ -126,7 +126,7 @@ class SimulatedCard:
     def mem_map(self, address: int, size: int) -> bool:  # noqa: ARG002 -- for subclasses
         """Map `size` bytes of new memory at a reserved address, like cuMemCreate and cuMemMap.
 
-        Return False if the card has too little memory. The pages of one call are mapped together or
+        Return False if the GPU has too little memory. The pages of one call are mapped together or
         not at all, as `ExpandableSegment::map` does.
         """
         return self.use.claim(size, self.total_bytes)
@@ -140,5 +140,5 @@ class SimulatedCard:
         self.events_held = hold
 
     def mem_get_info(self) -> tuple[int, int]:
-        """Return the free and total bytes of the card, like cudaMemGetInfo."""
+        """Return the free and total bytes of the GPU, like cudaMemGetInfo."""
         return max(0, self.total_bytes - self.use.total()), self.total_bytes

@@ -1,4 +1,4 @@
-"""The catalog of cards, and the names that it accepts."""
+"""The catalog of GPUs, and the names that it accepts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.phantom.cards import CATALOG, Card, context_bytes, parse_card, parse_memory
+from torchmem.phantom.gpus import CATALOG, GpuModel, context_bytes, parse_gpu_model, parse_memory
 from torchmem.sample.errors import UsageError
 
 
-@pytest.mark.parametrize("card", CATALOG, ids=lambda card: card.name)
-def test_each_card_has_the_memory_in_its_name(card: Card) -> None:
-    """A card has 90 to 100 % of its advertised memory; its context takes less than 3 % of it."""
+@pytest.mark.parametrize("gpu", CATALOG, ids=lambda gpu: gpu.name)
+def test_each_gpu_has_the_memory_in_its_name(gpu: GpuModel) -> None:
+    """A GPU has 90 to 100 % of its advertised memory; its context takes less than 3 % of it."""
     sold = {
         "rtx-3090": 24,
         "rtx-4090": 24,
@@ -25,16 +25,16 @@ def test_each_card_has_the_memory_in_its_name(card: Card) -> None:
         "rtx-6000-ada": 48,
         "rtx-pro-6000": 96,
     }
-    gigabytes = sold.get(card.name) or int(card.name.rsplit("-", 1)[1].removesuffix("gb"))
+    gigabytes = sold.get(gpu.name) or int(gpu.name.rsplit("-", 1)[1].removesuffix("gb"))
 
-    assert 0.90 * gigabytes <= card.memory_bytes / GIB <= gigabytes
-    assert 100 * MIB < card.context_bytes < 0.03 * card.memory_bytes
-    assert card == parse_card(card.name)
+    assert 0.90 * gigabytes <= gpu.memory_bytes / GIB <= gigabytes
+    assert 100 * MIB < gpu.context_bytes < 0.03 * gpu.memory_bytes
+    assert gpu == parse_gpu_model(gpu.name)
 
 
 def test_names_are_unique() -> None:
-    """No two cards have the same name or product."""
-    for values in ([card.name for card in CATALOG], [card.product for card in CATALOG]):
+    """No two GPUs have the same name or product."""
+    for values in ([gpu.name for gpu in CATALOG], [gpu.product for gpu in CATALOG]):
         assert len(values) == len(set(values))
 
 
@@ -49,19 +49,19 @@ def test_names_are_unique() -> None:
 )
 def test_names_are_matched_leniently(text: str, name: str) -> None:
     """Case and spaces do not matter, and a unique prefix is enough."""
-    assert name == parse_card(text).name
+    assert name == parse_gpu_model(text).name
 
 
-def test_a_size_is_a_card_too() -> None:
+def test_a_size_is_a_gpu_too() -> None:
     """24GB is an H100 with that much memory."""
-    card = parse_card("22.5GiB")
+    gpu = parse_gpu_model("22.5GiB")
 
     assert (int(22.5 * 2**30), 132, (9, 0)) == (
-        card.memory_bytes,
-        card.multiprocessors,
-        card.capability,
+        gpu.memory_bytes,
+        gpu.multiprocessors,
+        gpu.capability,
     )
-    assert 24 * 10**9 == parse_card("24GB").memory_bytes
+    assert 24 * 10**9 == parse_gpu_model("24GB").memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -73,23 +73,23 @@ def test_a_size_is_a_card_too() -> None:
         ("", "the known GPUs are v100"),
     ],
 )
-def test_an_unknown_card_is_a_usage_error_with_a_hint(text: str, hint: str) -> None:
-    """The error names the closest cards, or all cards if none is close."""
+def test_an_unknown_gpu_is_a_usage_error_with_a_hint(text: str, hint: str) -> None:
+    """The error names the closest GPUs, or all GPUs if none is close."""
     with pytest.raises(UsageError, match="is not a known GPU") as caught:
-        parse_card(text)
+        parse_gpu_model(text)
 
     assert hint in str(caught.value)
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_card_or_a_usage_error(text: str) -> None:
-    """No text causes another error, and a card always has memory."""
+def test_any_text_is_a_gpu_or_a_usage_error(text: str) -> None:
+    """No text causes another error, and a GPU always has memory."""
     try:
-        card = parse_card(text)
+        gpu = parse_gpu_model(text)
     except UsageError:
         return
 
-    assert card.memory_bytes >= 1
+    assert gpu.memory_bytes >= 1
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["", "KB", "MB", "GB", "KiB", "MiB", "GiB"]))
@@ -114,13 +114,13 @@ def test_the_context_estimate_matches_public_figures(
 
 
 def test_the_documented_table_is_the_catalog(root: Path) -> None:
-    """Each card has its row in docs/phantom.md."""
+    """Each GPU has its row in docs/phantom.md."""
     lines = (root / "docs" / "phantom.md").read_text().splitlines()
     expected = [
-        f"| `{card.name}` | {card.product} | {card.memory_bytes / GIB:.2f} GiB | "
-        f"{card.context_bytes // MIB} MiB | {card.multiprocessors} | "
-        f"{card.capability[0]}.{card.capability[1]} |"
-        for card in CATALOG
+        f"| `{gpu.name}` | {gpu.product} | {gpu.memory_bytes / GIB:.2f} GiB | "
+        f"{gpu.context_bytes // MIB} MiB | {gpu.multiprocessors} | "
+        f"{gpu.capability[0]}.{gpu.capability[1]} |"
+        for gpu in CATALOG
     ]
 
     assert expected == [

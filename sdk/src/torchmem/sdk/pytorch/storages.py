@@ -1,8 +1,8 @@
-"""The GPU storages behind tensors: their addresses and bytes, each storage once.
+"""The GPU storages of tensors: their addresses and bytes, each storage once.
 
-Reads addresses and sizes only and never keeps a tensor. The tensors are the script's, so anything
-may be among them: wrapper subclasses such as DTensor, fake and meta tensors, and objects that
-raise. What cannot be read is left out.
+Only addresses and sizes are read, and no tensor is kept alive. The script may pass anything:
+wrapper subclasses such as DTensor, fake and meta tensors, and objects that raise. What cannot be
+read is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's simulated cards, one per rank: their memory, and how busy the ranks keep them."""
+"""The demo's simulated GPUs, one per rank: their memory, and how busy the ranks keep them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext
 
 from torchmem.demo.node import VERSIONS, SimulatedNode
-from torchmem.exporter.testing import FakeGpu, FakeNvml
-from torchmem.simulator.card import CardUse, Cells
+from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
+from torchmem.simulator.gpu import Cells, GpuUse
 from torchmem.simulator.scenarios import Scenario
 
 STEP_SECONDS = 0.2
@@ -22,21 +22,21 @@ _LEVEL_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class RankCard:
-    """What a rank's process shares with the demo: its card's memory, and its work in one cell."""
+class RankGpu:
+    """What a rank's process shares with the demo: its GPU's memory, and its work in one cell."""
 
-    use: CardUse
+    use: GpuUse
     events: Cells
 
     def count_event(self) -> None:
-        """Count one more event of the scenario, for which the card was busy."""
+        """Count one more event of the scenario, for which the GPU was busy."""
         self.events[0] += 1
 
 
-class Cards:
-    """One card per rank. Shared memory holds the bytes that each process on a card uses.
+class SharedGpus:
+    """One GPU per rank. Shared memory holds the bytes that each process on a GPU uses.
 
-    `clock` returns seconds. One more card is in MIG mode, and used by no rank.
+    `clock` returns seconds. One more GPU is in MIG mode, and used by no rank.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Cards:
         self._cells = [context.Array(c_uint64, 1 + scenario.neighbors) for _ in range(ranks)]
         self._events = [context.Array(c_uint64, 1) for _ in range(ranks)]
         self._counted = [0] * ranks
-        self._node = SimulatedNode(ranks, seed, total_bytes=scenario.card_bytes, mig=True)
+        self._node = SimulatedNode(ranks, seed, total_bytes=scenario.gpu_bytes, mig=True)
         self._nvml = FakeNvml(self._gpus, VERSIONS)
         self._clock = clock
         self._started = clock()
@@ -58,21 +58,21 @@ class Cards:
         self.pids: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Set the use of every card to 0."""
+        """Set the use of every GPU to 0."""
         for cells in self._cells:
             cells[:] = [0] * len(cells)
 
-    def use(self, rank: int) -> RankCard:
-        """Return the rank's view of its card."""
+    def use(self, rank: int) -> RankGpu:
+        """Return the rank's view of its GPU."""
         cells = self._cells[rank]
-        return RankCard(CardUse(cells=cells, slot=0, lock=cells.get_lock()), self._events[rank])
+        return RankGpu(GpuUse(cells=cells, slot=0, lock=cells.get_lock()), self._events[rank])
 
     def release(self, rank: int) -> None:
         """Free the memory of a rank whose process has ended, as the driver does."""
         self._cells[rank][0] = 0
 
     def nvml(self) -> FakeNvml:
-        """Return an NVML with these cards and the processes in `pids` (pid by rank)."""
+        """Return an NVML with these GPUs and the processes in `pids` (pid by rank)."""
         return self._nvml
 
     def _gpus(self) -> Sequence[FakeGpu]:

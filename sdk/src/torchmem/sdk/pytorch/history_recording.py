@@ -1,6 +1,6 @@
-"""PyTorch's memory history while the SDK records it, and whose recording it is.
+"""Records PyTorch's memory history for the SDK, without getting in the way of the script's.
 
-PyTorch has one recording for the whole process, and does not tell who started it. All Python code
+PyTorch has one recording for the whole process, and does not say who started it. All Python code
 starts and stops it through two functions of `torch._C` (torch/cuda/memory.py, 2.1 to 2.15). They
 are wrapped while the SDK records, so that a call by the script ends the SDK's recording first: the
 script's recording is then as it would be without the SDK.

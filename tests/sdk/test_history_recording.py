@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.sdk.pytorch.own_recording import FUNCTIONS, OwnRecording
+from torchmem.sdk.pytorch.history_recording import FUNCTIONS, OwnRecording
 
 
 class FakeTorch(SimpleNamespace):

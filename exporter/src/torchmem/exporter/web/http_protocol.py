@@ -1,0 +1,223 @@
+"""HTTP/1.1 on one connection: h11 parses the requests, and an ASGI application answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+import h11
+from starlette.types import ASGIApp, Message, Scope
+
+from torchmem.exporter.web.clients import CLIENT
+from torchmem.exporter.web.connections import Connection
+
+_log = logging.getLogger(__name__)
+
+_PIECE_BYTES = 64 << 10
+_Headers = list[tuple[bytes, bytes]]
+
+
+class HttpProtocol(asyncio.Protocol):
+    """Answers the requests of a connection one after another, and reports its progress to it.
+
+    A client is refused if its certificate has no allowed name. h11 gets at most `head_bytes` at a
+    time, because it limits only heads that arrive in several pieces. Bodies of requests are
+    discarded: no path of the exporter takes one. A request whose client has gone is canceled.
+    """
+
+    def __init__(self, connection: Connection, app: ASGIApp, head_bytes: int) -> None:
+        self._connection, self._app, self._head_bytes = connection, app, head_bytes
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes - 1)
+        self._received = bytearray()
+        self._admitted = False
+        self._answering: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Check the client's certificate after the TCP and TLS handshakes."""
+        self._transport = self._connection.transport = transport
+        transport.set_write_buffer_limits(high=_PIECE_BYTES)
+        tls = self._connection.tls
+        self._admitted = tls is None or tls.admits(transport.get_extra_info("peercert"))
+        if not self._admitted:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of a request."""
+        if self._admitted:
+            self._connection.on_data()
+            self._received += data
+            self._handle_received()
+
+    def pause_writing(self) -> None:
+        """Hold further pieces of the answer back."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Go on with the answer."""
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+        """Handle the end of the connection."""
+        self._connection.on_close()
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def _handle_received(self) -> None:
+        """Parse until a request is to be answered first or further bytes are needed."""
+        while not self._transport.is_closing():
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError:
+                self._refuse()
+                return
+            if isinstance(event, h11.Request):
+                self._begin_answer(event)
+            elif event is h11.PAUSED or (self._answering and isinstance(event, h11.Data)):
+                self._transport.pause_reading()
+                return
+            elif isinstance(event, h11.EndOfMessage):
+                self._begin_next_request()
+            elif event is h11.NEED_DATA and not self._feed():
+                return
+
+    def _feed(self) -> bool:
+        """Pass received bytes to h11; return False if there are none."""
+        room = self._head_bytes - len(self._http.trailing_data[0])
+        data = bytes(self._received[:room])
+        del self._received[:room]
+        if data:
+            self._http.receive_data(data)
+        return bool(data)
+
+    def _begin_next_request(self) -> None:
+        if (self._http.our_state, self._http.their_state) == (h11.DONE, h11.DONE):
+            self._http.start_next_cycle()
+
+    def _begin_answer(self, request: h11.Request) -> None:
+        self._connection.enter("answering")
+        answer = _Answer(self, self._connection, is_head=request.method == b"HEAD")
+        self._answering = asyncio.create_task(self._answer(answer, self._scope(request)))
+        self._answering.add_done_callback(self._end_answer)
+
+    async def _answer(self, answer: _Answer, scope: Scope) -> None:
+        try:
+            await self._app(scope, answer.receive, answer.send)
+        except Exception:  # noqa: BLE001 - one answer that fails must not end the server
+            _log.exception("answering %s failed", scope["raw_path"].decode("ascii"))
+            if self._http.our_state is h11.SEND_RESPONSE:
+                self._write_error(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _end_answer(self, _: asyncio.Task[None]) -> None:
+        self._answering = None
+        more_received = bool(self._received or self._http.trailing_data[0])
+        self._connection.on_answer(more_received=more_received)
+        if self._transport.is_closing():
+            return
+        if self._http.our_state is not h11.DONE or self._connection.is_last_answer:
+            self._transport.close()
+            return
+        self._begin_next_request()
+        self._transport.resume_reading()
+        self._handle_received()
+
+    def _refuse(self) -> None:
+        """Answer a malformed request, unless an answer has begun, and close the connection."""
+        if self._answering or self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self._transport.abort()
+            return
+        self._write_error(HTTPStatus.BAD_REQUEST)
+        self._transport.close()
+
+    def _write_error(self, status: HTTPStatus) -> None:
+        text = status.phrase.encode()
+        self.write_head(status, [(b"content-type", b"text/plain; charset=utf-8")], closes=True)
+        self.write(h11.Data(text))
+        self.write(h11.EndOfMessage())
+
+    def write_head(self, status: int, headers: _Headers, *, closes: bool = False) -> None:
+        """Write status and headers."""
+        headers = [(b"date", formatdate(usegmt=True).encode()), *headers]
+        if closes or self._connection.is_last_answer:
+            headers.append((b"connection", b"close"))
+        reason = HTTPStatus(status).phrase.encode()
+        self.write(h11.Response(status_code=status, headers=headers, reason=reason))
+
+    def write(self, event: h11.Event) -> None:
+        """Write a part of the answer."""
+        self._transport.write(self._http.send(event) or b"")
+
+    async def writable(self) -> None:
+        """Wait until the client has received enough of what was written before."""
+        await self._writable.wait()
+
+    def _scope(self, request: h11.Request) -> Scope:
+        path, _, query = request.target.partition(b"?")
+        is_tls = self._transport.get_extra_info("sslcontext") is not None
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode("ascii"),
+            "server": self._address("sockname"),
+            "client": self._address("peername"),
+            "scheme": "https" if is_tls else "http",
+            "method": request.method.decode("ascii"),
+            "root_path": "",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": list(request.headers),
+            CLIENT: self._connection.client,
+        }
+
+    def _address(self, name: str) -> tuple[Any, ...] | None:
+        address = self._transport.get_extra_info(name)
+        return tuple(address[:2]) if address else None
+
+
+class _Answer:
+    """The answer to one request, sent in pieces.
+
+    The head is held back until the first body, which counts as unsent from then on.
+    """
+
+    def __init__(self, http: HttpProtocol, connection: Connection, *, is_head: bool) -> None:
+        self._http, self._connection, self._is_head = http, connection, is_head
+        self._head: Message | None = None
+        self._is_received = False
+
+    async def receive(self) -> Message:
+        """Return an empty body; after it, wait, because the end of the client cancels the task."""
+        if self._is_received:
+            await asyncio.get_running_loop().create_future()
+        self._is_received = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        """Send the head, with the first body, or a body."""
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        body = b"" if self._is_head else message.get("body", b"")
+        self._connection.on_body(body)
+        await self._http.writable()
+        if self._head is not None:
+            self._http.write_head(self._head["status"], list(self._head.get("headers", ())))
+            self._head = None
+        await self._send_body(body)
+        if not message.get("more_body", False):
+            self._http.write(h11.EndOfMessage())
+        self._connection.on_body_sent()
+
+    async def _send_body(self, body: bytes) -> None:
+        for start in range(0, len(body), _PIECE_BYTES):
+            piece = body[start : start + _PIECE_BYTES]
+            if start:
+                await self._connection.before_piece(len(piece))
+                await self._http.writable()
+            self._http.write(h11.Data(piece))
