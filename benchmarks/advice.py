@@ -4,7 +4,7 @@ A job has phases. Each one takes large buffers and returns them to PyTorch's cac
 that stay then lie beside tensors that go. At its end it needs one large tensor. The sizes differ by
 seed. Jobs of the kind `phases` have enough free memory for it, but in pieces. In those of the kinds
 `pages` and `full`, the pieces are smaller than the pages of expandable segments, so that this
-setting is in vain. Those of the kind `full` use so much memory that no setting can help. Jobs of
+setting does not help. Those of the kind `full` use so much memory that no setting can help. Jobs of
 the kinds `leak`, `graphs` and `longer` need more in each step: they keep outputs, keep the graph of
 a sum of losses, and get longer batches, also of different lengths. No setting can help them either.
 A job that dies is started again, as by a shell loop, a requeue or a restart policy.

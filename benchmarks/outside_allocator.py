@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the exporter said of one scenario: bytes, and how many ranks that ran had no value."""
+    """What the exporter reported for one scenario: bytes, and running ranks without a value."""
 
     name: str
     values: Sequence[float]

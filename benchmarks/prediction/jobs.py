@@ -33,7 +33,7 @@ Course = Callable[[float], float]
 EVENTS_PER_STEP = 5
 HOUR = 3600.0
 LONGEST_SECONDS = 6 * HOUR
-"""A growing job that still lives after this time is no job of the yardstick."""
+"""A growing job that still runs after this time does not count in the yardstick."""
 SHORTEST_GROWTH, LONGEST_GROWTH = 600.0, 3.5 * HOUR
 """Seconds in which the room is used up."""
 STATISTICS_BYTES = 4 * MIB

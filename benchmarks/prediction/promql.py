@@ -68,7 +68,7 @@ class Evaluation:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             value = self._value(promql_parser.parse(expression))
         if isinstance(value, float):
-            raise NotImplementedError(f"a scalar is no rule: {expression}")
+            raise NotImplementedError(f"a scalar is not a rule: {expression}")
         return {labels: values for labels, values in value.items() if not np.isnan(values).all()}
 
     def _value(self, node: Any) -> Operand:
@@ -172,7 +172,7 @@ def _scrapes(duration: timedelta | None) -> int:
     seconds = duration.total_seconds() if duration else 0.0
     whole = round(seconds / SCRAPE_SECONDS)
     if whole * SCRAPE_SECONDS != seconds:
-        raise NotImplementedError(f"{seconds} s is no multiple of {SCRAPE_SECONDS} s")
+        raise NotImplementedError(f"{seconds} s is not a multiple of {SCRAPE_SECONDS} s")
     return whole
 
 

@@ -17,7 +17,7 @@ EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What torchmem said of one job, and what is true.
+    """What torchmem reported for one job, and what is true.
 
     Attributes:
         kind: the kind's function.

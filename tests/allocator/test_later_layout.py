@@ -109,7 +109,7 @@ def test_headroom_rises_with_what_the_driver_has(
 
 
 def test_statistics_of_another_moment_leave_a_snapshot_as_it_is() -> None:
-    """Memory that is allocated again, at the end of a step or later, is no contradiction."""
+    """Memory that is allocated again, at the end of a step or later, is not a contradiction."""
     process = Process()
     process.run([(500 * MIB, False), (100 * MIB, True)])
     measured = process.measured()

@@ -130,7 +130,7 @@ def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [TRAIN, OOM, "raise SystemExit(7)"])
 def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
-    """Whatever the end of a program, its stderr is its own if it is no terminal."""
+    """Whatever the end of a program, its stderr is left alone if it is not a terminal."""
     node = Node(tmp_path, gpus=1)
     done = subprocess.run(
         node.monitored(sys.executable, "-c", code),
@@ -144,7 +144,7 @@ def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
 
 
 def test_a_program_without_a_gpu_adds_nothing(tmp_path: Path) -> None:
-    """There is no peak to tell of a program that never uses CUDA."""
+    """A program that never uses CUDA has no peak to report."""
     code, screen = on_terminal(
         Node(tmp_path, gpus=1), sys.executable, "-c", "import torch; raise SystemExit(3)"
     )

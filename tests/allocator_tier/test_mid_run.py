@@ -1,4 +1,4 @@
-"""Recordings from the middle of a training: what is said of them, and what PyTorch really does."""
+"""Recordings from the middle of a training: what is reported, and what PyTorch really does."""
 
 from __future__ import annotations
 

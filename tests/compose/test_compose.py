@@ -114,7 +114,7 @@ def test_the_run_directory_of_the_host_keeps_its_mode() -> None:
 
 
 def test_down_ends_the_demo() -> None:
-    """The demo is no profile, which `down` would ignore: it is scaled to none by default."""
+    """The demo is not a profile, which `down` would ignore: it is scaled to none by default."""
     assert not any("profiles" in service for service in SERVICES.values())
     assert "${TORCHMEM_DEMO:-0}" == SERVICES["torchmem-demo"]["scale"]
 

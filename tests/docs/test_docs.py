@@ -19,6 +19,7 @@ from torchmem.sdk.settings import PREFIX, Settings
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+INTEGRATION_PAGES = ("frameworks", "integrations")
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +165,28 @@ def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
     for field in settings:
         if isinstance(field.default, float):
             assert f"| `{field.name}` | `{rows[field.name]}` | {field.default:g} |" in page
+
+
+def test_every_integration_is_documented(root: Path) -> None:
+    """The pages of frameworks and trackers name each module that no other integration imports."""
+    folder = root / "sdk" / "src" / "torchmem" / "integrations"
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
+    pages = "".join((root / "docs" / f"{name}.md").read_text() for name in INTEGRATION_PAGES)
+    names = {path.stem for path in folder.glob("*.py")}
+
+    assert {
+        name
+        for name in names
+        if f"torchmem.integrations.{name} import" not in code
+        and f"torchmem.integrations.{name}" not in pages
+    } == set()
+
+
+def test_every_package_is_in_the_layout(root: Path) -> None:
+    """The table in CONTRIBUTING.md names each package of the three source roots, and no other."""
+    page = (root / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| `(\w+/src/torchmem)/([\w{},]+)` \|", page, re.MULTILINE)
+    named = {f"{top}/{name}" for top, names in rows for name in names.strip("{}").split(",")}
+    packages = {path.parent for path in root.glob("*/src/torchmem/*/*.py")}
+
+    assert {path.relative_to(root).as_posix() for path in packages} == named

@@ -85,7 +85,7 @@ def test_versions_and_settings_that_do_not_work_are_problems(
 
 @pytest.mark.parametrize("torch", ["2.13.0+cu130", "2.13.0+cpu", None])
 def test_other_software_is_no_problem(torch: str | None) -> None:
-    """A build for the CPU, no PyTorch, and a valid setting are no problems."""
+    """A build for the CPU, no PyTorch, and a valid setting are not problems."""
     versions = {"torch": torch} if torch else {}
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
@@ -173,7 +173,7 @@ def test_a_run_directory_that_cannot_work_is_a_problem(place: Place) -> None:
     """A mode in which users can remove each other's files, and a file in its place, are found."""
     assert place.run_dir is not None
     place.run_dir.chmod(0o777)
-    assert "every user may remove" in problems(node.checks(place))["run directory"]
+    assert "every user can remove" in problems(node.checks(place))["run directory"]
     place.run_dir.rmdir()
     assert {} == problems(node.checks(place))
     place.run_dir.write_text("")
@@ -211,12 +211,12 @@ def test_what_the_exporter_refuses_is_a_problem(exporter: Place) -> None:
 
 
 def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
-    """No answer, another program on the port, and a page that is no text are found."""
+    """No answer, another program on the port, and a page that is not text are found."""
     assert "does not respond" in problems(servers.checks(place))["exporter"]
     for body in (b"<html>", b"go_goroutines 7\n", b"\xff\x00"):
         answer = HttpAnswer(200, 0.0, body)
         found = problems(servers.checks(place, {f"{place.exporter}/metrics": answer}.__getitem__))
-        assert "not with metrics of torchmem" in found["exporter"]
+        assert "instead of torchmem's metrics" in found["exporter"]
     odd = replace(place, exporter="file:///etc/passwd")
     assert "does not start with http" in problems(servers.checks(odd))["exporter"]
 
@@ -262,7 +262,7 @@ def test_a_prometheus_without_the_exporter_is_a_problem(
     found = problems(servers.checks(asked, get))
 
     assert words in found["Prometheus"]
-    assert "Prometheus has none of torchmem" == found["alert rules"]
+    assert "Prometheus has no alerts of torchmem" == found["alert rules"]
     assert "clock of Prometheus" in found
 
 

@@ -270,7 +270,7 @@ Subscribe = Callable[[], NvmlEvents | None]
 
 
 def test_events_have_gpu_kind_and_xid(node: FakeNode, subscribe: Subscribe) -> None:
-    """A timeout and an event of an unknown kind are no event."""
+    """A timeout and an event of an unknown kind are not counted."""
     events = subscribe()
     assert events is not None
     node.change("node", **{"event.1": f"1 {XID_BIT} 79", "event.2": f"0 {DOUBLE_BIT} 0"})

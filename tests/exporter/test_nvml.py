@@ -340,7 +340,7 @@ def test_power_of_each_gpu_is_its_own(node: FakeNode) -> None:
 
 
 def test_node_without_gpus(open_exporter: OpenExporter, tmp_path: Path) -> None:
-    """Zero GPUs are no failure."""
+    """Zero GPUs are not a failure."""
     exposition = scrape(open_exporter(FakeNode(tmp_path / "node", "zero_gpus").nvml()))
 
     assert 1.0 == exposition.value("nvml_up")

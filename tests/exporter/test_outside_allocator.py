@@ -1,4 +1,4 @@
-"""Memory outside the allocator: NVML and a sample are joined where both are of one moment."""
+"""Memory outside the allocator: NVML and a sample are joined only if read at the same time."""
 
 from __future__ import annotations
 
@@ -437,7 +437,7 @@ def test_the_start_follows_from_a_scrape_before_it(is_listed_before: bool) -> No
 
 @pytest.mark.parametrize("others", [0, GIB], ids=["late exporter", "neighbor"])
 def test_an_unseen_start_is_absent(others: int) -> None:
-    """Without a scrape before the rank, or beside another process, a later value is no start."""
+    """Without a scrape before the rank, or beside another process, a later value is not a start."""
     gpu = SharedGpu(others=others)
     if others:
         gpu.stop()

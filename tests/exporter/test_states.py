@@ -139,7 +139,7 @@ def test_reused_pid_is_another_process(run_dir: Path) -> None:
 
 
 def test_exporter_before_and_after_training(open_exporter: OpenExporter, run_dir: Path) -> None:
-    """A missing directory is no error, and a rank appears when it has written its file."""
+    """A missing directory is not an error, and a rank appears when it has written its file."""
     early = open_exporter()
     empty = scrape(early)
     publish(run_dir, own_sample())

@@ -7,7 +7,7 @@
 
 enum { MAX_TEXT = 1 << 15, MAX_ROW = 8 };
 
-/* What `code_of` returns for a word that is no return code, and for `hang`. */
+/* What `code_of` returns for a word that is not a return code, and for `hang`. */
 enum { NOT_A_CODE = -1, HANG = -2 };
 
 /* What a handle points to: the GPU or MIG device of one UUID. Never freed. */

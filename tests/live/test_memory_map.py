@@ -268,7 +268,7 @@ HOSTILE = {
     "a bomb": gzip.compress(b" " * (MAX_JSON_BYTES + 1)),
     "nested": gzip.compress(b"[" * 100_000),
     "another schema": _changed(lambda m: m.update(schema=2)),
-    "a text as size": _changed(lambda m: _first(m)["sizes"].__setitem__(0, "1")),
+    "a string as size": _changed(lambda m: _first(m)["sizes"].__setitem__(0, "1")),
     "no size": _changed(lambda m: _first(m)["sizes"].__setitem__(0, 0)),
     "a negative size": _changed(lambda m: _first(m)["sizes"].__setitem__(0, -512)),
     "an inexact size": _changed(lambda m: _first(m)["sizes"].__setitem__(0, 1 << 53)),
@@ -304,7 +304,7 @@ def empty_segments(count: int) -> bytes:
 
 
 def long_list(count: int) -> bytes:
-    """A map with a list of numbers in place of a text."""
+    """A map with a list of numbers in place of a string."""
     text = json.dumps(json.loads(gzip.decompress(encode(full_map()))))
     return gzip.compress(text.replace('"uuid": "', f'"uuid": [{"0," * count}0], "x": "').encode())
 

@@ -93,7 +93,7 @@ def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
         page.wait(f"document.querySelector('{RANK}')")
         state = httpx.get(f"{server.url}/api/v1/state", trust_env=False).json()
         widths = page.evaluate(
-            "Object.fromEntries([...document.querySelectorAll('.card-bar')][0].childNodes.values()"
+            "Object.fromEntries([...document.querySelectorAll('.gpu-bar')][0].childNodes.values()"
             ".map((part) => [part.dataset.part, part.getBoundingClientRect().width]))"
         )
 

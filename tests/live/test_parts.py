@@ -78,7 +78,7 @@ def test_parts_of_a_known_rank() -> None:
 
 
 def test_tensors_in_the_middle_of_a_step() -> None:
-    """Tensors are one number of one moment: that of the snapshot, if it shows more in use.
+    """Tensors are one number from one time: the time of the snapshot, if it shows more in use.
 
     What lasts from step to step was there as well; gradients and the step cannot be told apart.
     """

@@ -75,7 +75,7 @@ def test_everybody_can_use_it(page: Page, tmp_path: Path, colors: str, width: in
     assert page.axe() == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.querySelectorAll('.map-legend tbody tr').length") == 6
-    assert page.evaluate("document.querySelectorAll('.card-bar .segment').length") == 4
+    assert page.evaluate("document.querySelectorAll('.gpu-bar .segment').length") == 4
     dark = "rgb(14, 19, 26)"
     shown = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (colors == "dark") == (shown == dark)
@@ -107,7 +107,7 @@ def test_text_of_others_stays_text(page: Page, tmp_path: Path) -> None:
     """Markup in names, paths, lines and settings does nothing, in the markup and in the JSON."""
     show(page, tmp_path, OF_EVIL)
     page.wait("document.querySelector('.map-legend tbody tr')")
-    page.hover(".card-bar .segment")
+    page.hover(".gpu-bar .segment")
 
     assert EVIL in page.evaluate("document.title")
     assert EVIL in page.evaluate("document.querySelector('.report-about').textContent")

@@ -90,7 +90,7 @@ def test_an_unknown_order_of_addresses_is_one_sentence(on_gpu: Run) -> None:
     done = on_gpu(ADDRESSES, addresses="up")
 
     assert done.returncode != 0
-    assert "PHANTOM_ADDRESSES=up is no order: set it to reuse, ascending" in done.stderr
+    assert "PHANTOM_ADDRESSES=up is not an order: set it to reuse, ascending" in done.stderr
 
 
 def test_device_memory_costs_no_memory_of_the_host(on_gpu: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -112,7 +113,13 @@ def test_the_tools_accept_the_configuration(command: list[str], root: Path) -> N
 )
 def test_the_rules_pass_their_unit_tests(path: Path) -> None:
     """The promtool tests pass: alerts fire exactly when expected, and parts of a device add up."""
+    # Almost no garbage collection saves a sixth of the CPU time.
+    environment = {**os.environ, "GOGC": "off", "GOMEMLIMIT": "1GiB"}
     tested = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -169,7 +169,7 @@ def test_a_value_of_the_user_is_never_replaced(tmp_path: Path, variable: str) ->
 def test_only_fragmentation_with_a_setting_first_changes_anything(
     tmp_path: Path, name: str
 ) -> None:
-    """Other causes leave the environment alone, as do remedies that are no allocator setting."""
+    """Other causes leave the environment alone, as do remedies that are not allocator settings."""
     report = reports.BY_NAME[name]
     attempt(tmp_path, 1, 390, report=report)
     expected = {
@@ -398,7 +398,7 @@ def test_the_rule_decides_if_the_replay_shows_nothing(tmp_path: Path) -> None:
 
     assert ADVICE == advice.environment["TORCHMEM_ADVICE"]
     assert "by the report's rule" in advice.sentence
-    assert advice.sentence.endswith("The recording does not tell more: it is damaged.")
+    assert advice.sentence.endswith("The recording does not show more: it is damaged.")
 
 
 def test_a_setting_that_an_older_pytorch_lacks_is_left_out(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_a_setting_that_an_older_pytorch_lacks_is_left_out(tmp_path: Path) -> No
 
 
 def test_what_is_replayed(tmp_path: Path) -> None:
-    """The rule comes first; what the user has set, was in vain, or is unknown here is left out."""
+    """The rule comes first; what the user has set, did not help, or is unknown here is left out."""
     process = replace(reports.STRANDED.process, versions={"torch": "2.10.0"})
     older = replace(reports.STRANDED, process=process)
     asked = Replays(Replayed(problem="it is damaged."))
@@ -462,7 +462,7 @@ def test_ranks_that_read_the_same_reports_agree(tmp_path: Path) -> None:
 
 
 def test_an_oom_that_the_script_survived_is_none(tmp_path: Path) -> None:
-    """A process that caught the error and went on is no attempt that failed."""
+    """A process that caught the error and went on is not a failed attempt."""
     attempt(tmp_path, 2, 390, report=replace(reports.STRANDED, survived=True))
     path = attempt(tmp_path, 1, 390)
     sample = Sample(

@@ -208,7 +208,7 @@ def page(run_dir: Path) -> Exposition:
 
 
 def test_only_valid_samples_of_this_host_are_served(tmp_path: Path) -> None:
-    """Files that are no samples, and those of other pods in a shared directory, are left out."""
+    """Files that are not samples, and those of other pods in a shared directory, are left out."""
     publish(tmp_path, own_sample(), "1-1-1.sample.json")
     publish(tmp_path, b"{}", "1-2-2.sample.json")
     publish(tmp_path, b"\x80", "1-3-3.sample.json")

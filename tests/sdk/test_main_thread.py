@@ -56,7 +56,7 @@ def reader(main: BusyMainThread) -> MainThreadReader:
 def test_a_read_after_a_long_call_is_dropped(
     main: BusyMainThread, reader: MainThreadReader
 ) -> None:
-    """The end of a backward pass is no random time, so a late main thread reads nothing."""
+    """The end of a backward pass is not a random time, so a late main thread reads nothing."""
     assert not reader.request(main.read, accept_late=False)
     main.resume(2 * MAX_DELAY_SECONDS)
 

@@ -116,7 +116,7 @@ def test_the_module(module: str, kind: type[Model]) -> None:
 
 
 def test_frames_without_a_module() -> None:
-    """Nothing is said of the outermost module, of other functions, and of unknown modules."""
+    """Nothing is reported for the outermost module, of other functions, and of unknown modules."""
     names, own = _names(model()), _frame(test_frames_without_a_module, 0)
 
     assert [None] * 3 == [names.of([_frame(MODEL, 1)]), names.of([own]), names.of([])]

@@ -167,7 +167,7 @@ def test_what_is_no_size_is_ignored_with_one_warning(
     size: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A tensor, a text or an impossible number is logged once and changes nothing."""
+    """A tensor, a string or an impossible number is logged once and changes nothing."""
     session = open_session(backend, interval=1e-4)
     session.plan(300)
 

@@ -50,7 +50,7 @@ def test_a_hook_that_returns_no_possible_number_is_judged_by_what_it_freed(retur
 
 
 def test_a_hook_that_says_it_can_spare_nothing_stays() -> None:
-    """An honest 0 is no reason to drop a hook: it may have something to spare later."""
+    """An honest 0 is not a reason to drop a hook: it may have something to spare later."""
     memory, hooks, called = Memory(), PressureHooks(), list[int]()
 
     def give(wanted: int) -> int:

@@ -326,7 +326,7 @@ def test_a_bad_hook_is_dropped_with_a_warning(
 def test_a_hook_that_allocates_is_dropped(
     counting: CountingBackend, open_session: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hook that takes memory is dropped, and its calls count as no release."""
+    """A hook that takes memory is dropped, and its calls do not count as releases."""
     session = open_session(counting, interval=1e-9, release="hooks=0.5", release_interval=1e-9)
     counting.allocator.malloc(3000 * MIB)
     taken: list[object] = []

@@ -120,7 +120,7 @@ def test_nothing_is_taken_unasked(
 
 
 def test_a_memory_fraction_limits_what_is_taken(open_session: Opener) -> None:
-    """What the process's own limit forbids is not waited for in vain."""
+    """What the process's own limit forbids is not waited for."""
     rank = Rank(open_session, release="neighbors")
     rank.allocator.set_memory_fraction(0.5)
 
@@ -130,7 +130,7 @@ def test_a_memory_fraction_limits_what_is_taken(open_session: Opener) -> None:
 
 
 class Raced(SimulatedBackend):
-    """At the first attempt another process is faster, and PyTorch retries in vain."""
+    """At the first attempt another process is faster, and the retry of PyTorch fails."""
 
     attempts = 0
 

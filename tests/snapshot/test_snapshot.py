@@ -150,7 +150,7 @@ def test_memory_from_before_the_recording_is_named_so(tmp_path: Path) -> None:
 
 
 def test_a_leak_is_a_line_that_keeps_memory_throughout(tmp_path: Path) -> None:
-    """Parameters and activations are no leak; a line that keeps some bytes of every step is."""
+    """Parameters and activations are not leaks; a line that keeps some bytes of every step is."""
     steady = Lifetimes.of(only(write(job(), tmp_path / "steady.pickle")))
     leaking = Lifetimes.of(only(write(job(leak=5 * MIB, kept_steps=4), tmp_path / "leak.pickle")))
     [leak] = leaks(leaking)

@@ -72,7 +72,7 @@ class _Families:
 
 def _check_sentence(text: str) -> None:
     assert text.isprintable(), text
-    assert text, "an error without a text"
+    assert text, "an error without a message"
 
 
 def _with_file(content: bytes, read: Callable[[Path], object]) -> bool:

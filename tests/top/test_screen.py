@@ -259,7 +259,7 @@ def test_the_selection_stays_with_its_rank(node: Node) -> None:
 
 
 def test_the_filter(node: Node) -> None:
-    """Typed letters filter by run, and are no commands; Escape shows all ranks again."""
+    """Typed letters filter by run, and are not commands; Escape shows all ranks again."""
     view: View | None = View()
     for key in ("/", "q", "s", "backspace", "x", "enter"):
         assert view is not None

@@ -107,7 +107,7 @@ def run(python: str, own: dict[str, str], tmp_path: Path) -> Run:
 
 @pytest.fixture
 def started(python: str, own: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
-    """Starts `python ARGUMENTS` on the GPUs, as a process that is no fork."""
+    """Starts `python ARGUMENTS` on the GPUs, as a process that is not a fork."""
     variables = os.environ | phantom_variables(MEMORY, 1, python) | own
 
     def start(*arguments: str | Path, **others: str) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.allocator_programs import SETTINGS, PlainPools, Simulated
-from support.recording_allocator import RecordingAllocator
+from support.recording_allocator import RecordingAllocator, RecordingGpu
 from support.snapshots import REAL_GPUS, of_real_gpu
 
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig

@@ -1,4 +1,4 @@
-"""What is said of other settings, given the replays of a recording from the middle of a run."""
+"""What is reported about other settings, by replays of a recording from mid-run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def packed(conf: str, peak: int) -> ReplayResult:
 
 
 def restart(conf: str, peak: int, packed_default: int, growth: float = 1.0) -> Restart | None:
-    """Return what is said of a restart that has this peak from packed live blocks."""
+    """Return what is reported about a restart that has this peak from packed live blocks."""
     replays = RestartReplays(packed("", packed_default), AllocatorConfig(), growth)
     return replays.result(packed(conf, peak), AllocatorConfig.parse(conf))
 

@@ -58,7 +58,7 @@ def _of_gpu(_: Labels) -> dict[str, str]:
 
 
 def _task(labels: Labels) -> dict[str, str] | None:
-    """The share of time in which memory was accessed is no task of the GPU."""
+    """Leave out the share of time in which memory was accessed: it is not a task of the GPU."""
     engine = labels["engine"]
     task = "general" if engine == "gpu" else engine
     return None if engine == "memory" else {"hw.type": "gpu", "hw.gpu.task": task}

@@ -26,7 +26,7 @@ the device's total) and the driver's free memory, all in bytes."""
 
 
 class WeakStorage(Protocol):
-    """A storage that is not kept alive."""
+    """A weak reference to a storage."""
 
     def add(self, found: Storages) -> None:
         """Add the storage if it still exists."""
@@ -101,7 +101,7 @@ class Backend(Protocol):
         """Return whether CUDA is initialized; all other methods are called only afterwards."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Run `call` at a time when it cannot make another thread wait.
+        """Run `call` when it cannot make another thread wait.
 
         For background threads. `call` reads this backend and never raises. It runs at most once:
         before this method returns, later, or never.
@@ -140,7 +140,7 @@ class Backend(Protocol):
     def owns_history(self) -> bool:
         """Return whether the history is the SDK's, started by one of the methods below.
 
-        It no longer is once the script starts its own, or stops this one.
+        It stops being the SDK's once the script starts its own history, or stops this one.
         """
 
     def start_history(self, max_entries: int) -> bool:
@@ -184,7 +184,7 @@ class Backend(Protocol):
         """
 
     def hold(self, blocks: Sequence[HeldBlock]) -> AbstractContextManager[int]:
-        """Allocate blocks and free them at the end of the context, whose value are their bytes.
+        """Allocate blocks, yield their bytes, and free the blocks at the end of the context.
 
         Stops at the first block that cannot be allocated, without calling OOM observers. Does
         nothing during a graph capture. PyTorch's peaks do not show the blocks: they are reset at
@@ -214,7 +214,7 @@ class Backend(Protocol):
     def backward_node(self) -> str | None:
         """Return the name of the autograd node whose backward runs in this thread, or None.
 
-        Its name is empty if this version of PyTorch does not tell it.
+        The name is empty if this version of PyTorch does not report it.
         """
 
     def is_training(self) -> bool:
@@ -246,7 +246,7 @@ class Backend(Protocol):
         """
 
     def tensor_counter(self) -> TensorCounter | None:
-        """Return what finds the script's tensors; None if this allocator has none."""
+        """Return the finder of the script's tensors; None if this allocator has none."""
 
     def python_tensors(self, device: int) -> tuple[TensorGroup, ...] | None:
         """Return the tensors on a device that are Python objects; None if that is not known.
@@ -255,7 +255,7 @@ class Backend(Protocol):
         """
 
     def modules(self) -> Modules | None:
-        """Return what finds the script's modules; None if there are none."""
+        """Return the finder of the script's modules; None if there are none."""
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach `observer` for the life of the process.

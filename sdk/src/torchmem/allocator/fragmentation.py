@@ -68,9 +68,9 @@ class _DeviceTotals:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The layout of one device in a snapshot, and what tells the headroom at a later time.
+    """The layout of one device in a snapshot, and what is needed for the headroom at a later time.
 
-    `reserved_bytes` are those of all pools. `cached` is the free memory for requests on the main
+    `reserved_bytes` covers all pools. `cached` is the free memory for requests on the main
     stream, and `flushed` is the same after a flush.
     """
 
@@ -216,7 +216,7 @@ def _add_free_blocks(totals: _DeviceTotals, segment: SegmentInfo, sizes: list[in
 
 
 def _releasable_bytes(segment: SegmentInfo, large_page: int) -> int:
-    """Return what releasing the cache returns to the driver of a segment."""
+    """Return the bytes of a segment that releasing the cache returns to the driver."""
     if segment["is_expandable"]:
         page = SMALL_BUFFER if segment["segment_type"] == "small" else large_page
         return returnable_bytes(segment, page)
@@ -252,9 +252,8 @@ def _cached_free(totals: _DeviceTotals, config: AllocatorConfig, *, flush: bool)
     """Return the free memory for requests on the main stream, now or after a flush.
 
     Blocks that wait for another stream count as in use, but a flush waits for them: what they make
-    releasable goes to the driver. A block that thereby becomes free beside a live one serves no
-    request, because the allocator does not search again (up to PyTorch 2.15,
-    pytorch/pytorch#189504).
+    releasable goes to the driver. A block that the flush frees beside a live one serves no request,
+    because the allocator does not search again (up to PyTorch 2.15, pytorch/pytorch#189504).
     """
     stream = main_stream(totals.reserved_by_stream)
     by_stream = totals.flushed_ranges if flush else totals.ranges

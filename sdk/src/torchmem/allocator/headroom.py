@@ -45,7 +45,7 @@ class RangeEnd:
     """The end of a mapped range of an expandable segment, and the unmapped gap behind it.
 
     `space` is the length of the free and unmapped addresses there, infinite behind the last range.
-    `free` and `free_flushed` are the mapped bytes at its beginning, now and after a flush.
+    `free` and `free_flushed` are the mapped bytes at its start, now and after a flush.
     """
 
     space: float
@@ -67,7 +67,7 @@ class CachedFree:
     ends: tuple[RangeEnd, ...] = ()
 
     def after(self, returned: int, free: int) -> CachedFree:
-        """Return what is certainly left of it later.
+        """Return the part of it that is certainly left later.
 
         Since then `returned` bytes have gone to the driver, and at most `free` bytes are free.
         """
@@ -119,7 +119,7 @@ def _from_driver(
     )
     grown = config.largest_request(pages)
     if available.limit is not None:
-        # The limit applies to the whole request, although its beginning may be mapped already.
+        # The limit applies to the whole request, although its start may be mapped already.
         below_limit = available.limit - available.reserved + returned
         grown = min(grown, segment_request(below_limit, config))
     return grown if grown > SMALL_SIZE else min(new_segment, SMALL_SIZE)
@@ -136,8 +136,8 @@ def segment_request(obtainable: int, config: AllocatorConfig) -> int:
 def _grown_request(ends: Sequence[RangeEnd], obtainable: int, page: int, *, flush: bool) -> int:
     """Return the largest request that new pages serve when the driver can give `obtainable` bytes.
 
-    The allocator takes the first gap that is long enough, so the smallest free beginning of all
-    such gaps counts. A gap before the first range is invisible and assumed not to exist.
+    The allocator takes the first gap that is long enough, so the smallest free start of all such
+    gaps counts. A gap before the first range is invisible and assumed not to exist.
     """
     pages = max(0, obtainable) // page * page
     begun = [end.free_flushed if flush else end.free for end in ends if end.space >= pages]
@@ -162,7 +162,7 @@ def _space(this: SegmentInfo, following: SegmentInfo | None, free: int) -> float
 
 
 def returnable_bytes(segment: SegmentInfo, page: int) -> int:
-    """Return what a flush releases of an expandable segment: the full pages in its free blocks."""
+    """Return what a flush releases from an expandable segment: full pages in its free blocks."""
     start, blocks = segment["address"], segment["blocks"]
     return sum(
         full_pages(block["address"] - start, block["size"], page)

@@ -1,7 +1,7 @@
-"""What a snapshot still says beside statistics that were read later.
+"""Combine a snapshot with statistics that were read later.
 
 A snapshot is taken rarely and at a random moment of a step, the statistics at the end of a step.
-Both are true of their own time, so most of a layout stays as it is. But once the allocator has
+Each is right for its own time, so most of a layout stays as it is. But once the allocator has
 returned memory to the driver, free blocks of the snapshot are gone, and the headroom depends on
 what the driver has free now.
 """
@@ -33,8 +33,8 @@ def layout_at(measured: Measurement, allocator: Allocator, available: AvailableM
     """Return the layout beside newer statistics, read together with the `available` memory.
 
     The headroom is computed anew: from what the driver has now, and what is certainly left of the
-    cache. If memory was returned, the free bytes are those that can be left at most, and what
-    depends on single blocks is unknown.
+    cache. If memory was returned, the free bytes are upper bounds, and what depends on single
+    blocks is unknown.
     """
     layout, returned = measured.layout, returned_bytes(measured, allocator)
     if returned > MAX_SKEW_BYTES:

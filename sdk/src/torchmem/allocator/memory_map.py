@@ -45,7 +45,7 @@ def device_map(
         device: the device to map.
         layout: what was measured in the same snapshot.
         config: allocator settings in effect.
-        max_blocks: bound of the number of blocks.
+        max_blocks: the largest number of blocks.
     """
     own = [segment for segment in segments if segment["device"] == device.index]
     found = [_segment_map(segment) for segment in sorted(own, key=_address)]

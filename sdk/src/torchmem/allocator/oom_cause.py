@@ -1,8 +1,8 @@
-"""What an OOM of PyTorch's allocator leaves to judge: the request, and the memory that was free.
+"""The evidence of an OOM in PyTorch's allocator: the request, and the memory that was free.
 
-`torchmem.explain.verdict` judges. The inputs are taken after the allocator has emptied its cache:
-the arguments of the observer in PyTorch's CUDACachingAllocator.cpp (2.13, `OutOfMemoryObserver`),
-the statistics and the snapshot.
+`torchmem.explain.verdict` judges it. The inputs are taken after the allocator has emptied its
+cache: the arguments of the observer in PyTorch's CUDACachingAllocator.cpp (2.13,
+`OutOfMemoryObserver`), the statistics and the snapshot.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class OomFacts:
     def foreign(self, at_start: int | None, *, is_alone: bool) -> int:
         """Return the least that other processes hold.
 
-        `at_start` is what was outside the allocator at the first read, None if unknown. What came
-        later may be of this process's own communicators, up to an allowance, unless it `is_alone`.
+        `at_start` is what was outside the allocator at the first read, None if unknown. Later bytes
+        may belong to this process's own communicators, up to an allowance, unless it `is_alone`.
         """
         if at_start is None:
             return max(0, self.outside - CONTEXT_ALLOWANCE_BYTES)

@@ -1,4 +1,4 @@
-"""PyTorch's allocator settings: their text form, which were ignored, and their effect on requests.
+"""PyTorch's allocator settings: how they are written, which were ignored, and what they do.
 
 Format: c10/core/AllocatorConfig.h, `ConfigTokenizer`, PyTorch 2.13, unchanged since 2.1:
 `key:value,key:[a:b,c:d]`, white space ignored. Rejected values: c10/core/AllocatorConfig.cpp and
@@ -24,7 +24,7 @@ from torchmem.allocator.sizes import (
 # In the order in which PyTorch reads them; the second in ROCm builds, the third since 2.9.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
-"""Variables that turn the caching off, whatever their value."""
+"""Variables that turn caching off, whatever their value."""
 LAST_PARSED = "pytorch_cuda_alloc_conf"
 """Key of the effective settings that holds the last string that the allocator parsed."""
 ADVICE_VARIABLE = "TORCHMEM_ADVICE"
@@ -96,7 +96,7 @@ def _is_ignored(
 
 
 def _is_ineffective(name: str, value: str, effective: Mapping[str, str]) -> bool:
-    """Return whether the allocator does not use a parsed value, as for features a build lacks."""
+    """Return whether the allocator ignores a parsed value, as for features that a build lacks."""
     if name == "max_split_size_mb" and _INTEGER.fullmatch(value):
         return effective.get("max_split_size") != str(int(value) * MIB)
     return name in _SWITCHES and effective.get(name, value) != value

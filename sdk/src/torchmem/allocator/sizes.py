@@ -53,7 +53,7 @@ def get_allocation_size(size: int) -> int:
 def format_size(size: int, like: int | None = None) -> str:
     """Format `size`: "512 bytes", "1.50 MiB", "1.00 GiB".
 
-    With `like`, the unit is that of this size, so that the sizes of a table have one unit.
+    With `like`, use the unit of that size, so that all sizes in a table have the same unit.
     """
     measure = size if like is None else like
     if measure < 1 << 10:

@@ -1,4 +1,4 @@
-"""What tensors are: those that Python has an object of, in groups of one shape and type."""
+"""The tensors that are Python objects, in groups of the same shape and type."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ MAX_DIMENSIONS = 16
 class TensorGroup:
     """Tensors of one shape and type, such as 216 of [8, 128, 8000] float32.
 
-    Attributes:
-        count: the number of storages, each by its largest tensor.
-        shape, dtype: None for all other tensors together.
-        bytes: of the storages.
+    Attributes: count: the number of storages, each counted by its largest tensor. shape, dtype:
+        None for all other tensors together. bytes: the bytes of the storages.
     """
 
     count: int
@@ -29,7 +27,7 @@ Kind = tuple[tuple[int, ...], str]
 
 
 def grouped(tensors: Iterable[tuple[Kind, int]]) -> tuple[TensorGroup, ...]:
-    """Return the groups with the most bytes, and the others as one; `tensors` are kind and size."""
+    """Return the groups with the most bytes, and the rest as one; `tensors` are kinds and sizes."""
     sums: dict[Kind, list[int]] = {}
     for kind, size in tensors:
         entry = sums.setdefault(kind, [0, 0])

@@ -1,4 +1,4 @@
-"""What the program does beside training steps, by the functions in a call stack."""
+"""What the program does other than training steps, judged by the functions in a call stack."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def activity(origin: Origin | None, usual: Container[str] = ()) -> str | None:
 
 
 def activities(stack: CallStack) -> list[str]:
-    """Return the calls that are not training steps by their names, the outermost first."""
+    """Return the calls whose names are not those of training steps, the outermost first."""
     return [f"{frame.function}()" for frame in reversed(stack.frames) if _is_activity(frame)]
 
 
 def is_in_optimizer(origin: Origin | None) -> bool:
-    """Return whether an optimizer's step asked."""
+    """Return whether an optimizer's step made the request."""
     return origin is not None and any(map(_is_optimizer_step, origin.stack.frames))
 
 

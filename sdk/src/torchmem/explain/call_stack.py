@@ -18,7 +18,7 @@ SIMULATED_SCRIPTS = "torchmem.simulator.scenarios."
 """The modules that stand for the user's scripts in `torchmem demo`."""
 
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
-# Python's own modules, PyTorch's in a build from source, and code that it generates.
+# Python's own modules, PyTorch's in a build from source, and generated code.
 _PYTHON = re.compile(r"<frozen |.*/lib(?:64)?/python3[\d.]*/")
 _TORCH = re.compile(
     r"<eval_with_key>|.*/torchinductor_[^/]*/"
@@ -106,7 +106,7 @@ def own_index(packages: Iterable[str | None]) -> int | None:
 def package_of(file: str, module: str = "") -> str | None:
     """Return the installed package that a function belongs to; None for the user's own code.
 
-    `file` is that of its code, and `module` the name of its module if known.
+    `file` is the file of its code, and `module` the name of its module if known.
     """
     if module.startswith(SIMULATED_SCRIPTS):
         return None

@@ -1,4 +1,4 @@
-"""What grows over a run: the one judgment of leaks and of steps that need more and more.
+"""What grows over a run: the only place that judges leaks and steps that need more and more.
 
 The slope is the median of the slopes between all pairs of points (Theil–Sen), which a few odd
 points do not move. docs/verdict.md shows how often the judgment is right.
@@ -30,7 +30,7 @@ MAX_HORIZON = 100
 MIN_STEADY_SHARE = 0.5
 """The share of the growth that the median slope explains; a single jump is explained by less."""
 MIN_LATE_SHARE = 0.35
-"""The slope of the last third, as a share of the whole one; what has settled does not go on."""
+"""The least slope of the last third, as a share of the whole one; settled growth does not go on."""
 MIN_POINTS = 4
 """Fewer points show no trend."""
 MAX_LIVE_POINTS = 16
@@ -39,7 +39,7 @@ MIN_CONFIDENCE = 4.0
 """Of a rank that runs, in standard deviations of Mann-Kendall's statistic: batches of random sizes
 show such a trend once in 30,000 judgments, and a run is judged often."""
 MIN_OOM_CONFIDENCE = 2.0
-"""The same of a run that ran out of memory, which is judged once and may have had few steps."""
+"""The same for a run that ran out of memory, which is judged once and may have had few steps."""
 MIN_RISES = 5
 """Of the later half of the points, of which each shows the highest need so far, for steps that need
 more and more: random sizes rise as often once in 1,000 judgments. Fewer points all rise."""
@@ -144,9 +144,9 @@ def grown_component(history: RunHistory) -> str | None:
 
 
 def live_growth(history: RunHistory, total: int | None, left: int | None) -> Growth | None:
-    """Return what grows in a rank that runs; None if nothing does, or if it is not worth a word.
+    """Return what grows in a rank that runs; None if nothing does, or too little to report.
 
-    `total` are the device's bytes, and `left` those that the growth can still take.
+    `total` is the device's memory, and `left` what the growth can still take, in bytes.
     """
     if not total or left is None or not history.steps:
         return None
@@ -183,7 +183,7 @@ def confidence(points: Sequence[Point]) -> float:
 
 
 def keeps_rising(points: Sequence[Point]) -> bool:
-    """Return whether a highest value so far still rises: that of random sizes rarely does."""
+    """Return whether the highest value so far still rises, which is rare for random sizes."""
     later = points[len(points) // 2 :]
     rises = sum(high[1] > low[1] for low, high in pairwise(later))
     return rises >= min(MIN_RISES, len(later) - 1)

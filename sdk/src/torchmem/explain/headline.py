@@ -22,7 +22,7 @@ ONSET_SUMMARIES: Mapping[Onset, str] = {
     "stranded": "free memory was stranded, and tensors had not grown",
     "tight": "nothing had changed: an ordinary step reached the limit",
 }
-"""What had changed, where the numbers are not at hand."""
+"""What had changed, for when the numbers are not available."""
 
 
 def headline(report: OomReport) -> str:

@@ -1,7 +1,7 @@
 """Which lines of Python hold the allocated memory, by the stacks that PyTorch recorded.
 
-A block has a stack if memory history was recorded when it was allocated, and if the thread that
-asked ran Python code, which autograd's threads do not.
+A block has a stack if memory history was recorded when it was allocated, and if the requesting
+thread ran Python code, which autograd's threads do not.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MAX_LINES = 10
 MAX_DIVIDED = 3
 """Lines of each list that are divided into parts."""
 MAX_PARTS = 5
-"""Of one line; what they leave is in no part."""
+"""The most parts of one line; the rest belongs to no part."""
 MAX_CALLERS = 3
 MAX_STACKS = 2000
-"""Different stacks that are divided into parts, those with the most bytes."""
+"""The number of stacks that are divided into parts, those with the most bytes."""
 
 MIN_EXPLAINED = 0.5
-"""The share of a growth that one line must have for its name to stand in the headline."""
+"""The share of a growth that one line must have to be named in the headline."""
 
 ModuleOf = Callable[[Sequence[FrameInfo]], "str | None"]
-"""Returns the module whose `forward` a stack runs, by its path; None if that is not known."""
+"""Returns the module whose `forward` a stack runs, by its path; None if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def leaking_line(found: Lines | None, bytes_per_step: float) -> Frame | None:
 
 
 def without_parts(found: Lines) -> Lines:
-    """Return the lines only, which take less room in a report."""
+    """Return the lines without their parts, which take less space in a report."""
     held, grown = (
         tuple(replace(use, parts=()) for use in uses) for uses in (found.held, found.grown)
     )
@@ -195,7 +195,7 @@ _Way = tuple[tuple[Frame, ...], "str | None"]
 def _callers(frames: Sequence[FrameInfo]) -> Iterator[Frame]:
     """Yield the lines that called a stack's line, of the user's code or of the same package.
 
-    Of a recursion, one line is left.
+    A recursion counts as one line.
     """
     index = _own_index(frames)
     previous = line = _frame(frames[index])

@@ -54,9 +54,9 @@ def device_uses(
 ) -> list[MemoryUse]:
     """Return the use of the device's memory in bytes, without parts of 0 bytes.
 
-    `driver_free` and the statistics in `device` are of one moment; `private_free` are the free
-    bytes in the pools of CUDA graphs and MemPools. `unread_steps` have ended since the read that
-    the bytes of the step count from. The list is empty if the use is unknown.
+    `driver_free` and the statistics in `device` were read at the same time; `private_free` are the
+    free bytes in the pools of CUDA graphs and MemPools. `unread_steps` have ended since the read
+    that the bytes of the step count from. The list is empty if the use is unknown.
     """
     outside = outside_bytes(device, driver_free)
     if driver_free is None or outside is None:
@@ -72,8 +72,8 @@ def device_uses(
 def component_names(unread_steps: int | None) -> dict[str, str]:
     """Return the components in words.
 
-    What was allocated since the latest read at a step's end is of more than this step if others
-    have ended since: `unread_steps`, or None if that is unknown.
+    If `unread_steps` have ended since the latest read at a step's end, what was allocated since
+    then is from more than this step; None if their number is unknown.
     """
     if not unread_steps:
         return COMPONENT_NAMES
@@ -108,7 +108,7 @@ def unbacked_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
 
 
 def outside_at_start(device: DeviceSample) -> int | None:
-    """Return the bytes that were not this process's own reserved ones at the first read."""
+    """Return the bytes outside this process's reserved memory at the first read."""
     first, total = device.first_read, device.total_bytes
     if first is None or total is None:
         return None

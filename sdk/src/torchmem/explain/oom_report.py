@@ -63,12 +63,11 @@ class OomReport:
         limit_bytes: the memory fraction's limit, likewise; None without one.
         layout: the layout after the allocator had emptied its cache.
         layout_before: the layout of the latest periodic snapshot, which still includes the cache.
-        origin: where in the program the memory was asked for.
+        origin: where in the program the memory was requested.
         lines: the lines that held the memory, if their stacks were recorded.
-        tensors: the tensors of the device that Python has an object of, in groups; empty if that is
-            not known.
+        tensors: the tensors of the device that are Python objects, in groups; empty if unknown.
         survived: whether the process is known to have gone on.
-        verdict: the cause, the onset, and what each change would have given; None in reports of
+        verdict: the cause, the onset, and what each change would have freed; None in reports of
             older versions.
     """
 

@@ -100,7 +100,7 @@ def _ago(timestamp: float, now: float) -> str:
 
 
 def memory_facts(device: DeviceSample) -> Iterator[Fact]:
-    """Yield the peaks, what they left of the device, and the peaks of phases."""
+    """Yield the peaks, what they left free on the device, and the peaks of phases."""
     if device.allocator is None:
         return
     yield from _peaks(device.allocator)
@@ -159,7 +159,7 @@ def _cache(device: DeviceSample, now: float) -> Iterator[Fact]:
 
 
 def _snapshot_ago(layout: Layout, now: float) -> str:
-    """Return the age of what a snapshot showed, in the middle of a step."""
+    """Return the age of a snapshot, which may be from the middle of a step."""
     return f"in the snapshot {_ago(layout.timestamp, now)}"
 
 

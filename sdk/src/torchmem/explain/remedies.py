@@ -30,7 +30,7 @@ SETTING_REMEDIES = {
     "each of them.",
     "large_segment_size_mb": "Allocate smaller segments for tensors of 1 to 10 MiB.",
 }
-"""What each allocator setting that torchmem recommends is for."""
+"""The purpose of each allocator setting that torchmem recommends."""
 
 REMEDY_BY_CAUSE: Mapping[str, str] = {
     "capacity": "Use a smaller batch, activation checkpointing, sharding, or a larger GPU",
@@ -78,10 +78,10 @@ REMEDY_BY_TREND: Mapping[str, str] = {
         "Run evaluation and generation under torch.no_grad(), and keep what they return off the GPU"
     ),
 }
-"""What to look for by what grows, before memory runs out and after it did, likewise."""
+"""The first step by what grows, before and after memory runs out, likewise."""
 
 OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-"""The name that all CUDA builds read, and before any other."""
+"""The name that all CUDA builds read, and read first."""
 ROUNDUP_DIVISIONS = 8
 GARBAGE_COLLECTION_THRESHOLD = 0.8
 SPLIT_SIZES_MB = (64, 128, 256, 512)
@@ -96,7 +96,7 @@ WORTH_RELEASING = 0.05
 MOSTLY_ACTIVATIONS = 0.5
 """The share of tensor memory allocated within a step that points to activations."""
 RECENT_SECONDS = 10.0
-"""Seconds in which what a leak adds is not counted as part of a step."""
+"""Seconds in which the growth of a leak does not count as part of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Remedy:
 
 
 def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, ...]:
-    """Return what to do, what gains most first, without settings that are already in effect.
+    """Return what to do, the largest gain first, without settings that are already in effect.
 
     `refuted` are allocator settings under which a replay of the same run fails too.
     """
@@ -142,7 +142,7 @@ def _all(report: OomReport) -> Iterator[Remedy]:
 
 
 def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:
-    """Yield the remedies of one cause: what the change gains, the first of them gains."""
+    """Yield the remedies of one cause; the first of them has the gain of the change."""
     for number, remedy in enumerate(found):
         first = number == 0
         yield replace(remedy, gain_bytes=gain.bytes, gain_steps=gain.steps) if first else remedy
@@ -215,7 +215,7 @@ def _is_set(report: OomReport, name: str) -> bool:
 
 
 def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
-    """Return the remedy that adds one setting to those that are set already."""
+    """Return the remedy that adds one setting to those that are already set."""
     variable = conf_variable(report.process.versions)
     present = _last_parsed(report)
     # PyTorch prefers the old name of the variable if both are set.
@@ -395,7 +395,7 @@ def _capacity(report: OomReport) -> Iterator[Remedy]:
 def _activations(report: OomReport) -> float:
     """Return the share of tensor memory that was allocated within the step.
 
-    Where the components do not tell it, the allocated memory is compared with its minimum between
+    If the components do not show it, the allocated memory is compared with its minimum between
     steps, in the seconds before if many steps were not read; the share is 1 if that is unknown.
     """
     components = report.device.components
@@ -509,7 +509,7 @@ def _cached_for_library(report: OomReport) -> int:
 
 
 def _library_fraction(report: OomReport) -> float:
-    """Return the memory fraction that leaves room for libraries beside what is outside already."""
+    """Return the memory fraction that leaves room for libraries and what is already outside."""
     total, outside = report.device.total_bytes, report.outside_bytes
     if not total or outside is None:
         return LIBRARY_FRACTION

@@ -1,4 +1,4 @@
-"""The chart of a run: its memory over the steps, from the history that the process has kept."""
+"""The chart of a run: its memory over the steps, from the history that the process keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What threatens a running rank, by its latest sample, and what to set against it.
+"""What threatens a running rank, judged by its latest sample, and what to do about it.
 
 The thresholds are those of the alerts. Alerts also look at the minutes before, so they are fewer.
 """
@@ -51,7 +51,7 @@ def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threa
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
-    """Return what to do, at most MAX_REMEDIES: the most promising for each threat, then others."""
+    """Return at most MAX_REMEDIES remedies: the most promising for each threat, then others."""
     causes = [(item.cause, item.onset) for item in threats(sample, device, limits) if item.cause]
     expected = dict.fromkeys((cause, onset) for cause, onset in causes if cause)
     lists = [remedies(_next_oom(sample, device, *pair)) for pair in expected]
@@ -63,7 +63,7 @@ def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy
 def _next_oom(
     sample: Sample, device: DeviceSample, cause: OomCause, onset: Onset | None
 ) -> OomReport:
-    """Return the report that the smallest request would leave that does not succeed now."""
+    """Return the OOM report of the smallest request that would fail now."""
     layout = device.layout
     headroom = layout.headroom_flush_bytes if layout else None
     detail: OomDetail | None = "stranded" if cause == "fragmentation" else None

@@ -112,7 +112,7 @@ def _scalar(text: str) -> object:
 
 
 def changed(content: Mapping[str, Any], where: str) -> Thresholds:
-    """Return the thresholds of a file's content, with shipped values for those it omits.
+    """Return the thresholds in a file's content, with shipped values for those it omits.
 
     `where` names the file in errors. Raises UsageError.
     """

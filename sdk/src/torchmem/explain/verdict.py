@@ -46,27 +46,27 @@ CAUSE_BY_CHANGE: dict[Change, OomCause] = {
 }
 
 MIN_STEPS_SHARE = 0.1
-"""Where memory grows, room matters that takes this share of the steps done."""
+"""Where memory grows, room matters if it lasts for this share of the steps done."""
 NEW_RATIO = 0.1
-"""Of the GPU: what happens for the first time says nothing of what would have followed."""
+"""A share of the GPU: the first occurrence does not show what would have followed."""
 MIN_ROOM_RATIO = 0.01
 """Less room than this share of the GPU never matters."""
 REQUESTS = 2
-"""Room for fewer requests like the failed one does not matter: a step makes many."""
+"""Room for fewer requests like the failed one does not matter, as a step makes many."""
 MIN_SURPRISE_RATIO = 0.05
 """A step that needs this share of the GPU more than any before is not ordinary variation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a change would have given beyond the failed request.
+    """What a change would have freed beyond the failed request.
 
     Attributes:
         change: compaction of PyTorch's own memory, a higher memory limit, the memory of other
             processes, waiting for other streams, or the release of the cache for a library.
         bytes: room beyond the failed request.
         steps: further steps in that room, where memory grows.
-        matters: whether that is room worth having.
+        matters: whether that is enough to matter.
     """
 
     change: Change
@@ -77,11 +77,11 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class OnsetEvidence:
-    """Why memory ran out now; numbers that are not known, or have no meaning here, are None.
+    """Why memory ran out now; numbers that are unknown or meaningless here are None.
 
     Attributes:
         onset: what had changed.
-        bytes: by how much: the growth over the run, or what this step needed more than others.
+        bytes: the growth over the run, or how much more this step needed than others.
         bytes_per_step: the growth in each step.
         since_step: steps that had ended when it began.
         component: the component that grew.
@@ -98,7 +98,7 @@ class OnsetEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The cause, its kind, the onset, and what each change would have given."""
+    """The cause, its kind, the onset, and what each change would have freed."""
 
     cause: OomCause
     detail: OomDetail | None
@@ -107,7 +107,7 @@ class Verdict:
 
     @property
     def material(self) -> tuple[Gain, ...]:
-        """The changes that matter, the one that gives most room first."""
+        """The changes that matter, the one that frees the most first."""
         return tuple(sorted((g for g in self.gains if g.matters), key=lambda g: -g.bytes))
 
 
@@ -164,7 +164,7 @@ def judge_library(facts: OomFacts, cached: int | None, circumstances: Circumstan
 
 
 def _rank(gain: Gain) -> tuple[bool, int]:
-    """Waiting would have served the request as it was, so it comes first."""
+    """Waiting would have served the request unchanged, so it comes first."""
     return gain.change == "waiting", gain.bytes
 
 
@@ -194,7 +194,7 @@ def _rooms(
 
 
 class _Run:
-    """The run before the failed request, and what the request would have made of it."""
+    """The run before the failed request, and with it."""
 
     def __init__(self, facts: OomFacts, circumstances: Circumstances) -> None:
         self._facts = facts
@@ -222,7 +222,7 @@ class _Run:
         return known[0] if known else None
 
     def margin(self, why: OnsetEvidence | None) -> float:
-        """Return the room that is worth having."""
+        """Return the least room that matters."""
         least = MIN_ROOM_RATIO * self._total
         if why is not None and why.bytes_per_step and why.onset in {"leak", "larger_step"}:
             return max(least, MIN_STEPS_SHARE * self._steps * why.bytes_per_step)
@@ -231,7 +231,7 @@ class _Run:
         if why.onset == "outside" and self._surprise == 0:
             return least  # what was enough before is enough
         requests = min(REQUESTS * self._facts.requested, NEW_RATIO * self._total)
-        # What was needed before as well does not depend on how much steps differ.
+        # What was also needed before does not depend on how much steps differ.
         variation = 0.0 if why.onset == "stranded" else self._variation
         return max(least, variation, requests)
 

@@ -26,7 +26,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A control group that accounts for memory: its folder, that of the hierarchy, the version."""
+    """A control group that accounts for memory: its folder, the hierarchy's folder, the version."""
 
     folder: Path
     root: Path

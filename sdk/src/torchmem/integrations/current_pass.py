@@ -30,7 +30,7 @@ def harmless(event: Callable[..., None]) -> Callable[..., None]:
 
 
 class CurrentPass:
-    """The pass of the loop that a callback has begun but not ended.
+    """The pass of the loop that a callback has started but not ended.
 
     A callback gets no event when the training fails, so the next `begin` ends an open pass.
     """

@@ -21,7 +21,7 @@ except ImportError:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Their name is known without a request, and theirs by default is this.
+# Their name is known without a request; this is their default.
 NAMED_LOGGERS = (CSVLogger, TensorBoardLogger, WandbLogger)
 UNNAMED = "lightning_logs"
 

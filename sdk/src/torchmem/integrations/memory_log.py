@@ -1,4 +1,4 @@
-"""What the loggers for experiment trackers share: a rank's scalars, and when they are logged."""
+"""Shared by the loggers for experiment trackers: a rank's scalars, and when they are logged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemoryLog:
         session.at_close(self.close)
 
     def close(self) -> None:
-        """Write a last time and stop. In a forked child it does nothing."""
+        """Write once more and stop. Does nothing in a forked child."""
         if self._pid == os.getpid():
             self._repeating.close(CLOSE_SECONDS)
 
@@ -53,8 +53,8 @@ class MemoryLog:
 def scalars(sample: Sample) -> dict[str, float]:
     """Return the scalars of a sample that are known, by name, such as torchmem/reserved_bytes.
 
-    The names are those of the metrics. A rank of several has its number in them, and so has a
-    device if the process has several.
+    The names are those of the metrics. They contain the rank if there are several, and the device
+    if the process has several.
     """
     process = sample.process
     prefix = "torchmem/" + (f"rank{process.rank}/" if (process.world_size or 1) > 1 else "")

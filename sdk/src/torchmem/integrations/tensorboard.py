@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """What is used of a SummaryWriter."""
+    """The part of a SummaryWriter that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float) -> Any:
         """Add one value."""

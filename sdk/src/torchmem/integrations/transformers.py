@@ -38,13 +38,13 @@ class TorchmemCallback(TrainerCallback):
 
     @harmless
     def on_init_end(self, args: Any, *_: Any, **__: Any) -> None:
-        """Take the name of the run, where it is not the default: the output directory."""
+        """Take the name of the run unless it is the default, the output directory."""
         if args.run_name and args.run_name != args.output_dir:
             self.session.rename(args.run_name)
 
     @harmless
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
-        """End what an earlier training left, and expect the evaluation that comes first."""
+        """End passes that an earlier training left open, and expect a first evaluation."""
         self._pass.end(samples=0)
         if args.eval_on_start:
             self._pass.begin("evaluate")
@@ -78,7 +78,7 @@ class TorchmemCallback(TrainerCallback):
 
     @harmless
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
-        """Measure the next batch of the evaluation; of `evaluate()` alone, the first one is not."""
+        """Measure the next batch of the evaluation; without training, not the first one."""
         self._pass.begin("evaluate")
 
     @harmless
@@ -93,12 +93,12 @@ class TorchmemCallback(TrainerCallback):
 
     @harmless
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """End what is open."""
+        """End the open passes."""
         self._pass.end()
 
 
 def _samples(args: Any, state: Any, loader: Any, batches: int) -> int:
-    """Return the samples of this process in this many batches, of which the last ends the step."""
+    """Return this process's samples in so many batches, the last of which ends the step."""
     size = int(state.train_batch_size or args.train_batch_size)
     total = batches * size
     is_epoch_end = state.epoch is not None and float(state.epoch).is_integer()
@@ -110,7 +110,7 @@ def _samples(args: Any, state: Any, loader: Any, batches: int) -> int:
 
 
 def _measure_generate(session: sdk.Session) -> None:
-    """Have `model.generate` measured as the phase generate of the newest session.
+    """Measure `model.generate` as the phase generate of the newest session.
 
     Trainers such as TRL's generate within a step and tell callbacks nothing about it.
     """

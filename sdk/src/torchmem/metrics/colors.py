@@ -1,4 +1,4 @@
-"""The colors of everything that torchmem tells apart: parts of memory, states, causes, severities.
+"""Colors for everything that torchmem distinguishes: parts of memory, states, causes, severities.
 
 Plain hex values, the same for dark and light themes. Any two colors that can be neighbors differ
 for the color-blind too, which tests/dashboards/test_colors.py checks by simulation. The dashboards
@@ -26,7 +26,7 @@ PARTS: Mapping[str, str] = {
     "not_pytorch": "#968c95",
     "free": "#a5de79",
 }
-"""The parts of a device's memory by their names in gpu:torchmem_memory_bytes:sum, from below."""
+"""The parts of a device's memory by their names in gpu:torchmem_memory_bytes:sum, bottom first."""
 
 PART_OPACITY = 0.85
 FREE_OPACITY = 0.3
@@ -43,7 +43,7 @@ COMPONENTS: Mapping[str, str] = {
     "rounding": "#9faba9",
     "other": "#eff4ac",
 }
-"""What holds the bytes of tensors, from below; `other` stands for the parts that users name."""
+"""What holds the bytes of tensors, bottom first; `other` stands for the parts that users name."""
 
 STATES: Mapping[str, str] = {
     "running": GOOD,

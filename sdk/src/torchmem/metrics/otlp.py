@@ -1,8 +1,8 @@
 """OpenTelemetry: metric families as OTLP metrics, and the thread that sends them.
 
 Metrics keep their names. Prometheus' own rules for OTLP leave these names as they are, so rules and
-dashboards work on what a collector writes to it. Needs the extra `torchmem[otlp]`; import it only
-where a setting asks for it. All temporality is cumulative.
+dashboards work on what a collector writes to Prometheus. Needs the extra `torchmem[otlp]`; import
+it only where a setting asks for it. All temporality is cumulative.
 
 Sources: the OTLP data model, and "Prometheus and OpenMetrics Compatibility", both of the
 OpenTelemetry specification 1.40.
@@ -62,7 +62,7 @@ EXPORTERS = {
 }
 DEFAULT_INTERVAL_SECONDS = 60.0
 THREAD_NAME = "torchmem-otlp"
-MAX_COUNT = 1 << 63  # of OTLP's integers; a user of the node can publish any number
+MAX_COUNT = 1 << 63  # the range of OTLP's integers; a user of the node can publish any number
 # Optional in OTLP, though not in the annotations of HistogramDataPoint.
 _UNKNOWN_EXTREMES: dict[str, Any] = {"min": None, "max": None}
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
@@ -85,7 +85,7 @@ class Instrument:
 
 @dataclass(slots=True)
 class _Start:
-    """Since when a cumulative series counts, and its last value; times in Unix nanoseconds."""
+    """When a cumulative series started to count, and its last value; times in Unix nanoseconds."""
 
     start: int
     value: float
@@ -94,9 +94,9 @@ class _Start:
 
 @dataclass
 class Conversion:
-    """Converts collections of one source, whose series it remembers from one to the next.
+    """Converts collections of one source and remembers their series from one to the next.
 
-    `starts` returns, by process, when it started, in Unix seconds: its counters count from there.
+    `starts` returns the start time of each process, in Unix seconds; its counters count from then.
     Any other counter counts from when it was first seen, and after it fell, from when it was last
     seen before, as the data model says for an unknown start.
     """
@@ -156,7 +156,7 @@ class _Turn:
         return NumberDataPoint(_known_text(attributes), start, self.now, float(value))
 
     def _start(self, name: str, attributes: Mapping[str, str], value: float) -> int:
-        """Return since when a series counts; one that fell was reset after it was last seen."""
+        """Return when a series started to count; one that fell was reset after it was last seen."""
         rank, pid, run = (attributes.get(label, "") for label in ("rank", "pid", "run"))
         known = self.starts.get((rank, pid, run))
         key = name, frozenset(attributes.items())
@@ -192,7 +192,7 @@ class _Turn:
 
 
 def instruments(family: Family) -> Iterator[Instrument]:
-    """Yield the instruments of a family that is no histogram: one for each name of its samples.
+    """Yield the instruments of a family that is not a histogram: one for each name of its samples.
 
     Information is a sum that is not monotonic, always 1. OTLP has no gauge histogram, so each
     bucket is a gauge with the attribute `le`, as in Prometheus.
@@ -275,7 +275,7 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
 class Push:
     """Sends what `collect` returns again and again, in a separate thread.
 
-    `make_exporter` is called there, too. `report` is called after each attempt with what failed, or
+    `make_exporter` is called there, too. `report` is called after each attempt with the error or
     None; OpenTelemetry's own log messages are dropped.
     """
 
@@ -294,7 +294,7 @@ class Push:
         )
 
     def close(self, seconds: float) -> None:
-        """Send a last time and wait for it at most `seconds`, unless the last attempt failed."""
+        """Send once more and wait at most `seconds`, unless the last attempt failed."""
         self._repeating.close(seconds)
 
     def _begin(self) -> None:
@@ -316,7 +316,7 @@ class Push:
 
 
 class _Quiet(logging.Filter):
-    """Keeps the first message of the thread that sends, which has the reason, and logs none."""
+    """Keeps the sending thread's first message, which has the reason, and logs none."""
 
     def __init__(self) -> None:
         super().__init__()

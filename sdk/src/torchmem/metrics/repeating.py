@@ -37,7 +37,7 @@ class Repeating:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Act a last time and wait for it at most `seconds`, unless the last attempt failed."""
+        """Act once more and wait at most `seconds`, unless the last attempt failed."""
         self._ending.set()
         if self._works is not False:
             self._thread.join(seconds)

@@ -18,13 +18,13 @@ class TorchmemError(Exception):
 
 
 class UsageError(TorchmemError):
-    """A flag, a setting or an input file that cannot be used as given."""
+    """A flag, a setting or an input file cannot be used as given."""
 
     exit_code = 2
 
 
 class MissingExtraError(UsageError):
-    """A part of torchmem whose dependencies are not installed."""
+    """The dependencies of a part of torchmem are not installed."""
 
     def __init__(self, command: str, module: str, extra: str = "exporter") -> None:
         super().__init__(

@@ -5,7 +5,7 @@ like the sample, that the exporter touches every few seconds for as long as some
 directory of its own. If it cannot have that directory, because another user has taken the name, it
 asks its own user's processes in their directory. Those who may ask are the process's own user,
 root, and the user who owns the run directory, which is the exporter's service: it reads the samples
-anyway. The map holds addresses and sizes, and neither data nor names of tensors nor source lines.
+anyway. The map holds addresses and sizes, but no data, tensor names or source lines.
 
 A map is JSON, compressed with gzip. The exporter decodes it (`torchmem.exporter.live.memory_map`).
 """
@@ -23,14 +23,14 @@ from torchmem.sample.sample import Layout
 SCHEMA_VERSION = 1
 MAP_SUFFIX = ".map.json.gz"
 REQUEST_SUFFIX = ".map-request"
-"""Of a request beside the sample."""
+"""Suffix of a request beside the sample."""
 
 # A request that was not touched for this long has ended.
 LEASE_SECONDS = 30.0
 
 MAX_BLOCKS = 100_000
 MAX_MAP_BYTES = 2 << 20
-"""Of the file. A map of 100,000 blocks has 0.3 to 0.7 MB."""
+"""Bound of the file. A map of 100,000 blocks has 0.3 to 0.7 MB."""
 MAX_JSON_BYTES = 24 << 20
 
 STATES = "apf"
@@ -78,7 +78,7 @@ class DeviceMap:
 
     `large_page_bytes` is the size of a page of expandable segments in the large pool; those in the
     small pool have pages of 2 MiB. `merged_blocks` is how many blocks are drawn as fewer, without
-    a change in the bytes of any state. `omitted_bytes` are those of segments that are left out.
+    a change in the bytes of any state. `omitted_bytes` are the bytes of segments that are left out.
     """
 
     index: int
@@ -108,5 +108,5 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fie
 
 
 def encode(memory_map: MemoryMap) -> bytes:
-    """Return the content of the file. Compression costs most and does not hold the GIL."""
+    """Return the content of the file. Most of the time is compression, without the GIL."""
     return gzip.compress(_ENCODER.encode(memory_map).encode(), 1, mtime=0)

@@ -47,7 +47,7 @@ def run_directory(environment: Mapping[str, str], system: Path = SYSTEM_RUN_DIR)
 
 
 PROCESS_FORM = r"\d+-\d+-\d+"
-"""Regular expression of how `sample_name` begins."""
+"""Regular expression for the start of a name from `sample_name`."""
 
 _USER_DIRECTORY = re.compile(r"(0|[1-9][0-9]{0,9})(-[0-9a-f]{16})?")
 
@@ -104,7 +104,7 @@ def report_name(sample: str, number: int) -> str:
 
 
 def reserve_path(path: Path) -> Path:
-    """Return the path of the room that a process reserves for the file `path`."""
+    """Return the path of the file that reserves space for the file `path`."""
     return path.with_name(f".{path.name}{RESERVE_SUFFIX}")
 
 

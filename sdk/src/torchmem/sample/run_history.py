@@ -8,7 +8,7 @@ from operator import le
 from typing import Literal
 
 MAX_POINTS = 64
-"""Points that a history holds at most; a full one keeps every second."""
+"""The most points in a history; a full one keeps every second."""
 
 GrowthKind = Literal["leak", "larger_step", "outside"]
 
@@ -21,7 +21,7 @@ class RunHistory:
         steps: steps that had ended.
         seconds: time since the first point.
         allocated_bytes: allocated bytes at a step's end. A process without steps has no points.
-        peak_bytes: the highest active bytes up to then.
+        peak_bytes: the highest active bytes so far.
         stranded_bytes: stranded bytes in the latest snapshot.
         outside_bytes: bytes that were neither free at the driver nor reserved by this process.
         first_components: what the allocated bytes consisted of at a step's end, soon after the
@@ -40,7 +40,7 @@ class RunHistory:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the columns have one length, and time and steps do not go back."""
+        """Whether the columns have the same length, and time and steps never go back."""
         values = (getattr(self, name) for name in self.__slots__)
         lengths = {len(value) for value in values if isinstance(value, tuple)}
         ordered = all(_is_ordered(column) for column in (self.steps, self.seconds))

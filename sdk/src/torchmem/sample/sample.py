@@ -43,7 +43,7 @@ Component = Literal[
     "rounding",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-# With the parts that the script tracks.
+# Includes the parts that the script tracks.
 MAX_COMPONENTS = 33
 
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
@@ -196,12 +196,10 @@ class OomRecord:
     """The latest OutOfMemoryError of one device.
 
     `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment, or
-    None for a library that did not name it;
-    `cause` is the change that would have given the job room worth having, capacity if none would;
-    `detail` is the kind of fragmentation where that is the cause. `onset` is what had changed, None
-    if that is unknown.
-    `line` is the innermost line of the user's own code, as file:line without directories, and
-    `function` is its function.
+    None for a library that did not report it; `cause` is the change that would have freed enough
+    memory to matter, or capacity if none would; `detail` is the kind of fragmentation where that is
+    the cause. `onset` is what had changed; None if unknown. `line` is the innermost line of
+    the user's own code, as file:line without directories, and `function` is its function.
     """
 
     timestamp: float
@@ -232,18 +230,17 @@ class DeviceSample:
     `phase_peaks` holds the highest allocated bytes in each phase that the script named.
     `stats_timestamp` is the time at which `allocator`, `counters`, `driver_free_bytes` and
     `limit_bytes` were read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo, and
-    `limit_bytes` is what a memory fraction allows to reserve, None without one. If they are newer
-    than `layout`, its headroom is that of their time. Samples of older versions lack these three.
-    `planned_peak_bytes` is the active peak to expect of the largest batch that the script plans.
-    `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by the
-    name of a part that the script tracks. They add up to the active bytes, or are empty. Samples of
-    older versions lack `pending`, and add up to the allocated bytes.
-    `releases` has an entry for each tier of the setting `release` that is on.
-    `component_peaks` is the same of the peak of the active bytes, as known from a step that ended
-    at `component_peak_timestamp`, in Unix seconds.
-    `first_read` is what the first read of these found, mostly within a second of the creation of
-    the CUDA context.
-    `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
+    `limit_bytes` is what a memory fraction lets the process reserve, None without one. If they are
+    newer than `layout`, its headroom is from their time. Samples of older versions lack these
+    three. `planned_peak_bytes` is the active peak to expect of the largest batch that the script
+    plans. `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by
+    the name of a part that the script tracks. They add up to the active bytes, or are empty.
+    Samples of older versions lack `pending`, and add up to the allocated bytes. `releases` has an
+    entry for each tier of the setting `release` that is on. `component_peaks` is the same for the
+    peak of the active bytes, as known from a step that ended at `component_peak_timestamp`, in Unix
+    seconds. `first_read` is what the first read found, usually within a second of the creation of
+    the CUDA context. `run_history` spans the whole run, and `growth` is what grows in it now, if
+    anything does.
     """
 
     index: int
@@ -269,9 +266,9 @@ class DeviceSample:
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
-    """Return the first device of each UUID, and the first without one.
+    """Return the first device of each UUID, and the first without a UUID.
 
-    Any further ones would have the same labels.
+    Others would have the same labels.
     """
     first: dict[str | None, DeviceSample] = {}
     for device in devices:
@@ -387,8 +384,7 @@ class Sample:
         stall_after_seconds: time without a step or other progress after which the process counts as
             stalled; None while it waits for work.
         memory_map: whether the process publishes its memory map when it is asked to.
-        hooks_dropped: pressure hooks that are no longer called, by what was wrong; empty without
-            hooks.
+        hooks_dropped: pressure hooks that are no longer called, by reason; empty without hooks.
     """
 
     timestamp: float
@@ -422,7 +418,7 @@ def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
 
 
 def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
-    """Return the sample without what cannot be true, and what was left out.
+    """Return the sample without values that cannot be true, and what was left out.
 
     The SDK publishes nothing else, and readers use nothing else. The sample is None if its own time
     or process is impossible.
@@ -459,7 +455,7 @@ def encode(sample: Sample) -> bytes:
 def decode(data: bytes) -> Sample:
     """Return the sample in a file that any user may have written.
 
-    What cannot be true of it is left out. Raises ValueError or RecursionError for anything else,
+    Values that cannot be true are left out. Raises ValueError or RecursionError for anything else,
     also for another schema.
     """
     raw = sanitize_json(json.loads(data), keeps_numbers=True)

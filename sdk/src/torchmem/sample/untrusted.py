@@ -1,7 +1,7 @@
 """Read files and JSON that any user may have written.
 
-Files must be regular, no links, and bounded in size. JSON is bounded, its text is made printable,
-and it is converted strictly to dataclasses.
+Files must be regular files, not links, and bounded in size. JSON is bounded, its text is made
+printable, and it is converted strictly to dataclasses.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def sanitize_text(text: str) -> str:
 def sanitize_json(value: Any, *, keeps_numbers: bool = False) -> Any:
     """Return a JSON value with sanitized text; raise ValueError if it exceeds a bound.
 
-    With `keeps_numbers`, a number that is out of bounds becomes an integer that is, too.
+    With `keeps_numbers`, a number out of bounds becomes an integer out of bounds.
     """
     if isinstance(value, str):
         return sanitize_text(value)

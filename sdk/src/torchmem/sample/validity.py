@@ -1,4 +1,4 @@
-"""Leave out of a dataclass what cannot be true: one impossible number costs that number."""
+"""Remove values that cannot be true from a dataclass: one impossible number costs that number."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class Fault:
 
 
 Contradictions = Callable[[Any], Mapping[str, Any] | None]
-"""Returns what replaces the contradictory fields of an object, or None if it is one as a whole."""
+"""Returns replacements for contradictory fields of an object, or None to drop the object."""
 
 
 def without_impossible(
     value: T, contradictions: Contradictions
 ) -> tuple[T | None, tuple[Fault, ...]]:
-    """Return a dataclass without what cannot be true, and what was left out.
+    """Return a dataclass without values that cannot be true, and what was left out.
 
     Optional fields, entries of mappings, and the objects in a list called `devices` are left out
-    alone. Any other number takes with it the object that needs it; None if that is the whole.
+    alone. Any other impossible number also removes the object that needs it; None if that is the
+    dataclass itself.
     """
     faults: list[Fault] = []
     checked = _Walk(contradictions, faults).object(type(value).__name__, value)
@@ -106,7 +107,7 @@ class _Walk:
 
 @cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return each field that can hold a number, with what stands for an unknown value."""
+    """Return each field that can hold a number, with its value for unknown."""
     return tuple((field.name, _unknown(field)) for field in fields(kind) if _holds_number(field))
 
 

@@ -1,6 +1,6 @@
 """The instrumented processes of a run directory, for commands that address one of them.
 
-Only the caller's own processes are found, and by root those of all users: whatever another user
+Only the caller's own processes are found, and root finds those of all users: what another user
 publishes cannot get in the way. The content of the files is not trusted.
 """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AnswerMessage(Protocol):
-    """What every answer says: the modification time of the request file that it belongs to."""
+    """Every answer contains the modification time of the request file that it belongs to."""
 
     @property
     def request_ns(self) -> int:
@@ -35,7 +35,7 @@ A = TypeVar("A", bound=AnswerMessage)
 def opened(process: TrainingProcess) -> Iterator[Path]:
     """Yield a path of the process's sample that leads through its open directory.
 
-    The directory's owner may replace it at any time by a link to another one, in which root must
+    The directory's owner may replace it at any time with a link to another one, in which root must
     not write. Raises UsageError if the directory is not the owner's.
     """
     folder = process.sample.parent
@@ -53,7 +53,7 @@ def opened(process: TrainingProcess) -> Iterator[Path]:
 class Exchange(Generic[A]):
     """One kind of request: the suffixes of its files, and how its answer is decoded.
 
-    `name` is for people. A request is taken for abandoned after `max_seconds`.
+    `name` is for people. A request counts as abandoned after `max_seconds`.
     """
 
     name: str

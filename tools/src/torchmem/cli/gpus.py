@@ -1,4 +1,4 @@
-"""NVML's indices of this machine's GPUs, for texts of the base install, which has no NVML."""
+"""NVML's indices of this machine's GPUs, for output of the base install, which has no NVML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 COMMAND = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 MAX_SECONDS = 5.0
-"""How long a driver that does not respond may delay a text."""
+"""How long a driver that does not respond may delay the output."""
 
 
 def gpu_indices() -> Mapping[str, int]:
@@ -21,7 +21,7 @@ def gpu_indices() -> Mapping[str, int]:
     try:
         output, _ = process.communicate(timeout=MAX_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()  # without a wait: in a call to the driver it ends when that returns
+        process.kill()  # without a wait: it ends when its call to the driver returns
         return {}
     return parse(output.decode(errors="replace"))
 

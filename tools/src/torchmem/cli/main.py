@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_line(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return a parser of the commands `names`; what it parses has a function `run` of itself."""
+    """Return a parser of the commands `names`; its result has the command's function as `run`."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="torchmem",

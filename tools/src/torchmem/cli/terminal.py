@@ -17,9 +17,9 @@ MAX_COLUMNS = 98
 STATUS_DELAY_SECONDS = 1.0
 STATUS_INTERVAL_SECONDS = 0.1
 PLAIN_INTERVAL_SECONDS = 10.0
-"""Between lines of progress if stderr is not a terminal, and before the first one."""
+"""The time between lines of progress if stderr is not a terminal, and before the first one."""
 MIN_ESTIMATED_SHARE = 0.05
-"""Share of the work that must be done before its whole duration is estimated."""
+"""Share of the work that must be done before the total duration is estimated."""
 BAR_COLUMNS = 30
 
 
@@ -58,7 +58,7 @@ def bar(label: str, done: int, total: int) -> str:
 
 
 def share_done(label: str, done: int, total: int, seconds: float) -> str:
-    """Return a line of progress without a bar: share, time so far, and the estimate of all."""
+    """Return a line of progress without a bar: share, time so far, and the estimated total."""
     share = min(1.0, done / total) if total else 1.0
     text = f"torchmem: {label}: {share:.0%} after {seconds:.0f} s"
     is_known = MIN_ESTIMATED_SHARE <= share < 1
@@ -66,7 +66,7 @@ def share_done(label: str, done: int, total: int, seconds: float) -> str:
 
 
 class StatusLine:
-    """A line that is redrawn in place and erased at the end, or plain lines without a terminal.
+    """A line that is redrawn in place and erased at the end; without a terminal, plain lines.
 
     The first line appears after STATUS_DELAY_SECONDS, later ones at most every
     STATUS_INTERVAL_SECONDS. Plain lines appear every PLAIN_INTERVAL_SECONDS.
@@ -84,7 +84,7 @@ class StatusLine:
         self._drawn = ""
 
     def show(self, label: Callable[[], str], done: int, total: int) -> None:
-        """Show how much is done, if that is due."""
+        """Show how much is done, if an update is due."""
         now = self._clock()
         if now < self._next:
             return

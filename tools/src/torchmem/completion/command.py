@@ -1,7 +1,7 @@
 """`torchmem completion`: print the script that completes `torchmem` on a shell's command line.
 
-`make generate` renders the scripts with shtab (deploy/completion.py), so that neither the base
-install nor a shell's startup needs more than to read a file.
+`make generate` renders the scripts with shtab (deploy/completion.py), so the base install and a
+shell's startup only read a file.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _LEVEL_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class RankGpu:
-    """What a rank's process shares with the demo: its GPU's memory, and its work in one cell."""
+    """Shared between a rank's process and the demo: its GPU's memory, and its work in one cell."""
 
     use: GpuUse
     events: Cells
@@ -36,7 +36,7 @@ class RankGpu:
 class SharedGpus:
     """One GPU per rank. Shared memory holds the bytes that each process on a GPU uses.
 
-    `clock` returns seconds. One more GPU is in MIG mode, and used by no rank.
+    `clock` returns seconds. One more GPU is in MIG mode; no rank uses it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SharedGpus:
         return self._node.gpus(now, [self._processes(rank) for rank in range(len(self._cells))])
 
     def _measure(self, now: float) -> None:
-        """Note for how much of the time since the last measurement each rank was at work."""
+        """Record the share of the time since the last measurement in which each rank worked."""
         events = [cell[0] for cell in self._events]
         most = (now - self._measured_at) * EVENTS_PER_STEP / STEP_SECONDS
         for rank, activity in enumerate(self._node.activities):

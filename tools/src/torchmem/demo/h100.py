@@ -1,4 +1,4 @@
-"""A simulated H100: what NVML reports about it, from how busy it was and how it is cooled.
+"""A simulated H100: what NVML reports about it, given how busy it was and how it is cooled.
 
 Limits are those of the H100 SXM5 80 GB: power, memory bandwidth, NVLink and PCIe from NVIDIA's data
 sheet (2023); clocks, temperature thresholds and idle values as `nvidia-smi -q` prints them for it.
@@ -32,7 +32,7 @@ LINKS = 18
 BAR1_BYTES = 128 << 30
 INLET_CELSIUS = 27.0
 HEAT_SECONDS = 45.0
-"""Time constant with which temperature follows power, of an air-cooled GPU."""
+"""Time constant with which the temperature of an air-cooled GPU follows its power."""
 NVLINK_BYTES_PER_SECOND = 65e9
 """Traffic of a busy GPU in each direction; the links carry at most 450 GB/s."""
 LOADED_BYTES_PER_SECOND = 1.6e9
@@ -99,7 +99,7 @@ class Traits:
 
 
 class GpuMoment:
-    """One GPU at one time, with `peers` other GPUs that it exchanges gradients with."""
+    """One GPU at one time, with `peers` other GPUs with which it exchanges gradients."""
 
     def __init__(self, traits: Traits, activity: Activity, at: float, peers: int) -> None:
         self._traits, self._at = traits, at
@@ -138,7 +138,7 @@ class GpuMoment:
         return Temperatures({"gpu": round(celsius), "memory": round(memory)}, THRESHOLDS)
 
     def _rise(self) -> float:
-        """Return by how much power heats the GPU above the air, if the driver let it."""
+        """Return how far power would heat the GPU above the air, without the driver's limit."""
         capped = min(self._traits.demand_watts, LIMIT_WATTS) - IDLE_WATTS
         return self._traits.kelvin_per_watt * (IDLE_WATTS + capped * self._warmth)
 

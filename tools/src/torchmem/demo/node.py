@@ -1,11 +1,11 @@
-"""A simulated node of H100s whose values follow from what the ranks on it do.
+"""A simulated node of H100s; its values follow from what its ranks do.
 
     node = SimulatedNode(gpus=8)
     node.activities[0].change(at=10.0, level=1.0)  # from second 10 on, a rank keeps GPU 0 busy
     node.gpus(at=60.0)  # what NVML reports one minute after the start
 
 Everything is a function of the time, the activities and the seed: equal arguments return equal
-values, in any order of the calls. Names and the driver version read as "simulated".
+values, in any order of the calls. Names and the driver version contain "simulated".
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SimulatedNode:
         )
         memory = self._memory(sum(used.values()))
         rows = [ProcessMemory(pid, size) for pid, size in used.items()]
-        # The first process is the rank's: the others only hold memory.
+        # The first process is the rank; the others only hold memory.
         busy = {pid: ProcessUtilization(moment.busy, moment.busy / 2) for pid in list(used)[:1]}
         processes = Processes(rows, busy, memory, {None: memory.free})
         return self._fake(index, [*moment.values(), Mig(False), memory, processes])

@@ -26,11 +26,12 @@ from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 
 MAX_RANKS = 64
-CAPTION = "Others published these numbers; the demo reproduces them with a simulated allocator."
+CAPTION = "These numbers are from publications; the demo reproduces them with a simulated "
+"allocator."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo until it is over, or until SIGINT or SIGTERM. Raise UsageError."""
+    """Run the demo until its end, or until SIGINT or SIGTERM. Raise UsageError."""
     if arguments.list:
         Console().print(scenario_table())
         return 0

@@ -107,7 +107,7 @@ class RankProcesses:
             self.gpus.pids[rank] = process.pid or 0
 
     def alive(self) -> bool:
-        """Return whether any rank still trains; free the memory of those that have ended."""
+        """Return whether any rank still trains; free the memory of ended ranks."""
         ended = [rank for rank, process in self._processes.items() if not process.is_alive()]
         for rank in ended:
             self.gpus.release(rank)

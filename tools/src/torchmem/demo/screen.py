@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: `torchmem top` on a terminal, elsewhere a line per rank."""
+"""What the demo shows while it runs: `torchmem top` on a terminal, otherwise a line per rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> 
     started = time.monotonic()
     pause = min(PLAIN_SECONDS, plan.duration / 3)
     due = started + pause
-    # Often, because the memory of a rank that has ended is freed when that is noticed.
+    # Check often: the memory of an ended rank is freed only when this notices the end.
     while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
         _pause(min(REFRESH_SECONDS, plan.duration - elapsed))
         if time.monotonic() >= due:
@@ -72,7 +72,7 @@ def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) ->
 def _after_keys(keys: Keyboard | None, view: View, node: Node | None) -> View:
     """Wait a moment for keys and signals, and return the view after them.
 
-    Until a rank is selected, it is the one that is out of memory, if there is one.
+    Until the user selects a rank, select one that is out of memory, if any.
     """
     _pause(0.0 if keys else KEY_SECONDS)
     for key in keys.keys(KEY_SECONDS) if keys else ():

@@ -28,7 +28,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the checks look: the environment, /proc, the run directory, and the servers.
+    """What is checked: the environment, /proc, the run directory, and the servers.
 
     `prometheus` is None if it is not checked.
     """

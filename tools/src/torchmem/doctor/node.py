@@ -31,7 +31,7 @@ def checks(place: Place) -> Iterator[Check]:
             "run directory",
             "problem",
             f"{directory} cannot be read ({error.strerror})",
-            "Name another one with TORCHMEM_RUN_DIR, for the training and for the exporter.",
+            "Set TORCHMEM_RUN_DIR to another directory, for the training and for the exporter.",
         )
         return
     yield _mode(directory, status)
@@ -59,17 +59,17 @@ def _missing(directory: Path) -> Check:
 def _mode(directory: Path, status: os.stat_result) -> Check:
     mode, name = stat.S_IMODE(status.st_mode), f"{directory}, mode {stat.S_IMODE(status.st_mode):o}"
     if not stat.S_ISDIR(status.st_mode):
-        step = "Remove it, or name a directory with TORCHMEM_RUN_DIR."
+        step = "Remove it, or set TORCHMEM_RUN_DIR to a directory."
         return Check("run directory", "problem", f"{directory} is not a directory", step)
     if not os.access(directory, os.W_OK | os.X_OK):
         step = f"As root: chmod {RUN_DIR_MODE:o} {directory}"
-        return Check("run directory", "problem", f"{name}: this user may not write to it", step)
+        return Check("run directory", "problem", f"{name}: this user cannot write to it", step)
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         step = f"As its owner: chmod {RUN_DIR_MODE:o} {directory}"
-        found = f"{name}: every user may remove the directories of others"
+        found = f"{name}: every user can remove other users' directories"
         return Check("run directory", "problem", found, step)
     if status.st_uid not in {0, os.geteuid()}:
-        found = f"{name}: it belongs to user {status.st_uid}, who may remove everything in it"
+        found = f"{name}: it belongs to user {status.st_uid}, who can remove everything in it"
         return Check("run directory", "note", found, "Have root create it before the first job.")
     return Check("run directory", "ok", name)
 

@@ -1,4 +1,4 @@
-"""Checks of the processes that publish, and of the allocator settings in effect in them."""
+"""Checks of the processes that publish, and of the allocator settings in effect."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def _none(directory: Path) -> Check:
     return Check(
         "processes",
         "note",
-        f"none of yours has published here{others} ({users} user directories)",
+        f"none of your processes has published here{others} ({users} user directories)",
         "A process publishes after sdk.instrument(), once it uses CUDA.",
     )
 
 
 def _in_force(samples: Sequence[Sample]) -> Iterator[Check]:
-    """Yield the settings that PyTorch's allocator reports, for each variant of them."""
+    """Yield each combination of settings that PyTorch's allocator reports."""
     variants = Counter(tuple(sorted(sample.allocator_settings.items())) for sample in samples)
     for settings, number in variants.most_common(MAX_NAMED):
         text = ", ".join(sanitize_text(f"{name}={value}") for name, value in settings if value)

@@ -48,12 +48,12 @@ def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
         yield Check("exporter", "problem", f"{url} does not respond: {answer}", START)
         return
     if answer.status in {401, 403}:
-        found = f"{url} answers, and asks for credentials"
+        found = f"{url} requires credentials"
         yield Check("exporter", "note", found, "Pass --exporter http://USER:PASSWORD@HOST:9847")
         return
     values = _values(answer)
     if answer.status != 200 or values is None:
-        found = f"{url} answers with status {answer.status}, and not with metrics of torchmem"
+        found = f"{url} answers with status {answer.status} instead of torchmem's metrics"
         step = "Another program uses this port: give the exporter another one with --listen."
         yield Check("exporter", "problem", found, step)
         return
@@ -67,7 +67,7 @@ def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
 
 
 def _values(answer: HttpAnswer) -> Values | None:
-    """Return the samples of a page of metrics by name; None if it is none of an exporter."""
+    """Return the samples of a page of metrics by name; None if an exporter did not write it."""
     try:
         families = list(text_string_to_metric_families(answer.body.decode(errors="replace")))
     except ValueError:
@@ -112,7 +112,7 @@ def _missing_processes(
     running = processes.running(directory)
     if not running or _shows_one_of(running, values):
         return
-    time.sleep(COLLECTION_SECONDS)  # it may have begun to collect before they started
+    time.sleep(COLLECTION_SECONDS)  # its collection may have started before they did
     answer = ask_again()
     if isinstance(answer, str) or not _shows_one_of(running, _values(answer) or {}):
         found = f"the exporter shows none of the processes that run in {directory}"
@@ -135,7 +135,12 @@ def _prometheus(address: str, get: Fetch) -> Iterator[Check]:
     if isinstance(answer, str) or targets is None:
         reason = answer if isinstance(answer, str) else f"status {answer.status}"
         step = "Give the address of Prometheus itself, such as http://HOST:9090."
-        yield Check("Prometheus", "problem", f"{url} does not respond to its API: {reason}", step)
+        yield Check(
+            "Prometheus",
+            "problem",
+            f"{url} does not answer requests to Prometheus' API: {reason}",
+            step,
+        )
         return
     yield from _targets(url, targets)
     rules = _try(f"{address}/api/v1/rules?type=alert", get)
@@ -173,7 +178,7 @@ def _rules(data: Mapping[str, Any] | None) -> Check:
     own = [name for name in names if str(name).startswith("Torchmem")]
     if not own:
         step = "Load prometheus/rules/*.yml with rule_files, and reload Prometheus."
-        return Check("alert rules", "problem", "Prometheus has none of torchmem", step)
+        return Check("alert rules", "problem", "Prometheus has no alerts of torchmem", step)
     return Check("alert rules", "ok", f"{len(own)} alerts are loaded")
 
 
@@ -190,7 +195,7 @@ def _clock(name: str, answer: HttpAnswer) -> Check:
 
 
 def _try(url: str, get: Fetch) -> HttpAnswer | str:
-    """Return the answer, or why there is none."""
+    """Return the answer, or the reason why there is none."""
     try:
         return get(url)
     except (OSError, ValueError) as error:
@@ -199,7 +204,7 @@ def _try(url: str, get: Fetch) -> HttpAnswer | str:
 
 
 def _data(answer: HttpAnswer) -> Mapping[str, Any] | None:
-    """Return `data` of an answer of Prometheus' API; None if it is none."""
+    """Return `data` of an answer of Prometheus' API; None for anything else."""
     try:
         content = json.loads(answer.body)
     except (ValueError, RecursionError):

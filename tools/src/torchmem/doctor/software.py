@@ -78,8 +78,8 @@ def _torch(found: str | None) -> Check:
         return Check(
             "PyTorch",
             "note",
-            f"{found} is a build without CUDA, which has no GPU memory to observe",
-            "For training on a GPU install a build with CUDA: see pytorch.org.",
+            f"{found} is a build without CUDA, so there is no GPU memory to observe",
+            "To train on a GPU, install a build with CUDA: see pytorch.org.",
         )
     return Check("PyTorch", "ok", found)
 

@@ -17,7 +17,7 @@ _INDENT = " " * (9 + SUBJECT_COLUMNS)
 
 
 def page(checks: Sequence[Check]) -> str:
-    """Return a row for each check, its next step below it, and a summary."""
+    """Return a row for each check with the next step below it, and a summary."""
     lines = [line for check in checks for line in _row(check)]
     return "\n".join([*lines, "", _summary(checks)]) + "\n"
 

@@ -91,11 +91,11 @@ def _write_page(path: Path, source: Path, report: OomReport) -> None:
 
 
 def document(report: OomReport, leaking: Sequence[Leak] = ()) -> dict[str, Any]:
-    """Return a report as JSON shows it: the file, with the verdict in words.
+    """Return a report for JSON: the file, with the verdict in words.
 
     `verdict` is public: `cause`, `onset`, `headline`, and `gains`, what each change would have
-    given. `onset` is None where it is unknown; `gains` is empty in reports of older versions.
-    `leaks` are the lines that leak by a recording beside the report.
+    freed. `onset` is None where it is unknown; `gains` is empty in reports of older versions.
+    `leaks` are the lines that leak according to a recording beside the report.
     """
     verdict = report.verdict
     words = {
@@ -136,7 +136,7 @@ def load_all(
 ) -> list[tuple[Path, OomReport]]:
     """Return every valid report of this user, newest first. Raise UsageError without any.
 
-    Root gets those of all users, unless `own_only`. Reads at most `limit` files, if given.
+    Root gets the reports of all users, unless `own_only`. Reads at most `limit` files, if given.
     """
     reports = []
     paths = _report_paths(directory, os.geteuid() if own_only else os.geteuid() or None)
@@ -157,7 +157,7 @@ def newest(directory: Path) -> Path:
 
 
 def _report_paths(directory: Path, user: int | None) -> list[Path]:
-    """Return the paths of a user's reports, newest first; None for those of all users."""
+    """Return the paths of a user's reports, newest first; of all users if `None`."""
     try:
         files = find_files(directory, REPORT_NAME.fullmatch, user)
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def _report_paths(directory: Path, user: int | None) -> list[Path]:
     except OSError as error:
         raise UsageError(
             f"the run directory {sanitize_text(str(directory))} cannot be read "
-            f"({error.strerror or 'unknown'}): name another with --run-dir."
+            f"({error.strerror or 'unknown'}): name another one with --run-dir."
         ) from None
     regular = [(status.st_mtime, path) for path, status in files if stat.S_ISREG(status.st_mode)]
     return [path for _, path in sorted(regular, reverse=True)]

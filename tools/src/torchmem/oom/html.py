@@ -1,4 +1,4 @@
-"""One OOM report as a page in one file, as what one attaches to a ticket."""
+"""One OOM report as a page in one file, which can be attached to a ticket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.snapshot.leaks import Leak
 
 _COLORS = {"allocated": "in_use", "reserved": "--soft", "stranded": "stranded", "headroom": "--ink"}
-"""Of the columns of the trend."""
+"""Names of the columns of the trend."""
 
 
 def page(
@@ -41,8 +41,8 @@ def page(
 ) -> bytes:
     """Return the page.
 
-    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak by a recording.
-    It has the memory map at the OOM if the process has left it beside the report.
+    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak according to a
+    recording. The page has the memory map at the OOM if the process left it beside the report.
     """
     gpu, process = gpus.get(report.device.uuid or ""), report.process
     words = f"{sentence(report, leaking)}."
@@ -102,7 +102,7 @@ def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict
 
 
 def _facts(report: OomReport) -> Iterator[Fact]:
-    """Yield the time in UTC, as a ticket is read elsewhere, and what is known about the memory."""
+    """Yield the time in UTC, because tickets are read elsewhere, and the facts about the memory."""
     moment = time.gmtime(report.oom.timestamp)
     yield Fact("time", time.strftime("%Y-%m-%d %H:%M:%S UTC", moment))
     yield from memory_facts(report.device)
@@ -118,7 +118,7 @@ def advice_items(found: Sequence[Remedy]) -> list[dict[str, Any]]:
 
 
 def _chart(report: OomReport) -> Chart | None:
-    """Return the chart of the whole run, of the minutes before without a history."""
+    """Return the chart of the whole run; without a history, of the minutes before."""
     return text.whole_run(report) or _minutes_before(report)
 
 

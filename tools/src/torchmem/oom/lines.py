@@ -12,7 +12,7 @@ from torchmem.oom.where import place, short_place
 
 UNKNOWN = "(no stack: allocated before the recording, or by the backward pass)"
 MAX_KNOWN = 70
-"""Columns of what is known of a part; of more the innermost is shown."""
+"""Columns for the description of a part; longer ones show the innermost end."""
 
 
 def held_lines(report: OomReport) -> Iterator[str]:
@@ -38,7 +38,7 @@ def _held(lines: Lines) -> Iterator[tuple[str, LineUse | str]]:
 def _rows(
     entries: Iterable[tuple[str, LineUse | str]], divided: Container[Frame] = ()
 ) -> Iterator[str]:
-    """Yield the lines with their parts, except of those that were `divided` above."""
+    """Yield the lines with their parts, unless they were `divided` above."""
     for size, use in entries:
         yield f"  {size:>12}  {use if isinstance(use, str) else place(use.frame)}"
         if isinstance(use, LineUse) and use.frame not in divided:

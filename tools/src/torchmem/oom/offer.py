@@ -1,4 +1,4 @@
-"""What to switch on so that the next report of a growing job names its lines."""
+"""What to enable so that the next report of a growing job names its lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROWING = frozenset({"leak", "larger_step"})
 def offer(report: OomReport) -> Iterator[str]:
     """Yield the lines to add to a job whose memory grew, if no line that grew is known.
 
-    A single step that needed more came without a warning, so it would not have been recorded.
+    A single step that needs more comes without a warning, so it would not be recorded.
     """
     why = report.verdict.why if report.verdict else None
     is_sudden = why is not None and why.bytes_per_step is None

@@ -27,14 +27,14 @@ MAX_BYTES = 64 << 20
 """Larger files would take more than a few seconds: `torchmem snapshot --leaks` reads them."""
 MAX_EVENTS = 500_000
 MAX_WRITING_SECONDS = 60.0
-"""Between an OOM and the end of writing its recording."""
+"""The longest time between an OOM and the end of writing its recording."""
 MIN_SHARE = 0.01
-"""Of the GPU; lines that kept less do not explain an OutOfMemoryError."""
+"""A share of the GPU; lines that kept less do not explain an OutOfMemoryError."""
 MAX_LEAKS = 3
 
 
 def recorded_leaks(report_path: Path, report: OomReport) -> tuple[Leak, ...]:
-    """Return the lines that leak, by the recording of this OOM or a capture from before it.
+    """Return the lines that leak according to the recording of this OOM or an earlier capture.
 
     Empty if there is no such file, if it has no stacks, or if it cannot be used.
     """
@@ -78,12 +78,13 @@ def _worth(found: Iterable[Leak], report: OomReport) -> tuple[Leak, ...]:
 
 
 def sentence(report: OomReport, found: Sequence[Leak]) -> str:
-    """Return the headline, with the line that leaks if only the recording tells it."""
+    """Return the headline, with the line that leaks if only the recording shows it."""
     text = headline(report)
     is_known = report.lines is not None and bool(report.lines.grown)
     if report.oom.onset != "leak" or is_known or not found:
         return text
-    return f"{text}; by the recording, allocated at {' in '.join(public_place(_frame(found[0])))}"
+    where = " in ".join(public_place(_frame(found[0])))
+    return f"{text}; according to the recording, allocated at {where}"
 
 
 def leak_documents(found: Sequence[Leak]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ NOT_IN_PYTHON = "(not found in Python: kept by autograd for a backward pass, or 
 
 
 def tensor_lines(report: OomReport) -> Iterator[str]:
-    """Yield the lines of the section; none if it is not known what the tensors are."""
+    """Yield the lines of the section; none if the tensors are unknown."""
     if not report.tensors:
         return
     yield "What the tensors are"

@@ -41,7 +41,8 @@ def page(
 ) -> str:
     """Return everything about one OOM.
 
-    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak by a recording.
+    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak according to a
+    recording.
     """
     trend = [*run_lines(whole_run(report)), *_trend(report)]
     file = [f"Report: {sanitize_text(str(path))}"]
@@ -60,7 +61,7 @@ def page(
 def explanation(
     report: OomReport, refuted: Container[str] = (), gpu: int | None = None
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return lines for why the request failed, where the memory was, and what to do.
+    """Return why the request failed, where the memory was, and what to do.
 
     `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
     """
@@ -95,7 +96,7 @@ def _local_time(timestamp: float) -> str:
 
 
 def heading_lines(report: OomReport, index: int | None) -> list[str]:
-    """Return when it was, which process, and on which GPU; `index` is NVML's."""
+    """Return the time, the process, and the GPU; `index` is NVML's."""
     process, device = report.process, report.device
     rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
     script = f" ({process.script})" if process.script else ""
@@ -162,7 +163,7 @@ def run_lines(chart: Chart | None) -> Iterator[str]:
 
 
 def _even(x: Sequence[float], values: Sequence[int | None]) -> list[int]:
-    """Return MAX_SPARKS values at equal distances; those between two known ones lie on a line."""
+    """Return MAX_SPARKS values at equal distances, interpolated between known ones."""
     known = [(at, size) for at, size in zip(x, values, strict=True) if size is not None]
     if len(known) < 2:
         return [size for _, size in known]

@@ -10,7 +10,7 @@ from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.oom_report import OomReport
 
 MAX_PLACE = 60
-"""Columns of a file and a line; of longer paths the end is shown."""
+"""Columns for a file and a line; longer paths show their end."""
 MAX_OWN_FRAMES = 12
 MAX_PACKAGES = 3
 
@@ -89,7 +89,7 @@ def short_place(frame: Frame) -> str:
 
 
 def place(frame: Frame) -> str:
-    """Return file, line and function; files of packages begin with the package."""
+    """Return file, line and function; files of packages start with the package."""
     text = frame.place
     if frame.package is not None:
         text = text[text.rfind("/" if frame.package == "python" else f"/{frame.package}/") + 1 :]

@@ -1,6 +1,6 @@
 """The memory map that a process has left beside its sample and its OOM reports.
 
-The file is untrusted. One that is missing or cannot be used is no map: the page goes without.
+The file is untrusted. If it is missing or cannot be used, the page has no map.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchmem.sample.memory_map import (
 from torchmem.sample.untrusted import MAX_ITEMS, UntrustedFileError, convert, read_untrusted
 
 MIN_BLOCKS = 128
-"""A map with fewer says too little."""
+"""A map with fewer segments shows too little."""
 MAX_COMMAS = 8 * MAX_BLOCKS + 256 * MAX_ITEMS
 """Of the JSON: each segment with one block has 8, and each further block has one."""
 MAX_EXACT = 1 << 53  # JavaScript's numbers are exact below
@@ -36,7 +36,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 def read(path: Path, owner: int | None = None) -> MemoryMap | None:
-    """Return the map in a file of the user `owner`, of any user if None; None without a map."""
+    """Return the map in a file of the user `owner`, or of any user if None; None without a map."""
     try:
         data, _ = read_untrusted(path, MAX_MAP_BYTES, owner)
         found = convert(json.loads(_expanded(data), parse_constant=_refuse), MemoryMap)

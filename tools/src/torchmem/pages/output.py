@@ -1,4 +1,4 @@
-"""Where a page goes: a file that is replaced as a whole, or stdout."""
+"""Where a page is written: to a file that is replaced as a whole, or to stdout."""
 
 from __future__ import annotations
 

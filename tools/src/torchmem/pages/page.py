@@ -1,7 +1,7 @@
-"""A page in one file, with the live page's code: it opens from a disk and asks no network.
+"""A page in one file, with the live page's code: it opens from disk and needs no network.
 
-What a report says is untrusted. It becomes text: escaped in the markup, and as JSON that the page's
-code reads. The policy of the page allows its own script and styles, by their hashes, and no other.
+The content of a report is untrusted. It becomes text: escaped in the markup, or JSON that the
+page's code reads. The policy of the page allows only its own script and styles, by their hashes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchmem.pages.script import script
 from torchmem.sample.memory_map import DeviceMap
 
 MAX_PAGE_BYTES = 300_000
-"""Of a page: tickets and mail take it."""
+"""The largest page: tickets and mail accept it."""
 
 _PACKAGE = "torchmem.exporter.live"
 """Has the page's files. They need neither the exporter's extra nor its code."""
@@ -109,8 +109,8 @@ def _map(title: str, mapped: DeviceMap | None, max_bytes: int) -> dict[str, Any]
 def render(heading: Heading, text: str, document: Mapping[str, Any]) -> bytes:
     """Return the page.
 
-    `document` is what the page's code draws (report_page.js), and `text` says the same for those
-    who have no JavaScript, or want to copy it.
+    `document` is what the page's code draws (report_page.js), and `text` says the same for readers
+    without JavaScript, or to copy.
     """
     styles, code = _styles(), _code()
     policy = (

@@ -58,7 +58,7 @@ def _run_command() -> NoReturn:
 
 
 def _gpu(name: str | None, memory: str | None, environment: Mapping[str, str]) -> GpuModel:
-    """Return the GPU of the flags, or without flags that of the phantom run around this one."""
+    """Return the GPU of the flags; without flags, the GPU of the enclosing phantom run."""
     if name is None and memory is None:
         name, memory = environment.get("PHANTOM_CARD"), environment.get("PHANTOM_MEMORY")
     if name is None:
@@ -125,7 +125,7 @@ def _parser() -> Parser:
 
 
 def _add_machine(parser: Parser) -> None:
-    """Declare the flags that describe the machine apart from its GPUs."""
+    """Declare the flags that describe the machine, except its GPUs."""
     parser.add_argument(
         "--state",
         default=os.environ.get("PHANTOM_STATE_DIR", f"/tmp/phantom-{os.getuid()}"),  # noqa: S108

@@ -24,7 +24,7 @@ MAX_GPUS = 16
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """Properties of a GPU, and what a process takes of it besides PyTorch's allocator.
+    """Properties of a GPU, and what a process uses on it besides PyTorch's allocator.
 
     name: as in `--gpu-model`. product: as nvidia-smi shows it. memory_bytes:
     `cudaDeviceProp.totalGlobalMem`. multiprocessors: number of SMs. capability: compute capability,

@@ -117,7 +117,7 @@ def _recording(result: RunResult) -> Recording:
     for recording in read(result.snapshot):
         if recording.device == device:
             return recording
-    raise UsageError(f"the trace has no events of cuda:{device}.")
+    raise UsageError(f"the trace has no events on cuda:{device}.")
 
 
 def _replayed_gpus(

@@ -1,4 +1,4 @@
-"""Memory that grows from step to step in a run, and the steps after which the GPU is full.
+"""Memory that grows from step to step in a run, and the steps until the GPU is full.
 
 The trend is that of `torchmem.explain.growth`. A preflight has fewer steps than a rank that runs,
 but measures the end and the peak of each exactly, so it asks for growth in nearly every step.
@@ -26,7 +26,7 @@ MIN_CORRELATION = 0.9
 """Correlation of memory and step number above which memory grows. A single jump has at most 0.87,
 and varying batch sizes have less."""
 MAX_DECREASES = 0.25
-"""The share of steps after which memory may be less, as with batches of varying sizes."""
+"""The share of steps after which memory may fall, as with batches of varying sizes."""
 MAX_WASTE = 1.5
 """Reserved bytes for each allocated one at most, in the long run: two blocks of a third of a
 segment and a little more leave the last third."""
@@ -49,7 +49,7 @@ class GpuGrowth:
 
 
 def kept_per_step(steps: Sequence[StepMemory]) -> int | None:
-    """Return the bytes per step by which the memory grows that is kept between steps.
+    """Return the bytes per step by which the memory kept between steps grows.
 
     Returns 0 if it does not grow and None if there are too few steps.
     """
@@ -57,7 +57,7 @@ def kept_per_step(steps: Sequence[StepMemory]) -> int | None:
 
 
 def needed_per_step(steps: Sequence[StepMemory]) -> int | None:
-    """Return the same of the peaks of steps."""
+    """Return the same for the peaks of steps."""
     return _per_step([(step.step, step.peak_allocated) for step in _second_half(steps)])
 
 
@@ -94,7 +94,7 @@ def first_growth(result: RunResult) -> GpuGrowth | None:
 
 
 def growth_before_oom(result: RunResult, larger_run: RunResult) -> GpuGrowth | None:
-    """Return the growth without which a run would have had enough memory; None without one.
+    """Return the growth without which a run would have had enough memory, if any.
 
     larger_run: the same run on a GPU with more memory.
     """
@@ -121,7 +121,7 @@ def deciding_growth(result: RunResult) -> GpuGrowth | None:
 
 
 def _second_half(steps: Sequence[StepMemory]) -> Sequence[StepMemory]:
-    """Return the steps that tell the growth: gradients and optimizer state are created before."""
+    """Return the steps that show the growth: gradients and optimizer state are created before."""
     half = steps[len(steps) // 2 :]
     stride = -(-len(half) // MAX_POINTS) or 1
     return half[::-1][::stride][::-1]

@@ -71,7 +71,7 @@ def make_report(options: PreflightOptions, runner: Runner) -> PreflightReport:
 def _compared(
     options: PreflightOptions, report: PreflightReport, traced_on: GpuModel, runner: Runner
 ) -> PreflightReport:
-    """Return the report with other settings and GPUs, or with the reason why there are none."""
+    """Return the report with other settings and GPUs, or with why there are none."""
     result, larger_run = report.result, report.larger_run
     if larger_run is not None and larger_run.ended == "oom":
         reason = f"the script also runs out of memory with {LARGER_FACTOR} times this GPU's memory."
@@ -84,7 +84,7 @@ def _compared(
 
 
 def _with_replayed_figures(report: PreflightReport) -> PreflightReport:
-    """Take from an exact replay of the run what its statistics do not tell exactly."""
+    """Replace what the run's statistics do not show exactly by an exact replay."""
     result, comparison = report.result, report.comparison
     if comparison is None or comparison.method == "rerun" or report.larger_run is not None:
         return report

@@ -58,7 +58,7 @@ class Runner:
         return self._number
 
     def elapsed_seconds(self) -> float:
-        """Return the wall time since this runner was made, with what was done between runs."""
+        """Return the wall time since this runner was made, including the time between runs."""
         return self.clock() - self._started
 
     def run_visible(self, plan: RunPlan) -> RunResult:
@@ -82,7 +82,7 @@ class Runner:
         return result
 
     def _announce(self, label: str) -> None:
-        """Say which run begins, now and then: short runs show no progress without a terminal."""
+        """Print now and then which run starts: short runs show no progress without a terminal."""
         now = self.clock()
         if now >= self._announce_at and not sys.stderr.isatty():
             self._announce_at = now + PLAIN_INTERVAL_SECONDS
@@ -106,7 +106,7 @@ class _ProgressBar(StatusLine):
         self._label = label
 
     def __call__(self, progress: RunProgress) -> None:
-        """Show the progress if that is due."""
+        """Show the progress if an update is due."""
         self.show(
             lambda: f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps
         )

@@ -192,7 +192,7 @@ def _growth(device: GpuMemory, step: str) -> str:
 
 
 def _peak_growth(device: GpuMemory, step: str) -> dict[str, str]:
-    """Return the growth of peaks where it is more than that of what is kept."""
+    """Return the growth of peaks where it exceeds the growth of what is kept."""
     size = needed_per_step(device.steps) or 0
     kept = kept_per_step(device.steps) or 0
     return {f"growth of peaks per {step}": format_size(size)} if size > 2 * kept else {}

@@ -92,7 +92,7 @@ def _fit(problems: str, found: GpuGrowth | None, result: RunResult) -> str:
 def _does_not_fit(
     gpu: GpuModel, result: RunResult, oom: OomReport | None, larger_run: RunResult | None
 ) -> FitVerdict:
-    """Return the verdict on a run that ran out of memory; a larger one tells what grows."""
+    """Return the verdict on a run that ran out of memory; a larger one shows what grows."""
     failed, needed = _failed_request(result, oom), _memory_needed(gpu, larger_run)
     found = growth_before_oom(result, larger_run or result)
     grows = f"{growth_sentence(found, result)} " if found else ""

@@ -1,4 +1,4 @@
-"""Reads snapshot files of `torch.cuda.memory._dump_snapshot`, which may come from strangers."""
+"""Reads snapshot files of `torch.cuda.memory._dump_snapshot`, which are untrusted."""
 
 from __future__ import annotations
 

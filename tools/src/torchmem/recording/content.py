@@ -56,7 +56,7 @@ class Columns:
     """The events of one device, one array per field.
 
     `codes` are indexes into ACTIONS. `pools` are indexes into `pool_ids`, or -1 if the event has no
-    pool. `truncated` and `ignored` are those of `Recording`.
+    pool. `truncated` and `ignored` are as in `Recording`.
     """
 
     codes: array[int] = field(default_factory=lambda: array("b"))
@@ -192,7 +192,7 @@ def _no_trace(*, has_segments: bool) -> str:
 
 
 def check_trace(trace: list[Any], device: int, has_stack: Mapping[int, bool]) -> Columns:
-    """Return the columns of a trace, oldest event first. `has_stack` is that of `DeviceSegments`.
+    """Return the columns of a trace, oldest event first. `has_stack` is as in `DeviceSegments`.
 
     Raises:
         InvalidSnapshotError: the trace cannot be used.

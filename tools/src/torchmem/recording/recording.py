@@ -56,7 +56,7 @@ class RecordedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CaptureFacts:
-    """What `torchmem capture` adds to a snapshot, of one device when the recording began.
+    """What `torchmem capture` adds to a snapshot for one device, as of the recording's start.
 
     Sizes are bytes, and None if unknown.
 
@@ -64,8 +64,8 @@ class CaptureFacts:
         torch_version: such as "2.13.0+cu130".
         block_sizes: the sizes of the blocks in use by address; empty if the trace is not complete.
         total_bytes: all memory of the GPU.
-        limit_bytes: what the memory fraction allows to reserve; `total_bytes` without one.
-        free_bytes: what the driver could still give.
+        limit_bytes: what the memory fraction lets the process reserve; `total_bytes` without one.
+        free_bytes: what the driver could still allocate.
         reserved_bytes: what PyTorch had reserved.
         allocated_peak_bytes: the highest allocated bytes since the process began.
     """

@@ -1,4 +1,4 @@
-"""The Python stacks of a snapshot: which one each allocation was recorded with, and when.
+"""The Python stacks of a snapshot: the stack and the time of each allocation.
 
 Equal stacks and frames are kept once. The worker collects them, and the reader receives them as
 flat arrays.
@@ -14,7 +14,7 @@ from typing import Any
 from torchmem.recording.content import ACTIONS, LIMIT, damaged
 
 MAX_FRAMES = 64
-"""Frames that are kept of a stack, the innermost ones."""
+"""The number of a stack's innermost frames that are kept."""
 MAX_TEXT = 300
 NO_STACK = -1
 UNKNOWN_TIME = -1
@@ -114,7 +114,7 @@ class EventStacks:
 def event_stacks(trace: Iterable[Mapping[str, Any]], table: StackTable) -> EventStacks:
     """Return the stacks of the events that `content.check_trace` keeps, in the same order.
 
-    `time_us` (since 2.3) counts from an arbitrary moment. Stacks of frees are left out: they tell
+    `time_us` (since 2.3) counts from an arbitrary moment. Stacks of frees are left out: they show
     where memory was freed, not what it was for.
     """
     result = EventStacks()

@@ -70,7 +70,7 @@ def main(*, stacks: bool = False) -> None:
 
 
 def _stacks(snapshot: Any, devices: Iterable[int], arrays: list[array[int]]) -> dict[str, Any]:
-    """Return what the header says about stacks, and append their arrays: events, then frames."""
+    """Return the header's part about stacks, and append their arrays: events, then frames."""
     table = StackTable()
     for device in devices:
         arrays.extend(event_stacks(snapshot["device_traces"][device], table).arrays())
@@ -153,7 +153,7 @@ def _header(content: Content, facts: Mapping[int, CaptureFacts]) -> dict[str, An
 
 
 def _facts(facts: CaptureFacts | None) -> dict[str, Any]:
-    """Return the fields of the facts; JSON has no integer keys, so pairs take the place of them."""
+    """Return the fields of the facts; pairs replace mappings, because JSON has no integer keys."""
     if facts is None:
         return {}
     return asdict(facts) | {"block_sizes": list(facts.block_sizes.items())}

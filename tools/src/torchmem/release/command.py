@@ -30,8 +30,8 @@ from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 
 HELP = "make running processes return unused memory to the driver"
 EPILOG = """\
-Each process returns its cache at the end of its step, an idle one at once. Only
-processes of your own can be asked, and by root those of all users.
+Each process returns its cache at the end of its step, an idle one at once. Only your own processes
+can be asked; root can ask those of all users.
 
 Examples:
   torchmem release --gpu 0
@@ -106,7 +106,7 @@ def _selected(arguments: argparse.Namespace) -> list[TrainingProcess]:
         and (uuid is None or _uses(process, uuid))
     ]
     if not found:
-        hint = "; other users' processes are found by root" if os.geteuid() else ""
+        hint = "; only root can select processes of other users" if os.geteuid() else ""
         raise UsageError(f"no running process in {directory} matches{hint}.")
     return sorted(found, key=lambda process: (process.process.run, process.process.rank))
 
@@ -122,7 +122,7 @@ def _uses(process: TrainingProcess, uuid: str) -> bool:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one process answered to a request next to its `sample`, written at `request_ns`.
+    """A process's answer to a request next to its `sample`, written at `request_ns`.
 
     `reason` is one sentence if there is no answer.
     """
@@ -182,7 +182,7 @@ def _poll(outcome: Outcome) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return what each process returned, and the sum for each GPU."""
+    """Return what each process released, and the sum for each GPU."""
     lines = []
     total: dict[str, int] = {}
     for outcome in outcomes:

@@ -6,7 +6,7 @@ from torchmem.sample.errors import UsageError
 
 
 def gpu_uuid(name: str) -> str:
-    """Return the UUID, or its beginning, of a GPU that is named by NVML's index or by its UUID.
+    """Return the UUID, or its start, of a GPU that is named by NVML's index or by its UUID.
 
     An index needs the exporter's packages. Raises UsageError.
     """

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _thresholds(given: Path | None) -> Thresholds:
-    """Return the thresholds of a file, else of TORCHMEM_THRESHOLDS, else the shipped ones.
+    """Return the thresholds of the file, else of TORCHMEM_THRESHOLDS, else the shipped ones.
 
     Raise MissingExtraError or UsageError.
     """

@@ -62,8 +62,7 @@ class ReportedProcess:
 def page(subject: ReportedProcess, limits: Limits) -> bytes:
     """Return the page, judged by the thresholds in `limits`.
 
-    It has the memory map that the process has published last, if there is one, and not more than
-    MAX_DEVICES devices.
+    It has the memory map that the process published last, if any, and at most MAX_DEVICES devices.
     """
     devices = subject.sample.devices
     shown = replace(
@@ -84,7 +83,7 @@ def page(subject: ReportedProcess, limits: Limits) -> bytes:
 
 
 def _about(subject: ReportedProcess) -> list[str]:
-    """Return who this is; what the devices have in common is said once."""
+    """Return who this is; what the devices have in common is listed once."""
     sample, now = subject.sample, subject.now
     about = [heading(sample, device, now, subject.index(device)) for device in sample.devices]
     if subject.known > len(sample.devices):

@@ -1,4 +1,4 @@
-"""What predictions of OOMs are worth, as `python -m benchmarks.prediction` measured it."""
+"""How good predictions of OOMs are, as measured by `python -m benchmarks.prediction`."""
 
 from __future__ import annotations
 

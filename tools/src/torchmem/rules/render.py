@@ -1,9 +1,9 @@
 """Rules files for Prometheus, rendered from the templates and the thresholds.
 
-A template is a rules file with placeholders in `[[ ]]`: the name of a threshold, the name of a text
-in TEXTS, `of OBJECT SELECTOR FORMAT` for another value of the alert's object, `with OBJECT
-SELECTOR` for the start of a Go template about it, or `links KIND ALERT` for the alert's links.
-`ooms WINDOW` and `retries WINDOW` are how much these counters rose.
+A template is a rules file with placeholders in `[[ ]]`: the name of a threshold, a name in TEXTS,
+`of OBJECT SELECTOR FORMAT` for another value of the alert's object, `with OBJECT SELECTOR` for the
+start of a Go template about it, or `links KIND ALERT` for the alert's links. `ooms WINDOW` and
+`retries WINDOW` are how much these counters rose.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _with(labels: tuple[str, ...], selector: str) -> str:
 def _oom_explanation() -> str:
     """Return a Go template that explains the cause and the onset of an OOM, and gives the remedy.
 
-    What grew has a remedy of its own; that of a cause other than capacity follows it.
+    What grew has its own remedy; the remedy for a cause other than capacity follows it.
     """
     meanings: dict[str, str] = {
         cause: f"{text[0].upper()}{text[1:]}." for cause, text in CAUSE_SUMMARIES.items()
@@ -104,7 +104,7 @@ def _onset() -> str:
 
 
 def _kill_explanation() -> str:
-    """Return a Go template that tells what killed a process."""
+    """Return a Go template that names what killed a process."""
     series = catalog.KILL_CAUSE.name
     return (
         f"{{{{ with printf `{series}{{instance=%q,rank=%q,pid=%q,run=%q}} == 1`\n"
@@ -118,7 +118,7 @@ def _kill_explanation() -> str:
 
 
 def _grown_component() -> str:
-    """Return a Go template that names the component which grows, empty if none is known.
+    """Return a Go template that names the component that grows, empty if none is known.
 
     It is the one that the rank names, else the one that grew most in 30 minutes.
     """
@@ -209,7 +209,7 @@ def templates() -> Iterator[tuple[str, str]]:
 
 
 def _filled(template: str, thresholds: Thresholds) -> str:
-    """Replace the placeholders; further lines of a text are indented like the first one."""
+    """Replace the placeholders; further lines of a value are indented like the first one."""
 
     def replaced(match: re.Match[str], indent: str) -> str:
         return _text(match[1], thresholds).replace("\n", f"\n{indent}")

@@ -43,7 +43,7 @@ Replay = Callable[[Path, Question], Replayed]
 
 @dataclass(frozen=True, slots=True)
 class SettingAdvice:
-    """Environment variables to set, and one sentence that says so; both may be empty."""
+    """Environment variables to set, and a sentence that says so; both may be empty."""
 
     sentence: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def find_advice(
     """Return what this user's reports in the run directory advise for the run of this name.
 
     `torch` is the version of PyTorch that the command may use instead of the one reported.
-    `replay` is that of `torchmem.run.replay`.
+    `replay` is as in `torchmem.run.replay`.
     """
     if environment.get(ADVICE_VARIABLE):  # of a `torchmem run` that has started this one
         return SettingAdvice()
@@ -121,7 +121,7 @@ def _is_own_file(path: Path) -> bool:
 
 
 def _is_known(text: str, version: tuple[int, int]) -> bool:
-    """Return whether this PyTorch knows all keys of a setting: it stops at one that it does not."""
+    """Return whether this PyTorch knows all keys of a setting: it fails on an unknown one."""
     return all(version >= SINCE.get(key, (0, 0)) for key in parse_alloc_conf(text))
 
 
@@ -159,7 +159,7 @@ def _by_rule(
             f"{rule} is not set again: the run ended after {after.steps} with it, "
             f"{before.steps} without it."
         )
-    note = f". The recording does not tell more: {problem}" if problem else "."
+    note = f". The recording does not show more: {problem}" if problem else "."
     return _addition(last, rule, environment, "by the report's rule", note)
 
 
@@ -189,7 +189,7 @@ def _addition(
 
 
 def _variable(versions: Mapping[str, str], environment: Mapping[str, str]) -> str:
-    """Return the variable that PyTorch will read: the first that is set, even to nothing."""
+    """Return the variable that PyTorch will read: the first that is set, even if empty."""
     read = conf_variable(versions)
     before = VARIABLES[: VARIABLES.index(read)]
     return next((variable for variable in before if variable in environment), read)

@@ -24,12 +24,12 @@ from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, saniti
 MAX_REPORTS = 64
 """The newest reports that are read: all that the SDK keeps."""
 MAX_AGE_SECONDS = 30 * 24 * 3600.0
-"""Older reports count no more, so that a setting that is not needed any longer ends."""
+"""Older reports no longer count, so a setting that is no longer needed goes away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that ran out of memory: its report, and the path of that."""
+    """An attempt that ran out of memory: its report, and the report's path."""
 
     path: Path
     report: OomReport
@@ -80,7 +80,7 @@ def in_vain(attempts: Sequence[Attempt], text: str) -> tuple[Attempt, Attempt] |
 
 
 def _is_better(attempt: Attempt, before: Attempt) -> bool:
-    """Return whether it made more steps, as many as matter in a verdict.
+    """Return whether it made more steps, enough to matter in a verdict.
 
     Attempts of the same job differ by a few, also on a leak, which no setting cures.
     """

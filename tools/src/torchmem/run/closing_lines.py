@@ -1,8 +1,8 @@
 """The two lines with which a program ends that `torchmem run` started on a terminal.
 
 They say how much memory it needed, and where to read on. They are written when Python exits, after
-the session has ended and after a traceback, by the process that used the GPU: `torchmem run` has
-become the command and is not there any longer.
+the session has ended and after a traceback, by the process that used the GPU: `torchmem run` was
+replaced by the command and no longer exists.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def speaks(process: Process) -> bool:
 def lines(sample: Sample, report: OomReport | None, directory: Path) -> tuple[str, ...]:
     """Return the lines about a process that has ended, or nothing if no peak is known.
 
-    `report` is that of the OOM of which it died.
+    `report` is the report of the OOM that ended it.
     """
     from torchmem.explain.growth import room_left
 
@@ -84,7 +84,7 @@ def lines(sample: Sample, report: OomReport | None, directory: Path) -> tuple[st
 
 
 def own_report(sample: Sample, directory: Path) -> OomReport | None:
-    """Return the report of the OOM of which the process of a sample died."""
+    """Return the report of the OOM that ended the process of a sample."""
     if sample.ended != "oom":
         return None
     from torchmem.oom.command import load_all
@@ -98,7 +98,7 @@ def own_report(sample: Sample, directory: Path) -> OomReport | None:
 
 
 def _verdict(sample: Sample, device: DeviceSample, report: OomReport | None) -> str:
-    """Return what is wrong, or that nothing grew; "" where neither is known."""
+    """Return what is wrong, or that nothing grew; "" if neither is known."""
     from torchmem.explain.growth import steps_left
     from torchmem.explain.headline import growth_sentence, headline, short_headline
 

@@ -1,4 +1,4 @@
-"""Whether an allocator setting may cure an OOM, by its verdict, and in words why not."""
+"""Whether an allocator setting may cure an OOM, judged by its verdict, and if not, why."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def not_added(report: OomReport, problem: str | None = None) -> str:
     if not may_be_cured(report):
         end = ", which no setting cures." if report.oom.cause == "capacity" else "."
     elif problem:
-        end = f". The recording does not tell whether one would suffice: {problem}"
+        end = f". The recording does not show whether one would be enough: {problem}"
     else:
-        end = "; a recording (TORCHMEM_CAPTURE_ON_OOM=trace) would tell whether one suffices."
+        end = "; a recording (TORCHMEM_CAPTURE_ON_OOM=trace) would show whether one is enough."
     return f"no setting is added: {_lower(headline(report))}{end}"
 
 

@@ -125,7 +125,9 @@ def _conclude(output: bytes) -> Replayed:
         return Replayed(problem=text)
     if last == "enough":
         return Replayed(text, failed)
-    return Replayed(failed=failed, problem=None if failed else "it shows nothing of a restart.")
+    return Replayed(
+        failed=failed, problem=None if failed else "it does not show what happens after a restart."
+    )
 
 
 def answers(job: Mapping[str, Any]) -> Iterator[tuple[Verdict | Literal["problem"], str]]:
@@ -166,7 +168,7 @@ def _check(answer: WhatIf) -> None:
     if answer.outcomes[0].oom is None:
         raise UsageError("it has no OutOfMemoryError.")
     if answer.outcomes[0].start != "empty":
-        raise UsageError("it does not begin with the program.")
+        raise UsageError("it does not start with the program.")
 
 
 def _verdict(answer: WhatIf, conf: str, room: int) -> Verdict:

@@ -1,4 +1,4 @@
-"""Calls a function when the program has imported torch, which nothing here imports itself.
+"""Calls a function when the program has imported torch; nothing here imports torch itself.
 
 Every Python process of a job imports this module, so it imports only what Python itself has loaded.
 A program finds and imports torch as it would without it:

@@ -37,7 +37,7 @@ _ORDERS: tuple[tuple[tuple[int, int], BlockOrder], ...] = (
 
 
 def block_order(torch_version: str) -> BlockOrder | None:
-    """Return the order of a version such as "2.13.0+cu130"; None if it is no version."""
+    """Return the order of a version such as "2.13.0+cu130"; None if it is not a version."""
     match = re.match(r"(\d{1,3})\.(\d{1,3})", torch_version)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The simulator's OutOfMemoryError, with the numbers and the wording of PyTorch's own message."""
+"""The simulator's OutOfMemoryError, with the numbers and the wording of PyTorch's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of a snapshot as the program's: which package they belong to, and the path of modules."""
+"""The program's view of a snapshot's frames: their packages, and the path of modules."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Group:
 class Holders:
     """Everything in use at one moment, in groups, the largest first; ages and pools in order.
 
-    `moment` is the number of the event before which it is. `seconds` is the time since the first
+    `moment` is the number of the event that follows it. `seconds` is the time since the first
     event, if known. `rounding_bytes`: what rounding adds, known at the end only. `request`: at an
     OutOfMemoryError, the request that failed. `has_stacks`: whether any line is known.
     """
@@ -188,7 +188,7 @@ class LineGrowth:
 
     @property
     def size_bytes(self) -> int:
-        """By how many bytes the line grew."""
+        """The bytes by which the line grew."""
         return _bytes(self.after) - _bytes(self.before)
 
 

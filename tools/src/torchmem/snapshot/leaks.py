@@ -9,7 +9,7 @@ from torchmem.snapshot.lifetimes import BEFORE, Lifetimes
 
 PARTS = 8
 WARMUP_PARTS = 2
-"""Parts at the beginning in which a leak may not have started yet."""
+"""The first parts, in which a leak may not have started yet."""
 MIN_EVENTS_PER_PART = 8
 
 

@@ -34,7 +34,7 @@ class Lifetimes:
     """Allocations of one device, one element of each array per allocation.
 
     `starts` and `ends` are numbers of events; an allocation without an end has the number of
-    events. `addresses` are those of the blocks.
+    events. `addresses` are the addresses of the blocks.
     """
 
     trace: StackedTrace
@@ -71,7 +71,7 @@ class Lifetimes:
         return list(accumulate(changes[:-1]))
 
     def moment(self, at: At) -> int | None:
-        """Return the number of the event before which the moment is; None without an OOM."""
+        """Return the number of the event that follows the moment; None without an OOM."""
         if at == "end":
             return self.events
         if at == "peak":

@@ -12,7 +12,7 @@ from torchmem.snapshot.leaks import PARTS, WARMUP_PARTS, Leak
 from torchmem.snapshot.lifetimes import At
 
 MAX_KEY = 56
-"""Columns of a line of code; of longer ones the end is shown."""
+"""Columns for a line of code; longer ones show their end."""
 _LATER = PARTS - WARMUP_PARTS
 MOMENTS: dict[At, str] = {
     "end": "at the end of the recording",
@@ -49,7 +49,7 @@ def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
     """Return the page about lines whose memory grows; None if the recording is too short."""
     sections = [list(_heading(found))]
     if leaks is None:
-        text = "The recording is too short to tell: record some hundred steps."
+        text = "The recording is too short to tell: record a few hundred steps."
         sections.append(wrapped(text))
     elif not leaks:
         text = (

@@ -39,7 +39,7 @@ LETTERS: Mapping[str, str] = {
 }
 UNKNOWN_LETTER = "?"
 REST = "rest"
-"""What a bar has beside its parts, such as the GPU beside a rank's memory."""
+"""What a bar shows besides its parts, such as the GPU beside a rank's memory."""
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
@@ -69,7 +69,7 @@ class UseStyles:
         return self._looks.get(name, UseStyle(name, Style(), UNKNOWN_LETTER))
 
     def swatch(self, name: str) -> Text:
-        """Return the sign that stands for a part in the text beside the bars."""
+        """Return the character that stands for a part in the text beside the bars."""
         look = self.of(name)
         if not self._has_colors:
             return Text.assemble((look.letter, "bold"))

@@ -1,7 +1,7 @@
 """The state of a node as `/api/v1/state` serves it, read by a program of any version.
 
 The fields are those of `torchmem.exporter.live.state`, but every field may be absent: an older or
-newer exporter may not have it. What a field of the wrong type makes unreadable is an error.
+newer exporter may not have it. A field of the wrong type is an error.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class AwayError(Exception):
-    """There is no state; the text completes a sentence that begins with the exporter's address."""
+    """There is no state; the text completes a sentence that starts with the exporter's address."""
 
 
 def ask(url: str, get: Fetch = fetch) -> Node:

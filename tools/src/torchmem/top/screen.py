@@ -1,4 +1,4 @@
-"""The screen of `torchmem top`: GPUs as bars, their ranks, and all about the selected rank."""
+"""The screen of `torchmem top`: GPUs as bars, their ranks, and the selected rank in detail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchmem.top.view import WAITING, View, is_live
 
 MIN_BODY_LINES = 6
 WIDE_COLUMNS = 120
-"""From this width on, GPUs have their names and each rank a bar of its own."""
+"""From this width on, GPUs have their names, and each rank has its own bar."""
 NAME_COLUMNS = 22
 FREE_COLUMNS = 19
 SENSOR_COLUMNS = 15
@@ -113,7 +113,7 @@ class _Painter:
             yield self._line("  ", [(name, "dim") for name, _ in COLUMNS])
 
     def problems(self) -> Iterator[Text]:
-        """Yield what keeps the screen from being complete or up to date."""
+        """Yield why the screen is incomplete or out of date."""
         if self._screen.away:
             since = f" Retrying for {self._screen.away_seconds} s."
             text = f"{self._screen.url} {self._screen.away}.{since}"
@@ -125,7 +125,7 @@ class _Painter:
             yield from self._wrapped(Text(f"NVML does not respond: {reason}", colors.ATTENTION))
 
     def rows(self) -> tuple[list[Callable[[], Text]], int]:
-        """Return what draws the line of each GPU and rank, and which one is selected."""
+        """Return functions that draw the line of each GPU and rank, and which one is selected."""
         rows: list[Callable[[], Text]] = []
         selected = count = 0
         for group in self._groups:
@@ -231,7 +231,7 @@ class _Painter:
         ]
 
     def ages(self) -> list[Text]:
-        """Return how old the numbers of the ranks are at most."""
+        """Return the largest age of the ranks' numbers."""
         ranks = [rank for group in self._groups for rank in group.ranks if is_live(rank)]
         stats, snapshots = (
             min((known for known in times if known is not None), default=None)

@@ -94,7 +94,7 @@ def check_settings(settings: Sequence[str]) -> None:
 
 
 def check_plot(path: Path, command: str) -> None:
-    """Raise UsageError if the plot cannot be written, before the work for it is done."""
+    """Raise UsageError if the plot cannot be written, before the work is done."""
     try:
         from torchmem.whatif import plot
 

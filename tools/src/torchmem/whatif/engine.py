@@ -116,7 +116,7 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
 
 
 def _is_limited(run: RecordedRun) -> bool:
-    """Return whether replays are limited by the GPU: not if what was there before exceeds it."""
+    """Return whether the GPU limits replays: not if the earlier memory exceeds it."""
     return run.fits_gpu or not run.before.segments
 
 
@@ -247,7 +247,7 @@ def _replay_on(
 
 
 def _is_same(unlimited: ReplayResult, config: AllocatorConfig, gpu: SimulatedGpuMemory) -> bool:
-    """Return whether a replay on `gpu` would equal one that met no limit, because it has room."""
+    """Return whether `GPU` has so much room that a replay would equal one without a limit."""
     return (
         _met_no_limit(unlimited)
         and config.per_process_memory_fraction == 1

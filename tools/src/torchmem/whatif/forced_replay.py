@@ -1,4 +1,4 @@
-"""A replay that puts every block where it was recorded, to see among which blocks it was chosen.
+"""A replay that puts every block where it was recorded, to see which blocks it was chosen from.
 
 It follows free blocks as PyTorch does, but decides nothing: the recording does. Expandable
 segments are left out.
@@ -22,9 +22,9 @@ MAX_SLACK = SMALL_SIZE
 """A block of the large pool may be longer than its request by this much (`should_split`)."""
 MAX_MISPLACED_SHARE = 0.05
 MIN_MISPLACED = 50
-"""With more blocks than this that no free block explains, the rest of a trace tells nothing."""
+"""With more blocks than this that no free block explains, the rest of a trace is useless."""
 MAX_RIVALS = 64
-"""Free blocks of equal size that one choice is compared with; more of them repeat its evidence."""
+"""Free blocks of equal size that one choice is compared with; more add no evidence."""
 
 PlaceKey = tuple[PoolId, int, bool]
 """Pool, stream, and whether it is the small pool: requests share free blocks within one."""
@@ -187,7 +187,7 @@ class ForcedReplay:
         self._take(chosen, size)
 
     def _learn(self, chosen: Piece, size: int) -> None:
-        """Draw conclusions from the choice of a free block; a new segment is no choice."""
+        """Draw conclusions from the choice of a free block; a new segment is not a choice."""
         free = self._free[chosen.key]
         if chosen.size > size and self._config.max_split_size is None and not chosen.key[2]:
             for smaller in free.between(size, chosen.size):

@@ -1,4 +1,4 @@
-"""What the events of a trace tell of the memory before it: the age of its blocks, and their slack.
+"""What the events of a trace show about the memory before it: age and slack of its blocks.
 
 PyTorch orders free blocks of equal size by a number that no snapshot contains (`BlockOrder`), so a
 trace that begins in the middle of a run lacks the order of what was there. But each allocation
@@ -130,7 +130,7 @@ def topological_order(pairs: Iterable[tuple[int, int]], ranks: Mapping[int, int]
 def infer(
     recording: Recording, config: AllocatorConfig, order: BlockOrder | None
 ) -> tuple[Inference, ...]:
-    """Return what a recording tells under its order, or if that is unknown, under each of them.
+    """Return what a recording shows under its order, or if that is unknown, under each order.
 
     The best explanation comes first.
 

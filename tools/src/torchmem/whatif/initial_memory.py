@@ -230,7 +230,7 @@ def _extents(recording: Recording, config: AllocatorConfig) -> list[_Extent]:
 
 
 def _check_segments(recording: Recording, extents: list[_Extent]) -> None:
-    """Raise UsageError if a segment overlaps another one, or is freed without being there."""
+    """Raise UsageError if a segment overlaps another one, or is freed without existing."""
     held = [(extent.address, extent.size) for extent in extents]
     is_sound = all(
         address + size <= following for (address, size), (following, _) in pairwise(held)

@@ -1,4 +1,4 @@
-"""What a recording that begins in the middle of a run tells about other settings.
+"""What a recording that starts in the middle of a run shows about other settings.
 
 A setting that is switched where the trace begins is replayed from the memory at that moment, which
 is exact. A restart with a setting is not, because the trace lacks the beginning of the program: the
@@ -56,7 +56,7 @@ def switch_refusal(recorded: AllocatorConfig, config: AllocatorConfig) -> str | 
             "of segments to the driver."
         )
     if config.per_process_memory_fraction != recorded.per_process_memory_fraction:
-        return "A memory fraction is no setting that can be switched in a running process."
+        return "A memory fraction cannot be switched in a running process."
     if config.large_segment_size != recorded.large_segment_size:
         return "large_segment_size_mb cannot be switched in a running process."
     return None
@@ -75,7 +75,7 @@ class RestartReplays:
     growth: float
 
     def result(self, replayed: ReplayResult, config: AllocatorConfig) -> Restart | None:
-        """Return what may be said of a restart under a setting, or None if nothing may be."""
+        """Return what is known about a restart under a setting, or None if nothing is."""
         name, conf, recorded = replayed.name, replayed.conf, self.config
         if replayed.oom is not None:
             return None
@@ -100,7 +100,7 @@ class RestartReplays:
 def restart_all(
     run: RecordedRun, replayer: Replayer, candidates: Sequence[Candidate], recorded: ReplayResult
 ) -> Iterator[Restart | None]:
-    """Yield what may be said of a restart under each setting, None where nothing may be."""
+    """Yield what is known about a restart under each setting, None where nothing is."""
     settings = run.settings
     packed = replayer.replay(settings.name, settings.conf, settings.config)
     lifetime = run.recording.facts.allocated_peak_bytes or 0
@@ -126,7 +126,7 @@ def decide(
         fidelity: of the replay under the recorded settings.
         recorded: the recording itself.
         switched: the replays of other settings from where the trace begins.
-        restarts: what may be said of restarts.
+        restarts: what is known about restarts.
     """
     if fidelity.reason is not None:
         return no_recommendation(fidelity)
@@ -140,9 +140,9 @@ def decide(
 
 
 def is_switch(answer: WhatIf) -> bool:
-    """Return whether an answer recommends a switch of which a restart with it is not shown.
+    """Return whether an answer recommends a switch without showing a restart with it.
 
-    Where expandable segments help from the middle of a run on, they help from its begin.
+    Where expandable segments help from the middle of a run on, they help from its start.
     """
     name = answer.verdict.recommended
     is_switched = any(each.start == "switched" for each in answer.outcomes)
@@ -218,8 +218,8 @@ def _keep(recorded: ReplayResult, switched: Sequence[ReplayResult]) -> Recommend
     if recorded.oom is not None:
         return Recommendation(
             "keep",
-            f"Keep your settings: with each of {tried} others, switched where the trace begins, "
-            "memory runs out, too. Request less memory, for example with a smaller batch, or use a "
+            f"Keep your settings: each of {tried} others, switched where the trace begins, also "
+            "runs out of memory. Request less memory, for example with a smaller batch, or use a "
             "larger GPU.",
             reasons=(at_oom(recorded),),
         )

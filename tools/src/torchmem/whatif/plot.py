@@ -38,7 +38,7 @@ def check(path: Path) -> None:
             f"--plot draws png and svg: name a file that ends in .png or .svg, not {path.name!r}."
         )
     if not path.parent.is_dir():
-        raise UsageError(f"--plot: there is no directory {path.parent}; make it first.")
+        raise UsageError(f"--plot: there is no directory {path.parent}; create it first.")
 
 
 def draw(result: WhatIf, path: Path) -> None:

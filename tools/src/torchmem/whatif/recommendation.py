@@ -81,7 +81,7 @@ def _keep(baseline: ReplayResult, others: Sequence[ReplayResult]) -> Recommendat
         )
     return Recommendation(
         "keep",
-        f"Keep your settings: each of {tried} others runs out of memory, too. Request less memory, "
+        f"Keep your settings: each of {tried} others also runs out of memory. Request less memory, "
         "for example with a smaller batch, or use a larger GPU.",
         reasons=(at_oom(baseline),),
     )

@@ -1,4 +1,4 @@
-"""What is known of a recorded run: its settings, its memory before the trace, and its GPU."""
+"""What is known about a recorded run: its settings, its memory before the trace, and its GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def recorded_run(
     total_bytes: int | None,
     versions: Mapping[str, str],
 ) -> RecordedRun:
-    """Return what is known of a recording. Arguments and errors are those of `what_if`."""
+    """Return what is known about a recording. Arguments and errors are those of `what_if`."""
     if any(size is not None and size <= 0 for size in (gpu_bytes, total_bytes)):
         raise UsageError("The memory of the GPU must be more than 0 bytes.")
     settings = recorded_settings(recording)

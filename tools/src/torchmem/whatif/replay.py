@@ -117,7 +117,7 @@ class Executor:
             self.allocator.begin_allocate_to_pool(pool, partial(self._is_pool, pool))
 
     def start_counting(self) -> None:
-        """Discard all counts: what was done until now only prepared the memory."""
+        """Discard all counts: everything so far only prepared the memory."""
         self.timeline.clear()
         self.peak_reserved = self.peak_allocated = 0
         self.worst_stranded, self.worst_event = 0, None
@@ -294,7 +294,7 @@ class Replayer:
         return self._run(executor, name, conf, start)
 
     def switch(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
-        """Return what the program would have done, had the setting been switched at its begin.
+        """Return what the program would have done, had the setting been switched at its start.
 
         Raises:
             ValueError: the GPU has too little memory for what was reserved then.

@@ -1,7 +1,7 @@
-"""Reproduces a recording under its own settings, and thereby finds out what its program did.
+"""Reproduces a recording under its own settings, to find out what its program did.
 
 A trace mixes what the program did with what the allocator did. The reproduction separates the two:
-driver calls that the simulated allocator does not make by itself are those of the program.
+driver calls that the simulated allocator does not make by itself were made by the program.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What may be said of a restart under a setting, if the trace does not begin with the program.
+    """What is known about a restart under a setting, if the trace does not start with the program.
 
     Either `peak_reserved`, an estimate to compare with the recorded peak, or only its `direction`.
     """
@@ -176,7 +176,7 @@ class WhatIf:
     starts with the recording itself (`start` "recorded"). If it ran on a larger GPU, the recorded
     settings on this GPU follow ("recorded, this GPU"). The other outcomes are compared with the
     last of these. If the trace does not begin with the program, they start from the recorded memory
-    (`start` "switched"), and `restarts` has what may be said of a restart. `caveats` are sentences
+    (`start` "switched"), and `restarts` has what is known about a restart. `caveats` are sentences
     about the whole answer, the most serious first.
     """
 

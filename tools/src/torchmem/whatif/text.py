@@ -41,7 +41,7 @@ class Progress(StatusLine):
         self._label = label[:MAX_LABEL_LENGTH]
 
     def __call__(self, done: int, total: int) -> None:
-        """Show the progress if that is due."""
+        """Show the progress if an update is due."""
         self.show(lambda: self._label, done, total)
 
 
@@ -89,7 +89,7 @@ def table(result: WhatIf) -> Iterator[str]:
 
 
 def restarts(result: WhatIf) -> Iterator[str]:
-    """Return what may be said of a restart with each setting."""
+    """Return what is known about a restart with each setting."""
     if result.restarts:
         yield "After a restart (estimates):"
         rows = [(_marked(result, each.name), _peak(each)) for each in result.restarts]

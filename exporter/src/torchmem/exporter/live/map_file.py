@@ -81,7 +81,7 @@ class MapFiles:
         self._kept: dict[str, tuple[str, bytes | ValueError]] = {}
 
     def read(self, rank: Published, now: float) -> tuple[str, bytes] | None:
-        """Return the rank's map as gzipped JSON, and a text that changes with it.
+        """Return the rank's map as gzipped JSON, and a string that changes with it.
 
         None without a map. Raises ValueError, with a sentence, for one that is refused.
         """

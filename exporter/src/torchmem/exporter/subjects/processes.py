@@ -247,7 +247,7 @@ def info_families(
     """Yield who the processes with series of their own are: what the kernel reports, and the rank.
 
     NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
-    process: an equal pid alone is no proof.
+    process: an equal pid alone does not prove it.
     """
     tables = _tables(reading) if reading.has_families("processes") else []
     ranks = {item.pid: _rank(item) for item in published if item.attributed}

@@ -185,7 +185,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def admit(self, client: str, limit: RateLimit | None) -> bool:
-        """Count one request; return False beyond the limit. Without a limit there is no end."""
+        """Count one request; return False beyond the limit. Without a limit, return True."""
         if limit != self._limit:
             self._limit, self._buckets = limit, OrderedDict()
         if limit is None:

@@ -41,7 +41,7 @@ def is_own_name(host: str, allowed: Collection[str] = ()) -> bool:
 def is_rebound(scope: Scope, allowed: Collection[str]) -> bool:
     """Return whether another site's name may have led a browser to this machine itself.
 
-    A server on a network is not protected by that: there, everybody who can reach it may read it
+    A server on a network is not protected by that: there, anyone who can reach it may read it
     unless it requires a password.
     """
     headers = Headers(raw=scope.get("headers", []))

@@ -33,7 +33,7 @@ static void read_order(void)
     else if (sscanf(text, "random:%lu", &seed) == 1)
         order = RANDOM;
     else
-        stop("PHANTOM_ADDRESSES=%s is no order: set it to reuse, ascending, descending or random:SEED", text);
+        stop("PHANTOM_ADDRESSES=%s is not an order: set it to reuse, ascending, descending or random:SEED", text);
 }
 
 /* splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014). */

@@ -171,7 +171,7 @@ class StepWatcher:
         return True
 
     def backward_begins(self) -> None:
-        """Handle the begin of a backward pass, which may be an inner one."""
+        """Handle the start of a backward pass, which may be an inner one."""
         self._begin_training()
         self.phases.backward_begins()
 

@@ -1,6 +1,6 @@
 // Files dropped on the page: memory snapshots, OOM reports, and the results of preflight and what-if.
 //
-// They are read in the browser and sent nowhere. A snapshot is read by a worker.
+// They are read in the browser and never sent. A snapshot is read by a worker.
 
 import { color, style } from "./colors.js";
 import { el, setText } from "./dom.js";

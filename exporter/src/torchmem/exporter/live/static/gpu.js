@@ -15,7 +15,7 @@ export function createGpu(first, selection) {
   const model = el("span", { class: "model" });
   const facts = el("p", { class: "facts number" });
   const used = el("p", { class: "used number" });
-  const bar = createBar("card-bar");
+  const bar = createBar("gpu-bar");
   const past = el("div", { class: "past" });
   const length = el("p", { class: "used number" });
   const ranks = el("ul", { class: "ranks" });

@@ -35,7 +35,7 @@ const KEYS =
 export class MapPanel {
   /**
    * `history` has the layouts that can be shown: `length`, `time(index)` as text, and
-   * `layout(index)`, which may return a promise. It may have `age(block, index)`, a text or null,
+   * `layout(index)`, which may return a promise. It may have `age(block, index)`, a string or null,
    * which calls its `onAge()` once it knows more; `onShow(index)`; and `stride`, for playing.
    */
   constructor(parent, history) {

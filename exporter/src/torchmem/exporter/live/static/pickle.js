@@ -16,7 +16,7 @@ const MAX_TEXT_BYTES = 64 * 2 ** 20;
 const MAX_STACK = 100_000; // Python adds at most 1,000 items to a list or dict at once
 const text = new TextDecoder("utf-8", { fatal: false });
 
-/** A file that is no such pickle; the message is a sentence. */
+/** A file that is not such a pickle; the message is a sentence. */
 export class PickleError extends Error {}
 
 /** Return the value of a pickle. Dicts become objects, whose keys are texts, and tuples arrays. */
@@ -82,7 +82,7 @@ class Bytes {
     return Number(this.view.getBigUint64(at, true));
   }
 
-  /** Return the length of a text that begins here, whose opcode is given. */
+  /** Return the length of a string that starts here, given its opcode. */
   textLength(opcode) {
     const length = opcode === 0x8c ? this.u1() : opcode === 0x58 ? this.u4() : this.u8();
     if (length > MAX_TEXT_BYTES) throw tooLarge();

@@ -41,7 +41,7 @@ function words(device) {
 function memory({ memory: title, parts, total, facts: known }) {
   const section = el("section", { class: "card report-memory" });
   if (parts.length && total) {
-    const bar = createBar("card-bar");
+    const bar = createBar("gpu-bar");
     bar.update(parts, total);
     const rows = el("tbody", {}, partRows(parts, total));
     section.append(el("h2", {}, title, " ", el("span", { class: "model number" }, bytes(total))), bar.element, partsTable(rows));
