@@ -25,7 +25,7 @@ from torchmem.sdk.context import Context
 from torchmem.sdk.identity import identify, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.part import Part
+from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.publish.sample_file import SampleFile
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
@@ -74,6 +74,8 @@ class Monitor:
         self._sampler = Sampler(self._tick, self._settings.interval, self._cost, self._is_awaited)
         self._parts: tuple[Part, ...] = ()
         self._wishful: tuple[Part, ...] = ()
+        self._ticking: tuple[Part, ...] = ()
+        self._completing: tuple[Part, ...] = ()
         self._to_begin: deque[Part] = deque()
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = threading.Lock()
@@ -133,6 +135,8 @@ class Monitor:
             parts = tuple(self._build(context, self))
             self._to_begin = deque(parts)
             self._wishful = _overriding(parts, "wants")
+            self._ticking = _overriding(parts, "at_tick")
+            self._completing = _overriding(parts, "complete")
             self._parts = parts
 
     def _start_sampler(self) -> None:
@@ -169,13 +173,16 @@ class Monitor:
         self._clock.tick(now, samples)
         self.oom_pending = False
         count = self._clock.count
-        wishes = [part.wants(count) for part in self._wishful]
+        wishes: list[Wish] = []
+        for part in self._wishful:  # few, and mostly without a wish
+            if wish := part.wants(count):
+                wishes.append(wish)
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
-        begins = is_first or now >= self.reader.next_read or "read" in wishes
+        begins = is_first or now >= self.reader.next_read or (wishes and "read" in wishes)
         is_due = (begins or self.is_step_watched) and not self._ended
         is_due = is_due and self._backend.is_initialized()
         self.is_step_watched = False
-        if is_due or any(wishes):
+        if is_due or wishes:
             started = time.thread_time()
             if is_due:
                 self._read_at_step(now)
@@ -226,7 +233,7 @@ class Monitor:
         with self._errors.suppress("setup"):
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
-                for part in self._parts:
+                for part in self._ticking:
                     with self._errors.suppress(part.stage):
                         part.at_tick()
                 now = time.perf_counter()
@@ -323,7 +330,7 @@ class Monitor:
         What cannot be true is left out and counted.
         """
         state = self._state()
-        for part in self._parts:
+        for part in self._completing:
             with self._errors.suppress(part.stage):
                 state = part.complete(state)
         sample, faults = possible(state)
