@@ -176,7 +176,7 @@ class Monitor:
         wishes: list[Wish] = []
         for part in self._wishful:  # few, and mostly without a wish
             if wish := part.wants(count):
-                wishes.append(wish)
+                wishes.append(wish)  # noqa: PERF401 - a comprehension is a call in Python 3.11
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
         begins = is_first or now >= self.reader.next_read or (wishes and "read" in wishes)
         is_due = (begins or self.is_step_watched) and not self._ended
