@@ -19,7 +19,7 @@ from benchmarks.overhead.workload import make
 
 from torchmem.sample.sample import Sample
 from torchmem.sdk.identity import identify
-from torchmem.sdk.publish.publisher import SampleFile
+from torchmem.sdk.publish.sample_file import SampleFile
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import resolve

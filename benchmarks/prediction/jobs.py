@@ -16,7 +16,7 @@ from random import Random
 from typing import Literal
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.reading.plan import Plan
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.scenario import Scenario, ScenarioEvent, SimulatedRank
@@ -56,11 +56,11 @@ class Script:
     rng: Random
     size: float = 0.0
 
-    def tell(self, recorder: Recorder) -> None:
+    def tell(self, plan: Plan) -> None:
         """Tell the size of the batch of the step that ends."""
         counted = self.size * self.rng.uniform(1 - COUNTING_ERROR, 1 + COUNTING_ERROR)
         if counted:
-            recorder.plan.batch(counted)
+            plan.batch(counted)
 
 
 @dataclass(frozen=True, slots=True)

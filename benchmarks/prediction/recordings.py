@@ -61,7 +61,7 @@ def record(made: Job) -> dict[str, Values]:
     pace = Pace(made.seconds, 0.0, event, SCRAPE_SECONDS, after=ENDED_SECONDS)
     config = AllocatorConfig(expandable_segments=made.expandable_segments)
     rank = Rank(made.scenario, 0, pace, config, before_read=made.script.tell)
-    rank.recorder.plan.set(made.script.largest)
+    rank.plan.set(made.script.largest)
     series = {name: values for name, values in rank.play().items() if "_bucket{" not in name}
     died = -1.0 if rank.oom_at is None else rank.oom_at // SCRAPE_SECONDS
     arrays = {"died": np.array([died])}

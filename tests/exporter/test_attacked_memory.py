@@ -16,7 +16,7 @@ from support.users import as_user, needs_root
 from torchmem.exporter.scrape_limits import NODE_LIMITS
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Process, Sample, encode
-from torchmem.sdk.publish.publisher import make_user_directory
+from torchmem.sdk.publish.sample_file import make_user_directory
 
 VICTIM = 61001
 MAX_BYTES = 256 << 20

@@ -35,7 +35,7 @@ from torchmem.exporter.sample_files import MAX_USERS, RunDirectory
 from torchmem.exporter.user_directories import MAX_DIRECTORIES_PER_USER, list_files
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Process, Sample, encode
-from torchmem.sdk.publish.publisher import make_user_directory
+from torchmem.sdk.publish.sample_file import make_user_directory
 
 VICTIM, ATTACKER, OTHER = 61001, 61002, 61003
 SUBORDINATE = 100_000

@@ -26,7 +26,7 @@ from torchmem.exporter.sample_files import MAX_USERS, RunDirectory, decode
 from torchmem.exporter.user_directories import MAX_OLD_FILES
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, sample_name
 from torchmem.sample.sample import Process, Sample, encode
-from torchmem.sdk.publish.publisher import SampleFile, make_user_directory
+from torchmem.sdk.publish.sample_file import SampleFile, make_user_directory
 
 pytestmark = needs_root
 

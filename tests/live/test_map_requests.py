@@ -15,8 +15,7 @@ from torchmem.exporter.live.memory_map import CannotAskError, Requests
 from torchmem.exporter.sample_files import Published
 from torchmem.sample.memory_map import request_directory
 from torchmem.sdk.publish.memory_map import MapPublisher
-from torchmem.sdk.publish.publisher import make_user_directory
-from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.publish.sample_file import make_user_directory
 
 pytestmark = needs_root
 
@@ -55,8 +54,8 @@ def ask(run_dir: Path, user: int) -> str:
 
 def is_asked(run_dir: Path) -> bool:
     """Return whether the rank of the current user sees that it is asked."""
-    publisher = MapPublisher(make_user_directory(run_dir) / NAME, Errors(), enabled=True)
-    publisher.tick(keep=False)
+    publisher = MapPublisher(make_user_directory(run_dir) / NAME, enabled=True)
+    publisher.at_tick()
     return publisher.is_asked
 
 

@@ -29,7 +29,10 @@ from torchmem.sample.sample import (
     State,
     Steps,
 )
-from torchmem.sdk.oom.observation import FailedAllocation
+from torchmem.sdk.observation import FailedAllocation
+from torchmem.sdk.oom.examination import OomExaminer
+from torchmem.sdk.part import with_devices
+from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -81,6 +84,7 @@ class Trainer:
         self.allocator = DeviceCachingAllocator(gpu)
         self._backend = SimulatedBackend([self.allocator])
         self._recorder = Recorder(self._backend)
+        self._ooms, self._growth = OomExaminer(self._recorder), GrowthJudge(self._recorder)
         self._backend.on_oom(self._on_oom)
         self._chance = Random(f"{life.run}:{life.rank}:{life.pid}")
         self.local_rank = local_rank
@@ -107,7 +111,7 @@ class Trainer:
         if self.is_live and now >= self.life.end:
             self.end(self.life.ending, self.life.end)
         self._recorder.measure_snapshot()
-        self._recorder.judge_growth()
+        self._growth.judge()
 
     def published(self, now: float) -> Published | None:
         """Return what an exporter knows of the process at `now`; None once it has forgotten it."""
@@ -158,8 +162,8 @@ class Trainer:
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self._oom_at = self.played
-        failed = FailedAllocation(requested, limit, driver_free, ORIGIN)
-        self._recorder.record_oom(device, failed, Circumstances(self._steps))
+        failed = FailedAllocation(device, requested, limit, driver_free, ORIGIN)
+        self._ooms.examine(failed, Circumstances(self._steps))
         self.used_bytes = self.gpu.use.own()
 
     def _sample(self, now: float) -> Sample:
@@ -179,16 +183,18 @@ class Trainer:
             life.start,
         )
         seconds = self._last_step - life.start
-        return Sample(
+        sample = Sample(
             timestamp=min(self.played, now),
             process=process,
-            devices=tuple(self._dated(device, now) for device in self._recorder.samples()),
+            devices=self._recorder.samples(),
             steps=self._steps_so_far(seconds),
             cost=SelfCost(STATS_SECONDS, SNAPSHOT_COST_SECONDS, seconds * CPU_SHARE),
             allocator_settings=self._recorder.settings,
             pinned=PinnedMemory(2 * GIB, GIB),
             host=HostMemory(self._host_bytes(), HOST_BYTES, HOST_BYTES - 8 * self._host_bytes()),
         )
+        sample = self._growth.complete(self._ooms.complete(sample))
+        return with_devices(sample, lambda device: self._dated(device, now))
 
     def _steps_so_far(self, seconds: float) -> Steps:
         durations, samples = tuple(self._durations), self._steps * SAMPLES_PER_STEP

@@ -70,7 +70,7 @@ class Rank:
     def request(self, content: bytes | None = None) -> None:
         """Write a request, for ten seconds by default, and run a tick."""
         self.request_path.write_bytes(encode(CaptureRequest(10)) if content is None else content)
-        self.capture.tick()
+        self.capture.at_tick()
 
     @property
     def answer(self) -> CaptureAnswer:
@@ -106,11 +106,11 @@ def test_recording_begins_and_ends_between_two_steps(
 def test_a_directory_in_place_of_a_request_is_refused(rank: Rank) -> None:
     """It is refused once, and leaves no descriptor open however often it is looked at."""
     rank.request_path.mkdir()
-    rank.capture.tick()
+    rank.capture.at_tick()
     opened = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(20):
         os.utime(rank.request_path, (number, number))
-        rank.capture.tick()
+        rank.capture.at_tick()
 
     assert ("refused", "the request is not a regular file.") == (
         rank.answer.state,
@@ -190,7 +190,7 @@ def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> No
     """A process that never steps is not recorded, and the answer says what to do."""
     rank.request()
     rank.now = START_GRACE_SECONDS
-    rank.capture.tick()
+    rank.capture.at_tick()
 
     assert ("refused", True) == (rank.answer.state, "session.step()" in str(rank.answer.reason))
     assert not backend.history_enabled()
@@ -203,7 +203,7 @@ def test_when_steps_stop_the_background_thread_ends_it(
     rank.request()
     rank.capture.at_step()
     rank.now = 10 + STOP_GRACE_SECONDS
-    rank.capture.tick()
+    rank.capture.at_tick()
 
     assert ("done", False, True) == (
         rank.answer.state,
@@ -243,7 +243,7 @@ def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBa
     rank.request()
     rank.capture.at_step()
     rank.request_path.unlink()
-    rank.capture.tick()
+    rank.capture.at_tick()
     rank.now = 10.0
     rank.capture.at_step()
 
@@ -256,7 +256,7 @@ def test_the_end_of_the_process_writes_what_was_recorded(
     """A training that ends early still writes its snapshot."""
     rank.request()
     rank.capture.at_step()
-    rank.capture.close()
+    rank.capture.end()
 
     assert ("done", False, True) == (
         rank.answer.state,
@@ -290,7 +290,7 @@ def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
     """A request that is a link to a good one, or a pipe that would block, is refused."""
     (tmp_path / "elsewhere").write_bytes(encode(CaptureRequest(10)))
     rank.request_path.symlink_to(tmp_path / "elsewhere")
-    rank.capture.tick()
+    rank.capture.at_tick()
     assert ("refused", "the request is not a regular file.") == (
         rank.answer.state,
         rank.answer.reason,
@@ -298,7 +298,7 @@ def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
 
     rank.request_path.unlink()
     os.mkfifo(rank.request_path)
-    rank.capture.tick()
+    rank.capture.at_tick()
     assert ("refused", "the request is not a regular file.") == (
         rank.answer.state,
         rank.answer.reason,
@@ -311,7 +311,7 @@ def test_a_directory_as_request_leaves_no_descriptor_open(rank: Rank) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(10):
         os.utime(rank.request_path, (number, number))
-        rank.capture.tick()
+        rank.capture.at_tick()
         assert "the request is not a regular file." == rank.answer.reason
 
     assert before == len(list(Path("/proc/self/fd").iterdir()))
@@ -323,7 +323,7 @@ def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend)
     """A request by neither the process's own user nor root is refused without parsing it."""
     rank.request_path.write_bytes(b"not json")
     os.chown(rank.request_path, 4321, 4321)
-    rank.capture.tick()
+    rank.capture.at_tick()
     rank.capture.at_step()
 
     assert ("refused", True) == (rank.answer.state, "user 4321's" in str(rank.answer.reason))
@@ -335,7 +335,7 @@ def test_a_stale_request_is_refused(rank: Rank) -> None:
     rank.request_path.write_bytes(encode(CaptureRequest(10)))
     old = rank.request_path.stat().st_mtime - STALE_SECONDS - 1
     os.utime(rank.request_path, (old, old))
-    rank.capture.tick()
+    rank.capture.at_tick()
 
     assert "refused" == rank.answer.state
 
@@ -474,9 +474,7 @@ def test_frequent_ooms_leave_no_recording_of_another_one(
             now += OOM_TRACE_RESERVE_SECONDS / 2
             return super().trace()
 
-    trace = OomTrace(
-        Slow(backend, dict), tmp_path / f"0-1-2{SAMPLE_SUFFIX}", Errors(), clock=lambda: now
-    )
+    trace = OomTrace(Slow(backend, dict), tmp_path / f"0-1-2{SAMPLE_SUFFIX}", clock=lambda: now)
     kept = []
     for _ in range(3):
         trace.keep()
@@ -493,7 +491,7 @@ def test_a_user_keeps_a_bounded_number_of_recordings(
     """The oldest ones of all processes are removed."""
     for number in range(MAX_RECORDINGS_PER_USER + 2):
         sample = tmp_path / f"0-{number}-2{SAMPLE_SUFFIX}"
-        OomTrace(RecordedHistory(backend, dict), sample, Errors()).keep()
+        OomTrace(RecordedHistory(backend, dict), sample).keep()
 
     assert MAX_RECORDINGS_PER_USER == len([*tmp_path.iterdir()])
 

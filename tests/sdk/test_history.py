@@ -31,7 +31,8 @@ from torchmem.sdk.capture.line_history import (
     LineHistory,
 )
 from torchmem.sdk.capture.recorded_history import RecordedHistory
-from torchmem.sdk.oom.observation import OomObservation
+from torchmem.sdk.observation import OomObservation
+from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import HISTORY_RESERVE_SECONDS, CpuMeter
 from torchmem.sdk.safety.errors import Errors
@@ -63,7 +64,10 @@ class Training:
         self.clock, self.errors, self.meter = Clock(), Errors(), CpuMeter()
         settings = resolve({"history": setting, "snapshot_interval": 1e-9}, {})
         recorder = Recorder(self.backend)
-        history = LineHistory(settings, recorder, self.errors, self.meter, self.clock)
+        self.growth = GrowthJudge(recorder)
+        history = LineHistory(
+            settings, recorder, self.errors, self.meter, self.growth.judged, self.clock
+        )
         self.recorder, self.history = recorder, history
         self.steps = 0
 
@@ -75,13 +79,15 @@ class Training:
         """Read the statistics after some seconds."""
         self.clock.now += seconds
         self.recorder.read_stats()
-        self.history.after_read(step)
+        if step is not None:
+            self.recorder.add_points(step)
+        self.history.at_read(step)
 
     def read_early(self, step: int) -> None:
         """Take a point of the run's history at a step's end."""
         self.clock.now += 0.005
         self.recorder.read_early(step)
-        self.history.after_early_read(step)
+        self.history.at_read(step)
 
     def hold(self, mib: int) -> None:
         """Allocate a tensor that stays."""
@@ -196,8 +202,7 @@ def test_growth_by_the_history_of_the_run_starts_it() -> None:
         training.hold(5)
         passing = training.allocator.malloc(generator.randint(1, 60) * MIB)
         training.read(30.0, step)
-        training.recorder.add_points(step)
-        training.recorder.judge_growth()
+        training.growth.judge()
         training.allocator.free(passing)
 
     assert training.is_recording
@@ -211,15 +216,16 @@ def test_the_looks_come_with_the_steps() -> None:
         training.recorder,
         training.errors,
         training.meter,
-        training.clock,
+        clock=training.clock,
     )
     training.hold(950)
     training.read(1.0, 100)
     looks = []
     for step in range(101, 135):
-        if step >= training.history.next_look:
+        if training.history.wants(step):
             looks.append(step)
-        training.history.at_step(step)
+        training.read(0.0, step)
+        training.history.at_step()
 
     assert [102, 104, 108, 116, 132] == looks
 
@@ -232,7 +238,7 @@ def test_a_recording_of_the_script_is_left_alone(setting: object) -> None:
     training.hold(950)
     training.history.begin()
     training.read()
-    training.history.stop()
+    training.history.make_way()
 
     assert training.is_recording
 
@@ -249,15 +255,15 @@ def test_always_begins_at_once() -> None:
 
 
 def test_a_capture_takes_over_and_gives_back() -> None:
-    """After `stop` another recording may run; it is followed by this one."""
+    """After `make_way` another recording may run; it is followed by this one."""
     training = Training("oom")
     training.hold(950)
     training.read()
-    training.history.stop()
+    training.history.make_way()
     assert not training.is_recording
     training.backend.start_history(100)
     training.read()
-    training.history.stop()
+    training.history.make_way()
     assert training.is_recording
     training.backend.stop_history()
     training.read()
@@ -274,10 +280,10 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
         sample,
         training.errors,
         training.clock,
-        training.history.stop,
+        training.history.make_way,
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
-    capture.tick()
+    capture.at_tick()
     capture.at_step()
     training.read(10.0)
     capture.at_step()
@@ -323,10 +329,12 @@ def test_growth_between_steps() -> None:
     training.history.begin()
     training.read()
     training.hold(10)
-    training.history.at_step(3)
+    training.read(0.0, 3)
+    training.history.at_step()
     training.hold(30)
     while not _compared(training).grown:
-        training.history.at_step(8)
+        training.read(0.0, 8)
+        training.history.at_step()
     found = _compared(training)
 
     assert ([30 * MIB], 5) == ([use.bytes for use in found.grown], found.grown_steps)

@@ -22,17 +22,15 @@ from support.waiting import until
 from torchmem.explain.oom_report import OomReport, OomTrend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord, Sample
-from torchmem.sdk.oom.observation import (
+from torchmem.sdk.observation import OomObservation
+from torchmem.sdk.oom.report_writer import (
     MAX_REPORTS_PER_PROCESS,
     MAX_REPORTS_PER_USER,
-    MAX_TREND_POINTS,
     NEW_FILE_SECONDS,
-    TREND_SECONDS,
-    History,
-    OomObservation,
     ReportWriter,
     keep_newest,
 )
+from torchmem.sdk.oom.trend import MAX_TREND_POINTS, TREND_SECONDS, RecentSamples
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -290,7 +288,7 @@ def _named(sample: Sample, length: int) -> Sample:
 def test_the_history_is_bounded_in_time_and_number(pauses: list[float]) -> None:
     """A trend covers at most five minutes in at most sixty points, the newest included."""
     clock = Clock()
-    history = History(clock)
+    history = RecentSamples(clock)
     added: list[float] = []
     for pause in pauses:
         clock.now += pause
@@ -307,7 +305,7 @@ def test_the_history_is_bounded_in_time_and_number(pauses: list[float]) -> None:
 
 def test_the_history_keeps_what_was_published() -> None:
     """Each column of a trend is the sample's value; unknown devices have no trend."""
-    history = History(Clock())
+    history = RecentSamples(Clock())
     history.add(SAMPLE)
     (device,) = SAMPLE.devices
     trend = history.trend(0)
@@ -328,7 +326,7 @@ def test_the_history_keeps_what_was_published() -> None:
 def test_a_trend_while_points_are_added() -> None:
     """An OOM gets its trend although the background thread adds a point at the same time."""
     clock, ending = count(), threading.Event()
-    history = History(lambda: float(next(clock)))
+    history = RecentSamples(lambda: float(next(clock)))
 
     def remember() -> None:
         while not ending.is_set():

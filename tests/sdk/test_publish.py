@@ -26,7 +26,7 @@ from torchmem.sample.run_directory import is_user_directory, replace_file
 from torchmem.sample.sample import Sample, encode
 from torchmem.sdk.capture.capture import write_snapshot
 from torchmem.sdk.publish.outputs import Textfile
-from torchmem.sdk.publish.publisher import (
+from torchmem.sdk.publish.sample_file import (
     ENDED_FILE_SECONDS,
     STALE_FILE_SECONDS,
     SampleFile,

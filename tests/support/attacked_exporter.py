@@ -31,7 +31,6 @@ from torchmem.sample.memory_map import request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode
 from torchmem.sdk.publish.memory_map import MapPublisher
-from torchmem.sdk.safety.errors import Errors
 
 ATTACKER = 61002
 """User ID of the hostile files, if the tests run as root."""
@@ -143,8 +142,8 @@ def map_requests(content: bytes) -> bool:
         for user in (0, os.geteuid(), ATTACKER):
             with contextlib.suppress(OSError, ValueError):
                 _squat_requests(rng, request_directory(run_dir, user), sample)
-        publisher = MapPublisher(sample, Errors(), enabled=True)
-        publisher.tick(keep=False)
+        publisher = MapPublisher(sample, enabled=True)
+        publisher.at_tick()
         assert os.geteuid() != 0 or not publisher.is_asked
         path = str(sample.relative_to(run_dir))
         rank = Published(own_sample(), 1, "running", True, uid=os.geteuid(), path=path)
@@ -156,7 +155,7 @@ def map_requests(content: bytes) -> bool:
         assert problem.isprintable(), problem
         if problem:
             return False
-        publisher.tick(keep=False)
+        publisher.at_tick()
         assert publisher.is_asked
     return True
 

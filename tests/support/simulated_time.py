@@ -18,7 +18,11 @@ from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
 from torchmem.metrics.families import ProcessView, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
-from torchmem.sdk.oom.observation import FailedAllocation
+from torchmem.sdk.observation import FailedAllocation
+from torchmem.sdk.oom.examination import OomExaminer
+from torchmem.sdk.part import with_devices
+from torchmem.sdk.reading.growth import GrowthJudge
+from torchmem.sdk.reading.plan import Plan, PlannedPeaks
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -64,7 +68,7 @@ class Rank:
     pace: Pace = Pace()
     config: AllocatorConfig = DEFAULT_CONFIG
     series: Series = field(default_factory=lambda: defaultdict(dict))
-    before_read: Callable[[Recorder], None] = lambda _: None
+    before_read: Callable[[Plan], None] = lambda _: None
     """What the script does at the end of a step."""
 
     def __post_init__(self) -> None:
@@ -73,7 +77,9 @@ class Rank:
         self.gpu = SimulatedGpu(self.total, use=GpuUse(cells), uuid=self.uuid, name="Simulated")
         self.allocator = DeviceCachingAllocator(self.gpu, config=self.config)
         self.backend = SimulatedBackend([self.allocator])
-        self.recorder = Recorder(self.backend)
+        self.recorder, self.plan = Recorder(self.backend), Plan()
+        self._ooms, self._growth = OomExaminer(self.recorder), GrowthJudge(self.recorder)
+        self._peaks = PlannedPeaks(self.plan, self.recorder)
         self.backend.on_oom(self._on_oom)
         self.chance = Random(self.rank)
         self.now, self.scraped, self.steps = 0.0, 0, 0
@@ -105,8 +111,8 @@ class Rank:
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self.last_oom_at = self.now
-        failed = FailedAllocation(requested, limit, driver_free)
-        self.recorder.record_oom(device, failed, Circumstances(self.steps))
+        failed = FailedAllocation(device, requested, limit, driver_free)
+        self._ooms.examine(failed, Circumstances(self.steps))
 
     def _live(self, step_ended: bool) -> None:
         self.now += self.pace.event
@@ -115,16 +121,17 @@ class Rank:
             self.snapshot_at = self.now + SNAPSHOT_SECONDS * self.chance.uniform(0.75, 1.25)
         if step_ended:
             self.steps += 1
-            self.before_read(self.recorder)
+            self.before_read(self.plan)
             self.recorder.read_stats("step")
             self.recorder.add_points(self.steps)
+            self._peaks.at_step()
         self._scrape("running")
 
     def _scrape(self, state: State) -> None:
         if self.now < self.scraped * self.pace.scrape:
             return
         self.recorder.measure_snapshot()
-        self.recorder.judge_growth()
+        self._growth.judge()
         view = ProcessView(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
@@ -149,14 +156,17 @@ class Rank:
 
     def _sample(self) -> Sample:
         durations = (*Steps().duration_counts[:-1], self.steps)
-        return Sample(
+        sample = Sample(
             timestamp=self.now,
             process=Process(self._pid, None, None, "n", self.name, self.rank),
-            devices=tuple(self._dated(device) for device in self.recorder.samples()),
+            devices=self.recorder.samples(),
             steps=Steps(self.steps, durations, self.now),
             cost=SelfCost(2e-5, 2e-3, self.now * 1e-4),
             allocator_settings=self.recorder.settings,
         )
+        for part in (self._ooms, self._growth, self._peaks):
+            sample = part.complete(sample)
+        return with_devices(sample, self._dated)
 
     def _dated(self, device: DeviceSample) -> DeviceSample:
         """Replace the recorder's timestamps by simulated ones."""

@@ -51,7 +51,7 @@ class FailedAllocation:
 class OomObservation:
     """What is only known inside the observer.
 
-    `device` is torch's index and `segments` the snapshot of `layout`; the other fields are those of
+    `device` is torch's index and `snapshot` that of `layout`; the other fields are those of
     `torchmem.explain.oom_report.OomReport`.
     """
 
@@ -64,7 +64,7 @@ class OomObservation:
     origin: Origin | None = None
     lines: Lines | None = None
     verdict: Verdict | None = None
-    segments: Sequence[SegmentInfo] | None = None
+    snapshot: MeasuredSnapshot | None = None
     tensors: tuple[TensorGroup, ...] = ()
 
 

@@ -6,9 +6,11 @@ ends only that call, and counts as an error of the part's `stage`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
-from torchmem.sample.sample import Ending, Sample
+from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
 from torchmem.sdk.safety.errors import Stage
 
@@ -38,7 +40,7 @@ class Part:
         allocated bytes may have been read.
         """
 
-    def at_step(self, step: int) -> None:
+    def at_step(self) -> None:
         """Act at the end of a step that was read, or that it wants; in the training thread."""
 
     def at_tick(self) -> None:
@@ -68,14 +70,22 @@ class Part:
     def at_oom(self, oom: Oom) -> None:
         """Act at an OOM in the thread that ran out of memory, after the sample was published."""
 
-    def end(self, ending: Ending) -> None:
-        """Stop, after the last read and before the last sample is published."""
+    def end(self) -> None:
+        """Stop, after the last read and before the last sample is published.
+
+        Parts end in the reverse order.
+        """
 
     def close(self) -> None:
-        """Give back what is left, after the last sample was published or the session was dropped.
+        """Give back what is left, after the last sample was published.
 
-        It may be called without `begin`.
+        It is called without `end` if the start was interrupted for good.
         """
 
     def close_in_child(self) -> None:
         """Close what a forked child has inherited and must not keep, such as a port."""
+
+
+def with_devices(sample: Sample, change: Callable[[DeviceSample], DeviceSample]) -> Sample:
+    """Return the sample with each device changed, for `Part.complete`."""
+    return replace(sample, devices=tuple(map(change, sample.devices)))

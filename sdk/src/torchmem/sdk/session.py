@@ -21,12 +21,17 @@ from torchmem.allocator.backend import Backend, T
 from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
+from torchmem.sdk.context import Context
 from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
-from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.monitor import Build, Monitor
 from torchmem.sdk.oom.ending import UncaughtErrors, ending_of, is_oom, last_error, library_oom
+from torchmem.sdk.oom.reports import OomReports
+from torchmem.sdk.parts import build
+from torchmem.sdk.publish.optional import OwnPort
 from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.reading.peaks import Phase
+from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
 from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
@@ -44,11 +49,15 @@ class Session:
     Created by `instrument`. `errors` counts the SDK's own errors. `after_step` is for tools that
     run the script: it is called after every `step`. `provisional` is for tools that call
     `instrument` before the script does: until CUDA is initialized, a call with other settings
-    replaces the session.
+    replaces the session. `parts` returns what the monitor consists of.
     """
 
     def __init__(
-        self, settings: Settings, backend: Backend, environment: Mapping[str, str]
+        self,
+        settings: Settings,
+        backend: Backend,
+        environment: Mapping[str, str],
+        parts: Build = build,
     ) -> None:
         self.settings = settings
         self.errors = Errors()
@@ -65,7 +74,9 @@ class Session:
         self._ending: Ending | None = None
         self._uncaught = UncaughtErrors(self._on_uncaught)
         self._hooks = PressureHooks()
-        self._monitor = self._new_monitor()
+        self._parts = parts
+        self._context = self._new_context()
+        self._monitor = Monitor(self._context, parts)
         remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
         self._remove_step_hooks = remove
         try:
@@ -77,10 +88,15 @@ class Session:
             self._monitor.abandon()
             raise
 
-    def _new_monitor(self) -> Monitor:
-        monitor = Monitor(self.settings, self._backend, self._environment, self.errors, self._hooks)
-        monitor.uncaught = self._uncaught
-        return monitor
+    def _new_context(self) -> Context:
+        return Context(
+            self.settings,
+            self._backend,
+            self._environment,
+            self.errors,
+            self._hooks,
+            self._uncaught,
+        )
 
     def __repr__(self) -> str:
         return f"<torchmem.sdk.Session: {self.description()}>"
@@ -90,15 +106,16 @@ class Session:
         if isinstance(self._backend, IdleBackend):
             return "inactive"
         process = identify(self.settings, self._environment, {})
-        publisher = self._monitor.publisher
-        place = publisher.file.path if publisher else self.settings.directory(self._environment)
-        state = "closed" if self._closed else "monitoring" if publisher else "waiting for CUDA"
+        file = self._monitor.file
+        place = file.path if file else self.settings.directory(self._environment)
+        state = "closed" if self._closed else "monitoring" if file else "waiting for CUDA"
         return f"rank {process.rank} of run {process.run!r}, pid {process.pid}, {state}, {place}"
 
     @property
     def url(self) -> str | None:
         """Address of this process's /metrics; None before CUDA is up and without a port."""
-        return self._monitor.publisher.url if self._monitor.publisher else None
+        port = self._monitor.part(OwnPort)
+        return port.url if port else None
 
     @property
     def closed(self) -> bool:
@@ -160,11 +177,11 @@ class Session:
         It does not count as stalled, and with the tier `neighbors` of the setting `release` other
         processes get its cache without delay.
         """
-        self._monitor.progress(waits=True)
+        self._context.clock.note_progress(waits=True)
         try:
             yield
         finally:
-            self._monitor.progress(waits=False)
+            self._context.clock.note_progress(waits=False)
 
     def batches(self, batches: Iterable[T], phase: str = "train") -> Iterator[T]:
         """Yield each batch within its own `iteration`, and count its samples in the phase train.
@@ -178,7 +195,7 @@ class Session:
     def _batch_size(self, batch: object) -> int | None:
         with self.errors.suppress("step"):
             shape = batch_shape(batch)
-            plan = self._monitor.recorder.plan
+            plan = self._context.plan
             if shape and plan.largest is not None and not plan.is_by_hand:
                 plan.batch(prod(shape))
             return shape[0] if shape else None
@@ -186,22 +203,22 @@ class Session:
 
     @shield
     def plan(self, largest: float | None) -> None:
-        """Tell the size of the largest batch that will come, so that memory is known beforehand.
+        """Set the size of the largest batch that the script plans, to predict its peak memory.
 
-        The size has any unit that memory is about proportional to, such as tokens with padding.
-        `batch` tells the size of each batch in the same unit; for `batches` it is the number of
-        elements of the first tensor. Once batches of different sizes have been seen,
-        `torchmem_planned_peak_bytes` is the peak to expect of the largest. None ends it. Raises
-        nothing: what is no number above 0 is logged and ignored.
+        Use any unit to which memory is roughly proportional, such as tokens with padding. Pass the
+        size of each batch to `batch` in the same unit; `batches` uses the number of elements of the
+        first tensor. After batches of different sizes, `torchmem_planned_peak_bytes` predicts the
+        peak of the largest. None removes the plan. A value that is not a number above 0 is logged
+        and ignored.
         """
         with self.errors.suppress("step"):
-            self._monitor.recorder.plan.set(largest)
+            self._context.plan.set(largest)
 
     @shield
     def batch(self, size: float) -> None:
-        """Tell the size of the batch that comes now, in the unit of `plan`; a number, no tensor."""
+        """Set the size of the next batch, in the unit of `plan`; it must not be a tensor."""
         with self.errors.suppress("step"):
-            self._monitor.recorder.plan.batch_by_hand(size)
+            self._context.plan.batch_by_hand(size)
 
     def rename(self, run: str) -> None:
         """Change the name of the run, unless the setting `run` names it."""
@@ -213,16 +230,16 @@ class Session:
     @shield
     def _begin_iteration(self, iteration: Iteration) -> None:
         self._open.append(ref(iteration))
-        self._monitor.progress(waits=False)
+        self._context.clock.note_progress(waits=False)
 
     @shield
     def _end_iteration(self, iteration: Iteration, samples: int | None) -> None:
         self._open = [other for other in self._open if other() not in {iteration, None}]
         has_stepped = False
         with self.errors.suppress("step"):
-            self._monitor.progress(waits=iteration.waits)
+            self._context.clock.note_progress(waits=iteration.waits)
             if samples:
-                self._monitor.add_samples(samples)
+                self._context.clock.add_samples(samples)
             has_stepped = bool(iteration.made_step and iteration.made_step())
         if has_stepped and not iteration.has_counted and not self._explicit_steps:
             self._count_step(None)
@@ -236,7 +253,7 @@ class Session:
         peak rose during the phase, and exact with the setting `reset_peaks`. At most 32 names are
         measured.
         """
-        return Phase(self._monitor.phases, name)
+        return Phase(self._context.phases, name)
 
     @shield
     def track(self, name: str, tensors: Any) -> None:
@@ -249,7 +266,7 @@ class Session:
         logged and ignored.
         """
         with self.errors.suppress("components"):
-            self._monitor.recorder.components.tracked.set(name, tensors)
+            self._context.components.track(name, tensors)
 
     def on_pressure(self, callback: Callable[[int], Any], priority: float = 0.0) -> PressureHook:
         """Call `callback` when memory is short, so that the script can free what it does not need.
@@ -274,8 +291,7 @@ class Session:
     @property
     def newest(self) -> Sample | None:
         """The sample that was published last; None before CUDA is up. Reading it costs nothing."""
-        publisher = self._monitor.publisher
-        return publisher.file.newest if publisher else None
+        return self._monitor.newest
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the session ends, after its last state was published.
@@ -297,7 +313,8 @@ class Session:
         torch's index; by default the device on which this process has most memory. False before
         CUDA is initialized.
         """
-        return self._monitor.wait_for_memory(nbytes, timeout, device, take=take)
+        release = self._monitor.part(ReleasePart)
+        return release is not None and release.wait(nbytes, timeout, device, take=take)
 
     def release(self, nbytes: int | None = None) -> int:
         """Return memory to the driver now, whatever the setting `release`; return the bytes.
@@ -307,7 +324,9 @@ class Session:
         allocator's cache. Raises nothing but interruptions. 0 before CUDA is initialized, and while
         a CUDA graph is captured.
         """
-        return self._monitor.release(MAX_WANTED_BYTES if nbytes is None else nbytes)
+        release = self._monitor.part(ReleasePart)
+        wanted = MAX_WANTED_BYTES if nbytes is None else nbytes
+        return release.by_script(wanted) if release else 0
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
@@ -333,7 +352,7 @@ class Session:
         An uncaught exception after an OOM, with no step between them, counts as that OOM. A
         multiprocessing child closes while its exception is still propagating.
         """
-        self._monitor.is_exiting = True
+        self._context.is_exiting = True
         in_child = is_multiprocessing_child()
         self._close_after(sys.exc_info()[1] if in_child else last_error())
 
@@ -353,7 +372,9 @@ class Session:
             if oom is not None:
                 self._monitor.on_library_oom(oom)
             if ends_process and not self._closed and (oom is not None or is_oom(error)):
-                self._monitor.on_fatal_oom()
+                reports = self._monitor.part(OomReports)
+                if reports:
+                    reports.add_tensors()
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
 
@@ -366,21 +387,21 @@ class Session:
             return
         with self.errors.suppress("setup"):
             self._open, self._closers = [], []
-            parents, self._monitor = self._monitor, self._new_monitor()
-            if parents.publisher:
-                parents.publisher.close_in_child()
+            parents, self._context = self._monitor, self._new_context()
+            self._monitor = Monitor(self._context, self._parts)
+            parents.close_in_child()
 
     @shield
     def _on_init(self) -> None:
         started = time.thread_time()
         if not self._closed:
             self._monitor.start()
-        self._monitor.cost.add(time.thread_time() - started)
+        self._context.cost.add(time.thread_time() - started)
 
     @shield
     def _on_step(self, optimizer: object) -> None:
         self._monitor.oom_pending = False
-        self._monitor.recorder.components.see(optimizer)
+        self._context.components.see(optimizer)
         if not self._explicit_steps and self._begins_step(optimizer):
             self._count_step(None)
 
@@ -411,7 +432,7 @@ class Session:
             if self.errors.passes("step", error):
                 raise
         spent = time.perf_counter() - started
-        monitor.cost.step_seconds += min(MAX_STEP_SECONDS, spent)
+        self._context.cost.step_seconds += min(MAX_STEP_SECONDS, spent)
 
     @shield
     def _close(self, ending: Ending) -> None:

@@ -64,6 +64,10 @@ class StepClock:
         if samples is not None:
             self.add_samples(samples)
 
+    def note_progress(self, *, waits: bool) -> None:
+        """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
+        self.progress, self.waits = time.perf_counter(), waits
+
     def add_samples(self, samples: int) -> None:
         """Count training samples, at any time in a step."""
         self._samples = (self._samples or 0) + samples

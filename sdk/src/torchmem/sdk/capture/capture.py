@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, Literal
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     MAX_SNAPSHOT_BYTES,
-    OOM_SNAPSHOT_SUFFIX,
     REQUEST_SUFFIX,
     SNAPSHOT_SUFFIX,
     START_GRACE_SECONDS,
@@ -33,8 +32,9 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
+from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
-from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.safety.interruptions import call_if_free
 
 Action = Literal["wait", "start", "finish", "give_up"]
@@ -91,12 +91,14 @@ def next_action(job: Job, now: float, *, at_step: bool) -> Action:
     return "finish" if now >= (end if at_step else end + STOP_GRACE_SECONDS) else "wait"
 
 
-class Capture:
+class Capture(Part):
     """Serves the capture requests of one process, one at a time.
 
-    The background thread calls `tick`, the training thread calls `at_step`; neither waits for the
-    other. `sample` is the path of this process's sample file, from which the other paths follow.
+    The background thread and the training thread do not wait for each other. `sample` is the path
+    of this process's sample file, from which the other paths follow.
     """
+
+    stage: Stage = "capture"
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class Capture:
         self._asked_to_finish = False
         self._lock = threading.Lock()
 
-    def tick(self) -> None:
+    def at_tick(self) -> None:
         """Look for a new or withdrawn request, and end a recording that no step ends."""
         self._call_locked(self._tick)
         if self._job and self._job.is_ending and not self._asked_to_finish:
@@ -140,10 +142,9 @@ class Capture:
         if self._job and self._job.is_ending:
             self._advance(self._job, at_step=True)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request is being served."""
-        return self._job is not None
+    def wants(self, step: int) -> Wish:  # noqa: ARG002
+        """Return "call" while a request is served."""
+        return None if self._job is None else "call"
 
     def at_step(self) -> None:
         """Start or end a recording at a step's end."""
@@ -153,22 +154,15 @@ class Capture:
         if self._job:
             self._advance(self._job, at_step=True)
 
-    def close(self) -> None:
-        """Write what was recorded when the process ends."""
-        self._call_locked(self._close)
+    def end(self) -> None:
+        """Write what was recorded."""
+        self._call_locked(self._end)
 
-    def _close(self) -> None:
+    def _end(self) -> None:
         if self._job and self._job.started is not None:
             self._finish()
         elif self._job:
             self._refuse("the process ended before a step.")
-
-    def keep_oom(self) -> None:
-        """Write the state that an OutOfMemoryError left, in place of the previous one."""
-        with self._errors.suppress("capture"):
-            snapshot = self._backend.full_snapshot(traces=False)
-            if snapshot is not None:
-                write_snapshot(sibling_path(self._sample, OOM_SNAPSHOT_SUFFIX), snapshot)
 
     def _call_locked(self, call: Callable[[], None]) -> None:
         """Call holding the lock if it is free, and suppress errors."""

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.explain.lines import Uses, grown, uses_by_line
-from torchmem.sdk.oom.observation import OomObservation
+from torchmem.sample.run_history import Growth
+from torchmem.sdk.observation import OomObservation
+from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.reading.step_growth import SOON_SECONDS, StepGrowth, is_soon
@@ -28,7 +30,7 @@ from torchmem.sdk.safety.cost import (
     Cadence,
     CpuMeter,
 )
-from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.settings import Settings
 
 # Memory may run out soon if less than this share of the device is left at the peak, ...
@@ -95,21 +97,13 @@ class Pressure:
         return left / (fall / (now - then)) < EXHAUSTION_SECONDS
 
 
-def grows_soon(record: DeviceRecord) -> bool:
+def is_used_up_soon(record: DeviceRecord, growth: Growth | None) -> bool:
     """Return whether what grows by the history of the run will use up the device soon."""
-    growth, history, left = record.growth, record.run_history.published(), margin(record)
+    history, left = record.run_history.published(), margin(record)
     if growth is None or history is None or left is None:
         return False
     seconds = (history.seconds[-1] - history.seconds[0]) / max(1, history.steps[-1])
     return is_soon(left / growth.bytes_per_step, seconds)
-
-
-def _bytes(record: DeviceRecord) -> tuple[int, int]:
-    """Return the allocated bytes at the latest full read, and the peak."""
-    allocator = record.allocator
-    if allocator is None:
-        return 0, 0
-    return allocator.allocated_bytes.total, allocator.active_peak_bytes or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +114,31 @@ class Look:
     uses: dict[int, Uses]
 
 
-class LineHistory:
+class LineHistory(Part):
     """Starts and stops the recording of stacks, and compares what the lines held at steps' ends.
 
     Comparisons are as frequent as snapshots, and cost as much; the first ones, at twice as many
     steps each after the start, cost LOOKS_RESERVE_SECONDS in addition.
 
-    Called in the training thread, or in the main thread between two bytecodes.
+    `judged` returns what grows on a device by the history of the run.
     """
 
-    def __init__(
+    stage: Stage = "history"
+
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a collaborator
         self,
         settings: Settings,
         recorder: Recorder,
         errors: Errors,
         meter: CpuMeter,
+        judged: Callable[[int], Growth | None] = lambda _device: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._setting = settings.history
         self._recorder = recorder
         self._errors = errors
         self._meter = meter
+        self._judged = judged
         self._clock = clock
         self._pressure: dict[int, Pressure] = {}
         self._growth: dict[int, StepGrowth] = {}
@@ -156,79 +154,56 @@ class LineHistory:
         self._first: Look | None = None
         self._last: Look | None = None
 
-    @classmethod
-    def from_settings(
-        cls, settings: Settings, recorder: Recorder, errors: Errors, meter: CpuMeter
-    ) -> LineHistory | None:
-        """Return the recording that the settings ask for, or None."""
-        return cls(settings, recorder, errors, meter) if settings.history else None
-
     @property
     def _backend(self) -> Backend:
         return self._recorder.backend
 
-    @property
-    def next_look(self) -> float:
-        """The step at whose end the lines are to be compared; infinite if that is not known."""
-        return self._next_look if self._is_recording else math.inf
+    def wants(self, step: int) -> Wish:
+        """Return "read" if the lines are to be compared at the end of this step."""
+        return "read" if self._is_recording and step >= self._next_look else None
 
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
-        with self._errors.suppress("history"):
-            if self._setting is True:
-                self._start()
+        if self._setting is True:
+            self._start()
 
-    def after_read(self, step: int | None = None) -> None:
-        """Start or stop after a read of the statistics, at the end of `step` if it was there."""
-        with self._errors.suppress("history"):
-            self._step = self._step if step is None else step
-            now, records = self._clock(), self._recorder.records()
-            self._pay(now, records.values())
-            wanted = self._is_wanted(now, records.values(), at_step=step is not None)
-            self._is_recording = self._backend.owns_history() and self._is_recording
-            if self._is_recording and not wanted:
-                self.stop()
-            elif wanted and not self._is_recording:
-                self._start()
-
-    def after_early_read(self, step: int) -> None:
-        """Start if the points of the run's history, of which there is a new one, show growth."""
-        if self._setting != "oom" or self._is_recording:
-            return
-        with self._errors.suppress("history"):
-            self._step, now = step, self._clock()
-            records = self._recorder.records().values()
-            grown = [self._has_grown(now, record) for record in records]
-            if any(grown):
-                self._pressing_until = now + GROWTH_LINGER_SECONDS
-                self._start()
-
-    def _has_grown(self, now: float, record: DeviceRecord) -> bool:
-        point = record.run_history.newest
-        return point is not None and self._grows(now, record, point.allocated, point.peak)
+    def at_read(self, step: int | None) -> None:
+        """Start or stop, by what was read."""
+        self._step = self._step if step is None else step
+        now, records = self._clock(), self._recorder.records()
+        self._pay(now, records.values())
+        wanted = self._is_wanted(now, records.values(), at_step=step is not None)
+        self._is_recording = self._backend.owns_history() and self._is_recording
+        if self._is_recording and not wanted:
+            self._stop()
+        elif wanted and not self._is_recording:
+            self._start()
 
     def _is_wanted(self, now: float, records: Collection[DeviceRecord], *, at_step: bool) -> bool:
         if self._setting != "oom":
             return self._setting
-        grown = [at_step and self._grows(now, record, *_bytes(record)) for record in records]
+        grown = [at_step and self._grows(now, record) for record in records]
         if any(grown):
             self._pressing_until = max(self._pressing_until, now + GROWTH_LINGER_SECONDS)
-        pressing = [
-            self._pressure.setdefault(record.device.index, Pressure()).update(now, record)
-            for record in records
-        ]
-        if any(pressing) or any(map(grows_soon, records)):
+        pressing = [self._is_pressing(now, record) for record in records]
+        if any(pressing):
             self._pressing_until = now + LINGER_SECONDS
         return now < self._pressing_until and self._allowance.is_left(
             now, resuming=not self._is_recording
         )
 
-    def _grows(self, now: float, record: DeviceRecord, allocated: int, peak: int) -> bool:
-        left, total = margin(record, peak), record.device.total_bytes
-        if left is None or not total:
+    def _is_pressing(self, now: float, record: DeviceRecord) -> bool:
+        index = record.device.index
+        is_low = self._pressure.setdefault(index, Pressure()).update(now, record)
+        return is_low or is_used_up_soon(record, self._judged(index))
+
+    def _grows(self, now: float, record: DeviceRecord) -> bool:
+        point, total = record.run_history.newest, record.device.total_bytes
+        left = None if point is None else margin(record, point.peak)
+        if point is None or left is None or not total:
             return False
         growth = self._growth.setdefault(record.device.index, StepGrowth())
-        return growth.update(self._step, now, allocated, peak, left, total)
+        return growth.update(self._step, now, point.allocated, point.peak, left, total)
 
     def _pay(self, now: float, records: Iterable[DeviceRecord]) -> None:
         """Count what the recording has cost since the last read."""
@@ -246,36 +221,44 @@ class LineHistory:
             self._started_step = self._step
             self._next_look = self._step + STEPS_TO_FIRST_LOOK
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Stop the recording of stacks, unless the script has put its own in its place."""
         if self._is_recording:
             self._is_recording = False
             self._backend.stop_history()
 
-    def at_step(self, step: int) -> None:
-        """Look at the lines at the end of a step, if it is time."""
+    def make_way(self) -> None:
+        """Stop, so that another recording can start."""
+        with self._errors.suppress("history"):
+            self._stop()
+
+    def end(self) -> None:
+        """Stop."""
+        self._stop()
+
+    def at_step(self) -> None:
+        """Look at the lines, if it is time."""
         now = time.perf_counter()
-        if not self._is_recording or not self._is_look_due(step, now):
+        if not self._is_recording or not self._is_look_due(now):
             return
         self._next_look = math.inf
-        with self._errors.suppress("history"):
-            self._look(step)
-            ended = time.perf_counter()
-            self._cadence.record(ended, ended - now)
-            self._looks.spend(ended, ended - now)
-            if self._looks.is_left(ended, resuming=False):
-                self._next_look = 2 * step - self._started_step
+        self._look()
+        ended = time.perf_counter()
+        self._cadence.record(ended, ended - now)
+        self._looks.spend(ended, ended - now)
+        if self._looks.is_left(ended, resuming=False):
+            self._next_look = 2 * self._step - self._started_step
 
-    def _is_look_due(self, step: int, now: float) -> bool:
-        if step < self._started_step + STEPS_TO_FIRST_LOOK:
+    def _is_look_due(self, now: float) -> bool:
+        if self._step < self._started_step + STEPS_TO_FIRST_LOOK:
             return False
-        return step >= self._next_look or self._cadence.is_due(now)
+        return self._step >= self._next_look or self._cadence.is_due(now)
 
-    def _look(self, step: int) -> None:
+    def _look(self) -> None:
         segments = self._backend.memory_snapshot()
         if segments is not None:
             devices = self._recorder.records()
-            look = Look(step, {index: uses_by_line(segments, index) for index in devices})
+            look = Look(self._step, {index: uses_by_line(segments, index) for index in devices})
             self._first, self._last = self._first or look, look
 
     def compared(self, observation: OomObservation) -> OomObservation:

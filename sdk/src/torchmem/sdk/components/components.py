@@ -46,6 +46,10 @@ class Components:
         self._held: dict[int, int] = {}
         self._held_version = 0
 
+    def track(self, name: str, tensors: Any) -> None:
+        """Count these tensors as a separate component; None ends that."""
+        self.tracked.set(name, tensors)
+
     def see(self, optimizer: Any) -> None:
         """Remember an optimizer; called after each of its steps."""
         if self._optimizers is not None:

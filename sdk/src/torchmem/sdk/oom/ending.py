@@ -18,7 +18,9 @@ from typing import Any
 
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.sample import Ending
+from torchmem.sdk.part import Part
 from torchmem.sdk.pytorch.call_stack import raising_origin
+from torchmem.sdk.safety.errors import Stage
 from torchmem.sdk.safety.exit_calls import ExitCalls, child_exit_code, is_success
 from torchmem.sdk.safety.interruptions import is_interruption
 
@@ -123,12 +125,14 @@ def in_excepthook() -> bool:
     return frame is not None
 
 
-class UncaughtErrors:
+class UncaughtErrors(Part):
     """Handles uncaught exceptions, before the hooks that were installed earlier.
 
     `on_error` is called with an exception and whether it ends the main thread. It raises no
     exception itself; one that a signal handler raises in it reaches the script.
     """
+
+    stage: Stage = "oom"
 
     def __init__(self, on_error: Callable[[BaseException, bool], None]) -> None:
         self._installed = False
@@ -137,7 +141,7 @@ class UncaughtErrors:
         self._previous_hook, self._previous_thread_hook = sys.excepthook, threading.excepthook
         self._exits = ExitCalls(is_oom)
 
-    def install(self) -> None:
+    def begin(self) -> None:
         """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
         if self._installed:
             return

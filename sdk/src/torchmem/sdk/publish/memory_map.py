@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from torchmem.allocator.backend import Device
 from torchmem.allocator.memory_map import device_map
-from torchmem.allocator.settings import AllocatorConfig
-from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,
@@ -30,41 +28,51 @@ from torchmem.sample.memory_map import (
 )
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
-from torchmem.sample.sample import Layout
+from torchmem.sample.sample import Sample
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directory
-from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.observation import MeasuredSnapshot, Oom
+from torchmem.sdk.part import Part
+from torchmem.sdk.safety.errors import Stage
 from torchmem.sdk.safety.interruptions import ignore
 
-Measured = Sequence[tuple[Device, Layout]]
-"""Devices and their layouts in one snapshot."""
 
-
-class MapPublisher:
+class MapPublisher(Part):
     """Publishes the map of one process. `sample` is the path of its sample file.
 
-    `tick` and `publish` run in the background thread, `keep_oom` in the OOM observer. The methods
-    count their errors and raise none.
+    `is_pending` returns whether the process may die of the newest OOM, whose map then stays.
+    `hurry` has the next snapshot taken soon.
     """
 
-    def __init__(self, sample: Path, errors: Errors, *, enabled: bool) -> None:
+    stage: Stage = "memory_map"
+
+    def __init__(
+        self,
+        sample: Path,
+        *,
+        enabled: bool,
+        is_pending: Callable[[], bool] = lambda: False,
+        hurry: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = sibling_path(sample, MAP_SUFFIX)
         self._request = sibling_path(sample, REQUEST_SUFFIX)
         self._name = sample.name.removesuffix(SAMPLE_SUFFIX)
         self._run_dir = sample.parent.parent
-        self._errors = errors
         self._enabled = enabled
+        self._is_pending = is_pending
+        self._hurry = hurry
         self._is_published = False
         self.is_asked = False
 
-    def tick(self, *, keep: bool) -> None:
-        """Find out whether someone looks, and remove the map if not; with `keep` it stays."""
+    def at_tick(self) -> None:
+        """Find out whether someone looks, and remove the map if not."""
         if not self._enabled:
             return
-        with self._errors.suppress("memory_map"):
-            self.is_asked = self._is_requested()
-            if self._is_published and not self.is_asked and not keep:
-                self._is_published = False
-                self._path.unlink(missing_ok=True)
+        self.is_asked = self._is_requested()
+        if self.is_asked:
+            self._hurry()
+        elif self._is_published and not self._is_pending():
+            self._is_published = False
+            self._path.unlink(missing_ok=True)
 
     def _is_requested(self) -> bool:
         with ignore(OSError):
@@ -92,43 +100,32 @@ class MapPublisher:
             return folder.st_uid in granted and _is_request(status, granted)
         return False
 
-    def publish(
-        self,
-        segments: Sequence[SegmentInfo],
-        timestamp: float,
-        measured: Measured,
-        config: AllocatorConfig,
-    ) -> None:
+    def at_snapshot(self, snapshot: MeasuredSnapshot) -> None:
         """Write the map of a snapshot if someone looks at it."""
         if self.is_asked and self._enabled:
-            self._write(segments, timestamp, measured, config)
+            self._write(snapshot)
 
-    def keep_oom(
-        self, segments: Sequence[SegmentInfo] | None, measured: Measured, config: AllocatorConfig
-    ) -> None:
-        """Write what an OutOfMemoryError left."""
-        if segments is not None and self._enabled:
-            self._write(segments, time.time(), measured, config)
+    def at_oom(self, oom: Oom) -> None:
+        """Write what the OOM left."""
+        if oom.observation and oom.observation.snapshot and self._enabled:
+            self._write(oom.observation.snapshot)
 
-    def _write(
-        self,
-        segments: Sequence[SegmentInfo],
-        timestamp: float,
-        measured: Measured,
-        config: AllocatorConfig,
-    ) -> None:
-        with self._errors.suppress("memory_map"):
-            limit, content = MAX_BLOCKS, b""
-            while limit and (not content or len(content) > MAX_MAP_BYTES):
-                per_device = limit // max(1, len(measured))
-                maps = [
-                    device_map(segments, device, layout, config, per_device)
-                    for device, layout in measured
-                ]
-                content = encode(MemoryMap(timestamp, maps))
-                limit //= 2
-            replace_file(self._path, content)
-            self._is_published = True
+    def complete(self, sample: Sample) -> Sample:
+        """Add whether there is a map on request."""
+        return replace(sample, memory_map=self._enabled)
+
+    def _write(self, snapshot: MeasuredSnapshot) -> None:
+        limit, content = MAX_BLOCKS, b""
+        while limit and (not content or len(content) > MAX_MAP_BYTES):
+            per_device = limit // max(1, len(snapshot.layouts))
+            maps = [
+                device_map(snapshot.segments, device, layout, snapshot.config, per_device)
+                for device, layout in snapshot.layouts
+            ]
+            content = encode(MemoryMap(snapshot.timestamp, maps))
+            limit //= 2
+        replace_file(self._path, content)
+        self._is_published = True
 
 
 def _is_request(status: os.stat_result, granted: set[int]) -> bool:

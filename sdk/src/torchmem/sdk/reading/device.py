@@ -10,9 +10,7 @@ from torchmem.allocator.fragmentation import Measurement
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.later_layout import is_outdated, layout_at
 from torchmem.allocator.snapshot import NestedStats
-from torchmem.explain.growth import live_growth, room_left
 from torchmem.explain.memory_use import outside_bytes
-from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import (
     COUNTED,
     Allocator,
@@ -21,10 +19,7 @@ from torchmem.sample.sample import (
     DeviceSample,
     FirstRead,
     Layout,
-    OomCause,
-    OomRecord,
 )
-from torchmem.sdk.reading.plan import PeakBySize
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
 
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
@@ -61,22 +56,16 @@ class DeviceRecord:
         self.stats_timestamp: float | None = None
         self.measured: Measurement | None = None
         self.periodic_layout: Layout | None = None
-        self.last_oom: OomRecord | None = None
-        self.phase_peaks: dict[str, int] = {}
-        self.peak_by_size = PeakBySize()
-        self.planned_peak: int | None = None
         self.components: dict[str, int] = {}
         self.allocations = self.frees = 0
         self.component_peaks: dict[str, int] = {}
         self.component_peak_time: float | None = None
         self._counters: dict[str, MonotonicCounter] = {}
         self._peaks = dict.fromkeys(PEAKS, 0)
-        self._ooms: dict[OomCause, int] | None = None
+        self._reports_ooms = False
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
         self.run_history = RunHistoryRecorder()
-        self.growth: Growth | None = None
-        self._judged: RunHistory | None = None
 
     def update(self, stats: NestedStats) -> None:
         """Take one nested statistics dict, of which the components are not known yet."""
@@ -91,8 +80,7 @@ class DeviceRecord:
         if "allocation" in stats:
             self.allocations = stats["allocation"]["all"]["allocated"]
             self.frees = stats["allocation"]["all"]["freed"]
-        if self._ooms is None and "num_ooms" in stats:
-            self._ooms = {}
+        self._reports_ooms = "num_ooms" in stats
         self.allocator = self._allocator(stats)
 
     def skip_retries(self, retries: int) -> None:
@@ -155,18 +143,10 @@ class DeviceRecord:
         """Take a point of the run's history from the latest read, which is of this moment."""
         if self.allocator is not None:
             self.run_history.add_components(steps, self.components)
-            outside = outside_bytes(self._bare_sample(), self.driver_free)
+            outside = outside_bytes(self.bare_sample(), self.driver_free)
             self.add_point(steps, self.allocator.allocated_bytes.total, outside)
 
-    def judge_growth(self) -> None:
-        """Judge what grows, unless nothing was added to the history since."""
-        history = self.run_history.published()
-        if history is not None and history is not self._judged:
-            self._judged = history
-            sample = self._bare_sample()
-            self.growth = live_growth(history, sample.total_bytes, room_left(sample))
-
-    def _bare_sample(self) -> DeviceSample:
+    def bare_sample(self) -> DeviceSample:
         """Return the device and its latest statistics, as the allocator's arithmetic takes them."""
         device = self.device
         return DeviceSample(
@@ -197,12 +177,6 @@ class DeviceRecord:
         """Bytes that the allocator returned to the driver since the process started."""
         return self._flows["freed"].total
 
-    def record_oom(self, oom: OomRecord) -> None:
-        """Count one OutOfMemoryError."""
-        self._ooms = self._ooms or {}
-        self._ooms[oom.cause] = self._ooms.get(oom.cause, 0) + 1
-        self.last_oom = oom
-
     def sample(self, *, expandable: bool) -> DeviceSample:
         """Return the device as it is published.
 
@@ -219,18 +193,14 @@ class DeviceRecord:
             allocator=allocator,
             counters=self._counts(),
             layout=self._layout(),
-            last_oom=self.last_oom,
-            phase_peaks=dict(self.phase_peaks),
             stats_timestamp=self.stats_timestamp,
             driver_free_bytes=self.driver_free,
             limit_bytes=self.limit,
-            planned_peak_bytes=self.planned_peak,
             components=self.components,
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
             first_read=self.first_read,
             run_history=self.run_history.published(),
-            growth=self.growth,
         )
 
     def _layout(self) -> Layout | None:
@@ -260,8 +230,7 @@ class DeviceRecord:
             for name, field in COUNTED.items()
             if name in self._counters
         }
-        ooms = None if self._ooms is None else dict(self._ooms)
-        return Counters(ooms=ooms, **totals)
+        return Counters(ooms={} if self._reports_ooms else None, **totals)
 
 
 def _by_pool(stats: NestedStats, name: str) -> ByPool:

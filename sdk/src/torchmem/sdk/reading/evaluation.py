@@ -11,7 +11,9 @@ from collections.abc import Callable
 from torchmem.allocator.backend import Modules
 from torchmem.explain.activity import activities, activity
 from torchmem.explain.call_stack import CallStack, Origin
+from torchmem.sdk.part import Part
 from torchmem.sdk.pytorch.call_stack import calling_stack
+from torchmem.sdk.safety.errors import Stage
 
 LOOKS = 3
 """Steps at whose ends functions and modules are looked up: those are so in training too."""
@@ -21,8 +23,10 @@ EVALUATION = "evaluation"
 """The phase of a script that names none, while its modules are in evaluation mode."""
 
 
-class Evaluation:
+class Evaluation(Part):
     """Compares functions and modules with those at the ends of the first steps."""
+
+    stage: Stage = "step"
 
     def __init__(
         self, modules: Modules | None, stack: Callable[[], CallStack] = calling_stack

@@ -7,30 +7,45 @@ from dataclasses import replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.host.host_memory import host_memory
-from torchmem.sample.sample import HostMemory, PinnedMemory
+from torchmem.sample.sample import HostMemory, PinnedMemory, Sample
+from torchmem.sdk.part import Part
 from torchmem.sdk.safety.cost import HOST_READ_SECONDS
+from torchmem.sdk.safety.errors import Stage
 
 
-class HostReader:
-    """Keeps the newest values. Each method reads at most every HOST_READ_SECONDS."""
+class HostReader(Part):
+    """Keeps the newest values. Each of the two is read at most every HOST_READ_SECONDS."""
+
+    stage: Stage = "stats"
 
     def __init__(self, backend: Backend) -> None:
-        self.memory: HostMemory | None = None
-        self.pinned: PinnedMemory | None = None
+        self._memory: HostMemory | None = None
+        self._pinned: PinnedMemory | None = None
         self._backend = backend
         self._next_memory = self._next_pinned = float("-inf")
 
-    def read_memory(self) -> None:
-        """Read the kernel's files; for the background thread, as reading them releases the GIL."""
+    def at_tick(self) -> None:
+        """Read the kernel's files, here because reading them releases the GIL."""
         now = time.monotonic()
         if now >= self._next_memory:
             self._next_memory = now + HOST_READ_SECONDS
-            self.memory = host_memory()
+            self._memory = host_memory()
 
-    def read_pinned(self) -> None:
-        """Read PyTorch's statistics; for the training thread, like all statistics."""
+    def at_read(self, step: int | None) -> None:  # noqa: ARG002
+        """Read PyTorch's statistics, with all others."""
+        self._read_pinned()
+
+    def end(self) -> None:
+        """Read PyTorch's statistics a last time."""
+        self._read_pinned()
+
+    def complete(self, sample: Sample) -> Sample:
+        """Add host memory and pinned memory."""
+        return replace(sample, host=self._memory, pinned=self._pinned)
+
+    def _read_pinned(self) -> None:
         now = time.monotonic()
         if now >= self._next_pinned:
             self._next_pinned = now + HOST_READ_SECONDS
             read = self._backend.pinned_memory()
-            self.pinned = None if read is None else replace(read, timestamp=time.time())
+            self._pinned = None if read is None else replace(read, timestamp=time.time())

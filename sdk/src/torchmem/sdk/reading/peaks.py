@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import TracebackType
 
+from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sdk.part import Part, with_devices
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import CpuMeter
-from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.safety.interruptions import shield
 
 MAX_PHASES = 32
@@ -35,8 +38,10 @@ class WindowPeak:
         self._peak = peak
 
 
-class Phases:
+class Phases(Part):
     """Begins and ends phases; measures each name at most once in `interval` seconds."""
+
+    stage: Stage = "phase"
 
     def __init__(
         self,
@@ -47,14 +52,15 @@ class Phases:
         *,
         reset_peaks: bool,
     ) -> None:
-        self.recorder = recorder
         self.errors = errors
         self.meter = meter
+        self._recorder = recorder
         self._interval = interval
         self._resets = reset_peaks
         self._due: dict[str, float] = {}
         self._open: list[dict[int, WindowPeak]] = []
         self._entered: list[Phase] = []
+        self._peaks: dict[int, dict[str, int]] = {}
 
     @property
     def current(self) -> str | None:
@@ -70,15 +76,15 @@ class Phases:
         """Note that a phase was left."""
         self._entered = [other for other in self._entered if other is not phase]
 
-    def begin(self, name: str) -> dict[int, WindowPeak] | None:
+    def open(self, name: str) -> dict[int, WindowPeak] | None:
         """Return the phase's windows by device, or None if the phase is not measured now."""
         now = time.perf_counter()
-        if not self._is_due(name, now) or not self.recorder.backend.is_initialized():
+        if not self._is_due(name, now) or not self._recorder.backend.is_initialized():
             return None
         if self._resets:
             self.reset()
         windows = {
-            device: WindowPeak(*values) for device, values in self.recorder.allocated().items()
+            device: WindowPeak(*values) for device, values in self._recorder.allocated().items()
         }
         if not windows:
             return None
@@ -91,22 +97,34 @@ class Phases:
             return now >= self._due[name]
         return len(self._due) < MAX_PHASES
 
-    def end(self, name: str, windows: dict[int, WindowPeak]) -> None:
+    def shut(self, name: str, windows: dict[int, WindowPeak]) -> None:
         """Close the phase's windows and record the highest value of each device."""
         self._open = [others for others in self._open if others is not windows]
-        for device, values in self.recorder.allocated().items():
+        for device, values in self._recorder.allocated().items():
             if device in windows:
                 windows[device].update(*values)
-                self.recorder.record_phase(device, name, windows[device].highest)
+                peaks = self._peaks.setdefault(device, {})
+                peaks[name] = max(peaks.get(name, 0), windows[device].highest)
+
+    def is_new(self, device: int, name: str | None) -> bool:
+        """Return whether no phase of this name was measured on the device."""
+        return name not in self._peaks.get(device, {})
+
+    def complete(self, sample: Sample) -> Sample:
+        """Add the peaks of all phases."""
+        return with_devices(sample, self._complete) if self._peaks else sample
+
+    def _complete(self, device: DeviceSample) -> DeviceSample:
+        return replace(device, phase_peaks=dict(self._peaks.get(device.index, {})))
 
     def reset(self) -> None:
         """Reset PyTorch's peaks; the phases that are open keep what they have seen."""
-        before = self.recorder.allocated()
+        before = self._recorder.allocated()
         for windows in self._open:
             for device, window in windows.items():
                 window.update(*before.get(device, (0, 0)))
                 window.rebase(before.get(device, (0, 0))[0])
-        self.recorder.reset_peaks()
+        self._recorder.reset_peaks()
 
 
 class Phase:
@@ -122,7 +140,7 @@ class Phase:
         started = time.thread_time()
         with self._phases.errors.suppress("phase"):
             self._phases.enter(self)
-            self._windows = self._phases.begin(self.name)
+            self._windows = self._phases.open(self.name)
         self._phases.meter.add(time.thread_time() - started)
 
     @shield
@@ -136,5 +154,5 @@ class Phase:
         with self._phases.errors.suppress("phase"):
             self._phases.leave(self)
             if self._windows is not None:
-                self._phases.end(self.name, self._windows)
+                self._phases.shut(self.name, self._windows)
         self._phases.meter.add(time.thread_time() - started)

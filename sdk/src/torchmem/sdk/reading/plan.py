@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from numbers import Real
 
-from torchmem.sdk.safety.errors import log
+from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.errors import Stage, log
 
 MIN_POINTS, MAX_POINTS = 4, 16
 MIN_DISTANCE = 1.03
@@ -31,10 +35,10 @@ Point = tuple[float, int]
 
 
 class Plan:
-    """What the script tells of its batches: the largest of the plan, and those that it runs.
+    """What the script says about its batches: the largest one planned, and those that it runs.
 
-    Sizes have any one unit, such as tokens. `largest` is None without a plan. `is_by_hand`: the
-    script tells the size of each batch.
+    All sizes have the same unit, such as tokens. `largest` is None without a plan. `is_by_hand` is
+    whether the script gives the size of each batch.
     """
 
     def __init__(self) -> None:
@@ -70,7 +74,7 @@ class Plan:
             self._has_warned = True
             log(
                 logging.WARNING,
-                "the size of a batch is ignored: it is a number above 0, not %s",
+                "the size of a batch is ignored: it must be a number above 0, not %s",
                 size if isinstance(number, int | float) else type(size).__name__,
             )
         return False
@@ -79,6 +83,36 @@ class Plan:
         """Return the size of the largest batch since the last call, 0 if there was none."""
         size, self._size = self._size, 0.0
         return size
+
+
+class PlannedPeaks(Part):
+    """Follows the peaks of each device, as long as there is a plan."""
+
+    stage: Stage = "step"
+
+    def __init__(self, plan: Plan, recorder: Recorder) -> None:
+        self._plan = plan
+        self._recorder = recorder
+        self._peaks: dict[int, PeakBySize] = {}
+        self._expected: dict[int, int | None] = {}
+
+    def at_step(self) -> None:
+        """Take the peaks that were just read."""
+        if self._plan.largest is None:
+            return
+        size = self._plan.take()
+        for index, record in self._recorder.records().items():
+            if record.allocator:
+                peaks = self._peaks.setdefault(index, PeakBySize())
+                peaks.add(size, record.allocator.active_peak_bytes or 0)
+                self._expected[index] = peaks.expected(self._plan.largest)
+
+    def complete(self, sample: Sample) -> Sample:
+        """Add the peak to expect of the largest batch."""
+        return with_devices(sample, self._complete) if self._expected else sample
+
+    def _complete(self, device: DeviceSample) -> DeviceSample:
+        return replace(device, planned_peak_bytes=self._expected.get(device.index))
 
 
 class PeakBySize:

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from torchmem.allocator.backend import Backend, Device
+from torchmem.allocator.backend import Backend, Device, T
 from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.explain.verdict import Circumstances
 from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
 from torchmem.sdk.components.component_peaks import ComponentPeaks
 from torchmem.sdk.components.components import Components
 from torchmem.sdk.components.step_trace import Counts, StepTrace
 from torchmem.sdk.components.tracked import Moment
-from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.oom.observation import (
-    FailedAllocation,
-    OomObservation,
-    examine,
-    examine_library_oom,
-)
+from torchmem.sdk.observation import MeasuredSnapshot
 from torchmem.sdk.reading.device import DeviceRecord
-from torchmem.sdk.reading.plan import Plan
 from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free
 
@@ -61,7 +52,6 @@ class Recorder:
         )
         self._peaks = ComponentPeaks()
         self._trace = StepTrace(backend)
-        self.plan = Plan()
         self.settings: dict[str, str] = {}
         self.expandable = False
         self.stats_seconds: float | None = None
@@ -89,8 +79,6 @@ class Recorder:
     def _read(self, moment: Moment) -> None:
         started = time.perf_counter()
         self._read_stats()
-        if moment == "step" and self.plan.largest is not None:
-            self._follow_plan(self.plan.largest)
         self.stats_seconds = time.perf_counter() - started
         self._read_components(moment)
         self.read_seconds = time.perf_counter() - started
@@ -120,11 +108,6 @@ class Recorder:
         for record in self.records().values():
             record.add_read_point(steps)
 
-    def judge_growth(self) -> None:
-        """Judge what grows on each device, by the history of the run."""
-        for record in self.records().values():
-            record.judge_growth()
-
     def read_memory(self) -> None:
         """Read the statistics after a release, in any thread.
 
@@ -137,14 +120,6 @@ class Recorder:
     def is_outdated(self) -> bool:
         """Whether the allocator has returned memory or taken more since the snapshot."""
         return any(record.is_outdated for record in self.records().values())
-
-    def _follow_plan(self, largest: float) -> None:
-        with self.errors.suppress("step"):
-            size = self.plan.take()
-            for record in self._records.values():
-                if record.allocator:
-                    record.peak_by_size.add(size, record.allocator.active_peak_bytes or 0)
-                    record.planned_peak = record.peak_by_size.expected(largest)
 
     def _read_components(self, moment: Moment) -> None:
         counted: dict[int, dict[str, int]] = {}
@@ -229,11 +204,6 @@ class Recorder:
             if record.allocator is not None
         }
 
-    def record_phase(self, device: int, name: str, peak: int) -> None:
-        """Keep the highest allocated bytes of a phase."""
-        peaks = self._records[device].phase_peaks
-        peaks[name] = max(peaks.get(name, 0), peak)
-
     def reset_peaks(self) -> None:
         """Reset PyTorch's peaks after taking them into the records' high-water marks."""
         for index, record in self.records().items():
@@ -279,7 +249,7 @@ class Recorder:
             return free
         return max(0, min(free, limit - int(stats["reserved_bytes"]["all"]["current"])))
 
-    def measure_snapshot(self) -> RawSnapshot | None:
+    def measure_snapshot(self) -> MeasuredSnapshot | None:
         """Measure every device by the newest snapshot and return it; None if that was done."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
@@ -293,53 +263,27 @@ class Recorder:
             )
             record.periodic_layout = record.layout
         self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
-        return snapshot
+        return MeasuredSnapshot(snapshot.segments, snapshot.timestamp, self._measured(), config)
 
-    def measured(self) -> list[tuple[Device, Layout]]:
-        """Return each device that the latest snapshot shows, with its layout."""
+    def _measured(self) -> list[tuple[Device, Layout]]:
         return [
             (record.device, record.periodic_layout)
             for _, record in sorted(self.records().items())
             if record.periodic_layout is not None
         ]
 
-    def record_oom(
-        self, device: int, failed: FailedAllocation, about: Circumstances
-    ) -> OomObservation:
-        """Count an OOM, judge it, and read the state it left; for the OOM observer.
+    def after_oom_read(self, call: Callable[[], T]) -> T:
+        """Read the statistics and the components, and call `call` with the lock held.
 
-        `about` is all but what the record of the device adds.
+        For an OOM: another thread may hold the lock for OBSERVER_LOCK_SECONDS at most.
         """
-        call = partial(self._record_oom, device, failed, about)
-        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
 
-    def _record_oom(
-        self, device: int, failed: FailedAllocation, about: Circumstances
-    ) -> OomObservation:
-        self._read_stats()
-        self._read_components("oom")
-        config, record = AllocatorConfig.of(self.settings), self._records[device]
-        return examine(self.backend, record, config, failed, _completed(about, record))
+        def read_and_call() -> T:
+            self._read_stats()
+            self._read_components("oom")
+            return call()
 
-    def record_library_oom(self, failed: LibraryOom, about: Circumstances) -> OomObservation | None:
-        """Count an OOM of a library other than PyTorch, and read the state it left.
-
-        The error does not name the device, so the one with most reserved memory is taken. Return
-        None without any device.
-        """
-        call = partial(self._record_library_oom, failed, about)
-        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, call)
-
-    def _record_library_oom(
-        self, failed: LibraryOom, about: Circumstances
-    ) -> OomObservation | None:
-        self._read_stats()
-        self._read_components("oom")
-        record = max(self._records.values(), key=DeviceRecord.reserved_bytes, default=None)
-        if record is None:
-            return None
-        config = AllocatorConfig.of(self.settings)
-        return examine_library_oom(self.backend, record, config, failed, _completed(about, record))
+        return call_holding(self._lock, OBSERVER_LOCK_SECONDS, read_and_call)
 
     def records(self) -> dict[int, DeviceRecord]:
         """Return the record of each device by torch's index."""
@@ -349,11 +293,3 @@ class Recorder:
         """Return the distinguishable devices as they are published, by torch's index."""
         records = sorted(self._records.items())
         return distinct_devices(record.sample(expandable=self.expandable) for _, record in records)
-
-
-def _completed(about: Circumstances, record: DeviceRecord) -> Circumstances:
-    """Return the circumstances of an OOM with what the record of its device knows."""
-    active = record.allocator.active_bytes.total if record.allocator else None
-    is_new = about.phase not in record.phase_peaks
-    history = record.run_history.published()
-    return replace(about, active=active, history=history, is_new_phase=is_new)

@@ -36,7 +36,7 @@ class ReleasePart(Part):
         """Ask for a read while a request waits."""
         return "read" if self._requests.is_busy else None
 
-    def at_step(self, step: int = 0) -> None:  # noqa: ARG002
+    def at_step(self) -> None:
         """Release where that pays, and serve a request."""
         with self._release.errors.suppress("release"):
             self._release.at_step()

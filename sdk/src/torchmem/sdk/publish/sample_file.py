@@ -1,4 +1,4 @@
-"""Where a process publishes its sample: the run directory and, on request, textfile and port."""
+"""The file in which a process publishes its sample, in its user's directory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import fcntl
 import os
 import re
 import stat
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchmem.host.procfs import pid_namespace, start_ticks
 from torchmem.sample.capture_messages import (
@@ -21,7 +19,6 @@ from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
 )
-from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MAP_SUFFIX
 from torchmem.sample.memory_map import REQUEST_SUFFIX as MAP_REQUEST_SUFFIX
 from torchmem.sample.release_messages import RELEASE_SUFFIXES
@@ -40,22 +37,13 @@ from torchmem.sample.sample import DeviceSample, Process, Sample, encode
 from torchmem.sdk.publish.reserve import Reserve
 from torchmem.sdk.safety.cost import HEARTBEAT_SECONDS
 from torchmem.sdk.safety.errors import Errors
-from torchmem.sdk.safety.interruptions import call_holding, ignore, is_interruption
-from torchmem.sdk.settings import Settings
-
-if TYPE_CHECKING:
-    from torchmem.metrics.otlp import Push
-    from torchmem.sdk.publish.endpoint import Endpoint
-    from torchmem.sdk.publish.leader import Leader
-    from torchmem.sdk.publish.outputs import Textfile
+from torchmem.sdk.safety.interruptions import ignore, is_interruption
 
 # How long the files of a process stay after the last write: of one that has certainly ended, which
 # the exporter shows for 15 minutes, and of any other.
 ENDED_FILE_SECONDS = 3600
 STALE_FILE_SECONDS = 24 * 3600
-LOCK_SECONDS = 1.0
 TURN_SECONDS = 0.25
-LAST_SEND_SECONDS = 0.5
 MIN_RESERVED_BYTES = 16 * 1024
 
 _MAP_FILES = (MAP_SUFFIX, MAP_REQUEST_SUFFIX)
@@ -71,6 +59,15 @@ _SWEPT_NAME = re.compile(
 
 class SampleFile:
     """This process's sample file in its user's directory."""
+
+    @classmethod
+    def of(cls, process: Process, run_dir: Path, errors: Errors) -> SampleFile:
+        """Return the file of a process; its directory is created later if it cannot be now."""
+        name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
+        directory = run_dir / str(os.geteuid())
+        with errors.suppress("publish"):
+            directory = make_user_directory(run_dir)
+        return cls(directory, name)
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / name
@@ -263,120 +260,3 @@ def _remove_older(entry: os.DirEntry[str], before: float) -> None:
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if is_own and status.st_mtime < before:
             os.unlink(entry.path)  # noqa: PTH108 - an entry, not a Path
-
-
-class Publisher:
-    """All outputs of one process.
-
-    `publish` is called from the sampler, the OOM observer, a signal handler, and at exit, and never
-    raises. `sample` returns the current state; nothing is written before the first `publish`.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        environment: Mapping[str, str],
-        process: Process,
-        errors: Errors,
-        sample: Callable[[], Sample],
-    ) -> None:
-        self._settings = settings
-        self._errors = errors
-        self._sample = sample
-        self._local_rank = process.local_rank or 0
-        self._lock = threading.Lock()
-        self._textfile: Textfile | None = None
-        self._endpoint: Endpoint | None = None
-        self._leader: Leader | None = None
-        self._push: Push | None = None
-        self._sends = False
-        self._hostname = process.hostname
-        name = sample_name(process.pid, process.pid_namespace, process.start_ticks)
-        self.file = SampleFile(self._make_directory(settings.directory(environment)), name)
-        if settings.textfile is not None:
-            from torchmem.sdk.publish.outputs import Textfile
-
-            self._textfile = Textfile(settings.textfile)
-
-    def _make_directory(self, run_dir: Path) -> Path:
-        """Return this user's directory, which is created later if that is impossible now."""
-        with self._errors.suppress("publish"):
-            return make_user_directory(run_dir)
-        return run_dir / str(os.geteuid())
-
-    def open_endpoint(self) -> None:
-        """Start to listen if the settings ask for a port."""
-        with self._errors.suppress("endpoint"):
-            if self._settings.port is not None and self._endpoint is None:
-                from torchmem.sdk.publish.endpoint import Endpoint
-                from torchmem.sdk.publish.outputs import registry
-                from torchmem.sdk.publish.page import Page
-
-                page = Page(registry(self._sample))
-                self._endpoint = Endpoint.open(self._settings, self._local_rank, page, self._errors)
-
-    def tick(self) -> None:
-        """Do what would delay the training thread: the election, and the import of OTLP."""
-        if self._endpoint and not self._endpoint.is_open:  # the script has closed its descriptor
-            self._endpoint.close()
-            self._endpoint = None
-            self.open_endpoint()
-        if self._settings.leader_port is not None:
-            self._campaign(self._settings.leader_port)
-        if self._settings.otlp and not self._sends:
-            self._sends = True
-            self._start_to_send()
-
-    def _campaign(self, port: int) -> None:
-        """Serve all of this user's processes on `port` unless another one does."""
-        with self._errors.suppress("endpoint"):
-            if self._leader is None:
-                from torchmem.sdk.publish.leader import Leader
-
-                directory, host = self.file.path.parent, self._hostname
-                address = self._settings.address
-                self._leader = Leader(directory, host, address, port, self._errors)
-            self._leader.campaign()
-
-    def _start_to_send(self) -> None:
-        with self._errors.suppress("otlp"):
-            try:
-                from torchmem.sdk.publish.otlp import start
-            except ModuleNotFoundError as error:
-                raise UsageError("the setting otlp needs pip install 'torchmem[otlp]'.") from error
-            self._push = start(self._sample, self._after_push)
-
-    def _after_push(self, failure: Exception | None) -> None:
-        if failure:
-            self._errors.count("otlp", failure)
-
-    @property
-    def url(self) -> str | None:
-        """URL of the endpoint, or None without one."""
-        return self._endpoint.url if self._endpoint else None
-
-    def publish(self, *, news_only: bool = False) -> None:
-        """Write the current state to all files; with `news_only` only where it is due."""
-        write_sample = self.file.refresh if news_only else self.file.write
-        with self._errors.suppress("publish"):
-            call_holding(self._lock, LOCK_SECONDS, lambda: write_sample(self._sample()))
-        with self._errors.suppress("textfile"):
-            if self._textfile:
-                (self._textfile.refresh if news_only else self._textfile.write)(self._sample())
-
-    def close(self) -> None:
-        """Remove the textfile and close the ports; the sample file stays. Raises OSError."""
-        self.file.reserve.release()
-        if self._push:
-            self._push.close(LAST_SEND_SECONDS)
-        if self._textfile:
-            self._textfile.remove()
-        for server in (self._endpoint, self._leader):
-            if server:
-                server.close()
-
-    def close_in_child(self) -> None:
-        """Close the parent's ports in a forked child."""
-        for server in (self._endpoint, self._leader):
-            if server:
-                server.close_in_child()

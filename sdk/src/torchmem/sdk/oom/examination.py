@@ -1,0 +1,210 @@
+"""What the SDK does first at an OOM: read the state that it left, find its cause, and count it.
+
+This runs inside the allocator's OOM observer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchmem.allocator.backend import Backend
+from torchmem.allocator.fragmentation import measurement
+from torchmem.allocator.headroom import AvailableMemory
+from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
+from torchmem.allocator.settings import AllocatorConfig
+from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.explain.call_stack import Origin, public_place
+from torchmem.explain.lines import lines
+from torchmem.explain.verdict import Circumstances, Verdict, judge, judge_library
+from torchmem.sample.sample import DeviceSample, Layout, OomCause, OomRecord, Sample
+from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObservation
+from torchmem.sdk.oom.ending import LibraryOom
+from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.errors import Stage
+
+
+class OomExaminer(Part):
+    """Examines and counts the OOMs of all devices.
+
+    `about` is all but what the records add. `is_new_phase` returns whether no phase of this name
+    was measured on the device.
+    """
+
+    stage: Stage = "oom"
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        is_new_phase: Callable[[int, str | None], bool] = lambda _device, _name: True,
+    ) -> None:
+        self._recorder = recorder
+        self._is_new_phase = is_new_phase
+        self._counts: dict[int, dict[OomCause, int]] = {}
+        self._newest: dict[int, OomRecord] = {}
+
+    def examine(self, failed: FailedAllocation, about: Circumstances) -> OomObservation:
+        """Examine a request that PyTorch's allocator could not serve."""
+
+        def call() -> OomObservation:
+            config = AllocatorConfig.of(self._recorder.settings)
+            record = self._recorder.records()[failed.device]
+            circumstances = self._completed(about, record)
+            return examine(self._recorder.backend, record, config, failed, circumstances)
+
+        return self._count(self._recorder.after_oom_read(call))
+
+    def examine_library(self, failed: LibraryOom, about: Circumstances) -> OomObservation | None:
+        """Examine a library's failed allocation; return None without any device.
+
+        The error does not name the device, so the one with the most reserved memory is used.
+        """
+
+        def call() -> OomObservation | None:
+            config, records = AllocatorConfig.of(self._recorder.settings), self._recorder.records()
+            record = max(records.values(), key=DeviceRecord.reserved_bytes, default=None)
+            if record is None:
+                return None
+            circumstances = self._completed(about, record)
+            return examine_library(self._recorder.backend, record, config, failed, circumstances)
+
+        observation = self._recorder.after_oom_read(call)
+        return observation and self._count(observation)
+
+    def _completed(self, about: Circumstances, record: DeviceRecord) -> Circumstances:
+        """Return the circumstances with what the record of the device knows."""
+        active = record.allocator.active_bytes.total if record.allocator else None
+        is_new = self._is_new_phase(record.device.index, about.phase)
+        history = record.run_history.published()
+        return replace(about, active=active, history=history, is_new_phase=is_new)
+
+    def _count(self, observation: OomObservation) -> OomObservation:
+        device, oom = observation.device, observation.oom
+        counts = self._counts.get(device, {})
+        self._counts[device] = {**counts, oom.cause: counts.get(oom.cause, 0) + 1}
+        self._newest[device] = oom
+        return observation
+
+    def complete(self, sample: Sample) -> Sample:
+        """Add the counts and the newest OOM."""
+        return with_devices(sample, self._complete) if self._newest else sample
+
+    def _complete(self, device: DeviceSample) -> DeviceSample:
+        if device.index not in self._newest:
+            return device
+        counters = replace(device.counters, ooms=self._counts[device.index])
+        return replace(device, counters=counters, last_oom=self._newest[device.index])
+
+
+def examine(
+    backend: Backend,
+    record: DeviceRecord,
+    config: AllocatorConfig,
+    failed: FailedAllocation,
+    about: Circumstances,
+) -> OomObservation:
+    """Measure what the allocator kept after it returned its cache.
+
+    The statistics in `record` must have been read inside the same observer call.
+    """
+    index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
+    layout = None
+    if segments is not None:
+        reserved = record.reserved_bytes()
+        available = AvailableMemory(failed.driver_free, reserved, failed.limit)
+        record.measured = measurement(segments, index, now, available, config)
+        layout = record.layout
+    facts = _facts(failed, record, layout, config)
+    blocks = None
+    if segments is not None:
+        stream = backend.current_stream(index)
+        blocks = largest_free_blocks(segments, index, facts.requested, stream)
+    verdict = judge(facts, blocks, about)
+    oom = _record(now, failed.requested, verdict, failed.origin)
+    limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
+    before, held = record.periodic_layout, lines(segments or (), index)
+    free, origin = failed.driver_free, failed.origin
+    snapshot = _snapshot(segments, now, record, config)
+    return OomObservation(index, oom, free, limit, layout, before, origin, held, verdict, snapshot)
+
+
+def _record(
+    now: float, requested: int | None, verdict: Verdict, origin: Origin | None
+) -> OomRecord:
+    onset = verdict.why.onset if verdict.why else None
+    line, function = _place(origin)
+    return OomRecord(now, requested, verdict.cause, verdict.detail, line, function, onset)
+
+
+def _place(origin: Origin | None) -> tuple[str, str] | tuple[None, None]:
+    own = origin.own if origin else None
+    return public_place(own) if own else (None, None)
+
+
+def examine_library(
+    backend: Backend,
+    record: DeviceRecord,
+    config: AllocatorConfig,
+    failed: LibraryOom,
+    about: Circumstances,
+) -> OomObservation:
+    """Measure what a library's failed allocation left.
+
+    The statistics in `record` must be new. PyTorch's cache is still as it was at the failure.
+    """
+    index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
+    free = backend.free_bytes(index) or 0
+    if segments is not None:
+        record.measured = measurement(segments, index, now, AvailableMemory(free), config)
+    request = FailedAllocation(index, failed.requested or 0, record.device.total_bytes or 0, free)
+    facts = _facts(request, record, record.layout, config)
+    verdict = judge_library(facts, _cached(record), about)
+    oom = _record(now, failed.requested, verdict, failed.origin)
+    limit, total = backend.limit_bytes(index), record.device.total_bytes
+    limit = limit if limit is not None and total is not None and limit < total else None
+    layout = record.layout if segments is not None else None
+    before, held = record.periodic_layout, lines(segments or (), index)
+    snapshot = _snapshot(segments, now, record, config)
+    return OomObservation(
+        index, oom, free, limit, layout, before, failed.origin, held, verdict, snapshot
+    )
+
+
+def _snapshot(
+    segments: Sequence[SegmentInfo] | None,
+    timestamp: float,
+    record: DeviceRecord,
+    config: AllocatorConfig,
+) -> MeasuredSnapshot | None:
+    if segments is None or record.layout is None:
+        return None
+    return MeasuredSnapshot(segments, timestamp, [(record.device, record.layout)], config)
+
+
+def _cached(record: DeviceRecord) -> int | None:
+    """Return the bytes that PyTorch could have released for a library; None if unknown.
+
+    Without a layout they are at most the reserved bytes that hold no tensor, and unknown.
+    """
+    return record.layout.releasable_bytes if record.layout else None
+
+
+def _facts(
+    failed: FailedAllocation, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
+) -> OomFacts:
+    """Return the facts of the OOM; without a snapshot all free bytes count as default pools'."""
+    reserved = record.reserved_bytes()
+    unused = reserved - record.allocator.active_bytes.total if record.allocator else 0
+    return OomFacts(
+        requested=failed.requested,
+        limit=failed.limit,
+        driver_free=failed.driver_free,
+        cached_free=layout.free_bytes if layout else unused,
+        reserved=reserved,
+        total=record.device.total_bytes,
+        private_free=layout.private_free_bytes if layout else 0,
+        large_segment=config.large_segment_size,
+    )

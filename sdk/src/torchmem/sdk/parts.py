@@ -1,0 +1,73 @@
+"""The list of all parts. To add one, write its class in a new file, and add a line here.
+
+At a step, a tick and an OOM they are called in this order. At an OOM the report comes first, then
+the map, the recording, and what may release memory. They end in the reverse order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchmem.sdk.capture.capture import Capture
+from torchmem.sdk.capture.line_history import LineHistory
+from torchmem.sdk.capture.oom_trace import OomSnapshot, OomTrace
+from torchmem.sdk.capture.recorded_history import RecordedHistory
+from torchmem.sdk.context import Context
+from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.oom.reports import OomReports
+from torchmem.sdk.part import Part
+from torchmem.sdk.publish.memory_map import MapPublisher
+from torchmem.sdk.publish.optional import LeaderPort, OtlpOutput, OwnPort, TextfileOutput
+from torchmem.sdk.reading.growth import GrowthJudge
+from torchmem.sdk.reading.host import HostReader
+from torchmem.sdk.reading.plan import PlannedPeaks
+from torchmem.sdk.release.part import ReleasePart
+from torchmem.sdk.release.release import Release
+
+
+def build(context: Context, monitor: Monitor) -> Iterator[Part]:
+    """Yield the parts of a monitor that is about to start."""
+    settings, backend, errors = context.settings, context.backend, context.errors
+    recorder, process, path = context.recorder, monitor.process, monitor.path
+    history = RecordedHistory(backend, recorder.allocated_peaks)
+    growth = GrowthJudge(recorder, settings.interval)
+    lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
+    release = Release(recorder, errors, settings, context.phases.reset, context.hooks)
+
+    def snapshot_after_release() -> None:
+        monitor.reader.snapshot_here()
+        monitor.measure()
+
+    yield context.uncaught
+    yield context.ooms
+    yield context.phases
+    yield HostReader(backend)
+    yield growth
+    yield PlannedPeaks(context.plan, recorder)
+    yield context.evaluation
+    compared = lines.compared if settings.history else None
+    yield OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
+    yield MapPublisher(
+        path,
+        enabled=settings.memory_map,
+        is_pending=lambda: monitor.oom_pending,
+        hurry=monitor.reader.hurry,
+    )
+    if settings.capture_on_oom == "trace":
+        stacks = settings.history is True
+        yield OomTrace(history, path, lambda: context.is_exiting, with_stacks=stacks)
+    elif settings.capture_on_oom:
+        yield OomSnapshot(backend, path)
+    if settings.history:
+        yield lines
+    yield ReleasePart(release, path, context.clock, snapshot_after_release)
+    yield Capture(history, path, errors, before_start=lines.make_way)
+    if settings.textfile is not None:
+        yield TextfileOutput(settings.textfile)
+    if settings.port is not None:
+        yield OwnPort(settings, process.local_rank or 0, monitor.sample, errors)
+    if settings.leader_port is not None:
+        host, port = process.hostname, settings.leader_port
+        yield LeaderPort(path.parent, host, settings.address, port, errors)
+    if settings.otlp:
+        yield OtlpOutput(monitor.sample, errors)

@@ -1,0 +1,64 @@
+"""Judges, by the history of the run, what grows on each device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from torchmem.explain.growth import live_growth, room_left
+from torchmem.sample.run_history import Growth, RunHistory
+from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.cost import GROWTH_BUDGET, INTERVAL_SECONDS, Cadence
+from torchmem.sdk.safety.errors import Stage
+
+
+class GrowthJudge(Part):
+    """Keeps the newest judgment of each device."""
+
+    stage: Stage = "stats"
+
+    def __init__(self, recorder: Recorder, interval: float = INTERVAL_SECONDS) -> None:
+        self._recorder = recorder
+        self._cadence = Cadence(interval, GROWTH_BUDGET)
+        self._judged: dict[int, RunHistory] = {}
+        self._growth: dict[int, Growth | None] = {}
+
+    def at_tick(self) -> None:
+        """Judge if that is due."""
+        now = time.perf_counter()
+        if self._cadence.is_due(now):
+            self.judge()
+            ended = time.perf_counter()
+            self._cadence.record(ended, ended - now)
+
+    def end(self) -> None:
+        """Judge the whole run."""
+        self.judge()
+
+    def judge(self) -> None:
+        """Judge each device, unless nothing was added to its history since."""
+        for index, record in self._recorder.records().items():
+            history = record.run_history.published()
+            if history is not None and history is not self._judged.get(index):
+                self._judged[index] = history
+                self._growth[index] = _growth(record, history)
+
+    def judged(self, device: int) -> Growth | None:
+        """Return the newest judgment of one device."""
+        return self._growth.get(device)
+
+    def complete(self, sample: Sample) -> Sample:
+        """Add what grows."""
+        return with_devices(sample, self._complete) if any(self._growth.values()) else sample
+
+    def _complete(self, device: DeviceSample) -> DeviceSample:
+        growth = self._growth.get(device.index)
+        return replace(device, growth=growth) if growth else device
+
+
+def _growth(record: DeviceRecord, history: RunHistory) -> Growth | None:
+    sample = record.bare_sample()
+    return live_growth(history, sample.total_bytes, room_left(sample))

@@ -1,0 +1,146 @@
+"""When the allocator is read.
+
+Statistics are read at steps' ends, and rarely while no step comes. Snapshots are taken at random
+moments. What comes between two steps is asked for by the background thread and read in the main
+thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from torchmem.allocator.backend import Backend
+from torchmem.sdk.observation import MeasuredSnapshot
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.cost import (
+    IDLE_READ_BUDGET,
+    MAX_STEP_SECONDS,
+    READ_BUDGET,
+    SOON_SNAPSHOT_SECONDS,
+    Cadence,
+    CpuMeter,
+    routine_pause,
+)
+from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.main_thread import MainThreadReader
+from torchmem.sdk.settings import Settings
+
+
+class Reader:
+    """Reads when it is due, and within the budgets.
+
+    `after_read` is called after each read of the statistics, with the count of the step that ended
+    or None. `next_read` is the time from which a step's end is read, by `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        settings: Settings,
+        errors: Errors,
+        cost: CpuMeter,
+        after_read: Callable[[int | None], None],
+    ) -> None:
+        self.next_read = 0.0
+        self._recorder = recorder
+        self._backend: Backend = recorder.backend
+        self._settings = settings
+        self._errors = errors
+        self._cost = cost
+        self._after_read = after_read
+        self._main_thread = MainThreadReader(
+            lambda call: recorder.backend.call_soon(errors.defer_logging(call))
+        )
+        self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
+        self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
+        self._is_hurried = False
+        self._has_stopped = False
+
+    def at_step(self, step: int, now: float) -> None:
+        """Read at the end of a step, in its thread."""
+        counts = self._recorder.components.is_counting
+        spent = 0.0 if counts else self._recorder.stats_seconds or 0.0
+        self.next_read = now + routine_pause(self._settings.interval, spent, READ_BUDGET)
+        with self._errors.suppress("stats"):
+            self._recorder.read_settings()
+            self._recorder.read_stats("step")
+        self._recorder.add_points(step)
+        self._finish_read(step)
+        self._main_thread.at_step()
+
+    def early(self, step: int) -> None:
+        """Read the allocated bytes at the end of one of the first steps, in its thread."""
+        started = time.thread_time()
+        with self._errors.suppress("stats"):
+            if self._backend.is_initialized():
+                self._recorder.read_early(step)
+                self._after_read(step)
+        # The session counts the first MAX_STEP_SECONDS of every step.
+        self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
+
+    def read(self) -> None:
+        """Read the statistics between two steps."""
+        with self._errors.suppress("stats"):
+            self._recorder.read_settings()
+            self._recorder.read_stats()
+        self._finish_read(None)
+
+    def _finish_read(self, step: int | None) -> None:
+        if not self._has_stopped:
+            self._after_read(step)
+        self._idle_reads.record(time.perf_counter(), self._recorder.read_seconds or 0.0)
+
+    def request(self, now: float, *, is_idle: bool) -> None:
+        """Have the main thread read what is due; in the background thread."""
+        self._pace()
+        is_due = self._idle_reads.is_due(now) or not self._recorder.records()
+        stats, layout = is_idle and is_due, self._snapshots.is_due(now)
+        if stats or layout:
+            with self._errors.suppress("snapshot"):
+                read = partial(self._read_requested, stats=stats, layout=layout)
+                self._main_thread.request(read, accept_late=is_idle)
+
+    def _read_requested(self, *, stats: bool, layout: bool) -> None:
+        started = time.thread_time()
+        if stats and not self._has_stopped:
+            self.read()
+        if layout and not self._has_stopped:
+            self._take_snapshot()
+        self._cost.add(time.thread_time() - started)
+
+    def hurry(self) -> None:
+        """Have the next snapshot taken soon."""
+        self._is_hurried = True
+
+    def _pace(self) -> None:
+        interval = self._settings.snapshot_interval
+        if self._is_hurried or self._recorder.is_outdated:
+            interval = min(interval, SOON_SNAPSHOT_SECONDS)
+        self._is_hurried = False
+        self._snapshots.pace(interval)
+
+    def snapshot_here(self) -> None:
+        """Take a snapshot in this thread after a release, as the main thread may do nothing now."""
+        self._pace()
+        if self._snapshots.is_due(time.perf_counter()):
+            self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        with self._errors.suppress("snapshot"):
+            self._recorder.take_snapshot()
+
+    def measure(self, use: Callable[[MeasuredSnapshot], None]) -> None:
+        """Measure the newest snapshot, if that was not done, without the allocator; and use it."""
+        with self._errors.suppress("snapshot"):
+            snapshot, started = self._recorder.measure_snapshot(), time.perf_counter()
+            if snapshot:
+                use(snapshot)
+                spent = (self._recorder.snapshot_seconds or 0.0) + time.perf_counter() - started
+                self._snapshots.record(time.perf_counter(), spent)
+
+    def stop(self) -> None:
+        """Read no more for the background thread."""
+        self._has_stopped = True
+        self._main_thread.stop()

@@ -1,0 +1,101 @@
+"""The background thread, and what is done before the script's SIGTERM handler."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from torchmem.sdk.safety.cost import (
+    AWAITED_PAUSE_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    MIN_PAUSE_SECONDS,
+    TICK_BUDGET,
+    CpuMeter,
+    routine_pause,
+)
+from torchmem.sdk.settings import MAX_SECONDS
+
+
+class Sampler:
+    """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time.
+
+    The first call comes earlier: what the process holds on its devices is read before NCCL and
+    other libraries take more. The pause is short as long as `is_awaited` returns True.
+    """
+
+    def __init__(
+        self,
+        tick: Callable[[], None],
+        interval: float,
+        meter: CpuMeter,
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._tick = tick
+        self._is_awaited = is_awaited
+        self._interval = interval
+        self._meter = meter
+        # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
+        self._running = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; after an interrupted start too."""
+        if self._thread is not None and self._thread.ident is not None:
+            return
+        self._running.acquire(blocking=False)
+        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Ask the thread to end and wait up to `timeout` seconds; return True if it is stuck.
+
+        A stuck thread most likely waits in the driver.
+        """
+        if self._running.locked():
+            self._running.release()
+        thread = self._thread
+        if thread is None or thread.ident is None or thread is threading.current_thread():
+            return False
+        thread.join(timeout)
+        return thread.is_alive()
+
+    def _run(self) -> None:
+        generator = random.Random()  # noqa: S311 - jitter, not a secret
+        counted, pause = 0.0, min(self._interval, FIRST_PAUSE_SECONDS)
+        while not self._running.acquire(timeout=_bounded(pause) * generator.uniform(0.75, 1.25)):
+            self._tick()
+            total = time.thread_time()  # since the thread started, so that waking up is included
+            spent, counted = total - counted, total
+            self._meter.add(spent)
+            pause = routine_pause(self._interval, spent, TICK_BUDGET)
+            if self._is_awaited():
+                pause = min(pause, AWAITED_PAUSE_SECONDS)
+
+
+def _bounded(pause: float) -> float:
+    """Return a pause that a lock accepts as its timeout."""
+    return min(max(pause, MIN_PAUSE_SECONDS), MAX_SECONDS)
+
+
+def run_before_sigterm_handler(flush: Callable[[], None]) -> None:
+    """Run `flush` before the script's own SIGTERM handler, which launchers trigger.
+
+    Does nothing without such a handler. A handler in Python waits until the main thread is back in
+    Python, so in place of the default action it would keep a rank alive that hangs in a collective.
+    Such a rank must die at once; what it published last is at most one interval old.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+    if not callable(previous):
+        return
+
+    def flush_first(number: int, frame: FrameType | None) -> None:
+        flush()
+        previous(number, frame)
+
+    signal.signal(signal.SIGTERM, flush_first)

@@ -1,0 +1,134 @@
+"""The monitor calls every part of its list, and an error of a part ends only that call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.waiting import until
+
+from torchmem.sample.sample import Sample
+from torchmem.sdk.context import Context
+from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.observation import MeasuredSnapshot, Oom
+from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.parts import build
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import Settings
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.errors import OutOfMemoryError
+
+MIB = 1 << 20
+
+
+class Toy(Part):
+    """Notes its calls; all of them fail if it `is_broken`."""
+
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.calls: list[str] = []
+        self._is_broken = is_broken
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self._is_broken:
+            raise ValueError(call)
+
+    def begin(self) -> None:
+        self._note("begin")
+
+    def wants(self, step: int) -> Wish:
+        return "call" if step == 3 else None
+
+    def at_read(self, step: int | None) -> None:
+        self._note(f"read {step}")
+
+    def at_step(self) -> None:
+        self._note("step")
+
+    def at_tick(self) -> None:
+        self._note("tick")
+
+    def at_snapshot(self, snapshot: MeasuredSnapshot) -> None:
+        self._note("snapshot")
+
+    def complete(self, sample: Sample) -> Sample:
+        self._note("complete")
+        return replace(sample, metrics_url="http://toy")
+
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:
+        self._note("publish" if routine else "publish now")
+
+    def at_oom(self, oom: Oom) -> None:
+        cause = oom.observation.oom.cause if oom.observation else None
+        self._note(f"oom {cause}")
+
+    def end(self) -> None:
+        self._note("end")
+
+    def close(self) -> None:
+        self._note("close")
+
+
+def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:
+    """Open a session with one part more."""
+
+    def parts(context: Context, monitor: Monitor) -> Iterable[Part]:
+        return *build(context, monitor), toy
+
+    return Session(Settings(run_dir=run_dir, interval=0.05), backend, {}, parts)
+
+
+def live(session: Session, allocator: DeviceCachingAllocator, toy: Toy) -> None:
+    """Run three steps and out of memory."""
+    for _ in range(3):
+        session.step()
+    until(lambda: "snapshot" in toy.calls)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+    session.close()
+
+
+def test_a_part_is_called_from_its_begin_to_its_end(
+    allocator: DeviceCachingAllocator, backend: SimulatedBackend, tmp_path: Path
+) -> None:
+    """A part sees each kind of event, and adds its piece to the sample that is published."""
+    session = monitored(backend, tmp_path, toy := Toy())
+    live(session, allocator, toy)
+
+    assert "begin" == toy.calls[0]
+    assert {"read 1", "read 2", "step", "tick", "publish", "oom capacity"} <= {*toy.calls}
+    assert ["end", "complete", "publish now", "close"] == toy.calls[-4:]
+    assert session.newest
+    assert "http://toy" == session.newest.metrics_url
+    assert 0 == sum(session.errors.counts.values())
+
+
+def test_a_broken_part_harms_neither_the_script_nor_other_parts(
+    allocator: DeviceCachingAllocator, backend: SimulatedBackend, tmp_path: Path
+) -> None:
+    """Its errors count under its stage, and the other parts do their work."""
+    session = monitored(backend, tmp_path, toy := Toy(is_broken=True))
+    live(session, allocator, toy)
+
+    counts = session.errors.counts
+    assert sum(counts.values()) == counts["setup"] == len(toy.calls)
+    assert session.newest
+    assert "exited" == session.newest.ended
+    assert session.newest.host is not None
+    assert 1 == len([*tmp_path.rglob("*oom.json")])
+
+
+def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: Path) -> None:
+    """At a step that it wants it is called without a read."""
+    toy, settings = Toy(), Settings(run_dir=tmp_path, interval=3600.0)
+    session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
+    seen = []
+    for _ in range(4):
+        session.step()
+        seen.append(toy.calls.count("step"))
+    session.close()
+
+    assert [1, 1, 2, 2] == seen
