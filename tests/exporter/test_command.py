@@ -54,7 +54,7 @@ import sys, time
 from pathlib import Path
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import ALL_INTERFACES, Settings
+from torchmem.exporter.config import ALL_INTERFACES, ExporterSettings
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.demo.simulated_nvml import FakeNvml
 
@@ -63,7 +63,7 @@ def hang():
     time.sleep(600)
 
 exporter = Exporter(FakeNvml(hang), RunDirectory(Path("none")), deadline_seconds=300)
-main.serve_until_signal(exporter, Settings(listen="127.0.0.1:0"))
+main.serve_until_signal(exporter, ExporterSettings(listen="127.0.0.1:0"))
 """
 
 
@@ -218,7 +218,7 @@ from pathlib import Path
 from torchmem.sample.errors import TorchmemError
 from torchmem.exporter import main
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.config import ALL_INTERFACES, Settings
+from torchmem.exporter.config import ALL_INTERFACES, ExporterSettings
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.demo.simulated_nvml import FakeNvml
 
@@ -228,7 +228,7 @@ os.close(free)
 # One descriptor is enough to listen, and too few for an event loop.
 resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))
 try:
-    main.serve_until_signal(exporter, Settings(listen="127.0.0.1:0"))
+    main.serve_until_signal(exporter, ExporterSettings(listen="127.0.0.1:0"))
 except TorchmemError as error:
     sys.exit(f"torchmem: {error}")
 """

@@ -30,8 +30,8 @@ from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 
 HELP = "make running processes return unused memory to the driver"
 EPILOG = """\
-Each process returns its cache at the end of its step, an idle one at once. Only your own processes
-can be asked; root can ask those of all users.
+Each process returns its cache at the end of its step, or at once if it is idle.
+You can ask only your own processes; root can ask those of all users.
 
 Examples:
   torchmem release --gpu 0
