@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from importlib import resources
-
 import msgspec
 import pytest
 
 from torchmem.exporter.live import parts, state
-from torchmem.metrics import colors
-from torchmem.top import bars, node
-
-STATIC = resources.files("torchmem.exporter.live") / "static"
-NAMES = {entry.name for entry in parts.LEGEND}
-
-
-def test_the_page_takes_each_color_from_the_right_table() -> None:
-    """The page knows which names of the legend have the color of a component."""
-    source = (STATIC / "colors.js").read_text("utf-8")
-    listed = re.search(r"const COMPONENTS = new Set\(\[(.*?)\]\)", source, re.DOTALL)
-
-    assert listed is not None
-    assert NAMES & colors.COMPONENTS.keys() - {"pending"} == set(re.findall(r'"(\w+)"', listed[1]))
-
-
-def test_each_name_of_the_legend_has_its_own_letter() -> None:
-    """Without colors, `torchmem top` tells all uses of memory apart."""
-    assert bars.LETTERS.keys() == NAMES
-    assert len(set(bars.LETTERS.values())) == len(NAMES)
+from torchmem.top import node
 
 
 @pytest.mark.parametrize(
