@@ -32,12 +32,12 @@ def test_the_page_has_the_allocators_sizes(file: str, name: str, size: int) -> N
 @pytest.mark.parametrize(
     ("read", "served"),
     [
-        (node.Part, parts.UseState),
-        (node.LegendEntry, parts.LegendEntry),
+        (node.Use, parts.UseState),
+        (node.LegendRow, parts.LegendEntry),
         (node.Why, state.Reason),
         (node.Rank, state.RankState),
         (node.Gpu, state.GpuState),
-        (node.Nvml, state.NvmlState),
+        (node.NvmlStatus, state.NvmlState),
         (node.Node, state.NodeState),
     ],
 )
