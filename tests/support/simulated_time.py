@@ -91,12 +91,12 @@ class Rank:
         """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
-        worker = SimulatedRank(
+        simulated = SimulatedRank(
             self.allocator, self.rank, RANKS, STEPS, 0, self.gpu.mem_get_info()[0]
         )
         state: State = "exited"
         try:
-            for event in self.scenario.train(worker):
+            for event in self.scenario.train(simulated):
                 self._live(event == "step")
                 if self.now >= self.pace.trained:
                     break

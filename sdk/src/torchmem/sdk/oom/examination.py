@@ -12,7 +12,7 @@ from dataclasses import replace
 from torchmem.allocator.backend import Backend
 from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
-from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
+from torchmem.allocator.oom_cause import OomEvidence, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.call_stack import Origin, public_place
@@ -117,14 +117,16 @@ def examine(
         available = AvailableMemory(failed.driver_free, reserved, failed.limit)
         record.measured = measurement(segments, index, now, available, config)
         layout = record.layout
-    facts = _facts(failed, record, layout, config)
+    evidence = _evidence(failed, record, layout, config)
     blocks = None
     if segments is not None:
         stream = backend.current_stream(index)
-        blocks = largest_free_blocks(segments, index, facts.requested, stream)
-    verdict = judge(facts, blocks, about)
+        blocks = largest_free_blocks(segments, index, evidence.requested, stream)
+    verdict = judge(evidence, blocks, about)
     oom = _record(now, failed.requested, verdict, failed.origin)
-    limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
+    limit = (
+        evidence.limit if evidence.total is not None and evidence.limit < evidence.total else None
+    )
     before, held = record.periodic_layout, lines(segments or (), index)
     free, origin = failed.driver_free, failed.origin
     snapshot = _snapshot(segments, now, record, config)
@@ -160,8 +162,8 @@ def examine_library(
     if segments is not None:
         record.measured = measurement(segments, index, now, AvailableMemory(free), config)
     request = FailedAllocation(index, failed.requested or 0, record.device.total_bytes or 0, free)
-    facts = _facts(request, record, record.layout, config)
-    verdict = judge_library(facts, _cached(record), about)
+    evidence = _evidence(request, record, record.layout, config)
+    verdict = judge_library(evidence, _cached(record), about)
     oom = _record(now, failed.requested, verdict, failed.origin)
     limit, total = backend.limit_bytes(index), record.device.total_bytes
     limit = limit if limit is not None and total is not None and limit < total else None
@@ -192,13 +194,13 @@ def _cached(record: DeviceRecord) -> int | None:
     return record.layout.releasable_bytes if record.layout else None
 
 
-def _facts(
+def _evidence(
     failed: FailedAllocation, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
-) -> OomFacts:
-    """Return the facts of the OOM; without a snapshot all free bytes count as default pools'."""
+) -> OomEvidence:
+    """Return the evidence of the OOM; without a snapshot all free bytes count as default pools'."""
     reserved = record.reserved_bytes()
     unused = reserved - record.allocator.active_bytes.total if record.allocator else 0
-    return OomFacts(
+    return OomEvidence(
         requested=failed.requested,
         limit=failed.limit,
         driver_free=failed.driver_free,
