@@ -1,10 +1,10 @@
-"""How many jobs that run out of memory finish after a restart, with and without advice.
+"""Measure how many jobs that run out of memory finish after a restart, with and without advice.
 
-A job has phases. Each one takes large buffers and returns them to PyTorch's cache, in which tensors
-that stay then lie beside tensors that go. At its end it needs one large tensor. The sizes differ by
-seed. Jobs of the kind `phases` have enough free memory for it, but in pieces. In those of the kinds
-`pages` and `full`, the pieces are smaller than the pages of expandable segments, so that this
-setting does not help. Those of the kind `full` use so much memory that no setting can help. Jobs of
+A job has phases. Each phase takes large buffers and returns them to PyTorch's cache, in which
+kept tensors then lie beside temporary ones. At its end it needs one large tensor. The sizes differ
+by seed. Jobs of the kind `phases` have enough free memory for it, but in pieces. In jobs of the
+kinds `pages` and `full`, the pieces are smaller than the pages of expandable segments, so this
+setting does not help. Jobs of the kind `full` use so much memory that no setting can help. Jobs of
 the kinds `leak`, `graphs` and `longer` need more in each step: they keep outputs, keep the graph of
 a sum of losses, and get longer batches, also of different lengths. No setting can help them either.
 A job that dies is started again, as by a shell loop, a requeue or a restart policy.

@@ -1,13 +1,14 @@
-"""What a flood of requests on the port of a training process costs it (the setting `port`):
+"""Measure what a flood of requests on its port costs a training process (the setting `port`):
 
     python -m benchmarks.endpoint
 
 The loop computes in Python, so that it needs the GIL all the time, over a simulated GPU. The ratio
-is that of its steps per second while two clients flood its port, to those while they flood the port
-of another process, so that the clients' own CPU time cancels out; the median of several turns. The
-clients open connections without a pause: they ask and read, ask and do not read, or send nothing.
-Threads and descriptors are the most that the loop has seen. *CPU* is the CPU time of all threads
-except the loop's during a flood, as a share of one core.
+compares its steps per second while two clients flood its port with its steps per second while they
+flood the port of another process, so that the clients' own CPU time cancels out. It is the median
+of several turns. The clients open connections without a pause: they send a request and read, send a
+request and do not read, or send nothing. Threads and descriptors are the highest numbers that the
+loop has seen. *CPU* is the CPU time of all threads except the loop's during a flood, as a share of
+one core.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     sudo nice python -m benchmarks.exporter_attacks --seconds 30            # each attack, and all
     sudo nice python -m benchmarks.exporter_attacks unread map --seconds 30
 
-The attacks are those of tests/support/attacks.py. Two users publish pages of 8 MB each. A
+The attacks are defined in tests/support/attacks.py. Two users publish pages of 8 MB each. A
 Prometheus server scrapes every 2 s with a timeout of 10 s. Needs root, to publish as several users.
 """
 

@@ -3,10 +3,10 @@
     python3 -m venv /tmp/peer && /tmp/peer/bin/pip install nvitop-exporter    # optional
     PYTHONPATH=tests python -m benchmarks.exporter_scrape --peer /tmp/peer/bin/nvitop-exporter
 
-The others are nvitop-exporter, if given, and `floor`: prometheus_client's own server with the same
-number of series. No GPU is needed, because all of them read the same fake NVML. Every rank replaces
-its file before each scrape, as in training. CPU time is that of all threads of the process, so
-other load on the machine affects it little; wall time is for information. Needs a C compiler.
+The other exporters are nvitop-exporter, if given, and `floor`: prometheus_client's own server with
+the same number of series. No GPU is needed, because all of them read the same fake NVML. Every rank
+replaces its file before each scrape, as in training. CPU time covers all threads of the process, so
+other load on the machine affects it little; wall time is only for information. Needs a C compiler.
 """
 
 from __future__ import annotations

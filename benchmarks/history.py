@@ -1,4 +1,4 @@
-"""The cost of Python stacks: at an OutOfMemoryError, and with the setting `history`.
+"""Measure the cost of Python stacks, at an OutOfMemoryError and with the setting `history`.
 
     python -m torchmem.phantom -- python -m benchmarks.history    # or without the phantom, on a GPU
 

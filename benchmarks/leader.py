@@ -1,10 +1,10 @@
-"""What it costs a rank to serve its pod (the setting `leader_port`):
+"""Measure what serving its pod costs a rank (the setting `leader_port`):
 
     PYTHONPATH=tests python -m benchmarks.leader
 
-CPU milliseconds of the leader's process for the page of 1, 8 and 64 ranks that have published all
-that a rank can publish, and for one turn of the election in a rank that does not lead. What the
-requests cost, `benchmarks.endpoint` measures.
+CPU milliseconds of the leader's process for the page of 1, 8 and 64 ranks that have published
+everything that a rank can publish, and for one turn of the election in a rank that does not lead.
+`benchmarks.endpoint` measures the cost of requests.
 """
 
 from __future__ import annotations

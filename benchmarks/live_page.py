@@ -1,8 +1,8 @@
-"""What the live page costs: CPU time of a state in the exporter, and of an update in the browser.
+"""Measure the CPU time of the live page: a state in the exporter, and an update in the browser.
 
 Run `PYTHONPATH=tests python -m benchmarks.live_page`; it needs what the tests in Chromium need.
-Ranks are spread over 16 GPUs, and everything that a sample can hold is known of each. A state costs
-this on top of a collection, which docs/measurements/exporter-cost.md measures.
+Ranks are spread over 16 GPUs, and each has published everything that a sample can hold. A state
+costs this on top of a collection, which docs/measurements/exporter-cost.md measures.
 """
 
 from __future__ import annotations

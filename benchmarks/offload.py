@@ -1,4 +1,4 @@
-"""What a round trip to pinned host memory costs: an optimizer's state, and an idle module.
+"""Measure a round trip to pinned host memory, of an optimizer's state and of an idle module.
 
 Each round trip moves everything to the host after a step and back before the next one: the worst
 case. The first one allocates the pinned memory.

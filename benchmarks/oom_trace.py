@@ -1,4 +1,4 @@
-"""The cost of the setting `capture_on_oom="trace"`: for an allocation, in memory, and at an OOM.
+"""Measure `capture_on_oom="trace"`: its cost for an allocation, in memory, and at an OOM.
 
     python -m torchmem.phantom --memory 4GiB -- python -m benchmarks.oom_trace   # or on a GPU
 

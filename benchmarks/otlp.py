@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python -m benchmarks.otlp
 
-CPU milliseconds of one send, from the sample to the receiver's answer, for one rank and for what an
-exporter with eight ranks sends of them, and of the imports, once. The receiver is another process.
+CPU milliseconds of one send, from the sample to the receiver's answer, for one rank and for an
+exporter with eight ranks, and of the imports, once. The receiver is another process.
 """
 
 from __future__ import annotations

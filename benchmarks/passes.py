@@ -3,8 +3,8 @@
     python -m torchmem.phantom -- python -m benchmarks.passes
 
 CPU microseconds of the training thread for each way to mark a pass of a loop, in one process with
-PyTorch's allocator and default settings. At most once a second a pass also reads the statistics at
-its begin and end, which is included.
+PyTorch's allocator and default settings. At most once a second, a pass also reads the statistics
+when it begins and ends, which is included.
 """
 
 from __future__ import annotations

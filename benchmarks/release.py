@@ -1,4 +1,4 @@
-"""What the setting `release` does for two processes that share a GPU.
+"""Measure what the setting `release` does for two processes that share a GPU.
 
 turns: both train the same network. One has large batches while the other has small ones, and after
 some steps they change places. The GPU cannot hold the large phases of both, nor the large phase of

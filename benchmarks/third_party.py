@@ -3,7 +3,7 @@
     python -m benchmarks.third_party --suite joblib --checkout CHECKOUT --python PYTHON
     python -m benchmarks.third_party --suite cpython --python PYTHON    # its own tests
 
-PYTHON is that of an environment with torchmem, installed from its wheel, and what the suite needs.
+PYTHON is from an environment with torchmem, installed from its wheel, and what the suite needs.
 The tests run plain, with TORCHMEM=1, and under `torchmem run`. Files with a test whose outcomes
 differ run again in each way. A test is changed if both of its outcomes with torchmem differ from
 both of its plain ones in one of the ways, and unstable otherwise; the exit code is 1 if a test is

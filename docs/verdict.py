@@ -26,16 +26,16 @@ HEAD = """\
 
 # The verdict on an OutOfMemoryError
 
-`torchmem oom` begins with one sentence: why the job ran out of memory. It answers two questions
-apart: what would have given the job room (the *cause*), and what had changed (the *onset*). Both
-are labels of `torchmem_last_oom_info`, and `torchmem oom --json` prints them as `verdict`, with
-the sentence and with what each change would have given.
+`torchmem oom` begins with one sentence: why the job ran out of memory. It answers two
+questions: what would have made room for the job (the *cause*), and what had changed (the *onset*).
+Both are labels of `torchmem_last_oom_info`, and `torchmem oom --json` prints them as `verdict`,
+with the sentence and the room that each change would have made.
 
 ## The cause: what would have given room
 
-On a GPU that a leak has filled, the free rests nearly always add up to one more request. That
-compaction would have served this one request says little. So for each change torchmem computes the
-room that it would have given *beyond* the failed request:
+On a GPU that a leak has filled, the remaining free blocks nearly always add up to one more
+request. It says little that compaction would have served this one request. Therefore, torchmem
+computes for each change how much room it would have made *beyond* the failed request:
 
 | change | room | cause |
 |---|---|---|
@@ -45,73 +45,76 @@ room that it would have given *beyond* the failed request:
 | waiting for other streams | a block that fits and had just become free | `pending` |
 | release of the cache, for a library | what PyTorch had cached | `library` |
 
-A change matters if that room is at least
+A change matters if it makes at least this much room:
 
-- where memory grows from step to step: what {steps:.0%} of the steps done would take;
+- if memory grows from step to step: enough for another {steps:.0%} of the steps done;
 - in a first step, a new phase, or a step that needs more than any before: {new:.0%} of the GPU,
-  because nothing is known of what would have followed;
+  because it is unknown what would have followed;
 - otherwise: {requests} requests like the failed one (but not more than {new:.0%} of the GPU), and
   the variation of the peaks of steps;
-- and always {least:.0%} of the GPU; no more where others took memory from a step that had fitted.
+- in all cases {least:.0%} of the GPU. If other processes took the memory of a step that fitted
+  before, that alone is enough.
 
-The cause is the change that gives the most room of those that matter. If none matters, it is
+The cause is the change that matters and makes the most room. If no change matters, the cause is
 `capacity`: the job needed more than the GPU has.
 
 ## The onset: what had changed
 
-Each device has a history of the whole run: at most {points} points with the bytes that were
-allocated at a step's end, the peak, the stranded bytes, and those outside the allocator. Early
-steps are all read. Growth is the median of the slopes between all pairs of points (Theil–Sen).
+Each device has a history of the whole run: at most {points} points with the bytes
+allocated at the end of a step, the peak, the stranded bytes, and the bytes outside the allocator.
+All early steps are read. Growth is the median of the slopes between all pairs of points
+(Theil–Sen).
 
 | onset | meaning |
 |---|---|
 | `first_step` | no step had finished, or only the first |
-| `leak` | what is allocated between steps grew by {growth:.0%} of the GPU, steadily |
-| `larger_step` | steps needed more and more, or one {surprise:.0%} of the GPU more |
+| `leak` | the memory allocated between steps grew steadily, by {growth:.0%} of the GPU |
+| `larger_step` | steps needed more and more, or one step needed {surprise:.0%} of the GPU more |
 | `new_phase` | an evaluation, a save, a copy, or tensors that appeared once and stayed |
 | `outside` | memory outside PyTorch's allocator grew: another process, or libraries of this one |
-| `stranded` | the same need failed, because free memory was stranded |
+| `stranded` | a step that needed no more than before failed, because free memory was stranded |
 | `tight` | nothing had changed: the ordinary variation of the job reached the limit |
 
-It is absent where it is not known, for example in inference without steps.
+The onset is absent if it is unknown, for example in inference without steps.
 
 ## Measured
 
-Short training scripts with a known end run on PyTorch's own allocator, on a
+Short training scripts with a known reason to fail run on PyTorch's own allocator, on a
 [phantom GPU](phantom.md) of 2 to 16 GiB, until they run out of memory. Sizes, numbers of steps, and
 the length of a step (1 to 50 ms) are drawn at random. Jobs that finish are left out. Each job runs
 
 - alone: cause and onset are compared with the true ones;
 - again with what the report advises first, if that is a setting: it is *worth it* if the job then
   takes at least {worth:.0%} more steps (batches, tokens), or finishes;
-- again with expandable segments. They tell the true cause of jobs that grow: `fragmentation` if
-  they give more than {much:.0%} more steps, the stated one below {little:.0%}, and both are right
-  between them;
-- again with `history="oom"`, if one line of the script is guilty, to compare the line that the
-  report names first: of what grew or is held, and of an evaluation without such, where it ran out.
+- again with expandable segments. They show the true cause of jobs that grow: `fragmentation` if
+  they allow more than {much:.0%} more steps, the stated cause below {little:.0%}, and either of
+  them in between;
+- again with `history="oom"`, if one line of the script is responsible, to compare it with the line
+  that the report names first: the line that grew or holds memory, or for an evaluation without
+  such a line, the line that ran out of memory.
 
 """
 SUMMARY = """\
 {jobs} jobs of {kinds} kinds; seeds {seeds}, none of which was used to choose a threshold:
 
-- cause right: {cause}, onset right: {onset}, both: {both}; of these, two answers are right in
-  {mixed} jobs; if {worth:.0%} more steps alone decided about `fragmentation`, without the range
-  between, the cause would be right in {exact};
-- the guilty line named first: {line};
+- cause right: {cause}, onset right: {onset}, both: {both}; two answers are right in
+  {mixed} of the jobs; if {worth:.0%} more steps alone decided about `fragmentation`, without the
+  range in between, the cause would be right in {exact};
+- the responsible line was named first: {line};
 - a setting was advised first in {settings} jobs, and worth it in {setting};
-- fragmentation alone was true, and not named: {missed}."""
+- fragmentation was the only true cause, but was not named: {missed}."""
 TAIL = """\
 
 ## Limits
 
 - The jobs are synthetic, and short. A job of yours may have more than one reason to end.
-- Between two answers, such as a leak that leaves some memory stranded, the limit is a matter of
-  definition. The headline then says both.
-- A copy of a model that fits, after which the next step does not, is called a larger step: no
-  step's end tells the copy from activations. It counts as right.
-- Of memory that grows outside the allocator, the SDK does not know whose it is. With an exporter,
-  `nvml_process_memory_bytes` tells. Both causes count as right for communicators.
-- The line is the one that allocates what is kept, which may differ from the line that keeps it.
+- If two answers apply, such as a leak that leaves some memory stranded, the limit between them is a
+  matter of definition. The headline then states both.
+- A copy of a model that fits, after which the next step does not, is called a larger step,
+  because no step has ended that would distinguish the copy from activations. This counts as right.
+- If memory grows outside the allocator, the SDK does not know which process it belongs to. With an
+  exporter, `nvml_process_memory_bytes` shows it. For communicators, both causes count as right.
+- The report names the line that allocates the kept memory. A different line may keep it.
 
 Run it yourself, in about 6 minutes on two cores:
 

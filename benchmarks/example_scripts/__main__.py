@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"nan|inf|[-+]?\d[\d.,:e+-]*")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run of a script left behind. Lines are those of stdout."""
+    """What a run of a script left behind; `lines` is its stdout."""
 
     code: int
     lines: list[str]

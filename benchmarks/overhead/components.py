@@ -2,8 +2,8 @@
 
     python -m torchmem.phantom --memory 80GiB -- python -m benchmarks.overhead.components
 
-Usage: `python -m benchmarks.overhead.components 1000 10000`. In one process reads with and without
-components take turns. The optimizer has gradients and two states for each parameter; the recorded
+Usage: `python -m benchmarks.overhead.components 1000 10000`. Reads with and without components take
+turns in one process. The optimizer has gradients and two states for each parameter; the recorded
 step makes four allocations and frees for each. Needs PyTorch with a GPU or the phantom.
 """
 
@@ -47,7 +47,7 @@ def optimizer(parameters: int) -> Any:
 
 
 class WithoutCounter:
-    """PyTorch's allocator, of whose tensors nothing is known."""
+    """PyTorch's allocator, without information about its tensors."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend

@@ -2,8 +2,8 @@
 
     python -m torchmem.phantom --memory 80GiB -- python -m benchmarks.overhead.modules
 
-Each module is a linear layer with a weight and a bias. "Registration": of a parameter or submodule,
-what the SDK's hook adds to it. Needs PyTorch with a GPU or the phantom.
+Each module is a linear layer with a weight and a bias. "Registration" is the time that the SDK's
+hook adds to the registration of a parameter or submodule. Needs PyTorch with a GPU or the phantom.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m torchmem.phantom --memory 24GiB -- python -m benchmarks.overhead.recorded_step
 
-"Ring": what PyTorch holds while it records. "Entries": what they take in Python at the step's end,
-until the peak is found. Needs PyTorch with a GPU or the phantom, and Linux.
+"Ring" is the memory that PyTorch holds while it records. "Entries" is the memory of the entries in
+Python at the end of the step, until the peak is found. Needs PyTorch with a GPU or the phantom, and
+Linux.
 """
 
 from __future__ import annotations

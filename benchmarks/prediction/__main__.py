@@ -1,4 +1,4 @@
-"""Measure how many OutOfMemoryErrors an alert tells in time, and how often it is wrong.
+"""Measure how many OutOfMemoryErrors an alert predicts in time, and how often it is wrong.
 
     PYTHONPATH=tests python -m benchmarks.prediction                  # 40 minutes; then from files
     PYTHONPATH=tests python -m benchmarks.prediction --seeds 500 504  # a sixth of it
@@ -7,7 +7,7 @@
 
 Each job is simulated in virtual time by the project's own allocator, under the SDK's own recorder,
 and scraped every 10 seconds. The rules are evaluated as PromQL. Seeds below 500 were used to tune
-the shipped rule; the results are those of the others.
+the shipped rule; the results are from the other seeds.
 docs/measurements/prediction.md explains the figures.
 """
 

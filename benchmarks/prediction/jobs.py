@@ -3,7 +3,7 @@
 A job is one rank on one GPU. Its kind says what uses the memory, and its course says when: a share
 of what is left of the GPU beside the job at its start, over virtual time. Kind and seed determine
 a job. Before most jobs, a job of the same name ran: with the same parameters, or with others.
-Nothing here knows what is published of it.
+This module does not know what is published about a job.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 60.0, 2 * HOUR
 class Script:
     """What the script of a job tells the SDK: its largest batch, and the size of each batch.
 
-    Sizes are multiples of the longest batch at the start. A script counts its tokens, of which the
-    activations take about, but not exactly, a fixed number of bytes each.
+    Sizes are multiples of the longest batch at the start. A script counts its tokens, and
+    each takes about, but not exactly, a fixed number of bytes of activations.
     """
 
     largest: float | None
@@ -85,7 +85,7 @@ class Job:
 class Shape:
     """What a model needs: shares of the GPU, the number of its layers, and its shortest batch.
 
-    `base` is weights, gradients and optimizer state, `activations` those of the longest batch.
+    `base`: weights, gradients and optimizer state; `activations`: activations of the longest batch.
     """
 
     base: float

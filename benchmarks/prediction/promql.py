@@ -2,7 +2,7 @@
 
 A vector has an array for each set of labels, with a value for each evaluation, NaN where Prometheus
 has none. Rules are evaluated at each scrape, so that every offset and range is a whole number of
-scrapes. Implemented is what rules about memory use; anything else raises NotImplementedError.
+scrapes. Only what rules about memory use is implemented; anything else raises NotImplementedError.
 """
 
 from __future__ import annotations

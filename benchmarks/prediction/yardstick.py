@@ -1,4 +1,4 @@
-"""What a prediction is worth: which ends it tells in time, and how often it is wrong."""
+"""Rate a prediction: which OOMs it predicts in time, and how often it is wrong."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     PYTHONPATH=tests .venv-cuda/bin/python -m benchmarks.verdict --kinds hook window
 
 Each job is a short training script on PyTorch's real allocator, on a phantom GPU. It runs until it
-ends, again with expandable segments, again with what the report advises first if a program can do
-that, and again with memory history if one of its lines is guilty. docs/verdict.md explains the
+ends, again with expandable segments, again with the report's first advice if a program can apply
+it, and again with memory history if one of its lines is responsible. docs/verdict.md explains the
 figures. The seeds of `report` were not used to choose a threshold. It takes about 6 minutes.
 """
 

@@ -30,9 +30,9 @@ class Kind:
         program: the file in `programs`.
         function: the function in it.
         text: what happens, in a few words.
-        onsets: the onsets that are true; two where it is honestly both.
-        causes: the causes that are true, without those that are measured.
-        expandable: the effect of expandable segments. Where it is `any`, it is measured whether
+        onsets: the onsets that are true; two if both are.
+        causes: the causes that are true, except causes that are measured.
+        expandable: the effect of expandable segments. With `any`, a measurement shows whether
             fragmentation was the cause of a job.
     """
 
@@ -69,7 +69,7 @@ class Case:
 
 @cache
 def _guilty_lines(program: str, function: str) -> frozenset[int]:
-    """Return the marked lines in a function, and those elsewhere whose mark names it."""
+    """Return the marked lines in a function, and lines elsewhere whose mark names the function."""
     text = (PROGRAMS / f"{program}.py").read_text(encoding="utf-8")
     defined = {
         node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)

@@ -128,9 +128,9 @@ def _problem(expression: str, what: str, detail: str) -> str:
 def _problems() -> Panel:
     text = Text(
         "Problems",
-        "What is wrong with the monitoring, and where? Counts are those of the time range. The "
+        "What is wrong with the monitoring, and where? Counts are for the time range. The "
         "exporter's log has the details of its own problems, and the log of the training job has "
-        "those of the SDK.",
+        "the details of SDK errors.",
         NOTHING_IS_WRONG,
     )
     directory = f"{select(catalog.RUN_DIRECTORY_PROBLEM)} == 1"

@@ -158,8 +158,8 @@ def _gpus() -> Panel:
         "share of the memory that PyTorch holds but can neither use nor return. Power: the share "
         "of the limit. Throttled: what lowers the clocks; a power cap is usual under load, heat "
         "points to the cooling. ECC: memory errors since the driver was loaded that ECC could not "
-        "correct. XID: the newest error within the time range. Run: that of the rank with most "
-        "memory.",
+        "correct. XID: the newest error within the time range. Run: the run of the rank "
+        "with most memory.",
         "No GPU here: NVML reports none, or is not available (see Driver). Values of ranks on this "
         "node are on the dashboard Training memory.",
     )

@@ -139,7 +139,7 @@ NUMBERS: list[Panel] = [
         Text(
             "By cause",
             "Why did they run out of memory? capacity: the run needed more than the GPU has. "
-            "fragmentation: free memory worth having was not in one piece. limit: the memory "
+            "fragmentation: enough memory was free, but not in one piece. limit: the memory "
             "fraction. external: other programs. pending: a block waited for another stream. "
             "library: NCCL, cuBLAS or another library got no memory.",
             "None",
@@ -228,8 +228,8 @@ FAILED = joined_table(
     Text(
         "Ranks that ran out of memory or were killed",
         "Which ranks failed, why, and what helps? These are the last values of each process, kept "
-        "as long as Prometheus retains them. The cause is the change that would have given the "
-        "job room worth having. Why now is what had changed since it ran well: where something "
+        "as long as Prometheus retains them. The cause is the change that would have made "
+        "enough room for the job. Why now is what had changed since it ran well: if something "
         "grew, look there first. The link in When opens this dashboard, and the link in Rank "
         "the dashboard Training memory, for the time around the error. On the node, `torchmem "
         "oom` explains the same error in full.",

@@ -105,7 +105,7 @@ NUMBERS: list[Panel] = [
             "Most stranded",
             "How much of its GPU does the worst rank lose to fragmentation: memory that is free, "
             "but pinned between live blocks? Orange above the threshold of the warning, red above "
-            "that of the critical alert.",
+            "the threshold of the critical alert.",
             NO_SNAPSHOT,
         ),
         Query(f"topk(1, {STRANDED_SHARE})", RANK),

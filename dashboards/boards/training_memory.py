@@ -68,10 +68,10 @@ _RANK = stack(
         "Rank $shown",
         "How far apart are the memory of tensors (allocated), the memory that waits for another "
         "stream too (active), what PyTorch holds (reserved), and the GPU? Outside PyTorch are the "
-        "CUDA context, which was there at the start, and libraries such as NCCL, since then. What "
-        "is left below the dashed line is free or belongs to other processes. What an allocator "
-        "that sleeps has given back does not count as allocated. The ranks with the least "
-        "headroom are shown.",
+        "CUDA context, which existed at the start, and libraries such as NCCL, which came later. "
+        "The rest below the dashed line is free or belongs to other processes. Memory that a "
+        "sleeping allocator has returned does not count as allocated. The panel shows the ranks "
+        "with the least headroom.",
     ),
     [
         Query(_shown(_ON_GPU), "allocated", PARTS["in_use"]),
@@ -300,7 +300,7 @@ SPECIAL: list[Panel] = [
         Text(
             "Given back while asleep",
             "How much of what PyTorch counts as reserved is not on the GPU, because an allocator "
-            "outside PyTorch has given it back, as in vLLM's sleep mode? It is free for other "
+            "outside PyTorch has returned it, as in vLLM's sleep mode? It is free for other "
             "processes; the rank needs it again when it wakes up.",
             "All reserved memory is on the GPU",
         ),

@@ -1,6 +1,6 @@
 """Jobs that keep tensors from step to step.
 
-`# guilty` marks the line that allocates what is kept: the stack of an allocation names no other.
+`# guilty` marks the line that allocates what is kept: the stack of an allocation has no other line.
 """
 
 from __future__ import annotations

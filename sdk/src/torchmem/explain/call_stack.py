@@ -1,6 +1,6 @@
-"""Python call stacks of an allocation, as plain text: no locals, no source lines.
+"""The Python call stack of an allocation as plain text, without locals or source lines.
 
-A frame is the user's own unless it belongs to an installed package, to PyTorch, or to Python.
+A frame belongs to the user's code unless it is in an installed package, PyTorch, or Python.
 """
 
 from __future__ import annotations

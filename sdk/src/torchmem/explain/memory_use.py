@@ -1,4 +1,4 @@
-"""What the memory of a device is used for, as parts that add up to its total."""
+"""Divide the memory of a device into parts by use; the parts add up to the total."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _checked(report: OomReport) -> OomReport:
 
 CAUSE_SUMMARIES: dict[OomCause, str] = {
     "capacity": "the run needed more memory than the GPU has",
-    "fragmentation": "free memory worth having, but not in one piece",
+    "fragmentation": "enough free memory, but not in one piece",
     "limit": "the process reached its own memory limit",
     "external": "other processes hold the memory of the GPU",
     "pending": "a block that fits was still waiting for another stream",

@@ -1,4 +1,4 @@
-"""The state of a rank in words, from its latest sample: for terminals and pages alike."""
+"""Describe the state of a rank in words, from its latest sample, for terminals and web pages."""
 
 from __future__ import annotations
 

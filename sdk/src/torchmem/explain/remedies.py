@@ -1,6 +1,6 @@
-"""Remedies for an OOM that fit its cause, the PyTorch version and the settings in effect.
+"""Remedies for an OOM, chosen by its cause, the PyTorch version and the settings in effect.
 
-Settings and the versions that introduced them: c10/cuda/CUDAAllocatorConfig.h and
+The settings and the versions that introduced them are from c10/cuda/CUDAAllocatorConfig.h and
 c10/core/AllocatorConfig.h, PyTorch 2.1 to 2.13. The OOM report, what-if, the rules, the dashboards
 and the runbooks take their allocator settings from this file.
 """

@@ -1,4 +1,4 @@
-"""The thresholds of the alerts, which are also those of the screens; thresholds.yml explains each.
+"""The thresholds of the alerts, which the screens also use; thresholds.yml explains each.
 
 A file of the user is read strictly: an unknown name is an error. The suffix of a threshold's name
 determines which values it accepts and how PromQL writes them.

@@ -1,8 +1,8 @@
-"""The verdict on an OutOfMemoryError: what would have given the job room, and what had changed.
+"""The verdict on an OutOfMemoryError: what would have made room for it, and what had changed.
 
-The *cause* is the change that would have given the most room worth having, capacity if none would.
-The *onset* is what had changed since the run was healthy. docs/verdict.md defines both, and shows
-how often they are right.
+The *cause* is the change that would have made the most room, or capacity if no change would have
+made enough. The *onset* is what had changed since the run was healthy. docs/verdict.md defines
+both, and shows how often they are right.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ class _Run:
 
     @property
     def foreign(self) -> int:
-        """The least that others hold: without what this process may hold outside the allocator.
+        """The least memory that others may hold, without this process's own outside memory.
 
-        What the need of a step that fitted before has lost to others counts, whoever took it.
+        If others took memory that a step needed and had before, that memory counts too.
         """
         least = self._evidence.foreign(self._outside_at_start, is_alone=self._about.is_alone)
         return max(least, self._taken_outside or 0) if self._surprise == 0 else least

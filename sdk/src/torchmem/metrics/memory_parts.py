@@ -94,21 +94,21 @@ COMPONENTS: Mapping[str, MemoryPart] = {
 
 PARTS: Mapping[str, MemoryPart] = {
     "in_use": MemoryPart(
-        "tensors", "In use by tensors", "#4e84fc", "T", "Tensors; what they are is not known."
+        "tensors", "In use by tensors", "#4e84fc", "T", "Tensors of unknown use."
     ),
     "stranded": MemoryPart(
         "stranded",
         "Stranded",
         "#f09225",
         "!",
-        "Free, but beside live tensors: PyTorch cannot give it back.",
+        "Free, but beside live tensors: PyTorch cannot return it.",
     ),
     "releasable": MemoryPart(
         "releasable",
         "Cached, releasable",
         "#9fe4eb",
         "R",
-        "Free in whole segments: PyTorch can give it back.",
+        "Free in whole segments: PyTorch can return it.",
     ),
     "private_pools": MemoryPart(
         "private pools",

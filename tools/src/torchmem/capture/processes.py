@@ -1,7 +1,7 @@
 """The instrumented processes of a run directory, for commands that address one of them.
 
-Only the caller's own processes are found, and root finds those of all users: what another user
-publishes cannot get in the way. The content of the files is not trusted.
+Users find only their own processes, so files of other users have no effect; root finds the
+processes of all users. The content of the files is not trusted.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class TrainingProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFilter:
-    """Which process to select; None matches any.
+    """The processes to select; None matches any value.
 
-    `pid` may be the process id in this namespace or in that of the process.
+    `pid` is the process id in this namespace or in the namespace of the process.
     """
 
     rank: int | None = None

@@ -1,7 +1,7 @@
-"""The `torchmem` command. Each subcommand is the module `command` of the room of its name.
+"""The `torchmem` command. Each subcommand is the module `command` in the package of its name.
 
-The module of the given command is imported, and for the help text every module. They must not need
-an extra or be slow to import; `run` imports what it needs.
+Only the module of the given command is imported; the help text imports all of them. These modules
+must not need an extra or be slow to import; their `run` imports what it needs.
 """
 
 from __future__ import annotations

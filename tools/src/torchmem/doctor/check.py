@@ -1,4 +1,4 @@
-"""One check: what was found, whether it is in order, and the next step if it is not."""
+"""The result of one check: what was found, whether it is a problem, and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Status = Literal["ok", "note", "problem"]
 class Check:
     """The result of one check.
 
-    `status`: "note" is worth knowing and not wrong, such as a machine without a GPU.
+    `status`: "note" is information and not a problem, such as a machine without a GPU.
     """
 
     subject: str

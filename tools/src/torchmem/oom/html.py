@@ -1,4 +1,4 @@
-"""One OOM report as a page in one file, which can be attached to a ticket."""
+"""Write an OOM report as one HTML file that can be attached to a ticket."""
 
 from __future__ import annotations
 

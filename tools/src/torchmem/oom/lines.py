@@ -1,4 +1,4 @@
-"""The lines of Python that held the memory at an OutOfMemoryError, as text."""
+"""Print the Python lines that held the memory at an OutOfMemoryError."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchmem.oom.where import place, short_place
 
 UNKNOWN = "(no stack: allocated before the recording, or by the backward pass)"
 MAX_KNOWN = 70
-"""Columns for the description of a part; longer ones show the innermost end."""
+"""Columns for the description of a part; of a longer one, the innermost end is shown."""
 
 
 def held_lines(report: OomReport) -> Iterator[str]:
-    """Yield the lines that grew, then those that held most; none if no stacks were recorded."""
+    """Yield the lines that grew, then the lines that held most; none without recorded stacks."""
     if report.lines is None:
         return
     if report.lines.grown:

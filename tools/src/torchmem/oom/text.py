@@ -1,4 +1,4 @@
-"""OOM reports as plain text, for terminals of at least 88 columns."""
+"""Print OOM reports as plain text, for terminals with at least 88 columns."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with a pointer to --help."""
-        raise UsageError(f"{message}: see {self.prog} --help")
+        raise UsageError(f"{message}: see {self.prog} --help.")
 
 
 def main() -> NoReturn:
@@ -80,13 +80,13 @@ def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild
 
 def _device_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_GPUS:
-        raise UsageError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}")
+        raise UsageError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}.")
     return int(text)
 
 
 def _machine(text: str) -> str:
     if not text.isdecimal() or int(text) > MAX_MACHINE:
-        raise UsageError(f"{text!r} is not the number of a machine from 0 to {MAX_MACHINE}")
+        raise UsageError(f"{text!r} is not the number of a machine from 0 to {MAX_MACHINE}.")
     return text
 
 
@@ -94,7 +94,7 @@ def _address_order(text: str) -> str:
     if not ADDRESS_ORDER.fullmatch(text):
         raise UsageError(
             f"{text!r} is not an order of addresses: use reuse, ascending, descending or "
-            "random:SEED"
+            "random:SEED."
         )
     return text
 

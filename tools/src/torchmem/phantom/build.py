@@ -50,7 +50,7 @@ def _check_machine() -> None:
     if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
         raise UsageError(
             f"the phantom GPU runs on 64-bit Linux, not on {sys.platform} {machine}: use a Linux "
-            "machine"
+            "machine."
         )
 
 
@@ -101,7 +101,7 @@ def _writable(environment: Mapping[str, str]) -> Path:
             return place
     raise UsageError(
         f"cannot use {places[0]} or {places[1]} for the phantom GPU's library: set XDG_CACHE_HOME "
-        "to a folder that only you can write to"
+        "to a folder that only you can write to."
     )
 
 
@@ -123,7 +123,7 @@ def _compile(libraries: list[Path], folder: Path, compiler: list[str]) -> None:
     try:
         stubs.write_text(stub_source(called_functions(libraries)))
     except (ElfError, OSError) as error:
-        raise UsageError(f"cannot read the installed PyTorch: {error}; reinstall it") from error
+        raise UsageError(f"cannot read the installed PyTorch: {error}; reinstall it.") from error
     sources = [*map(str, SOURCES.glob("*.c")), str(stubs)]
     exports = f"-Wl,--version-script={SOURCES / 'exports.map'}"
     output = ["-o", str(folder / LIBRARY), "-ldl", "-lm", "-lpthread"]
@@ -134,7 +134,7 @@ def _compile(libraries: list[Path], folder: Path, compiler: list[str]) -> None:
         reason = next(errors, f"exit code {done.returncode}")
         raise UsageError(
             f"{command[0]} cannot build the phantom GPU ({reason.strip()}): apt install gcc "
-            "libc6-dev, or set CC to another compiler"
+            "libc6-dev, or set CC to another compiler."
         )
     for name in ALIASES:
         (folder / name).symlink_to(LIBRARY)
@@ -147,5 +147,5 @@ def _compiler(environment: Mapping[str, str]) -> list[str]:
             return words
     problem = f"CC={named[0]} is not a program" if named else "there is no C compiler"
     raise UsageError(
-        f"{problem}: apt install gcc libc6-dev (or your system's package), or set CC to a compiler"
+        f"{problem}: apt install gcc libc6-dev (or your system's package), or set CC to a compiler."
     )

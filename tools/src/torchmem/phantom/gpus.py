@@ -112,7 +112,7 @@ def parse_gpu_model(text: str) -> GpuModel:
         if close
         else f"the known GPUs are {', '.join(_BY_NAME)}"
     )
-    raise UsageError(f"{text!r} is not a known GPU: {hint}; or give a memory size such as 24GB")
+    raise UsageError(f"{text!r} is not a known GPU: {hint}; or give a memory size such as 24GB.")
 
 
 def parse_usable_gpu_model(text: str) -> GpuModel:
@@ -140,5 +140,5 @@ def parse_memory(text: str) -> int:
         return parse_size(text)
     except ValueError:
         raise UsageError(
-            f"{text!r} is not a memory size; write for example 80GB or 24GiB"
+            f"{text!r} is not a memory size; write for example 80GB or 24GiB."
         ) from None

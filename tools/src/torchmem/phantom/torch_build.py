@@ -52,7 +52,7 @@ def cuda_build(command: Sequence[str], environment: Mapping[str, str]) -> TorchB
     python = script_interpreter(command, environment) or _python_on_path(environment)
     if python is None:
         raise UsageError(
-            "there is no python on PATH: give the interpreter, as in -- /path/to/python train.py"
+            "there is no python on PATH: give the interpreter, as in -- /path/to/python."
         )
     return checked_build(find_torch(python, environment), python)
 
@@ -87,7 +87,7 @@ def find_torch(python: str, environment: Mapping[str, str]) -> TorchBuild | None
         stderr = str(getattr(error, "stderr", None) or "").strip().splitlines()
         reason = stderr[-1] if stderr else type(error).__name__
         raise UsageError(
-            f"cannot find out which PyTorch {python} has ({reason}): check that it runs"
+            f"cannot find out which PyTorch {python} has ({reason}): check that it runs."
         ) from error
     return TorchBuild(str(version), cuda, Path(folder)) if version and folder else None
 
@@ -109,8 +109,8 @@ def checked_build(build: TorchBuild | None, python: str) -> TorchBuild:
 def missing_program(command: Sequence[str]) -> UsageError:
     """Return the error for a command that is empty or whose program does not exist."""
     if command:
-        return UsageError(f"cannot run {command[0]!r}: give the name of a program")
-    return UsageError("no command: add one after --")
+        return UsageError(f"cannot run {command[0]!r}: give the name of a program.")
+    return UsageError("no command: add one after --.")
 
 
 def _shebang_interpreter(first: str, second: str, environment: Mapping[str, str]) -> str | None:

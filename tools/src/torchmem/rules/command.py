@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return _check(arguments.check, render.outdated(arguments.check, rendered))
     if arguments.out is None:
-        raise UsageError("Give the directory for the rules: torchmem rules --out DIR.")
+        raise UsageError("--out is missing: give the directory for the rules.")
     render.write(arguments.out, rendered)
     print(f"Wrote {len(rendered)} files to {arguments.out}.")
     print(f"Check them with: promtool check rules {arguments.out}/*.yml")

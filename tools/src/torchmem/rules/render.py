@@ -291,7 +291,7 @@ def write(folder: Path, rendered: Mapping[str, str]) -> None:
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"Cannot write the rules to {folder}: {error.strerror}; give another --out."
+            f"cannot write the rules to {folder} ({error.strerror}): give another --out."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""The two lines with which a program ends that `torchmem run` started on a terminal.
+"""The two lines that `torchmem run` prints on a terminal when the program ends.
 
-They say how much memory it needed, and where to read on. They are written when Python exits, after
-the session has ended and after a traceback, by the process that used the GPU: `torchmem run` was
+They show how much memory it needed, and where to find more. The process that used the GPU writes
+them when Python exits, after the session has ended and after a traceback: `torchmem run` was
 replaced by the command and no longer exists.
 """
 

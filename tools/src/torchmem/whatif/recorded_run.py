@@ -61,7 +61,7 @@ def recorded_run(
 ) -> RecordedRun:
     """Return what is known about a recording. Arguments and errors are those of `what_if`."""
     if any(size is not None and size <= 0 for size in (gpu_bytes, total_bytes)):
-        raise UsageError("The memory of the GPU must be more than 0 bytes.")
+        raise UsageError("the memory of the GPU must be more than 0 bytes.")
     settings = recorded_settings(recording)
     facts = recording.facts
     total_bytes = total_bytes or facts.total_bytes

@@ -42,7 +42,7 @@ _GZIP = {"Content-Encoding": "gzip"}
 class LiveApi:
     """Answers with the state of the node, once or as a stream, and about one rank.
 
-    The words about a rank are made once for each collection.
+    The texts about a rank are rendered once for each collection.
     """
 
     def __init__(self, states: States, ranks: RankIndex, run_dir: Path, queue: FairQueue) -> None:
@@ -132,7 +132,7 @@ class LiveApi:
                 await asyncio.wait_for(self._closing.wait(), self._states.pause_seconds)
 
     async def _event_after(self, sent: float, *, gzipped: bool) -> tuple[float, bytes]:
-        """Return the time of the newest state, and its event unless it is the one of `sent`."""
+        """Return the time of the newest state, and its event unless that time is `sent`."""
         newest = await self._states.newest()
         if newest.found.time == sent:
             return sent, b""

@@ -24,7 +24,7 @@ WAITING = "The rank publishes its map with its next snapshot, usually within a f
 
 
 class MapApi:
-    """Answers with the memory map of one rank; each request renews that the rank is asked.
+    """Answers with the memory map of one rank; each request asks the rank again.
 
     200 with the map, 202 while the rank has not published one, 304 if the map is the one that the
     client has; 403, 404 and 409 with a sentence under `error`.

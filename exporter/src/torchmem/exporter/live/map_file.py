@@ -42,7 +42,7 @@ MAX_EXACT = 1 << 53  # JavaScript's numbers are exact below
 MAX_KEPT_MAPS = 8
 MAX_KEPT_BYTES = 8 << 20
 MAX_OBJECTS = MAX_BLOCKS + 4 * MAX_ITEMS
-"""Of the JSON: each segment has a block, and each device a few objects more."""
+"""In the JSON: each segment has a block, and each device has a few more objects."""
 MAX_COMMAS = 8 * MAX_BLOCKS + 256 * MAX_ITEMS
 """A segment with one block has 8, its own among them, and each further block has one."""
 
@@ -71,7 +71,7 @@ _segment_decoder = msgspec.json.Decoder(SegmentMap, strict=True)
 
 
 class MapFiles:
-    """Reads the maps of ranks. The newest few are kept, as several viewers may look at them.
+    """Reads the maps of ranks, and keeps the newest few, because several viewers may request them.
 
     A file that was refused is not read again either. `check` is `checked`.
     """

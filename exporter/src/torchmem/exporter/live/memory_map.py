@@ -1,4 +1,4 @@
-"""Ask a rank for its memory map while someone looks.
+"""Ask a rank for its memory map while a viewer requests it.
 
 The rank publishes its map only while it is asked (`torchmem.sample.memory_map`).
 """
@@ -96,7 +96,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _remove_ended(directory: int, now: float) -> None:
-    """Remove requests that were not renewed, also those of an exporter that was killed."""
+    """Remove requests that were not renewed, including requests of an exporter that was killed."""
     for name in os.listdir(directory):
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)

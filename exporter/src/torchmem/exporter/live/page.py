@@ -28,7 +28,7 @@ PAGE_HEADERS = {
 _FOREVER = "private, max-age=31536000, immutable"
 _INDEX = "index.html"
 _FOLDER = b"STATIC"
-"""What stands in index.html for the folder of the files, whose name changes with their content."""
+"""Placeholder in index.html for the folder of the files; its name changes with their content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class File:
 
     @classmethod
     def of(cls, name: str, content: bytes) -> File:
-        """Compress a file; its name tells its type."""
+        """Compress a file; its name determines its type."""
         media_type = mimetypes.guess_type(name)[0] or "text/plain"
         return cls(media_type, content, gzip.compress(content, mtime=0))
 

@@ -18,7 +18,7 @@ from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.sample.sample import Allocator, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
-"""More than any GPU has: a larger number in a sample is not true."""
+"""More than any GPU has: a larger number in a sample cannot be true."""
 
 
 class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,7 +30,7 @@ class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LegendEntry(msgspec.Struct, frozen=True):
-    """A part's name, its label for people, its color as in colors.py, and what it means."""
+    """A part's name, its label on the page, its color as in colors.py, and its meaning."""
 
     name: str
     label: str
@@ -79,10 +79,10 @@ _SHRINK_ORDER = (
 def rank_parts(device: DeviceSample, outside: int | None) -> tuple[UseState, ...]:
     """Return what one process holds on a device; the parts add up to reserved and outside bytes.
 
-    Without a sound sample there are none. Statistics are read when a step ends and the snapshot at
-    a random time. The parts in use are those of the moment at which more was in use, as in
+    Without a valid sample there are no parts. Statistics are read when a step ends and the snapshot
+    at a random time. The parts in use describe the moment at which more was in use, as in
     rank:torchmem_in_use_bytes:max. If `outside` is below zero, that many reserved bytes are not on
-    the device, and which those are is not known.
+    the device, and it is unknown which bytes these are.
     """
     allocator, reserved = device.allocator, _reserved(device)
     if allocator is None or reserved is None:
@@ -114,10 +114,10 @@ def _reserved(device: DeviceSample) -> int | None:
 
 
 def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[UseState]:
-    """Return what is reserved and not in use.
+    """Return the memory that is reserved and not in use.
 
-    Of what came since the snapshot, it is not known how it is free. The rest is scaled down if the
-    cache has shrunk.
+    It is unknown whether memory that was cached since the snapshot is stranded. The rest is scaled
+    down if the cache has shrunk.
     """
     free_now = max(0, reserved - allocator.active_bytes.total)
     if layout is None:

@@ -48,7 +48,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Reason(Document, frozen=True, kw_only=True):
     """One thing that threatens a rank, as `torchmem report` prints it.
 
-    `cause` and `onset` are those of the OOM, as far as they are known.
+    `cause` and `onset` describe the OOM; each is None if unknown.
     """
 
     text: str
@@ -72,11 +72,12 @@ class RankState(Document, frozen=True, kw_only=True):
     """One process on one GPU. Sizes are in bytes, times in Unix seconds.
 
     `id` names the process in URLs; `uid` is the user who owns it. `parts` add up to what it holds:
-    its reserved bytes and, where known, those outside the allocator; `tensor_bytes` are those of
-    tensors. `read_steps`: how many steps had ended at the read that the bytes of the step count
-    from. `sample_time`: when the process last published; `stats_time` and `snapshot_time`: when its
-    allocator's statistics and its layout were read. The headroom is of the time of the statistics.
-    `has_severe_fragmentation`: whether the ratio is above the threshold. `why`: what threatens it.
+    its reserved bytes and, if known, the bytes outside the allocator; `tensor_bytes` is the part
+    that is tensors. `read_steps`: how many steps had ended at the read that the bytes of the step
+    count from. `sample_time`: when the process last published; `stats_time` and `snapshot_time`:
+    when its allocator's statistics and its layout were read. The headroom is of the time of the
+    statistics. `has_severe_fragmentation`: whether the ratio is above the threshold. `why`: what
+    threatens it.
     """
 
     id: str
@@ -293,7 +294,7 @@ def _other_device(uuid: str, gpu: GpuIdentity | None, ranks: Sequence[_OnDevice]
 
 
 def _total(ranks: Sequence[_OnDevice]) -> int | None:
-    """Return the device's memory as its newest sample says."""
+    """Return the device's memory according to its newest sample."""
     newest = sorted(ranks, key=lambda entry: (not entry.holds_memory, -entry.item.sample.timestamp))
     known = (plausible(entry.device.total_bytes) for entry in newest)
     return next((total for total in known if total is not None), None)

@@ -50,7 +50,7 @@ class EncodedState:
 
 
 def deflated(data: bytes) -> bytes:
-    """Return the data as DEFLATE blocks of which none is the last one.
+    """Return the data as DEFLATE blocks without a final block.
 
     They end at a byte and refer to nothing before them, so that the same ones can follow anything
     in the bodies of all clients, each of which begins with GZIP_HEADER.

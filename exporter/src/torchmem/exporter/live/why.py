@@ -1,7 +1,7 @@
-"""Why a rank's memory is as it is: the words of `torchmem report` and `torchmem oom`, for one rank.
+"""Explain the memory of one rank with the texts of `torchmem report` and `torchmem oom`.
 
-Everybody who may read /metrics may read this, except for the call stack: of it they see the line
-that `torchmem_last_oom_info` has. The rest is for the rank's own user, see `web/peer_user`.
+Every client that may read /metrics may read this, except for the call stack: other clients see only
+the line in `torchmem_last_oom_info`. The stack is for the rank's own user, see `web/peer_user`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Call(Document, frozen=True, kw_only=True):
 class OomWhy(Document, frozen=True, kw_only=True):
     """An OOM report in words. `time` is in Unix seconds.
 
-    `memory`: the use of the device then; its sizes add up to the device. `stack`: from the line
-    that asked outwards, if the client may see it; `hidden`: whether there is one that it may not.
+    `memory`: the use of the device at that time; its sizes add up to the device. `stack`: from the
+    requesting line outwards, if the client may see it; `hidden`: whether a stack was left out.
     """
 
     time: float
@@ -118,7 +118,7 @@ class RankWhy(Document, frozen=True, kw_only=True):
 def rank_why(
     found: NodeReading, run_dir: Path, item: Published, device: DeviceSample, *, may_look: bool
 ) -> RankWhy:
-    """Return the words about a process on one of its devices.
+    """Return the texts about a process on one of its devices.
 
     `may_look`: whether the client may see the call stack. Reads the OOM report in `run_dir`, if
     there is one.
@@ -174,7 +174,7 @@ def _index(found: NodeReading, device: DeviceSample) -> int | None:
 
 
 def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
-    """Return the words about an OOM report.
+    """Return the texts about an OOM report.
 
     `gpu`: NVML's index, None if it is unknown; `may_look`: with the call stack.
     """

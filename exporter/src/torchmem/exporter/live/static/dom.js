@@ -1,4 +1,4 @@
-// Elements without markup: text that others have chosen only ever becomes text.
+// Elements without markup: text from other users is always inserted as text.
 
 /**
  * Return a new element. Properties are set as properties; `class`, `role`, `aria-*` and `data-*` as

@@ -1,5 +1,5 @@
-// The state of the node as it comes: a stream of server-sent events, or polls where there are too
-// many streams. It reconnects by itself.
+// The state of the node as it comes: a stream of server-sent events, or polls if there are too
+// many streams. It reconnects automatically.
 
 const RETRY_MILLISECONDS = 2000;
 const GRACE_MILLISECONDS = 2500;

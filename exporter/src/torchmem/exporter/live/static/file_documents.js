@@ -21,8 +21,8 @@ export function showDocument(section, found) {
   else if (found?.phantom === true && found.verdict) preflight(section, found);
   else if (list(found?.outcomes).length && found.verdict) whatIf(section, found);
   else {
-    throw new Error("The file is JSON, but neither an OOM report (.oom.json) nor what preflight --json " +
-      "or whatif --json printed.");
+    throw new Error("The file is JSON, but neither an OOM report (.oom.json) nor the output of " +
+      "preflight --json or whatif --json.");
   }
 }
 
@@ -36,7 +36,7 @@ function oomReport(section, { process, device, oom, layout, layout_before: befor
   const total = (pools) => (pools ? (pools.small ?? 0) + (pools.large ?? 0) + (pools.undivided ?? 0) : NaN);
   const stranded = layout?.stranded_bytes;
   section.append(
-    el("p", { class: "map-summary" }, `Rank ${process.rank} of ${words(process.run)} asked for ${size(oom.requested_bytes)} and ` +
+    el("p", { class: "map-summary" }, `Rank ${process.rank} of ${words(process.run)} requested ${size(oom.requested_bytes)} and ` +
       `ran out of memory: ${CAUSES[oom.cause] ?? words(oom.cause)}.`),
     facts([
       ["Time", Number.isFinite(timestamp) ? new Date(timestamp * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : ""],

@@ -65,7 +65,7 @@ async function showJson(file, section) {
       documents = [JSON.parse(await file.text())];
     } catch {
       throw new Error("The file is neither a memory snapshot nor JSON: drop a snapshot (.pickle), " +
-        "an OOM report (.oom.json), or what preflight --json or whatif --json printed.");
+        "an OOM report (.oom.json), or the output of preflight --json or whatif --json.");
     }
   }
   for (const found of documents) showDocument(section, found);

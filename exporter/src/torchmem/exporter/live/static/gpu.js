@@ -93,12 +93,12 @@ function lengthOf(times) {
 }
 
 function usedText(gpu) {
-  if (gpu.total_bytes === undefined) return "The size of this GPU is not known.";
+  if (gpu.total_bytes === undefined) return "The size of this GPU is unknown.";
   const free = gpu.parts.find((part) => part.name === "free");
   const total = bytes(gpu.total_bytes);
   if (free) return `${bytes(gpu.total_bytes - free.bytes)} of ${total} in use`;
   const known = gpu.parts.reduce((sum, part) => sum + part.bytes, 0);
-  return known < gpu.total_bytes ? `${total}; how much of it is in use is not known` : total;
+  return known < gpu.total_bytes ? `${total}; unknown how much is in use` : total;
 }
 
 /** Return the ranks that are shown at first: the ones in trouble, and the chosen one. */

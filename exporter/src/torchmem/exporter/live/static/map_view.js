@@ -1,7 +1,7 @@
 // The memory map on a canvas: all bytes in rows, as text is in lines, to scale.
 //
 // A pixel that holds several parts shows their shares one above the other, so that stranded bytes
-// between many small blocks are as visible as those of one large block.
+// between many small blocks are as visible as the bytes of one large block.
 
 import { indexAt, STATES } from "./memory_layout.js";
 

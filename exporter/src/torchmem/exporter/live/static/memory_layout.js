@@ -1,6 +1,6 @@
 // The segments and blocks of one device as one row of parts, and what they add up to.
 //
-// The definitions of stranded and releasable bytes are those of torchmem's Python package
+// Stranded and releasable bytes are defined as in torchmem's Python package
 // (allocator/fragmentation.py); a test compares both for any memory.
 
 const MIB = 2 ** 20;
@@ -15,9 +15,10 @@ const [ALLOCATED, PENDING, PRIVATE_USED, PRIVATE_FREE, RELEASABLE, STRANDED] = S
 /**
  * Return the layout of a device map as /api/v1/map has it.
  *
- * Positions are bytes from the beginning of the row, in which segments follow each other: those of
- * the default pools by stream, and then those of each private pool. A free block of an expandable
- * segment becomes up to three parts, because only its full pages can go back to the driver.
+ * Positions are bytes from the beginning of the row, in which segments follow each other:
+ * segments of the default pools by stream, then segments of each private pool. A free block of an
+ * expandable segment becomes up to three parts, because only its full pages can go back to the
+ * driver.
  */
 export function layoutOf(device) {
   const segments = ordered(device.segments);

@@ -47,7 +47,7 @@ function draw() {
   setText(byId("summary"), summary(newest));
   const hidden = newest.gpus.length - shown.length;
   byId("hidden").hidden = hidden === 0;
-  setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks report: see the state as JSON.`);
+  setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks report; see the state as JSON.`);
 }
 
 function onState(state) {

@@ -165,7 +165,7 @@ class Reader extends Bytes {
 
   /** Read a little-endian two's complement of `length` bytes. */
   long(length) {
-    if (length > 16) throw new PickleError("The file has a number that no snapshot has.");
+    if (length > 16) throw new PickleError("The file has a number that cannot be part of a snapshot.");
     let value = 0n;
     for (let i = 0; i < length; i += 1) value |= BigInt(this.u1()) << BigInt(8 * i);
     return Number(BigInt.asIntN(8 * length, value));
