@@ -1,0 +1,54 @@
+"""A sample while the parts complete it. Copying one for each part would cost more than the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torchmem.sample.sample import DeviceSample, Sample
+
+
+class DeviceDraft:
+    """One device of a draft."""
+
+    __slots__ = ("_counters", "_device", "_fields", "index")
+
+    def __init__(self, device: DeviceSample) -> None:
+        self.index = device.index
+        self._device = device
+        self._fields: dict[str, Any] = {}
+        self._counters: dict[str, Any] = {}
+
+    def add(self, **fields: Any) -> None:
+        """Set fields of `DeviceSample`, other than `counters`."""
+        self._fields.update(fields)
+
+    def count(self, **counters: Any) -> None:
+        """Set fields of `Counters`."""
+        self._counters.update(counters)
+
+    def finished(self) -> DeviceSample:
+        """Return the device with all that was added."""
+        if self._counters:
+            self._fields["counters"] = replace(self._device.counters, **self._counters)
+        return replace(self._device, **self._fields) if self._fields else self._device
+
+
+class Draft:
+    """What the parts add to a sample."""
+
+    __slots__ = ("_fields", "_sample", "devices")
+
+    def __init__(self, sample: Sample) -> None:
+        self.devices = tuple(map(DeviceDraft, sample.devices))
+        self._sample = sample
+        self._fields: dict[str, Any] = {}
+
+    def add(self, **fields: Any) -> None:
+        """Set fields of `Sample`, other than `devices`."""
+        self._fields.update(fields)
+
+    def finished(self) -> Sample:
+        """Return the sample with all that was added."""
+        devices = tuple(device.finished() for device in self.devices)
+        return replace(self._sample, devices=devices, **self._fields)
