@@ -193,10 +193,10 @@ class Trainer:
             pinned=PinnedMemory(2 * GIB, GIB),
             host=HostMemory(self._host_bytes(), HOST_BYTES, HOST_BYTES - 8 * self._host_bytes()),
         )
-        draft = Draft(sample)
+        draft = Draft(sample.devices)
         self._ooms.complete(draft)
         self._growth.complete(draft)
-        sample = draft.finished()
+        sample = replace(sample, **draft.finished())
         return replace(sample, devices=tuple(self._dated(each, now) for each in sample.devices))
 
     def _steps_so_far(self, seconds: float) -> Steps:

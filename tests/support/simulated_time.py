@@ -164,10 +164,10 @@ class Rank:
             cost=SelfCost(2e-5, 2e-3, self.now * 1e-4),
             allocator_settings=self.recorder.settings,
         )
-        draft = Draft(sample)
+        draft = Draft(sample.devices)
         for part in (self._ooms, self._growth, self._peaks):
             part.complete(draft)
-        sample = draft.finished()
+        sample = replace(sample, **draft.finished())
         return replace(sample, devices=tuple(map(self._dated, sample.devices)))
 
     def _dated(self, device: DeviceSample) -> DeviceSample:

@@ -1,11 +1,12 @@
-"""A sample while the parts complete it. Copying one for each part would cost more than the rest."""
+"""What the parts add to a sample. It is made once at the end; a copy for each part costs more."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sample.sample import DeviceSample
 
 
 class DeviceDraft:
@@ -35,20 +36,18 @@ class DeviceDraft:
 
 
 class Draft:
-    """What the parts add to a sample."""
+    """The devices of a sample, and what the parts add to them and to the sample."""
 
-    __slots__ = ("_fields", "_sample", "devices")
+    __slots__ = ("_fields", "devices")
 
-    def __init__(self, sample: Sample) -> None:
-        self.devices = tuple(map(DeviceDraft, sample.devices))
-        self._sample = sample
+    def __init__(self, devices: Iterable[DeviceSample]) -> None:
+        self.devices = tuple(map(DeviceDraft, devices))
         self._fields: dict[str, Any] = {}
 
     def add(self, **fields: Any) -> None:
         """Set fields of `Sample`, other than `devices`."""
         self._fields.update(fields)
 
-    def finished(self) -> Sample:
-        """Return the sample with all that was added."""
-        devices = tuple(device.finished() for device in self.devices)
-        return replace(self._sample, devices=devices, **self._fields)
+    def finished(self) -> dict[str, Any]:
+        """Return fields of `Sample`: the devices, and all that was added."""
+        return {**self._fields, "devices": tuple([device.finished() for device in self.devices])}

@@ -173,29 +173,41 @@ class Monitor:
         for part in self._parts.wishing:  # few, and mostly without a wish
             if wish := part.wants(count):
                 wishes += ((part, wish),)
+        is_read = now >= self.reader.next_read or self.is_step_watched
+        if is_read or wishes or count <= EARLY_STEPS:
+            self._act_at_step(now, wishes)
+
+    def _act_at_step(self, now: float, wishes: Wishes) -> None:
+        count, wanted = self._clock.count, {wish for _, wish in wishes}
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
-        begins = is_first or now >= self.reader.next_read or (wishes and _has(wishes, "watch"))
-        is_due = begins or self.is_step_watched or (wishes and _has(wishes, "read"))
-        is_due = is_due and not self._ended and self._backend.is_initialized()
+        begins = is_first or "watch" in wanted or now >= self.reader.next_read
+        is_due = (begins or "read" in wanted or self.is_step_watched) and not self._ended
+        is_due = is_due and self._backend.is_initialized()
         self.is_step_watched = False
         if not is_due and count <= EARLY_STEPS and not self._ended:
             self.reader.early(count, self._after_early_read)
-        if is_due or wishes:
-            self._act_at_step(now if is_due else None, wishes, begins=bool(begins))
+        if is_due:
+            self._call_after_read(now, begins=begins)
+        elif wishes:
+            self._call_without_read(wishes)
 
-    def _act_at_step(self, now: float | None, wishes: Wishes, *, begins: bool) -> None:
-        """Read at `now` and call all parts; without a time, only those that want a call."""
+    def _call_after_read(self, now: float, *, begins: bool) -> None:
         started = time.thread_time()
-        called: Iterable[Part] = [part for part, wish in wishes if wish == "call"]
-        if now is not None:
-            self._read_at_step(now)
-            called = self._parts.stepping
-        for part in called:
-            with self._errors.suppress(part.stage):
-                part.at_step()
-        if now is not None and begins:
+        self._read_at_step(now)
+        self._call_at_step(self._parts.stepping)
+        if begins:
             self._watch_next_step()
         self._cost.add(time.thread_time() - started)
+
+    def _call_without_read(self, wishes: Wishes) -> None:
+        started = time.thread_time()
+        self._call_at_step([part for part, wish in wishes if wish == "call"])
+        self._cost.add(time.thread_time() - started)
+
+    def _call_at_step(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            with self._errors.suppress(part.stage):
+                part.at_step()
 
     def _read_at_step(self, now: float) -> None:
         self.start()
@@ -337,23 +349,22 @@ class Monitor:
 
         What cannot be true is left out and counted.
         """
-        draft = Draft(self._state())
+        draft = Draft(self._recorder.samples())
         for part in self._parts.completing:
             with self._errors.suppress(part.stage):
                 part.complete(draft)
-        sample, faults = possible(state := draft.finished())
+        sample, faults = possible(state := self._state(draft))
         for fault in faults:
             self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
         return sample or state
 
-    def _state(self) -> Sample:
+    def _state(self, draft: Draft) -> Sample:
         recorder, settings = self._recorder, self._settings
         # The script may create its process group after CUDA, and destroy it before the end.
         self._process = placed(self.process, settings, self._backend.world())
         return Sample(
             timestamp=time.time(),
             process=self._process,
-            devices=recorder.samples(),
             steps=self._clock.steps(),
             cost=SelfCost(
                 recorder.stats_seconds,
@@ -367,6 +378,7 @@ class Monitor:
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
+            **draft.finished(),
         )
 
     def abandon(self) -> None:
@@ -409,7 +421,3 @@ class Monitor:
         for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.close_in_child()
-
-
-def _has(wishes: Wishes, kind: Wish) -> bool:
-    return any(wish == kind for _, wish in wishes)
