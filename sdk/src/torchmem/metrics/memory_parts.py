@@ -93,9 +93,7 @@ COMPONENTS: Mapping[str, MemoryPart] = {
 """What holds the bytes of tensors, bottom first; `other` stands for the parts that users name."""
 
 PARTS: Mapping[str, MemoryPart] = {
-    "in_use": MemoryPart(
-        "tensors", "In use by tensors", "#4e84fc", "T", "Tensors of unknown use."
-    ),
+    "in_use": MemoryPart("tensors", "In use by tensors", "#4e84fc", "T", "Tensors of unknown use."),
     "stranded": MemoryPart(
         "stranded",
         "Stranded",
