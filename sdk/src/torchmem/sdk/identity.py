@@ -22,7 +22,7 @@ from torchmem.sdk.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The variables with which a launcher tells a process its place; None: it has no such one."""
+    """The variables in which a launcher passes its rank to a process; None if it sets none."""
 
     rank: str
     local_rank: str | None = None
@@ -141,7 +141,7 @@ def placed(process: Process, settings: Settings, world: tuple[int, int] | None) 
 def is_multiprocessing_child() -> bool:
     """Return whether Python's multiprocessing started this process, without importing it.
 
-    In such a process the module is loaded already.
+    A process that multiprocessing started has already loaded that module.
     """
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
@@ -155,7 +155,10 @@ class _Place:
 
 
 def _launched_place(environment: Mapping[str, str]) -> _Place:
-    """Return the innermost launcher's values, completed by launchers that set no other rank."""
+    """Return the innermost launcher's values.
+
+    Values that it lacks come from launchers that set the same rank, or none.
+    """
     said = {launcher: _number(environment, launcher.rank) for launcher in LAUNCHERS}
     rank = _first(said.values()) or 0
     agreeing = [launcher for launcher, number in said.items() if number in {rank, None}]

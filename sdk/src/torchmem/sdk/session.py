@@ -172,7 +172,7 @@ class Session:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Mark a time in which this process waits for others: `with session.idle(): queue.get()`.
+        """Mark the time that this process waits for others: `with session.idle(): queue.get()`.
 
         It does not count as stalled, and with the tier `neighbors` of the setting `release` other
         processes get its cache without delay.
@@ -305,13 +305,13 @@ class Session:
     ) -> bool:
         """Wait until this process can get `nbytes` more, and return whether it can.
 
-        For a place where the script can wait, such as before a phase that needs much memory. With
+        Use it where the script can wait, such as before a phase that needs much memory. With
         the tier `neighbors` of the setting `release`, other processes of this user that have it too
         return their cache at the end of their step, and with `take` this process takes the memory
         into its own cache at once, in a few large segments, for the current stream. What the driver
         has free and what this process has cached counts. `timeout` is in seconds. `device` is
-        torch's index; by default the device on which this process has most memory. False before
-        CUDA is initialized.
+        torch's index; by default the device on which this process has the most memory. Returns
+        False before CUDA is initialized.
         """
         release = self._monitor.part(ReleasePart)
         return release is not None and release.wait(nbytes, timeout, device, take=take)
@@ -319,10 +319,10 @@ class Session:
     def release(self, nbytes: int | None = None) -> int:
         """Return memory to the driver now, whatever the setting `release`; return the bytes.
 
-        For the end of a phase, when another process needs the GPU. Calls the callbacks of
+        Use it at the end of a phase, when another process needs the GPU. Calls the callbacks of
         `on_pressure` until they have freed `nbytes`, by default all of them, and empties the
-        allocator's cache. Raises nothing but interruptions. 0 before CUDA is initialized, and while
-        a CUDA graph is captured.
+        allocator's cache. Raises only interruptions. Returns 0 before CUDA is initialized, and
+        while a CUDA graph is captured.
         """
         release = self._monitor.part(ReleasePart)
         wanted = MAX_WANTED_BYTES if nbytes is None else nbytes
@@ -366,7 +366,7 @@ class Session:
         self._close(self._ending or by_exit)
 
     def _on_uncaught(self, error: BaseException, ends_process: bool) -> None:
-        """Count a library's OOM that nothing caught, and keep how it ends the process."""
+        """Count a library's uncaught OOM, and keep how it ends the process."""
         with self.errors.suppress("exit"):
             oom = None if self._closed else library_oom(error)
             if oom is not None:

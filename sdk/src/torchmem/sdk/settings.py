@@ -272,7 +272,7 @@ def _reject(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Parser:
-    """How a value is converted, and what an error says that it must be."""
+    """How a value is converted, and what it must be, for the message of an error."""
 
     convert: Callable[[Any], Any]
     expected: str
@@ -280,7 +280,7 @@ class _Parser:
 
 _SECONDS = _Parser(_seconds, f"a number of seconds above 0 and at most {MAX_SECONDS}")
 _BOOLEAN = _Parser(_boolean, "true or false")
-_TEXT = _Parser(str, "a text")
+_TEXT = _Parser(str, "text")
 _PATH = _Parser(Path, "a path")
 
 _PARSERS: dict[str, _Parser] = {

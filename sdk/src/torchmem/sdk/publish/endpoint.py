@@ -157,7 +157,7 @@ class Endpoint:
         return {number for number, _ in poll.poll(milliseconds + 1)}
 
     def _has_room(self, now: float) -> bool:
-        """Return whether a connection can be accepted, if need be in place of the oldest."""
+        """Return whether a connection can be accepted; it may replace the oldest one."""
         return (
             len(self._connections) < MAX_CONNECTIONS
             or now - self._connections[0].opened >= MIN_CONNECTION_SECONDS

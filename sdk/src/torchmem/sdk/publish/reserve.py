@@ -1,4 +1,4 @@
-"""Room for the last words of a process on a file system that others may have filled."""
+"""Room for the last files of a process on a file system that other processes may fill."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reserve:
         path.rename(self._path)
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace a file as `replace_file` does, if need be in the reserved room. Raises OSError.
+        """Replace a file as `replace_file` does, in the reserved room if necessary. Raises OSError.
 
         A file in reserved room keeps its size and is padded with spaces, which JSON allows: blocks
         that are given back are another user's at once. The file that it replaces is the next

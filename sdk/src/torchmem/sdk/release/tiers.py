@@ -175,7 +175,7 @@ class Emergency(TierAction):
                 self.cache.release(self.tier, requested)
 
 
-class Neighbors(TierAction):
+class AskNeighbors(TierAction):
     """Finds the devices for which the neighbors are to be asked; `neighbors.py` asks them."""
 
     tier = "neighbors"
@@ -194,5 +194,5 @@ class Neighbors(TierAction):
             self.cache.devices.by_index()[seen.device].is_short = True
 
 
-ACTIONS: tuple[type[TierAction], ...] = (Gradual, Hooks, EmptyCache, Emergency, Neighbors)
+ACTIONS: tuple[type[TierAction], ...] = (Gradual, Hooks, EmptyCache, Emergency, AskNeighbors)
 """In the order in which they act."""

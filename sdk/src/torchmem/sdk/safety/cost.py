@@ -173,7 +173,7 @@ class Allowance:
 
 
 class Cadence:
-    """Decides when the next read is due, at random times that follow no phase of the step.
+    """Decides when the next read is due, at random times that do not follow the phases of a step.
 
     `interval` is the shortest mean pause in seconds, `budget` the share of wall time for reads.
     """
@@ -188,7 +188,7 @@ class Cadence:
         self._last: tuple[float, float] | None = None
 
     def pace(self, interval: float) -> None:
-        """Use another shortest mean pause, from the latest read on."""
+        """Change the shortest mean pause, starting from the latest read."""
         if interval != self._interval:
             self._interval = interval
             if self._last:

@@ -141,7 +141,7 @@ def call_holding(lock: Lock | RLock, seconds: float, call: Callable[[], T]) -> T
 
 
 def _hold(lock: Lock | RLock, seconds: float, call: Callable[[bool], T]) -> T:
-    """Call with whether the lock is held; what interrupts this never leaves the lock held.
+    """Call with whether the lock is held. An interruption never leaves the lock held.
 
     CPython runs signal handlers at the start of a function, after a call, and before a backward
     jump. So the lock is taken and noted in one call to C, and nothing comes between the call and

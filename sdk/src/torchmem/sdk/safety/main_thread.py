@@ -113,7 +113,7 @@ class PendingCalls:
 
 
 def _in_this_process(call: Call) -> Call:
-    """Return `call` such that it does nothing in a forked child, which inherits pending calls."""
+    """Return a `call` that does nothing in a forked child, which inherits pending calls."""
     pid = os.getpid()
 
     def guarded() -> None:
