@@ -75,17 +75,17 @@ test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on t
 
 # What is installed beside the training, with the oldest and the newest releases that pyproject.toml allows.
 RESOLUTIONS ?= lowest-direct highest
-SERVER_TESTS := $(addprefix tests/exporter/test_,server.py limits.py web_security.py web_config.py fair_queue.py \
-	binding.py peer_user.py attacked_memory.py command.py) tests/packaging
+EXPORTER_TESTS := $(addprefix tests/exporter/test_,golden.py fake_nvml.py nvml.py nvml_answers.py otlp.py server.py \
+	limits.py web_security.py web_config.py fair_queue.py binding.py peer_user.py command.py) $(addprefix tests/packaging/test_,kubernetes.py systemd.py)
 # ARGS='-k NAME' picks tests.
 test-dependencies: $(RESOLUTIONS:%=test-dependencies-%)  ## Test with the oldest and with the newest release of each dependency.
 
-test-dependencies-%: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv venv --quiet --seed --clear --python $(PYTHON) .venv-$*
-	$(BIN)/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,otlp]' \
+test-dependencies-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install --quiet uv
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,otlp]' \
 		'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'httpx>=0.27' 'trustme>=1.1' 'promql-parser>=0.11'
-	.venv-$*/bin/python -m pytest -q --numprocesses 2 $(SERVER_TESTS) $(ARGS)
+	.venv-$*/bin/python -m pytest -q --numprocesses 2 $(EXPORTER_TESTS) $(ARGS)
 
 # Pass `ARGS='--python 3.12 --torch 2.13.0'` for one pair. `make generate` then writes the table in docs/sdk.md.
 test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.
@@ -95,4 +95,4 @@ test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf $(VENV) $(CUDA_VENV) .stack build dist
+	rm -rf $(VENV) $(CUDA_VENV) .venv-lowest-direct .venv-highest .stack build dist

@@ -93,7 +93,7 @@ def attempts(kind: str, seed: int, flags: list[str], variables: dict[str, str]) 
     with tempfile.TemporaryDirectory() as folder:
         run = ["run", "--name", "job", "--run-dir", f"{folder}/run", *flags, "--"]
         command = [sys.executable, "-m", "torchmem.cli", *run, sys.executable, "-c", JOB]
-        phantom = ["-m", "torchmem.phantom", "--memory", "4GiB", "--state", f"{folder}/card", "--"]
+        phantom = ["-m", "torchmem.phantom", "--memory", "4GiB", "--state", f"{folder}/gpus", "--"]
         settings = 0
         for _ in range(ATTEMPTS.get(kind, 2)):
             done = subprocess.run(

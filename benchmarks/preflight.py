@@ -109,7 +109,7 @@ def measure_bare(folder: Path, size: str, steps: int) -> Cost:
         "--memory",
         ONE_GPU,
         "--state",
-        str(folder / "cards"),
+        str(folder / "gpus"),
         "--",
     ]
     return measure(

@@ -28,6 +28,7 @@ from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from torchmem.metrics import colors
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 
 
 class Unit:
@@ -52,19 +53,6 @@ class Unit:
 
 NEUTRAL = "text"
 
-# What a legend calls the parts of a device's memory, in stacking order.
-PARTS = {
-    "in_use": "In use by tensors",
-    "stranded": "Stranded",
-    "releasable": "Cached, releasable",
-    "private_pools": "Free in private pools",
-    "cached": "Cached, no snapshot yet",
-    "outside_allocator": "Outside the allocator",
-    "other_processes": "Other processes",
-    "driver": "Driver",
-    "not_pytorch": "Not PyTorch (no NVML)",
-    "free": "Free",
-}
 PARTS_EXPLAINED = (
     "In use: tensors of the ranks. Stranded: cached by PyTorch, but pinned between live blocks. "
     "Cached, releasable: whole free segments, which the allocator returns when it needs to. "
@@ -263,20 +251,6 @@ def stack(text: Text, areas: Sequence[Query], total: Query, unit: str) -> timese
     return panel.override_by_query(_letter(len(areas)), _dashed_line())
 
 
-# What a legend calls the components of active memory, in stacking order.
-COMPONENTS = {
-    "parameters": "Parameters",
-    "gradients": "Gradients",
-    "gradients_or_step": "Gradients or step",
-    "optimizer_state": "Optimizer state",
-    "held": "Held between steps",
-    "step": "Of the current step",
-    "pending": "Waiting for a stream",
-    "rounding": "Rounding",
-    "other": "Tracked by the script",
-}
-
-
 def component_stack(text: Text, component: Callable[[str], str], total: Query) -> timeseries.Panel:
     """Return the COMPONENTS of active memory as areas that add up to the dashed line `total`.
 
@@ -286,8 +260,8 @@ def component_stack(text: Text, component: Callable[[str], str], total: Query) -
     matchers = {name: f'component="{name}"' for name in COMPONENTS}
     matchers["other"] = f'component!~"{known}"'
     areas = [
-        Query(f"{component(matchers[name])} >= 1", legend, colors.COMPONENTS[name])
-        for name, legend in COMPONENTS.items()
+        Query(f"{component(matchers[name])} >= 1", shown.title, shown.color)
+        for name, shown in COMPONENTS.items()
     ]
     return stack(text, areas, total, Unit.BYTES).height(10)
 
@@ -303,9 +277,7 @@ def memory_stack(text: Text, part: Callable[[str], str], total: Query) -> timese
 
     `part` returns the expression of a part.
     """
-    areas = [
-        Query(f"{part(name)} >= 1", legend, colors.PARTS[name]) for name, legend in PARTS.items()
-    ]
+    areas = [Query(f"{part(name)} >= 1", shown.title, shown.color) for name, shown in PARTS.items()]
     panel = stack(text, areas, total, Unit.BYTES).span(24).height(10)
     paler = dashboard_models.DynamicConfigValue(
         "custom.fillOpacity", round(100 * colors.FREE_OPACITY)

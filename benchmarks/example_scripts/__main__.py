@@ -135,7 +135,7 @@ def _each(values: object) -> str:
 
 
 def _phantom(state: Path, gpus: int) -> list[str]:
-    flags = ["--gpu-model", GPU, "--gpus", str(gpus), "--state", str(state / "cards")]
+    flags = ["--gpu-model", GPU, "--gpus", str(gpus), "--state", str(state / "gpus")]
     return [sys.executable, "-m", "torchmem.phantom", *flags, "--"]
 
 

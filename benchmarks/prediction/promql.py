@@ -226,17 +226,17 @@ def _comparison(
 def _matched(left: Vector, right: Vector, modifier: Any) -> Iterable[tuple[Labels, Values, Values]]:
     """Yield the pairs of series that a binary operation joins, with the labels of the result."""
     key = _grouping(modifier)
-    gpu = str(modifier.gpu).rpartition(".")[2] if modifier else "OneToOne"
-    many, one = (right, left) if gpu == "OneToMany" else (left, right)
+    cardinality = str(modifier.card).rpartition(".")[2] if modifier else "OneToOne"
+    many, one = (right, left) if cardinality == "OneToMany" else (left, right)
     ones: dict[Labels, Values] = {}
     for labels, values in one.items():
         known = ones.get(key(labels))
         ones[key(labels)] = values if known is None else np.where(np.isnan(known), values, known)
     for labels, values in many.items():
         if key(labels) in ones:
-            result = labels if gpu in ("ManyToOne", "OneToMany") else key(labels)
+            result = labels if cardinality in ("ManyToOne", "OneToMany") else key(labels)
             pair = (values, ones[key(labels)])
-            yield (result, *(reversed(pair) if gpu == "OneToMany" else pair))
+            yield (result, *(reversed(pair) if cardinality == "OneToMany" else pair))
 
 
 def _set_operation(

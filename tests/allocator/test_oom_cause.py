@@ -11,7 +11,7 @@ from support.snapshots import segment, segments
 
 from torchmem.allocator.oom_cause import (
     LargestFreeBlocks,
-    OomFacts,
+    OomEvidence,
     fragmentation_detail,
     largest_free_blocks,
 )
@@ -19,7 +19,7 @@ from torchmem.allocator.snapshot import SegmentInfo
 
 GIB = 1 << 30
 MIB = 1 << 20
-FULL = OomFacts(
+FULL = OomEvidence(
     requested=2 * GIB,
     limit=80 * GIB,
     driver_free=1 * GIB,
@@ -38,7 +38,7 @@ LARGE_SEGMENT = replace(FREE, requested=64 * MIB, large_segment=64 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("facts", "blocks", "detail"),
+    ("evidence", "blocks", "detail"),
     [
         (FREE, LargestFreeBlocks(own=GIB), "stranded"),
         (FREE, LargestFreeBlocks(own=GIB, other_stream=2 * GIB), "stream"),
@@ -52,9 +52,11 @@ LARGE_SEGMENT = replace(FREE, requested=64 * MIB, large_segment=64 * MIB)
         (SMALL, LargestFreeBlocks(own=MIB // 2), "stranded"),
     ],
 )
-def test_kinds_of_fragmentation(facts: OomFacts, blocks: LargestFreeBlocks, detail: str) -> None:
+def test_kinds_of_fragmentation(
+    evidence: OomEvidence, blocks: LargestFreeBlocks, detail: str
+) -> None:
     """The location of a block that would fit determines the kind of fragmentation."""
-    assert detail == fragmentation_detail(facts, blocks)
+    assert detail == fragmentation_detail(evidence, blocks)
 
 
 @given(segments(), st.sampled_from([0, 7, None]), st.sampled_from([2 * MIB, 20 * MIB, GIB]))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.allocator.oom_cause import LargestFreeBlocks, OomFacts
+from torchmem.allocator.oom_cause import LargestFreeBlocks, OomEvidence
 from torchmem.explain.verdict import Circumstances, OnsetEvidence, Verdict, judge, judge_library
 from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import ONSETS, OOM_CAUSES
@@ -17,7 +17,7 @@ from torchmem.sdk.reading.run_history import EARLY_STEPS, RunHistoryRecorder
 
 GIB = 1 << 30
 MIB = 1 << 20
-FULL = OomFacts(
+FULL = OomEvidence(
     requested=2 * GIB,
     limit=80 * GIB,
     driver_free=GIB,
@@ -27,7 +27,7 @@ FULL = OomFacts(
 )
 FIRST = Circumstances(active=78 * GIB)
 sizes = st.integers(0, 80 * GIB)
-facts_of_any_gpu = st.builds(OomFacts, sizes, sizes, sizes, sizes, sizes, st.none() | sizes)
+evidence_of_any_gpu = st.builds(OomEvidence, sizes, sizes, sizes, sizes, sizes, st.none() | sizes)
 
 
 def _history(allocated: list[int], peaks: list[int], outside: int = GIB) -> RunHistory:
@@ -54,7 +54,7 @@ LEAK = _history(
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause"),
+    ("evidence", "cause"),
     [
         (FULL, "capacity"),
         (replace(FULL, cached_free=30 * GIB), "fragmentation"),
@@ -65,15 +65,15 @@ LEAK = _history(
         (replace(FULL, reserved=10 * GIB, total=None), "capacity"),
     ],
 )
-def test_the_cause_is_the_change_that_gives_most_room(facts: OomFacts, cause: str) -> None:
+def test_the_cause_is_the_change_that_gives_most_room(evidence: OomEvidence, cause: str) -> None:
     """In a first step, the cause is the change with a tenth of the GPU to spare, else capacity."""
-    assert cause == judge(facts, None, FIRST).cause
+    assert cause == judge(evidence, None, FIRST).cause
 
 
 def test_a_leak_is_a_leak_though_the_rests_add_up_to_one_request() -> None:
     """On a GPU that a leak has filled, free rests for a few more steps are not fragmentation."""
-    facts = replace(FULL, requested=256 * MIB, cached_free=2 * GIB, driver_free=0)
-    verdict = judge(facts, LargestFreeBlocks(own=128 * MIB), _run(LEAK))
+    evidence = replace(FULL, requested=256 * MIB, cached_free=2 * GIB, driver_free=0)
+    verdict = judge(evidence, LargestFreeBlocks(own=128 * MIB), _run(LEAK))
     assert ("capacity", "leak") == (verdict.cause, verdict.why and verdict.why.onset)
     assert verdict.why is not None
     assert verdict.why.bytes_per_step == GIB
@@ -84,8 +84,8 @@ def test_a_leak_is_a_leak_though_the_rests_add_up_to_one_request() -> None:
 
 def test_a_leak_with_much_stranded_memory_is_both() -> None:
     """Where compaction gives a tenth of the steps, the cause is fragmentation, the onset a leak."""
-    facts = replace(FULL, requested=256 * MIB, cached_free=18 * GIB, driver_free=0)
-    verdict = judge(facts, LargestFreeBlocks(own=128 * MIB), _run(LEAK, 60 * GIB))
+    evidence = replace(FULL, requested=256 * MIB, cached_free=18 * GIB, driver_free=0)
+    verdict = judge(evidence, LargestFreeBlocks(own=128 * MIB), _run(LEAK, 60 * GIB))
     assert (verdict.cause, verdict.detail) == ("fragmentation", "stranded")
     assert verdict.why is not None
     assert verdict.why.onset == "leak"
@@ -116,9 +116,9 @@ def _ordinary_end(seed: int, kind: str) -> OnsetEvidence | None:
         own = uniform if kind == "uniform" else lognormal
         needed = int((20 + own) * GIB)
         if needed > 78 * GIB:
-            facts = replace(FULL, requested=GIB // 2, driver_free=GIB // 4, cached_free=GIB // 2)
+            evidence = replace(FULL, requested=GIB // 2, driver_free=GIB // 4, cached_free=GIB // 2)
             history = recorder.published()
-            return judge(facts, None, Circumstances(step - 1, 77 * GIB, history)).why
+            return judge(evidence, None, Circumstances(step - 1, 77 * GIB, history)).why
         peak = max(peak, needed)
         if step <= EARLY_STEPS or step % 20 == 0:
             recorder.add(step, 20 * GIB, peak, outside=GIB)
@@ -155,16 +155,16 @@ def test_an_evaluation_that_needs_more_than_training() -> None:
 
 def test_memory_that_was_enough_before_is_stranded() -> None:
     """A step that needs no more than earlier ones failed because free memory is stranded."""
-    facts = replace(FULL, requested=512 * MIB, cached_free=18 * GIB, driver_free=0)
-    verdict = judge(facts, LargestFreeBlocks(own=256 * MIB), _run(FLAT, 58 * GIB))
+    evidence = replace(FULL, requested=512 * MIB, cached_free=18 * GIB, driver_free=0)
+    verdict = judge(evidence, LargestFreeBlocks(own=256 * MIB), _run(FLAT, 58 * GIB))
     assert verdict.why is not None
     assert (verdict.cause, verdict.why.onset) == ("fragmentation", "stranded")
 
 
 def test_ordinary_variation_that_reaches_the_limit() -> None:
     """A step that needs hardly more than the others is tight, and capacity."""
-    facts = replace(FULL, requested=256 * MIB, driver_free=0, cached_free=512 * MIB)
-    verdict = judge(facts, LargestFreeBlocks(own=MIB), _run(FLAT, max(FLAT.peak_bytes)))
+    evidence = replace(FULL, requested=256 * MIB, driver_free=0, cached_free=512 * MIB)
+    verdict = judge(evidence, LargestFreeBlocks(own=MIB), _run(FLAT, max(FLAT.peak_bytes)))
     assert verdict.why is not None
     assert (verdict.cause, verdict.why.onset) == ("capacity", "tight")
 
@@ -172,8 +172,8 @@ def test_ordinary_variation_that_reaches_the_limit() -> None:
 def test_others_that_took_memory_during_the_run() -> None:
     """Memory that others took since the run began is the onset, and gives the cause."""
     history = replace(FLAT, outside_bytes=(GIB,) * 45 + (30 * GIB,) * 5)
-    facts = replace(FULL, reserved=49 * GIB, driver_free=GIB)
-    verdict = judge(facts, None, replace(_run(history, 48 * GIB), is_alone=True))
+    evidence = replace(FULL, reserved=49 * GIB, driver_free=GIB)
+    verdict = judge(evidence, None, replace(_run(history, 48 * GIB), is_alone=True))
     assert verdict.why is not None
     assert (verdict.cause, verdict.why.onset) == ("external", "outside")
 
@@ -188,17 +188,17 @@ def test_what_was_freed_before_is_no_leak() -> None:
 def test_stranded_memory_of_a_run_that_has_filled_a_buffer() -> None:
     """A buffer that filled in the first steps does not make stranded memory worth less."""
     kept = [min(50, 10 + 5 * index) * GIB for index in range(50)]
-    facts = replace(FULL, requested=512 * MIB, cached_free=18 * GIB, driver_free=0)
+    evidence = replace(FULL, requested=512 * MIB, cached_free=18 * GIB, driver_free=0)
     about = _run(_history(kept, [size + 2 * GIB for size in kept]), 51 * GIB)
-    verdict = judge(facts, LargestFreeBlocks(own=256 * MIB), about)
+    verdict = judge(evidence, LargestFreeBlocks(own=256 * MIB), about)
     assert verdict.why is not None
     assert (verdict.cause, verdict.why.onset) == ("fragmentation", "stranded")
 
 
 def test_stranded_memory_that_does_not_matter_is_not_the_onset() -> None:
     """The onset is stranded memory only where the cause is fragmentation."""
-    facts = replace(FULL, requested=2 * GIB, cached_free=5 * GIB, driver_free=0)
-    verdict = judge(facts, LargestFreeBlocks(own=GIB), _run(FLAT, 58 * GIB))
+    evidence = replace(FULL, requested=2 * GIB, cached_free=5 * GIB, driver_free=0)
+    verdict = judge(evidence, LargestFreeBlocks(own=GIB), _run(FLAT, 58 * GIB))
     assert verdict.why is not None
     assert ("capacity", "tight") == (verdict.cause, verdict.why.onset)
 
@@ -206,18 +206,18 @@ def test_stranded_memory_that_does_not_matter_is_not_the_onset() -> None:
 def test_communicators_of_a_distributed_job_are_not_other_processes() -> None:
     """Beside other ranks, memory outside the allocator that came later may be this process's."""
     history = replace(FLAT, outside_bytes=(GIB // 2,) * 50)
-    facts = replace(FULL, reserved=76 * GIB, requested=GIB, driver_free=0)
-    beside = judge(facts, None, _run(history))
-    alone = judge(facts, None, replace(_run(history), is_alone=True))
+    evidence = replace(FULL, reserved=76 * GIB, requested=GIB, driver_free=0)
+    beside = judge(evidence, None, _run(history))
+    alone = judge(evidence, None, replace(_run(history), is_alone=True))
     assert {"neighbors"} == {gain.change for gain in alone.gains}
     assert () == beside.gains
 
 
 def test_a_little_that_others_took_from_a_step_that_fitted_before() -> None:
     """If a step needs no more than before, the little that others took since is why it fails."""
-    facts = replace(FULL, reserved=76 * GIB, requested=GIB, driver_free=0)
+    evidence = replace(FULL, reserved=76 * GIB, requested=GIB, driver_free=0)
     about = replace(_run(FLAT, max(FLAT.peak_bytes) - 2 * GIB), is_alone=True)
-    verdict = judge(facts, None, about)
+    verdict = judge(evidence, None, about)
     assert verdict.why is not None
     assert ("external", "outside") == (verdict.cause, verdict.why.onset)
 
@@ -229,43 +229,43 @@ def test_inference_without_steps_is_unknown() -> None:
 
 def test_a_limit_that_a_neighbor_does_not_lift() -> None:
     """Below a memory fraction, the memory of others gives no room."""
-    facts = replace(FULL, limit=20 * GIB, reserved=19 * GIB, driver_free=5 * GIB)
-    gains = {gain.change: gain.bytes for gain in judge(facts, None, FIRST).gains}
+    evidence = replace(FULL, limit=20 * GIB, reserved=19 * GIB, driver_free=5 * GIB)
+    gains = {gain.change: gain.bytes for gain in judge(evidence, None, FIRST).gains}
     assert "neighbors" not in gains
     assert gains["limit"] == 3 * GIB
 
 
 def test_a_block_that_fits_was_pending() -> None:
     """If a block of the request's stream and pool fits, it became free after the search."""
-    facts = replace(FULL, cached_free=30 * GIB)
-    assert "pending" == judge(facts, LargestFreeBlocks(own=2 * GIB), FIRST).cause
+    evidence = replace(FULL, cached_free=30 * GIB)
+    assert "pending" == judge(evidence, LargestFreeBlocks(own=2 * GIB), FIRST).cause
     other = LargestFreeBlocks(own=GIB, other_stream=9 * GIB)
-    assert "pending" != judge(facts, other, FIRST).cause
+    assert "pending" != judge(evidence, other, FIRST).cause
 
 
 def test_a_library_with_a_full_cache_beside_it() -> None:
     """Where PyTorch caches a tenth of the GPU, its release matters to a library's request."""
-    facts = replace(FULL, requested=MIB, driver_free=0)
-    assert judge_library(facts, 12 * GIB, FIRST).material
-    assert not judge_library(facts, 64 * MIB, FIRST).material
-    assert not judge_library(facts, None, FIRST).gains
+    evidence = replace(FULL, requested=MIB, driver_free=0)
+    assert judge_library(evidence, 12 * GIB, FIRST).material
+    assert not judge_library(evidence, 64 * MIB, FIRST).material
+    assert not judge_library(evidence, None, FIRST).gains
 
 
-@given(facts_of_any_gpu, st.sampled_from([FIRST, _run(FLAT), _run(LEAK), Circumstances()]))
-def test_any_oom_has_a_consistent_verdict(facts: OomFacts, about: Circumstances) -> None:
+@given(evidence_of_any_gpu, st.sampled_from([FIRST, _run(FLAT), _run(LEAK), Circumstances()]))
+def test_any_oom_has_a_consistent_verdict(evidence: OomEvidence, about: Circumstances) -> None:
     """For any numbers, the cause is exported, gains are not negative, and a cause has its gain."""
-    verdict = judge(facts, None, about)
+    verdict = judge(evidence, None, about)
     assert verdict.cause in OOM_CAUSES
     assert verdict.why is None or verdict.why.onset in ONSETS
     assert all(gain.bytes >= 0 for gain in verdict.gains)
     assert bool(verdict.material) == (verdict.cause != "capacity")
 
 
-@given(facts_of_any_gpu, st.integers(0, 80 * GIB))
-def test_more_room_never_takes_a_gain_away(facts: OomFacts, more: int) -> None:
+@given(evidence_of_any_gpu, st.integers(0, 80 * GIB))
+def test_more_room_never_takes_a_gain_away(evidence: OomEvidence, more: int) -> None:
     """A change that matters still matters if more of the cache is free."""
-    before = judge(facts, None, FIRST)
-    after = judge(replace(facts, cached_free=facts.cached_free + more), None, FIRST)
+    before = judge(evidence, None, FIRST)
+    after = judge(replace(evidence, cached_free=evidence.cached_free + more), None, FIRST)
     assert _compaction(before) <= _compaction(after)
 
 

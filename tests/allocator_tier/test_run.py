@@ -31,7 +31,7 @@ def job(folder: Path, *command: str, **environment: str) -> subprocess.Completed
     phantom = ["-m", "torchmem.phantom", "--memory", "4GiB", "--gpus", "2"]
     return subprocess.run(
         [
-            *(sys.executable, *phantom, "--state", str(folder / "cards"), "--"),
+            *(sys.executable, *phantom, "--state", str(folder / "gpus"), "--"),
             *(sys.executable, "-m", "torchmem.cli", "run", "--run-dir", str(folder / "run"), "--"),
             *command,
         ],

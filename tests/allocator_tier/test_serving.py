@@ -86,7 +86,7 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "TORCHMEM_IDLE_AFTER": "0.05",
         "TORCHMEM_SNAPSHOT_INTERVAL": "0.05",
         "TORCHMEM_SNAPSHOT_BUDGET": "1",
-        "PHANTOM_STATE_DIR": str(folder / "cards"),
+        "PHANTOM_STATE_DIR": str(folder / "gpus"),
     }
     phantom = (sys.executable, "-m", "torchmem.phantom", "--memory", "4GiB", "--")
     done = subprocess.run(

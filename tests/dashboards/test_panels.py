@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.dashboards import BOARDS, PANELS, Json, panels_of
 
 from torchmem.explain import thresholds
-from torchmem.metrics import colors
+from torchmem.metrics import colors, memory_parts
+from torchmem.metrics.memory_parts import PARTS
 
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 # Types that Grafana 11, 12 and 13 support; graph, table-old, singlestat and worldmap are gone.
 TYPES = {"heatmap", "stat", "state-timeline", "table", "timeseries"}
 # What is above the panels: the title and the variables.
 HEADER_PIXELS = 90
-TABLE = set(re.findall(r"#[0-9a-f]{6}", Path(colors.__file__).read_text()))
+TABLE = {
+    color
+    for module in (colors, memory_parts)
+    for color in re.findall(r"#[0-9a-f]{6}", inspect.getsource(module))
+}
 
 
 @each_panel
@@ -91,14 +96,13 @@ def test_a_name_has_the_same_color_everywhere() -> None:
     seen: dict[str, set[str]] = {}
     for name, color in named_colors():
         seen.setdefault(name, set()).add(color)
-    panels = pytest.importorskip("dashboards.panels", reason="the generator needs Python 3.11")
     expected = {**colors.STATES, **colors.CAUSES, **colors.SEVERITIES} | {
-        legend: colors.PARTS[part] for part, legend in panels.PARTS.items()
+        part.title: part.color for part in PARTS.values()
     }
     assert {name: {color} for name, color in expected.items() if name in seen} == {
         name: shades for name, shades in seen.items() if name in expected
     }
-    assert set(panels.PARTS.values()) <= set(seen)
+    assert {part.title for part in PARTS.values()} <= set(seen)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torchmem.cli.main import main
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
 from torchmem.simulator.scenarios import SCENARIOS
-from torchmem.top.node import Gpu, Node, Part, Rank
+from torchmem.top.node import Gpu, Node, Rank, Use
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
@@ -121,7 +121,7 @@ def test_bad_flags_are_one_sentence(
 
 def test_without_a_terminal_each_rank_has_a_line() -> None:
     """A line has the state and sizes of a rank; unknown values are dashes."""
-    parts = (Part("parameters", 20 * GIB), Part("stranded", 3 * GIB))
+    parts = (Use("parameters", 20 * GIB), Use("stranded", 3 * GIB))
     known = Rank(
         rank=1,
         pid=12,

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 
 import msgspec
 import pytest
 
+from torchmem.allocator import sizes
 from torchmem.exporter.live import parts, state
-from torchmem.metrics import colors
-from torchmem.top import bars, node
+from torchmem.top import node
 
 STATIC = resources.files("torchmem.exporter.live") / "static"
-NAMES = {entry.name for entry in parts.LEGEND}
 
 
-def test_the_page_takes_each_color_from_the_right_table() -> None:
-    """The page knows which names of the legend have the color of a component."""
-    source = (STATIC / "colors.js").read_text("utf-8")
-    listed = re.search(r"const COMPONENTS = new Set\(\[(.*?)\]\)", source, re.DOTALL)
-
-    assert listed is not None
-    assert NAMES & colors.COMPONENTS.keys() - {"pending"} == set(re.findall(r'"(\w+)"', listed[1]))
-
-
-def test_each_name_of_the_legend_has_its_own_letter() -> None:
-    """Without colors, `torchmem top` tells all uses of memory apart."""
-    assert bars.LETTERS.keys() == NAMES
-    assert len(set(bars.LETTERS.values())) == len(NAMES)
+@pytest.mark.parametrize(
+    ("file", "name", "size"),
+    [
+        ("recording.js", "SMALL_SEGMENT", sizes.SMALL_BUFFER),
+        ("recording.js", "LARGE_PAGE", sizes.LARGE_BUFFER),
+        ("memory_layout.js", "SMALL_PAGE", sizes.SMALL_BUFFER),
+    ],
+)
+def test_the_page_has_the_allocators_sizes(file: str, name: str, size: int) -> None:
+    """The page reads snapshots with the sizes of segments in allocator/sizes.py."""
+    source = (STATIC / file).read_text("utf-8")
+    assert f"const {name} = {size // sizes.MIB} * MIB;" in source
+    assert "const MIB = 2 ** 20;" in source
 
 
 @pytest.mark.parametrize(
     ("read", "served"),
     [
-        (node.Part, parts.UseState),
-        (node.LegendEntry, parts.LegendEntry),
+        (node.Use, parts.UseState),
+        (node.LegendRow, parts.LegendEntry),
         (node.Why, state.Reason),
         (node.Rank, state.RankState),
         (node.Gpu, state.GpuState),
-        (node.Nvml, state.NvmlState),
+        (node.NvmlStatus, state.NvmlState),
         (node.Node, state.NodeState),
     ],
 )

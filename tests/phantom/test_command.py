@@ -10,7 +10,7 @@ import pytest
 
 SHOW = """
 import os
-names = "CARD", "MEMORY", "MULTIPROCESSORS", "DEVICES"
+names = "GPU_MODEL", "MEMORY", "MULTIPROCESSORS", "DEVICES"
 print(*[os.environ["PHANTOM_" + name] for name in names])
 """
 BARE = ["env", "-u", "PYTHONPATH", str(Path(sys.executable).resolve()), "-S", "-c", SHOW]
@@ -39,7 +39,7 @@ def run(cache: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Co
         (["--memory", "9GB", "--gpus", "2"], "9GB 9000000000 132 2"),
         (["--gpu-model", "t4", "--memory", "8GiB"], "t4-16gb 8589934592 40 1"),
     ],
-    ids=["default", "card", "memory", "both"],
+    ids=["default", "model", "memory", "both"],
 )
 def test_the_flags_choose_the_gpu(
     cache: dict[str, str], tmp_path: Path, flags: list[str], expected: str

@@ -29,9 +29,9 @@ from torchmem.sample.sample import (
     State,
     Steps,
 )
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation
 from torchmem.sdk.oom.examination import OomExaminer
-from torchmem.sdk.part import with_devices
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -193,8 +193,11 @@ class Trainer:
             pinned=PinnedMemory(2 * GIB, GIB),
             host=HostMemory(self._host_bytes(), HOST_BYTES, HOST_BYTES - 8 * self._host_bytes()),
         )
-        sample = self._growth.complete(self._ooms.complete(sample))
-        return with_devices(sample, lambda device: self._dated(device, now))
+        draft = Draft(sample.devices)
+        self._ooms.complete(draft)
+        self._growth.complete(draft)
+        sample = replace(sample, **draft.finished())
+        return replace(sample, devices=tuple(self._dated(each, now) for each in sample.devices))
 
     def _steps_so_far(self, seconds: float) -> Steps:
         durations, samples = tuple(self._durations), self._steps * SAMPLES_PER_STEP

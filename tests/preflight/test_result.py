@@ -52,8 +52,8 @@ def test_how_a_run_ended(
 def test_a_lacking_call_explains_the_error(tmp_path: Path) -> None:
     """A "not supported" error after a lacking call makes the run unsupported."""
     write_report(tmp_path, 7, message="cuFFT error: CUFFT_NOT_SUPPORTED")
-    (tmp_path / "cards").mkdir()
-    (tmp_path / "cards" / "lacking").write_text("cuFirst\ncuSecond\ncuFirst\n")
+    (tmp_path / "gpus").mkdir()
+    (tmp_path / "gpus" / "lacking").write_text("cuFirst\ncuSecond\ncuFirst\n")
     result = read_result(tmp_path, 1, 1.0)
     assert (result.ended, result.lacking) == ("unsupported", ("cuFirst", "cuSecond"))
     assert read_result(tmp_path, 0, 1.0).ended == "finished"
@@ -62,8 +62,8 @@ def test_a_lacking_call_explains_the_error(tmp_path: Path) -> None:
 def test_an_unrelated_error_remains_an_error(tmp_path: Path) -> None:
     """An error that has nothing to do with a lacking call is the script's own."""
     write_report(tmp_path, 7, message="list index out of range")
-    (tmp_path / "cards").mkdir()
-    (tmp_path / "cards" / "lacking").write_text("cuFirst\n")
+    (tmp_path / "gpus").mkdir()
+    (tmp_path / "gpus" / "lacking").write_text("cuFirst\n")
     result = read_result(tmp_path, 1, 1.0)
     assert (result.ended, result.lacking) == ("error", ("cuFirst",))
 

@@ -47,8 +47,8 @@ def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> N
     """Repeat `call` until SIGALRM comes, whose handler raises; return if nothing was raised.
 
     The timer may have run out some time before the signal comes. The garbage collector is off,
-    because Python drops what a handler raises in its callbacks. The logger is off, because
-    interrupted logging keeps its lock, and then all other threads that log would hang.
+    because Python drops what a handler raises in its callbacks. The logger is off: an interruption
+    inside logging could keep logging's lock, and every other thread that logs would then wait.
     """
     previous = signal.signal(signal.SIGALRM, handler)
     logger = logging.getLogger("torchmem")

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.samples import full_sample
 from support.waiting import until
 
+from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.oom_report import OomReport, OomTrend, decode
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord, Sample
@@ -154,6 +155,41 @@ def test_the_layout_before_is_the_periodic_one(
     assert first.layout_before == second.layout_before
     assert first.layout_before is not None
     assert 500 * MIB == first.layout_before.releasable_bytes
+
+
+class BrokenBackend(SimulatedBackend):
+    """Its snapshots cannot be read, or have stacks that cannot."""
+
+    has_snapshots = True
+
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
+        """Return a snapshot with stacks that are no stacks."""
+        if not self.has_snapshots:
+            raise ValueError("snapshot")
+        segments: Any = super().memory_snapshot()
+        for segment in segments:
+            for block in segment["blocks"]:
+                block["frames"] = [None]
+        return list(segments)
+
+
+@pytest.mark.parametrize("has_snapshots", [True, False])
+def test_an_oom_counts_if_its_examination_fails(
+    allocator: DeviceCachingAllocator, open_session: Opener, tmp_path: Path, has_snapshots: bool
+) -> None:
+    """If part of the state cannot be read, the OOM is counted and reported without it."""
+    backend = BrokenBackend([allocator])
+    backend.has_snapshots = has_snapshots
+    allocator.malloc(MIB)
+    session = open_session(backend)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+
+    assert session.newest
+    (device,) = session.newest.devices
+    assert {"capacity": 1} == device.counters.ooms
+    assert 1 == session.errors.counts["oom"]
+    assert [2048 * MIB] == [report.oom.requested_bytes for report in _read_reports(tmp_path)]
 
 
 def test_a_search_for_the_batch_size_leaves_few_files(

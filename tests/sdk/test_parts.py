@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from support.waiting import until
 
 from torchmem.sample.sample import Sample
 from torchmem.sdk.context import Context
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
 from torchmem.sdk.part import Part, Wish
@@ -45,6 +45,9 @@ class Toy(Part):
     def at_read(self, step: int | None) -> None:
         self._note(f"read {step}")
 
+    def at_early_read(self, step: int) -> None:
+        self._note(f"early read {step}")
+
     def at_step(self) -> None:
         self._note("step")
 
@@ -54,9 +57,9 @@ class Toy(Part):
     def at_snapshot(self, snapshot: MeasuredSnapshot) -> None:
         self._note("snapshot")
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         self._note("complete")
-        return replace(sample, metrics_url="http://toy")
+        sample.add(metrics_url="http://toy")
 
     def at_publish(self, sample: Sample, *, routine: bool) -> None:
         self._note("publish" if routine else "publish now")
@@ -70,6 +73,13 @@ class Toy(Part):
 
     def close(self) -> None:
         self._note("close")
+
+
+class Indifferent(Toy):
+    """Wants no step."""
+
+    def wants(self, step: int) -> Wish:
+        return None
 
 
 def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:
@@ -99,7 +109,7 @@ def test_a_part_is_called_from_its_begin_to_its_end(
     live(session, allocator, toy)
 
     assert "begin" == toy.calls[0]
-    assert {"read 1", "read 2", "step", "tick", "publish", "oom capacity"} <= {*toy.calls}
+    assert {"read 1", "early read 2", "step", "tick", "publish", "oom capacity"} <= {*toy.calls}
     assert ["end", "complete", "publish now", "close"] == toy.calls[-4:]
     assert session.newest
     assert "http://toy" == session.newest.metrics_url
@@ -122,13 +132,15 @@ def test_a_broken_part_harms_neither_the_script_nor_other_parts(
 
 
 def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: Path) -> None:
-    """At a step that it wants it is called without a read."""
-    toy, settings = Toy(), Settings(run_dir=tmp_path, interval=3600.0)
-    session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
-    seen = []
+    """It alone is called at that step, without a full read, and after the early one."""
+    toy, other = Toy(), Indifferent()
+    settings = Settings(run_dir=tmp_path, interval=3600.0)
+    session = Session(settings, backend, {}, lambda _context, _monitor: (toy, other))
     for _ in range(4):
         session.step()
-        seen.append(toy.calls.count("step"))
+    calls = [call for call in toy.calls if call == "step" or "read" in call]
     session.close()
 
-    assert [1, 1, 2, 2] == seen
+    expected = ["read 1", "step", "early read 2", "early read 3", "step", "early read 4"]
+    assert expected == calls
+    assert 1 == other.calls.count("step")

@@ -114,9 +114,9 @@ def play(
     """Run one of two ranks for `length` times the steps, or until it runs out of memory."""
     allocator = allocator or new_allocator(name)
     run = Run(allocator)
-    worker = SimulatedRank(allocator, rank, RANKS, steps, seed, allocator.gpu.mem_get_info()[0])
+    simulated = SimulatedRank(allocator, rank, RANKS, steps, seed, allocator.gpu.mem_get_info()[0])
     try:
-        for event in SCENARIOS[name].train(worker):
+        for event in SCENARIOS[name].train(simulated):
             if measured_every is not None and len(run.steps) % measured_every == 0:
                 run.measure()
             if event == "step":

@@ -92,6 +92,7 @@ def _normalized_line(line: str, pid: int) -> str:
         line = f"{line.rpartition(' ')[0]} NaN"
     for label in VOLATILE_LABELS.get(name, ()):
         line = re.sub(rf'\b{label}="[^"]*",?', "", line)
+    line = re.sub(r"e\+0(\d\d)$", r"e+\1", line)  # an old prometheus-client: e+010
     return line.replace(f'pid="{pid}"', 'pid="PID"')
 
 

@@ -31,7 +31,7 @@ class Node:
 
     def command(self, *command: str | Path) -> list[str]:
         """Return a command that runs on this machine's GPUs."""
-        phantom = ["-m", "torchmem.phantom", *self._flags, "--state", str(self.folder / "cards")]
+        phantom = ["-m", "torchmem.phantom", *self._flags, "--state", str(self.folder / "gpus")]
         return [sys.executable, *phantom, "--", *map(str, command)]
 
     def monitored(self, *command: str | Path) -> list[str]:

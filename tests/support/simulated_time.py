@@ -18,9 +18,9 @@ from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
 from torchmem.metrics.families import ProcessView, families, family
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation
 from torchmem.sdk.oom.examination import OomExaminer
-from torchmem.sdk.part import with_devices
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.plan import Plan, PlannedPeaks
 from torchmem.sdk.reading.recorder import Recorder
@@ -91,12 +91,12 @@ class Rank:
         """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
-        worker = SimulatedRank(
+        simulated = SimulatedRank(
             self.allocator, self.rank, RANKS, STEPS, 0, self.gpu.mem_get_info()[0]
         )
         state: State = "exited"
         try:
-            for event in self.scenario.train(worker):
+            for event in self.scenario.train(simulated):
                 self._live(event == "step")
                 if self.now >= self.pace.trained:
                     break
@@ -164,9 +164,11 @@ class Rank:
             cost=SelfCost(2e-5, 2e-3, self.now * 1e-4),
             allocator_settings=self.recorder.settings,
         )
+        draft = Draft(sample.devices)
         for part in (self._ooms, self._growth, self._peaks):
-            sample = part.complete(sample)
-        return with_devices(sample, self._dated)
+            part.complete(draft)
+        sample = replace(sample, **draft.finished())
+        return replace(sample, devices=tuple(map(self._dated, sample.devices)))
 
     def _dated(self, device: DeviceSample) -> DeviceSample:
         """Replace the recorder's timestamps by simulated ones."""

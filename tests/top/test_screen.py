@@ -15,7 +15,7 @@ from rich.console import Console
 
 from torchmem.metrics import colors
 from torchmem.top.bars import LETTERS, UseStyles, scaled
-from torchmem.top.node import AwayError, Node, Part, read
+from torchmem.top.node import AwayError, Node, Use, read
 from torchmem.top.screen import Screen, drawn, page
 from torchmem.top.view import ORDERS, View, keys, press
 
@@ -126,7 +126,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
     """A bar is exactly as wide as asked, and no part is off by more than a column."""
     total = sum(sizes) + rest
     names = [f"part{at}" for at in range(len(sizes))]
-    columns = scaled([Part(*pair) for pair in zip(names, sizes, strict=True)], total, width)
+    columns = scaled([Use(*pair) for pair in zip(names, sizes, strict=True)], total, width)
 
     assert len(columns) == width
     for name, size in zip(names, sizes, strict=True):
@@ -136,7 +136,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
 def test_a_bar_has_the_colors_of_the_legend() -> None:
     """Parts are drawn in the colors of the dashboards; half columns have both neighbors' colors."""
     looks = UseStyles([], has_colors=True)
-    bar = looks.bar([Part("stranded", 3), Part("driver", 5)], 8, 4)
+    bar = looks.bar([Use("stranded", 3), Use("driver", 5)], 8, 4)
     used = [
         (str(span.style.color and span.style.color.name), _background(span.style))
         for span in bar.spans

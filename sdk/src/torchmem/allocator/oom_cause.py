@@ -21,7 +21,7 @@ COMMUNICATORS_ALLOWANCE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class OomFacts:
+class OomEvidence:
     """What is known when the observer is called, in bytes.
 
     Attributes:
@@ -122,7 +122,7 @@ def largest_free_blocks(
     return LargestFreeBlocks(**largest)
 
 
-def fragmentation_detail(facts: OomFacts, blocks: LargestFreeBlocks) -> OomDetail:
+def fragmentation_detail(evidence: OomEvidence, blocks: LargestFreeBlocks) -> OomDetail:
     """Return the kind of fragmentation; valid only if that is the cause.
 
     stream, pool: a block fits, but on another stream, or in a pool that the request may not use.
@@ -130,9 +130,12 @@ def fragmentation_detail(facts: OomFacts, blocks: LargestFreeBlocks) -> OomDetai
         10 MiB), and a smaller one might have been available.
     stranded: the free bytes lie between live tensors.
     """
-    if blocks.other_stream >= facts.needed:
+    if blocks.other_stream >= evidence.needed:
         return "stream"
-    if blocks.other_pool >= facts.needed or facts.obtainable + facts.cached_free < facts.requested:
+    if (
+        blocks.other_pool >= evidence.needed
+        or evidence.obtainable + evidence.cached_free < evidence.requested
+    ):
         return "pool"
-    rounded = facts.requested == facts.large_segment and blocks.own < MIN_LARGE_ALLOC
-    return "small_segment" if rounded and facts.obtainable > SMALL_SIZE else "stranded"
+    rounded = evidence.requested == evidence.large_segment and blocks.own < MIN_LARGE_ALLOC
+    return "small_segment" if rounded and evidence.obtainable > SMALL_SIZE else "stranded"

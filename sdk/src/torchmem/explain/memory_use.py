@@ -6,18 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.later_layout import MAX_SKEW_BYTES
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.sample.sample import Allocator, DeviceSample
 
-COMPONENT_NAMES = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_state": "optimizer state",
-    "held": "other tensors kept between steps",
-    "step": "allocated within this step",
-    "gradients_or_step": "gradients, or of this step",
-    "rounding": "rounding of tensors",
-    "pending": "freed, waiting for a stream",
-}
+_ORDER = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "held",
+    "step",
+    "gradients_or_step",
+    "rounding",
+    "pending",
+)
+COMPONENT_NAMES = {name: COMPONENTS[name].words for name in _ORDER}
 """The components in words, in the order in which they are shown; names of a script come first."""
 PASSING = frozenset({"gradients", "step", "gradients_or_step", "pending", "rounding"})
 """Components that change within each step."""
@@ -63,8 +65,8 @@ def device_uses(
         return []
     parts = [
         *_reserved_parts(device, private_free, component_names(unread_steps)),
-        MemoryUse("not_pytorch", "outside PyTorch's allocator", outside),
-        MemoryUse("free", "free at the driver", driver_free),
+        _part("not_pytorch", outside),
+        _part("free", driver_free),
     ]
     return [use for use in parts if use.bytes > 0]
 
@@ -124,8 +126,12 @@ def _reserved_parts(
     active = allocator.active_bytes.total
     yield from _tensors(device, allocator, names)
     free = allocator.reserved_bytes.total - active - private_free
-    yield MemoryUse("cached", "free blocks of PyTorch", free)
-    yield MemoryUse("private_pools", "free in graph and MemPool pools", private_free)
+    yield _part("cached", free)
+    yield _part("private_pools", private_free)
+
+
+def _part(name: str, size: int) -> MemoryUse:
+    return MemoryUse(name, PARTS[name].words, size)
 
 
 def known_components(device: DeviceSample) -> dict[str, int]:
@@ -149,7 +155,7 @@ def _tensors(
     components = known_components(device)
     if not components:
         allocated = allocator.allocated_bytes.total
-        yield MemoryUse("in_use", "tensors", allocated)
+        yield _part("in_use", allocated)
         yield MemoryUse("pending", names["pending"], allocator.active_bytes.total - allocated)
     order = list(COMPONENT_NAMES)
     for name in sorted(components, key=lambda name: order.index(name) if name in order else -1):

@@ -58,7 +58,7 @@ def heading(
     )
 
 
-def facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, ...]:
+def rank_facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, ...]:
     """Return what is known about the rank on one device; unknown subjects are left out.
 
     `now` is in Unix seconds.

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torchmem.allocator.oom_cause import (
     LargestFreeBlocks,
-    OomFacts,
+    OomEvidence,
     fragmentation_detail,
 )
 from torchmem.explain.growth import (
@@ -135,28 +135,30 @@ class Circumstances:
 
 
 def judge(
-    facts: OomFacts, blocks: LargestFreeBlocks | None, circumstances: Circumstances
+    evidence: OomEvidence, blocks: LargestFreeBlocks | None, circumstances: Circumstances
 ) -> Verdict:
     """Return the verdict; `blocks` is None without a snapshot."""
-    run = _Run(facts, circumstances)
+    run = _Run(evidence, circumstances)
     why = run.why()
-    gains = tuple(_gains(facts, blocks, run, why))
+    gains = tuple(_gains(evidence, blocks, run, why))
     best = max((gain for gain in gains if gain.matters), key=_rank, default=None)
     cause = CAUSE_BY_CHANGE[best.change] if best else "capacity"
     if why is not None and why.onset == "stranded" and cause == "capacity":
         why = OnsetEvidence("tight")
-    detail = fragmentation_detail(facts, blocks) if blocks and cause == "fragmentation" else None
+    detail = fragmentation_detail(evidence, blocks) if blocks and cause == "fragmentation" else None
     return Verdict(cause, detail, why, gains)
 
 
-def judge_library(facts: OomFacts, cached: int | None, circumstances: Circumstances) -> Verdict:
+def judge_library(
+    evidence: OomEvidence, cached: int | None, circumstances: Circumstances
+) -> Verdict:
     """Return the verdict on a failed allocation of a library other than PyTorch.
 
     `cached` are the bytes that PyTorch could have released for it, None if they are unknown.
     """
-    run = _Run(facts, circumstances)
+    run = _Run(evidence, circumstances)
     why = run.why()
-    spare = None if cached is None else facts.driver_free + cached - facts.requested
+    spare = None if cached is None else evidence.driver_free + cached - evidence.requested
     if spare is None or spare < 0:
         return Verdict("library", None, why)
     matters = cached is not None and cached >= run.margin(why)
@@ -169,43 +171,43 @@ def _rank(gain: Gain) -> tuple[bool, int]:
 
 
 def _gains(
-    facts: OomFacts, blocks: LargestFreeBlocks | None, run: _Run, why: OnsetEvidence | None
+    evidence: OomEvidence, blocks: LargestFreeBlocks | None, run: _Run, why: OnsetEvidence | None
 ) -> Iterator[Gain]:
     margin, per_step = run.margin(why), why.bytes_per_step if why else None
-    for change, room in _rooms(facts, blocks, run):
-        spare = room - facts.requested
+    for change, room in _rooms(evidence, blocks, run):
+        spare = room - evidence.requested
         if spare >= 0:
             steps = spare / per_step if per_step else None
             yield Gain(change, spare, steps, change == "waiting" or spare >= margin)
 
 
 def _rooms(
-    facts: OomFacts, blocks: LargestFreeBlocks | None, run: _Run
+    evidence: OomEvidence, blocks: LargestFreeBlocks | None, run: _Run
 ) -> Iterator[tuple[Change, int]]:
     """Yield the room that each change makes for one request."""
-    if blocks is not None and blocks.own >= facts.needed:
-        yield "waiting", max(blocks.own, facts.requested)
-    free = facts.cached_free + facts.private_free
-    yield "compaction", max(0, facts.obtainable) + free
-    if facts.total is not None and facts.limit < facts.total:
-        yield "limit", facts.driver_free
+    if blocks is not None and blocks.own >= evidence.needed:
+        yield "waiting", max(blocks.own, evidence.requested)
+    free = evidence.cached_free + evidence.private_free
+    yield "compaction", max(0, evidence.obtainable) + free
+    if evidence.total is not None and evidence.limit < evidence.total:
+        yield "limit", evidence.driver_free
     if run.foreign > 0:
-        yield "neighbors", facts.obtainable_of(facts.driver_free + run.foreign)
+        yield "neighbors", evidence.obtainable_of(evidence.driver_free + run.foreign)
 
 
 class _Run:
     """The run before the failed request, and with it."""
 
-    def __init__(self, facts: OomFacts, circumstances: Circumstances) -> None:
-        self._facts = facts
+    def __init__(self, evidence: OomEvidence, circumstances: Circumstances) -> None:
+        self._evidence = evidence
         self._about = circumstances
         self._history = circumstances.history or RunHistory()
-        self._total = facts.total or facts.limit
+        self._total = evidence.total or evidence.limit
         self._kept = kept_points(self._history)
         self._peaks = peak_points(self._history)
         self._steps = circumstances.steps
         active = circumstances.active
-        self._needed = None if active is None else active + facts.requested
+        self._needed = None if active is None else active + evidence.requested
 
     @property
     def foreign(self) -> int:
@@ -213,7 +215,7 @@ class _Run:
 
         If others took memory that a step needed and had before, that memory counts too.
         """
-        least = self._facts.foreign(self._outside_at_start, is_alone=self._about.is_alone)
+        least = self._evidence.foreign(self._outside_at_start, is_alone=self._about.is_alone)
         return max(least, self._taken_outside or 0) if self._surprise == 0 else least
 
     @property
@@ -230,7 +232,7 @@ class _Run:
             return max(least, NEW_RATIO * self._total)
         if why.onset == "outside" and self._surprise == 0:
             return least  # what was enough before is enough
-        requests = min(REQUESTS * self._facts.requested, NEW_RATIO * self._total)
+        requests = min(REQUESTS * self._evidence.requested, NEW_RATIO * self._total)
         # What was also needed before does not depend on how much steps differ.
         variation = 0.0 if why.onset == "stranded" else self._variation
         return max(least, variation, requests)
@@ -285,7 +287,7 @@ class _Run:
         grown = self._taken_outside
         if grown is None or grown < MIN_GROWTH_RATIO * self._total:
             return None
-        now = self._facts.outside
+        now = self._evidence.outside
         trend = steady_trend([*outside_points(self._history), (self._steps, now)])
         per_step = trend.slope if trend else None
         return OnsetEvidence("outside", grown, per_step, trend.since_step if trend else None)
@@ -294,9 +296,9 @@ class _Run:
     def _taken_outside(self) -> int | None:
         """How much more is outside the allocator than in the earlier half of the run."""
         points = outside_points(self._history)
-        if not points or self._facts.total is None:
+        if not points or self._evidence.total is None:
             return None
-        return int(self._facts.outside - min(size for _, size in points[: len(points) // 2 + 1]))
+        return int(self._evidence.outside - min(size for _, size in points[: len(points) // 2 + 1]))
 
     def _steady(
         self, onset: Onset, trend: SteadyGrowth, component: str | None
@@ -327,7 +329,7 @@ class _Run:
 
     def _unchanged(self) -> OnsetEvidence:
         """Return why the same need failed: others, stranded memory, or ordinary variation."""
-        stranded, taken = self._facts.cached_free, self._taken_outside or 0
+        stranded, taken = self._evidence.cached_free, self._taken_outside or 0
         needed_more = self._surprise or 0
         if not needed_more and taken > max(stranded, MIN_ROOM_RATIO * self._total):
             return OnsetEvidence("outside", taken)

@@ -2,48 +2,27 @@
 
 Plain hex values, the same for dark and light themes. Any two colors that can be neighbors differ
 for the color-blind too, which tests/dashboards/test_colors.py checks by simulation. The dashboards
-and the exporter's page both read this table.
+and the exporter's page both read these tables. Those of memory are in memory_parts.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchmem.metrics import memory_parts
+
 GOOD = "#3ba77a"
 ATTENTION = "#ff7e07"
 FAILED = "#de3948"
 NOTICE = "#4e84fc"
 
-PARTS: Mapping[str, str] = {
-    "in_use": "#4e84fc",
-    "stranded": "#f09225",
-    "releasable": "#9fe4eb",
-    "private_pools": "#9223a8",
-    "cached": "#a1a6df",
-    "outside_allocator": "#fae15f",
-    "other_processes": "#b36109",
-    "driver": "#604763",
-    "not_pytorch": "#968c95",
-    "free": "#a5de79",
-}
-"""The parts of a device's memory by their names in gpu:torchmem_memory_bytes:sum, bottom first."""
+PARTS: Mapping[str, str] = {name: part.color for name, part in memory_parts.PARTS.items()}
 
 PART_OPACITY = 0.85
 FREE_OPACITY = 0.3
 """The opacity of areas; free memory is paler, because it is the background of the others."""
 
-COMPONENTS: Mapping[str, str] = {
-    "parameters": "#5844d7",
-    "gradients": "#bff2ef",
-    "gradients_or_step": "#f6a213",
-    "optimizer_state": "#368e5e",
-    "held": "#daa6fc",
-    "step": "#984e82",
-    "pending": "#1891f6",
-    "rounding": "#9faba9",
-    "other": "#eff4ac",
-}
-"""What holds the bytes of tensors, bottom first; `other` stands for the parts that users name."""
+COMPONENTS: Mapping[str, str] = {name: part.color for name, part in memory_parts.COMPONENTS.items()}
 
 STATES: Mapping[str, str] = {
     "running": GOOD,
@@ -73,9 +52,17 @@ TRENDS: Mapping[str, str] = {
 SEVERITIES: Mapping[str, str] = {"critical": FAILED, "warning": ATTENTION, "info": NOTICE}
 
 
+def legend_color(name: str) -> str:
+    """Return the color of a part of a bar, whose stripes tell what is pending from tensors."""
+    if name == "pending":
+        return PARTS["in_use"]
+    return COMPONENTS.get(name) or PARTS[name]
+
+
 def css() -> str:
-    """Return the table as custom properties of CSS, such as --part-free."""
-    tables = {"part": PARTS, "component": COMPONENTS, "state": STATES, "cause": CAUSES}
+    """Return the tables as custom properties of CSS, such as --part-free."""
+    parts = {name: legend_color(name) for name in [*COMPONENTS, *PARTS]}
+    tables = {"part": parts, "state": STATES, "cause": CAUSES}
     lines = (
         f"  --{kind}-{name.replace('_', '-')}: {color};"
         for kind, table in tables.items()

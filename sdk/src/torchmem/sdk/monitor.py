@@ -22,10 +22,11 @@ from torchmem.explain.call_stack import Origin
 from torchmem.explain.verdict import Circumstances
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sdk.context import Context
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.identity import identify, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, Parts, Wish
 from torchmem.sdk.publish.sample_file import SampleFile
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
@@ -41,6 +42,7 @@ LOCK_SECONDS = 1.0
 P = TypeVar("P", bound=Part)
 Build = Callable[[Context, "Monitor"], Iterable[Part]]
 """Returns the parts of a monitor, of which `process` and `file` are known."""
+Wishes = tuple[tuple[Part, Wish], ...]
 
 
 class Monitor:
@@ -72,10 +74,7 @@ class Monitor:
             self._recorder, self._settings, self._errors, self._cost, self._after_read
         )
         self._sampler = Sampler(self._tick, self._settings.interval, self._cost, self._is_awaited)
-        self._parts: tuple[Part, ...] = ()
-        self._wishful: tuple[Part, ...] = ()
-        self._ticking: tuple[Part, ...] = ()
-        self._completing: tuple[Part, ...] = ()
+        self._parts = Parts()
         self._to_begin: deque[Part] = deque()
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = threading.Lock()
@@ -109,7 +108,7 @@ class Monitor:
         """Return the part of this class while the monitor runs; None if there is none."""
         if self._ended or not self.is_active:
             return None
-        return next((part for part in self._parts if isinstance(part, kind)), None)
+        return next((part for part in self._parts.all if isinstance(part, kind)), None)
 
     def start(self) -> None:
         """Attach the OOM observer and start to publish, once CUDA is up in this process.
@@ -134,10 +133,7 @@ class Monitor:
             self.file = SampleFile.of(self._process, directory, self._errors)
             parts = tuple(self._build(context, self))
             self._to_begin = deque(parts)
-            self._wishful = _overriding(parts, "wants")
-            self._ticking = _overriding(parts, "at_tick")
-            self._completing = _overriding(parts, "complete")
-            self._parts = parts
+            self._parts = Parts(parts)
 
     def _start_sampler(self) -> None:
         with self._errors.suppress("setup"):
@@ -173,27 +169,45 @@ class Monitor:
         self._clock.tick(now, samples)
         self.oom_pending = False
         count = self._clock.count
-        wishes: list[Wish] = []
-        for part in self._wishful:  # few, and mostly without a wish
+        wishes: Wishes = ()
+        for part in self._parts.wishing:  # few, and mostly without a wish
             if wish := part.wants(count):
-                wishes.append(wish)  # noqa: PERF401 - a comprehension is a call in Python 3.11
+                wishes += ((part, wish),)
+        is_read = now >= self.reader.next_read or self.is_step_watched
+        if is_read or wishes or count <= EARLY_STEPS:
+            self._act_at_step(now, wishes)
+
+    def _act_at_step(self, now: float, wishes: Wishes) -> None:
+        count, wanted = self._clock.count, {wish for _, wish in wishes}
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
-        begins = is_first or now >= self.reader.next_read or (wishes and "read" in wishes)
-        is_due = (begins or self.is_step_watched) and not self._ended
+        begins = is_first or "watch" in wanted or now >= self.reader.next_read
+        is_due = (begins or "read" in wanted or self.is_step_watched) and not self._ended
         is_due = is_due and self._backend.is_initialized()
         self.is_step_watched = False
-        if is_due or wishes:
-            started = time.thread_time()
-            if is_due:
-                self._read_at_step(now)
-            for part in self._parts if is_due else self._wishful:
-                with self._errors.suppress(part.stage):
-                    part.at_step()
-            if is_due and begins:
-                self._watch_next_step()
-            self._cost.add(time.thread_time() - started)
-        elif count <= EARLY_STEPS and not self._ended:
-            self.reader.early(count)
+        if not is_due and count <= EARLY_STEPS and not self._ended:
+            self.reader.early(count, self._after_early_read)
+        if is_due:
+            self._call_after_read(now, begins=begins)
+        elif wishes:
+            self._call_without_read(wishes)
+
+    def _call_after_read(self, now: float, *, begins: bool) -> None:
+        started = time.thread_time()
+        self._read_at_step(now)
+        self._call_at_step(self._parts.stepping)
+        if begins:
+            self._watch_next_step()
+        self._cost.add(time.thread_time() - started)
+
+    def _call_without_read(self, wishes: Wishes) -> None:
+        started = time.thread_time()
+        self._call_at_step([part for part, wish in wishes if wish == "call"])
+        self._cost.add(time.thread_time() - started)
+
+    def _call_at_step(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            with self._errors.suppress(part.stage):
+                part.at_step()
 
     def _read_at_step(self, now: float) -> None:
         self.start()
@@ -205,7 +219,8 @@ class Monitor:
         """Read before and after the next optimizer's step, and record it if that is due."""
         self.is_step_watched = self._components.has_optimizers
         count = self._clock.count
-        if self.is_step_watched and not any(part.wants(count) for part in self._wishful):
+        is_called = any(part.wants(count) == "call" for part in self._parts.wishing)
+        if self.is_step_watched and not is_called:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
 
@@ -224,16 +239,21 @@ class Monitor:
             self._process = replace(self._process, run=settings.run)
 
     def _after_read(self, step: int | None) -> None:
-        for part in self._parts:
+        for part in self._parts.reading:
             with self._errors.suppress(part.stage):
                 part.at_read(step)
+
+    def _after_early_read(self, step: int) -> None:
+        for part in self._parts.reading_early:
+            with self._errors.suppress(part.stage):
+                part.at_early_read(step)
 
     def _tick(self) -> None:
         """Do the background thread's work, which never reads the allocator in that thread."""
         with self._errors.suppress("setup"):
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
-                for part in self._ticking:
+                for part in self._parts.ticking:
                     with self._errors.suppress(part.stage):
                         part.at_tick()
                 now = time.perf_counter()
@@ -246,14 +266,14 @@ class Monitor:
         return self._clock.last is None or now - self._clock.last > self._settings.idle_after
 
     def _is_awaited(self) -> bool:
-        return any(part.is_awaited for part in self._parts)
+        return any(part.is_awaited for part in self._parts.all)
 
     def measure(self) -> None:
         """Measure the newest snapshot, which needs no access to the allocator."""
         self.reader.measure(self._after_snapshot)
 
     def _after_snapshot(self, snapshot: MeasuredSnapshot) -> None:
-        for part in self._parts:
+        for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.at_snapshot(snapshot)
 
@@ -296,7 +316,7 @@ class Monitor:
         with self._errors.suppress("oom"):
             oom.observation = examine()
         self.publish()
-        for part in self._parts:
+        for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.at_oom(oom)
         self._recorder.oom_seconds = time.perf_counter() - started
@@ -309,7 +329,7 @@ class Monitor:
         with self._errors.suppress("publish"):
             write = partial(self._write, self.file, routine=routine)
             sample = call_holding(self._publishing, LOCK_SECONDS, write)
-            for part in self._parts:
+            for part in self._parts.publishing:
                 with self._errors.suppress(part.stage):
                     part.at_publish(sample, routine=routine)
 
@@ -329,23 +349,22 @@ class Monitor:
 
         What cannot be true is left out and counted.
         """
-        state = self._state()
-        for part in self._completing:
+        draft = Draft(self._recorder.samples())
+        for part in self._parts.completing:
             with self._errors.suppress(part.stage):
-                state = part.complete(state)
-        sample, faults = possible(state)
+                part.complete(draft)
+        sample, faults = possible(state := self._state(draft))
         for fault in faults:
             self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
         return sample or state
 
-    def _state(self) -> Sample:
+    def _state(self, draft: Draft) -> Sample:
         recorder, settings = self._recorder, self._settings
         # The script may create its process group after CUDA, and destroy it before the end.
         self._process = placed(self.process, settings, self._backend.world())
         return Sample(
             timestamp=time.time(),
             process=self._process,
-            devices=recorder.samples(),
             steps=self._clock.steps(),
             cost=SelfCost(
                 recorder.stats_seconds,
@@ -359,6 +378,7 @@ class Monitor:
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
+            **draft.finished(),
         )
 
     def abandon(self) -> None:
@@ -380,7 +400,7 @@ class Monitor:
                 self._recorder.stop_recording()
             self.reader.read()
             self.measure()
-            for part in reversed(self._parts):
+            for part in reversed(self._parts.all):
                 with self._errors.suppress(part.stage):
                     part.end()
         if self._recorder.samples():
@@ -392,18 +412,12 @@ class Monitor:
         with self._errors.suppress("exit"):
             if self.file:
                 self.file.reserve.release()
-        for part in self._parts:
+        for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.close()
 
     def close_in_child(self) -> None:
         """Close what a forked child has inherited."""
-        for part in self._parts:
+        for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.close_in_child()
-
-
-def _overriding(parts: Iterable[Part], method: str) -> tuple[Part, ...]:
-    """Return the parts that override a method."""
-    base = getattr(Part, method)
-    return tuple(part for part in parts if getattr(type(part), method) is not base)

@@ -6,16 +6,19 @@ ends only that call, and counts as an error of the part's `stage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Literal
 
-from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sample.sample import Sample
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
 from torchmem.sdk.safety.errors import Stage
 
-Wish = Literal["call", "read"] | None
-"""What a part wants at the end of a step: a call of its `at_step`, or a read before it."""
+Wish = Literal["call", "read", "watch"] | None
+"""What a part wants at the end of a step: a call of its `at_step`, or also a read before it.
+
+After "watch" the next step is read too, as after a routine read.
+"""
 
 
 class Part:
@@ -36,9 +39,11 @@ class Part:
     def at_read(self, step: int | None) -> None:
         """Act after a read of the statistics, in the thread that read.
 
-        At the end of `step`, or with None while no step comes. In the first steps only the
-        allocated bytes may have been read.
+        At the end of `step`, or with None while no step comes.
         """
+
+    def at_early_read(self, step: int) -> None:
+        """Act after a read of only the allocated bytes, at the end of one of the first steps."""
 
     def at_step(self) -> None:
         """Act at the end of a step that was read, or that it wants; in the training thread."""
@@ -57,9 +62,8 @@ class Part:
     def at_snapshot(self, snapshot: MeasuredSnapshot) -> None:
         """Use a snapshot that was just measured, in the background thread."""
 
-    def complete(self, sample: Sample) -> Sample:
-        """Return the sample with what this part adds to it; in any thread."""
-        return sample
+    def complete(self, sample: Draft) -> None:
+        """Add what this part knows to a sample, in any thread."""
 
     def at_publish(self, sample: Sample, *, routine: bool) -> None:
         """Use a sample that is published.
@@ -86,6 +90,19 @@ class Part:
         """Close what a forked child has inherited and must not keep, such as a port."""
 
 
-def with_devices(sample: Sample, change: Callable[[DeviceSample], DeviceSample]) -> Sample:
-    """Return the sample with each device changed, for `Part.complete`."""
-    return replace(sample, devices=tuple(map(change, sample.devices)))
+class Parts:
+    """All parts in their order, and for each frequent call those that override its method."""
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self.all = tuple(parts)
+        self.wishing = self._overriding("wants")
+        self.reading = self._overriding("at_read")
+        self.reading_early = self._overriding("at_early_read")
+        self.stepping = self._overriding("at_step")
+        self.ticking = self._overriding("at_tick")
+        self.completing = self._overriding("complete")
+        self.publishing = self._overriding("at_publish")
+
+    def _overriding(self, method: str) -> tuple[Part, ...]:
+        base = getattr(Part, method)
+        return tuple(part for part in self.all if getattr(type(part), method) is not base)

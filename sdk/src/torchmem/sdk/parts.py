@@ -28,7 +28,7 @@ from torchmem.sdk.release.release import Release
 def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     """Yield the parts of a monitor that is about to start."""
     settings, backend, errors = context.settings, context.backend, context.errors
-    recorder, process, path = context.recorder, monitor.process, monitor.path
+    recorder, path = context.recorder, monitor.path
     history = RecordedHistory(backend, recorder.allocated_peaks)
     growth = GrowthJudge(recorder, settings.interval)
     lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
@@ -62,12 +62,18 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         yield lines
     yield ReleasePart(release, path, context.clock, snapshot_after_release)
     yield Capture(history, path, errors, before_start=lines.make_way)
+    yield from _outputs(context, monitor)
+
+
+def _outputs(context: Context, monitor: Monitor) -> Iterator[Part]:
+    """Yield what publishes the samples elsewhere than in the file."""
+    settings, errors = context.settings, context.errors
     if settings.textfile is not None:
         yield TextfileOutput(settings.textfile)
     if settings.port is not None:
-        yield OwnPort(settings, process.local_rank or 0, monitor.sample, errors)
+        yield OwnPort(settings, monitor.process.local_rank or 0, monitor.sample, errors)
     if settings.leader_port is not None:
-        host, port = process.hostname, settings.leader_port
-        yield LeaderPort(path.parent, host, settings.address, port, errors)
+        host, port = monitor.process.hostname, settings.leader_port
+        yield LeaderPort(monitor.path.parent, host, settings.address, port, errors)
     if settings.otlp:
         yield OtlpOutput(monitor.sample, errors)

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo and return the exit code. Raise MissingExtraError or UsageError."""
     try:
-        from torchmem.demo.play import run
+        from torchmem.demo.session import run
     except ModuleNotFoundError as error:
         raise MissingExtraError("demo", error.name or "") from error
     return run(arguments)

@@ -42,13 +42,15 @@ class DemoPlan:
         """Return how many optimizer steps fit into the duration."""
         return max(1, round(self.duration / STEP_SECONDS))
 
-    def worker(self, rank: int, allocator: DeviceCachingAllocator, capacity: int) -> SimulatedRank:
-        """Return one rank's worker, with `capacity` bytes of memory."""
+    def simulated(
+        self, rank: int, allocator: DeviceCachingAllocator, capacity: int
+    ) -> SimulatedRank:
+        """Return one simulated rank, with `capacity` bytes of memory."""
         return SimulatedRank(allocator, rank, self.ranks, self.steps, self.seed, capacity)
 
-    def train(self, worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+    def train(self, simulated: SimulatedRank) -> Iterator[ScenarioEvent]:
         """Yield the events of one rank's training, at the pace of a GPU."""
-        for event in SCENARIOS[self.scenario].train(worker):
+        for event in SCENARIOS[self.scenario].train(simulated):
             time.sleep(STEP_SECONDS / EVENTS_PER_STEP)
             yield event
 
@@ -67,10 +69,10 @@ def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankGpu) -> 
     backend = SimulatedBackend([allocator])
     # Five times the default, because the simulator takes far longer than PyTorch for a snapshot.
     sdk.instrument(backend=backend, run=f"demo-{plan.scenario}", snapshot_budget=0.003)
-    worker = plan.worker(rank, allocator, gpu.mem_get_info()[0])
-    optimizer = SimulatedOptimizer(worker.weights)
+    simulated = plan.simulated(rank, allocator, gpu.mem_get_info()[0])
+    optimizer = SimulatedOptimizer(simulated.weights)
     try:
-        for event in plan.train(worker):
+        for event in plan.train(simulated):
             shared.count_event()
             if event == "step":
                 backend.step(optimizer)

@@ -82,10 +82,10 @@ def real_rank(plan: DemoPlan, rank: int, folder: Path, _: RankGpu) -> None:
     device = torch.device("cuda", rank % count)
     gpu_bytes = SCENARIOS[plan.scenario].gpu_bytes
     memory = TensorMemory(device, share=0.95 / ranks_on_device, gpu_bytes=gpu_bytes)
-    worker = plan.worker(rank, cast("DeviceCachingAllocator", memory), gpu_bytes)
-    session.track("weights", lambda: worker.weights)
+    simulated = plan.simulated(rank, cast("DeviceCachingAllocator", memory), gpu_bytes)
+    session.track("weights", lambda: simulated.weights)
     try:
-        for event in plan.train(worker):
+        for event in plan.train(simulated):
             if event == "step":
                 session.step()
     except torch.cuda.OutOfMemoryError as error:

@@ -60,7 +60,11 @@ def _run_command() -> NoReturn:
 def _gpu(name: str | None, memory: str | None, environment: Mapping[str, str]) -> GpuModel:
     """Return the GPU of the flags; without flags, the GPU of the enclosing phantom run."""
     if name is None and memory is None:
-        name, memory = environment.get("PHANTOM_CARD"), environment.get("PHANTOM_MEMORY")
+        former = environment.get("PHANTOM_CARD")
+        name, memory = (
+            environment.get("PHANTOM_GPU_MODEL", former),
+            environment.get("PHANTOM_MEMORY"),
+        )
     if name is None:
         return parse_gpu_model(memory or "h100-80gb")
     gpu = parse_gpu_model(name)

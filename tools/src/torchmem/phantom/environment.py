@@ -43,7 +43,7 @@ def phantom_environment(
 def _gpu_variables(gpu: GpuModel) -> dict[str, str]:
     """Return the variables that `c/model.c` reads."""
     return {
-        "PHANTOM_CARD": gpu.name,
+        "PHANTOM_GPU_MODEL": gpu.name,
         "PHANTOM_NAME": f"{gpu.product} (phantom)",
         "PHANTOM_MEMORY": str(gpu.memory_bytes),
         "PHANTOM_CONTEXT": str(gpu.context_bytes),

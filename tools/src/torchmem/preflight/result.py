@@ -28,8 +28,8 @@ GPU lacks.
 Phase = Literal["setup", "forward", "backward", "optimizer"]
 """Setup lasts until the first forward pass. Forward is every part of a step that is neither
 backward nor optimizer."""
-LACKING_FILE = Path("cards", "lacking")
-ESTIMATED_FILE = Path("cards", "estimated")
+LACKING_FILE = Path("gpus", "lacking")
+ESTIMATED_FILE = Path("gpus", "estimated")
 SIGNAL_BASE = 128
 """Shells report a program killed by signal N as exit code 128 + N."""
 _NOT_SUPPORTED = re.compile("not.?supported", re.IGNORECASE)

@@ -68,7 +68,7 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
     removed = {*REMOVED_VARIABLES, *([OVERRIDING_VARIABLE] if plan.alloc_conf is not None else [])}
     kept = {name: value for name, value in base.items() if name not in removed}
     torch = cuda_build(plan.command, kept)
-    environment = phantom_environment(plan.gpu, plan.devices, folder / "cards", kept, torch)
+    environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
     environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(STARTUP), *filter(None, [base.get("PYTHONPATH")])]

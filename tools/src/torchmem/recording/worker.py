@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
 from typing import Any, BinaryIO
 
+from torchmem.recording.capture_facts import check_facts
 from torchmem.recording.content import (
     HOW_TO_RECORD,
     Columns,
@@ -25,7 +26,6 @@ from torchmem.recording.content import (
     as_dict,
     check,
 )
-from torchmem.recording.facts import check_facts
 from torchmem.recording.recording import CaptureFacts
 from torchmem.recording.stacks import StackTable, block_stacks, event_stacks
 from torchmem.sample.capture_messages import FACTS_KEY

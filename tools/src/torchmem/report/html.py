@@ -10,7 +10,7 @@ from torchmem.capture.processes import TrainingProcess
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.memory_use import device_uses
 from torchmem.explain.oom_report import format_seconds
-from torchmem.explain.rank_report import ending, facts, heading, next_request
+from torchmem.explain.rank_report import ending, heading, next_request, rank_facts
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
@@ -115,7 +115,7 @@ def _device(
         "advice": advice_items(advice(sample, device, limits)),
         "memory": f"Memory of the GPU{subject.ago(device.stats_timestamp)}",
         "parts": sections.parts(uses),
-        "facts": sections.facts(facts(sample, device, subject.now)),
+        "facts": sections.facts(rank_facts(sample, device, subject.now)),
         "listings": [],
         "map": f"Memory map{subject.ago(maps.timestamp if maps else None)}",
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.memory_use import device_parts
-from torchmem.explain.rank_report import facts, heading
+from torchmem.explain.rank_report import heading, rank_facts
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
@@ -33,7 +33,7 @@ def _part(
     sections = [
         [*heading(sample, device, now, gpus.get(device.uuid or ""))],
         [*memory_lines(device.total_bytes, parts, age)],
-        [*fact_lines(facts(sample, device, now), WIDTH)],
+        [*fact_lines(rank_facts(sample, device, now), WIDTH)],
         [*run_lines(run_chart(device.run_history, device.total_bytes))],
         [*_threats(sample, device, limits)],
         [*advice_lines(advice(sample, device, limits), WIDTH)],

@@ -1,4 +1,4 @@
-"""The parts of a scenario: its description, its training loop, and the worker that runs it."""
+"""The parts of a scenario: its description, its training loop, and the rank that runs it."""
 
 from __future__ import annotations
 

@@ -6,37 +6,18 @@ Where there are no colors, each part has a letter instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.style import Style
 from rich.text import Text
 
 from torchmem.exporter.live.parts import LEGEND
-from torchmem.top.node import Part
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.top.node import Use
 
 GIB = 1 << 30
-LETTERS: Mapping[str, str] = {
-    "parameters": "P",
-    "gradients": "G",
-    "gradients_or_step": "g",
-    "optimizer_state": "O",
-    "other": "N",
-    "held": "H",
-    "step": "S",
-    "rounding": "r",
-    "in_use": "T",
-    "pending": "W",
-    "stranded": "!",
-    "releasable": "R",
-    "private_pools": "V",
-    "cached": "C",
-    "outside_allocator": "A",
-    "other_processes": "X",
-    "not_pytorch": "Z",
-    "driver": "D",
-    "free": ".",
-}
+LETTERS = {name: part.letter for name, part in [*COMPONENTS.items(), *PARTS.items()]}
 UNKNOWN_LETTER = "?"
 REST = "rest"
 """What a bar shows besides its parts, such as the GPU beside a rank's memory."""
@@ -75,7 +56,7 @@ class UseStyles:
             return Text.assemble((look.letter, "bold"))
         return Text.assemble(("░" if name == "free" else "■", look.style))
 
-    def bar(self, parts: Sequence[Part], total: int | None, width: int) -> Text:
+    def bar(self, parts: Sequence[Use], total: int | None, width: int) -> Text:
         """Return a bar of `width` columns for `total` bytes; its parts are to scale."""
         if not total or total < 0:
             return Text("–".ljust(width), style="dim")
@@ -101,7 +82,7 @@ class UseStyles:
         return "▌", self.of(left).style + Style(bgcolor=background)
 
 
-def scaled(parts: Sequence[Part], total: int, width: int) -> list[str]:
+def scaled(parts: Sequence[Use], total: int, width: int) -> list[str]:
     """Return the name of the part in each of `width` columns; parts are rounded to columns."""
     columns: list[str] = []
     end = 0

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises MissingExtraError, UsageError, or with --once TorchmemError without an answer.
     """
     try:
-        from torchmem.top.play import run
+        from torchmem.top.loop import run
     except ModuleNotFoundError as error:
         raise MissingExtraError("top", error.name or "") from error
     return run(arguments)

@@ -19,7 +19,7 @@ Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
 
 
-class Part(msgspec.Struct, frozen=True):
+class Use(msgspec.Struct, frozen=True):
     """A part of memory, in bytes; `label` is a name that the script gave."""
 
     name: str = ""
@@ -27,7 +27,7 @@ class Part(msgspec.Struct, frozen=True):
     label: str | None = None
 
 
-class LegendEntry(msgspec.Struct, frozen=True):
+class LegendRow(msgspec.Struct, frozen=True):
     """A part's name, its label and its color as #rrggbb."""
 
     name: str = ""
@@ -54,7 +54,7 @@ class Rank(msgspec.Struct, frozen=True):
     sample_time: float | None = None
     stats_time: float | None = None
     snapshot_time: float | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Use, ...] = ()
     tensor_bytes: int | None = None
     reserved_bytes: int | None = None
     fragmentation_ratio: float | None = None
@@ -75,14 +75,14 @@ class Gpu(msgspec.Struct, frozen=True):
     name: str | None = None
     up: bool = True
     total_bytes: int | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Use, ...] = ()
     ranks: tuple[Rank, ...] = ()
     temperature_celsius: float | None = None
     power_watts: float | None = None
     utilization_ratio: float | None = None
 
 
-class Nvml(msgspec.Struct, frozen=True):
+class NvmlStatus(msgspec.Struct, frozen=True):
     """Whether NVML responds, and the reason if it does not."""
 
     up: bool = True
@@ -94,8 +94,8 @@ class Node(msgspec.Struct, frozen=True):
 
     time: float | None = None
     node: str = ""
-    nvml: Nvml = Nvml()
-    legend: tuple[LegendEntry, ...] = ()
+    nvml: NvmlStatus = NvmlStatus()
+    legend: tuple[LegendRow, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     waiting: tuple[Rank, ...] = ()
 

@@ -15,7 +15,7 @@ from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import format_seconds
 from torchmem.metrics import colors
 from torchmem.top.bars import UseStyles, gib
-from torchmem.top.node import Gpu, Node, Part, Rank
+from torchmem.top.node import Gpu, Node, Rank, Use
 from torchmem.top.view import WAITING, View, is_live
 
 MIN_BODY_LINES = 6
@@ -220,7 +220,7 @@ class _Painter:
         ]
         present = {part.name for parts in bars for part in parts}
         names = [name for name in self._looks.names if name in present]
-        return self._parts("bars", [Part(name) for name in names], has_sizes=False)
+        return self._parts("bars", [Use(name) for name in names], has_sizes=False)
 
     def whys(self) -> list[Text]:
         """Return what there is to know about each rank."""
@@ -255,7 +255,7 @@ class _Painter:
             for line in self._wrapped(Text.assemble((f"• {subject}", colors.ATTENTION), text))
         ]
 
-    def _parts(self, name: str, parts: Sequence[Part], *, has_sizes: bool = True) -> list[Text]:
+    def _parts(self, name: str, parts: Sequence[Use], *, has_sizes: bool = True) -> list[Text]:
         """Return lines of swatches, names and sizes; a part is never split between lines."""
         lines = [Text.assemble((f"{name:5} ", "dim"))] if parts else []
         for part in parts:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import partial
 
 from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
+from torchmem.allocator.oom_cause import OomEvidence, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.explain.verdict import Circumstances, judge
@@ -251,7 +251,7 @@ class Executor:
         stats, segments = self.allocator.stats, self.allocator.memory_snapshot()
         layout = measure(segments, details.device, 0.0)
         reserved = stats.reserved_bytes.current
-        facts = OomFacts(
+        evidence = OomEvidence(
             requested=details.requested,
             limit=details.allowed or self.limit or reserved + details.free,
             driver_free=details.free,
@@ -262,7 +262,7 @@ class Executor:
             large_segment=self.allocator.config.large_segment_size,
         )
         free = largest_free_blocks(segments, details.device, details.requested, stream)
-        verdict = judge(facts, free, Circumstances(is_training=False))
+        verdict = judge(evidence, free, Circumstances(is_training=False))
         allocated, stranded = stats.allocated_bytes.current, layout.stranded_bytes
         found = verdict.cause, verdict.detail
         self.oom = FailedRequest(number, size, reserved, allocated, stranded, *found)

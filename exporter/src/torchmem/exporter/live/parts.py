@@ -14,6 +14,7 @@ import msgspec
 from torchmem.explain.memory_use import COMPONENT_NAMES, PASSING, known_components
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import colors
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.sample.sample import Allocator, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
@@ -37,38 +38,31 @@ class LegendEntry(msgspec.Struct, frozen=True):
     meaning: str
 
 
-def _component(name: str, meaning: str, label: str | None = None) -> LegendEntry:
-    return LegendEntry(name, label or COMPONENT_NAMES[name], colors.COMPONENTS[name], meaning)
-
-
-def _part(name: str, label: str, meaning: str, color: str | None = None) -> LegendEntry:
-    return LegendEntry(name, label, colors.PARTS[color or name], meaning)
-
-
-LEGEND = (
-    _component("parameters", "The model's parameters."),
-    _component("gradients", "The gradients of the parameters."),
-    _component("gradients_or_step", "Gradients, or tensors of the running step."),
-    _component("optimizer_state", "The optimizer's state, such as Adam's moments."),
-    _component("other", "Parts that the script names with session.track.", "named by the script"),
-    _component("held", "Tensors that live longer than one step.", "other tensors"),
-    _component("step", "Activations and other tensors of one step.", "tensors of the step"),
-    _component("rounding", "What the allocator adds to the size of each tensor."),
-    _part("in_use", "tensors", "Tensors of unknown use."),
-    _part("pending", "waiting for a stream", "Freed, but still in use by a stream.", "in_use"),
-    _part("stranded", "stranded", "Free, but beside live tensors: PyTorch cannot return it."),
-    _part("releasable", "releasable", "Free in whole segments: PyTorch can return it."),
-    _part("private_pools", "private pools", "Free in the pools of CUDA graphs and MemPools."),
-    _part("cached", "cached", "Free in PyTorch's cache, since the newest snapshot."),
-    _part(
-        "outside_allocator",
-        "outside the allocator",
-        "Memory of the ranks that PyTorch's allocator does not know: context, NCCL, cuBLAS.",
-    ),
-    _part("other_processes", "other processes", "Memory of all other processes."),
-    _part("not_pytorch", "not PyTorch's", "Libraries, contexts and other processes together."),
-    _part("driver", "driver", "What the driver keeps for itself."),
-    _part("free", "free", "Free at the driver."),
+_ORDER = (
+    "parameters",
+    "gradients",
+    "gradients_or_step",
+    "optimizer_state",
+    "other",
+    "held",
+    "step",
+    "rounding",
+    "in_use",
+    "pending",
+    "stranded",
+    "releasable",
+    "private_pools",
+    "cached",
+    "outside_allocator",
+    "other_processes",
+    "not_pytorch",
+    "driver",
+    "free",
+)
+_SHOWN = {**PARTS, **COMPONENTS}
+LEGEND = tuple(
+    LegendEntry(name, _SHOWN[name].label, colors.legend_color(name), _SHOWN[name].meaning)
+    for name in _ORDER
 )
 """All parts in drawing order."""
 

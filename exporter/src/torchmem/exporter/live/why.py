@@ -23,7 +23,7 @@ from torchmem.explain.oom_report import (
     memory_breakdown,
     preceding_events,
 )
-from torchmem.explain.rank_report import ending, facts, next_request
+from torchmem.explain.rank_report import ending, next_request, rank_facts
 from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice
@@ -127,7 +127,7 @@ def rank_why(
     outside = found.outside.get((device.uuid or "", process_key(sample.process)))
     is_live = item.state in LIVE_STATES
     report = newest_report(run_dir, item) if device.last_oom else None
-    known, limits = facts(sample, device, found.time), found.limits(item)
+    known, limits = rank_facts(sample, device, found.time), found.limits(item)
     return RankWhy(
         id=item.id,
         holds=_holds(rank_parts(device, outside)),

@@ -159,8 +159,8 @@ class LineHistory(Part):
         return self._recorder.backend
 
     def wants(self, step: int) -> Wish:
-        """Return "read" if the lines are to be compared at the end of this step."""
-        return "read" if self._is_recording and step >= self._next_look else None
+        """Return "watch" if the lines are to be compared at the end of this step."""
+        return "watch" if self._is_recording and step >= self._next_look else None
 
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
@@ -177,6 +177,16 @@ class LineHistory(Part):
         if self._is_recording and not wanted:
             self._stop()
         elif wanted and not self._is_recording:
+            self._start()
+
+    def at_early_read(self, step: int) -> None:
+        """Start if the points of the run's history, of which there is a new one, show growth."""
+        if self._setting != "oom" or self._is_recording:
+            return
+        self._step, now = step, self._clock()
+        grown = [self._grows(now, record) for record in self._recorder.records().values()]
+        if any(grown):
+            self._pressing_until = now + GROWTH_LINGER_SECONDS
             self._start()
 
     def _is_wanted(self, now: float, records: Collection[DeviceRecord], *, at_step: bool) -> bool:

@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torchmem.allocator.backend import Backend
 from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
-from torchmem.allocator.oom_cause import OomFacts, largest_free_blocks
+from torchmem.allocator.oom_cause import OomEvidence, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.call_stack import Origin, public_place
 from torchmem.explain.lines import lines
 from torchmem.explain.verdict import Circumstances, Verdict, judge, judge_library
-from torchmem.sample.sample import DeviceSample, Layout, OomCause, OomRecord, Sample
+from torchmem.sample.sample import Layout, OomCause, OomRecord
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.errors import Stage
@@ -50,12 +50,10 @@ class OomExaminer(Part):
         """Examine a request that PyTorch's allocator could not serve."""
 
         def call() -> OomObservation:
-            config = AllocatorConfig.of(self._recorder.settings)
             record = self._recorder.records()[failed.device]
-            circumstances = self._completed(about, record)
-            return examine(self._recorder.backend, record, config, failed, circumstances)
+            return self._examined(record, failed, self._completed(about, record))
 
-        return self._count(self._recorder.after_oom_read(call))
+        return self._counted(self._recorder.after_oom_read(call))
 
     def examine_library(self, failed: LibraryOom, about: Circumstances) -> OomObservation | None:
         """Examine a library's failed allocation; return None without any device.
@@ -64,15 +62,14 @@ class OomExaminer(Part):
         """
 
         def call() -> OomObservation | None:
-            config, records = AllocatorConfig.of(self._recorder.settings), self._recorder.records()
-            record = max(records.values(), key=DeviceRecord.reserved_bytes, default=None)
+            records = self._recorder.records().values()
+            record = max(records, key=DeviceRecord.reserved_bytes, default=None)
             if record is None:
                 return None
-            circumstances = self._completed(about, record)
-            return examine_library(self._recorder.backend, record, config, failed, circumstances)
+            return self._examined_library(record, failed, self._completed(about, record))
 
         observation = self._recorder.after_oom_read(call)
-        return observation and self._count(observation)
+        return observation and self._counted(observation)
 
     def _completed(self, about: Circumstances, record: DeviceRecord) -> Circumstances:
         """Return the circumstances with what the record of the device knows."""
@@ -81,54 +78,92 @@ class OomExaminer(Part):
         history = record.run_history.published()
         return replace(about, active=active, history=history, is_new_phase=is_new)
 
-    def _count(self, observation: OomObservation) -> OomObservation:
+    def _counted(self, observation: OomObservation) -> OomObservation:
+        """Count the OOM, and then add what the lines hold, which may fail."""
         device, oom = observation.device, observation.oom
         counts = self._counts.get(device, {})
         self._counts[device] = {**counts, oom.cause: counts.get(oom.cause, 0) + 1}
         self._newest[device] = oom
+        with self._recorder.errors.suppress("oom"):
+            segments = observation.snapshot.segments if observation.snapshot else ()
+            return replace(observation, lines=lines(segments, device))
         return observation
 
-    def complete(self, sample: Sample) -> Sample:
+    def _snapshot(self) -> list[SegmentInfo] | None:
+        with self._recorder.errors.suppress("oom"):
+            return self._recorder.backend.memory_snapshot()
+        return None
+
+    def complete(self, sample: Draft) -> None:
         """Add the counts and the newest OOM."""
-        return with_devices(sample, self._complete) if self._newest else sample
+        for device in sample.devices:
+            if device.index in self._newest:
+                device.count(ooms=self._counts[device.index])
+                device.add(last_oom=self._newest[device.index])
 
-    def _complete(self, device: DeviceSample) -> DeviceSample:
-        if device.index not in self._newest:
-            return device
-        counters = replace(device.counters, ooms=self._counts[device.index])
-        return replace(device, counters=counters, last_oom=self._newest[device.index])
+    def _examined(
+        self, record: DeviceRecord, failed: FailedAllocation, about: Circumstances
+    ) -> OomObservation:
+        """Measure what the allocator kept after it returned its cache.
 
+        The statistics in `record` must have been read inside the same observer call.
+        """
+        backend, config = self._recorder.backend, AllocatorConfig.of(self._recorder.settings)
+        index, now, segments = record.device.index, time.time(), self._snapshot()
+        layout = None
+        if segments is not None:
+            reserved = record.reserved_bytes()
+            available = AvailableMemory(failed.driver_free, reserved, failed.limit)
+            record.measured = measurement(segments, index, now, available, config)
+            layout = record.layout
+        evidence = _evidence(failed, record, layout, config)
+        blocks = None
+        if segments is not None:
+            stream = backend.current_stream(index)
+            blocks = largest_free_blocks(segments, index, evidence.requested, stream)
+        verdict = judge(evidence, blocks, about)
+        oom = _record(now, failed.requested, verdict, failed.origin)
+        return OomObservation(
+            index,
+            oom,
+            failed.driver_free,
+            evidence.limit
+            if evidence.total is not None and evidence.limit < evidence.total
+            else None,
+            layout,
+            record.periodic_layout,
+            failed.origin,
+            verdict=verdict,
+            snapshot=_snapshot(segments, now, record, config),
+        )
 
-def examine(
-    backend: Backend,
-    record: DeviceRecord,
-    config: AllocatorConfig,
-    failed: FailedAllocation,
-    about: Circumstances,
-) -> OomObservation:
-    """Measure what the allocator kept after it returned its cache.
+    def _examined_library(
+        self, record: DeviceRecord, failed: LibraryOom, about: Circumstances
+    ) -> OomObservation:
+        """Measure what a library's failed allocation left.
 
-    The statistics in `record` must have been read inside the same observer call.
-    """
-    index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
-    layout = None
-    if segments is not None:
-        reserved = record.reserved_bytes()
-        available = AvailableMemory(failed.driver_free, reserved, failed.limit)
-        record.measured = measurement(segments, index, now, available, config)
-        layout = record.layout
-    facts = _facts(failed, record, layout, config)
-    blocks = None
-    if segments is not None:
-        stream = backend.current_stream(index)
-        blocks = largest_free_blocks(segments, index, facts.requested, stream)
-    verdict = judge(facts, blocks, about)
-    oom = _record(now, failed.requested, verdict, failed.origin)
-    limit = facts.limit if facts.total is not None and facts.limit < facts.total else None
-    before, held = record.periodic_layout, lines(segments or (), index)
-    free, origin = failed.driver_free, failed.origin
-    snapshot = _snapshot(segments, now, record, config)
-    return OomObservation(index, oom, free, limit, layout, before, origin, held, verdict, snapshot)
+        The statistics in `record` must be new. PyTorch's cache is still as it was at the failure.
+        """
+        backend, config = self._recorder.backend, AllocatorConfig.of(self._recorder.settings)
+        index, now, segments = record.device.index, time.time(), self._snapshot()
+        free, total = backend.free_bytes(index) or 0, record.device.total_bytes
+        if segments is not None:
+            record.measured = measurement(segments, index, now, AvailableMemory(free), config)
+        request = FailedAllocation(index, failed.requested or 0, total or 0, free)
+        evidence = _evidence(request, record, record.layout, config)
+        verdict = judge_library(evidence, _cached(record), about)
+        limit = backend.limit_bytes(index)
+        return OomObservation(
+            index,
+            _record(now, failed.requested, verdict, failed.origin),
+            free,
+            limit if limit is not None and total is not None and limit < total else None,
+            record.layout if segments is not None else None,
+            record.periodic_layout,
+            failed.origin,
+            verdict=verdict,
+            snapshot=_snapshot(segments, now, record, config),
+        )
 
 
 def _record(
@@ -142,35 +177,6 @@ def _record(
 def _place(origin: Origin | None) -> tuple[str, str] | tuple[None, None]:
     own = origin.own if origin else None
     return public_place(own) if own else (None, None)
-
-
-def examine_library(
-    backend: Backend,
-    record: DeviceRecord,
-    config: AllocatorConfig,
-    failed: LibraryOom,
-    about: Circumstances,
-) -> OomObservation:
-    """Measure what a library's failed allocation left.
-
-    The statistics in `record` must be new. PyTorch's cache is still as it was at the failure.
-    """
-    index, now, segments = record.device.index, time.time(), backend.memory_snapshot()
-    free = backend.free_bytes(index) or 0
-    if segments is not None:
-        record.measured = measurement(segments, index, now, AvailableMemory(free), config)
-    request = FailedAllocation(index, failed.requested or 0, record.device.total_bytes or 0, free)
-    facts = _facts(request, record, record.layout, config)
-    verdict = judge_library(facts, _cached(record), about)
-    oom = _record(now, failed.requested, verdict, failed.origin)
-    limit, total = backend.limit_bytes(index), record.device.total_bytes
-    limit = limit if limit is not None and total is not None and limit < total else None
-    layout = record.layout if segments is not None else None
-    before, held = record.periodic_layout, lines(segments or (), index)
-    snapshot = _snapshot(segments, now, record, config)
-    return OomObservation(
-        index, oom, free, limit, layout, before, failed.origin, held, verdict, snapshot
-    )
 
 
 def _snapshot(
@@ -192,13 +198,13 @@ def _cached(record: DeviceRecord) -> int | None:
     return record.layout.releasable_bytes if record.layout else None
 
 
-def _facts(
+def _evidence(
     failed: FailedAllocation, record: DeviceRecord, layout: Layout | None, config: AllocatorConfig
-) -> OomFacts:
-    """Return the facts of the OOM; without a snapshot all free bytes count as default pools'."""
+) -> OomEvidence:
+    """Return the evidence of the OOM; without a snapshot all free bytes count as default pools'."""
     reserved = record.reserved_bytes()
     unused = reserved - record.allocator.active_bytes.total if record.allocator else 0
-    return OomFacts(
+    return OomEvidence(
         requested=failed.requested,
         limit=failed.limit,
         driver_free=failed.driver_free,

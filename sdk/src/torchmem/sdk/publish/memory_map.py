@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from torchmem.allocator.memory_map import device_map
@@ -28,8 +27,8 @@ from torchmem.sample.memory_map import (
 )
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
-from torchmem.sample.sample import Sample
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directory
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
 from torchmem.sdk.part import Part
 from torchmem.sdk.safety.errors import Stage
@@ -110,9 +109,9 @@ class MapPublisher(Part):
         if oom.observation and oom.observation.snapshot and self._enabled:
             self._write(oom.observation.snapshot)
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add whether there is a map on request."""
-        return replace(sample, memory_map=self._enabled)
+        sample.add(memory_map=self._enabled)
 
     def _write(self, snapshot: MeasuredSnapshot) -> None:
         limit, content = MAX_BLOCKS, b""

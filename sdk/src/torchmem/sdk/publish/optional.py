@@ -7,12 +7,12 @@ import.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import Sample
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
 from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.settings import Settings
@@ -89,9 +89,9 @@ class OwnPort(Part):
             self._endpoint = None
             self.begin()
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add the address."""
-        return replace(sample, metrics_url=self.url)
+        sample.add(metrics_url=self.url)
 
     def close(self) -> None:
         """Stop listening."""

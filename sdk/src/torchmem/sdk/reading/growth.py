@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from torchmem.explain.growth import live_growth, room_left
 from torchmem.sample.run_history import Growth, RunHistory
-from torchmem.sample.sample import DeviceSample, Sample
-from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.draft import Draft
+from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import GROWTH_BUDGET, INTERVAL_SECONDS, Cadence
@@ -50,13 +49,11 @@ class GrowthJudge(Part):
         """Return the newest judgment of one device."""
         return self._growth.get(device)
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add what grows."""
-        return with_devices(sample, self._complete) if any(self._growth.values()) else sample
-
-    def _complete(self, device: DeviceSample) -> DeviceSample:
-        growth = self._growth.get(device.index)
-        return replace(device, growth=growth) if growth else device
+        for device in sample.devices:
+            if growth := self._growth.get(device.index):
+                device.add(growth=growth)
 
 
 def _growth(record: DeviceRecord, history: RunHistory) -> Growth | None:

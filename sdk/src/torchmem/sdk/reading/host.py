@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.host.host_memory import host_memory
-from torchmem.sample.sample import HostMemory, PinnedMemory, Sample
+from torchmem.sample.sample import HostMemory, PinnedMemory
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
 from torchmem.sdk.safety.cost import HOST_READ_SECONDS
 from torchmem.sdk.safety.errors import Stage
@@ -39,9 +40,9 @@ class HostReader(Part):
         """Read PyTorch's statistics a last time."""
         self._read_pinned()
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add host memory and pinned memory."""
-        return replace(sample, host=self._memory, pinned=self._pinned)
+        sample.add(host=self._memory, pinned=self._pinned)
 
     def _read_pinned(self) -> None:
         now = time.monotonic()

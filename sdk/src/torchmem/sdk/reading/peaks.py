@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from types import TracebackType
 
-from torchmem.sample.sample import DeviceSample, Sample
-from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.draft import Draft
+from torchmem.sdk.part import Part
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import CpuMeter
 from torchmem.sdk.safety.errors import Errors, Stage
@@ -110,12 +109,11 @@ class Phases(Part):
         """Return whether no phase of this name was measured on the device."""
         return name not in self._peaks.get(device, {})
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add the peaks of all phases."""
-        return with_devices(sample, self._complete) if self._peaks else sample
-
-    def _complete(self, device: DeviceSample) -> DeviceSample:
-        return replace(device, phase_peaks=dict(self._peaks.get(device.index, {})))
+        for device in sample.devices:
+            if device.index in self._peaks:
+                device.add(phase_peaks=dict(self._peaks[device.index]))
 
     def reset(self) -> None:
         """Reset PyTorch's peaks; the phases that are open keep what they have seen."""

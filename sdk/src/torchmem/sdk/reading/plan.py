@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import replace
 from numbers import Real
 
-from torchmem.sample.sample import DeviceSample, Sample
-from torchmem.sdk.part import Part, with_devices
+from torchmem.sdk.draft import Draft
+from torchmem.sdk.part import Part
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.errors import Stage, log
 
@@ -107,12 +106,11 @@ class PlannedPeaks(Part):
                 peaks.add(size, record.allocator.active_peak_bytes or 0)
                 self._expected[index] = peaks.expected(self._plan.largest)
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add the peak to expect of the largest batch."""
-        return with_devices(sample, self._complete) if self._expected else sample
-
-    def _complete(self, device: DeviceSample) -> DeviceSample:
-        return replace(device, planned_peak_bytes=self._expected.get(device.index))
+        for device in sample.devices:
+            if device.index in self._expected:
+                device.add(planned_peak_bytes=self._expected[device.index])
 
 
 class PeakBySize:

@@ -70,13 +70,13 @@ class Reader:
         self._finish_read(step)
         self._main_thread.at_step()
 
-    def early(self, step: int) -> None:
+    def early(self, step: int, after_read: Callable[[int], None]) -> None:
         """Read the allocated bytes at the end of one of the first steps, in its thread."""
         started = time.thread_time()
         with self._errors.suppress("stats"):
             if self._backend.is_initialized():
                 self._recorder.read_early(step)
-                self._after_read(step)
+                after_read(step)
         # The session counts the first MAX_STEP_SECONDS of every step.
         self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
 

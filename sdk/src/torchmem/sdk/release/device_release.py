@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.sample.release_tiers import TIERS, ReleaseTier
-from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sdk.draft import DeviceDraft
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.account import ReleaseAccount
@@ -183,16 +183,13 @@ class DeviceRelease:
         is_newer = stamp is not None and stamp == self.record.stats_timestamp
         return reserved if is_newer else self.record.reserved_bytes()
 
-    def complete(self, device: DeviceSample) -> DeviceSample:
+    def complete(self, device: DeviceDraft) -> None:
         """Add what the releases did to the device's sample."""
-        counters = replace(
-            device.counters,
-            neighbor_requests=self.neighbor_requests,
-            wait_seconds=self.wait_seconds,
-        )
-        accounts = list(self.accounts.items())
-        releases = {tier: account.published() for tier, account in accounts}
-        return replace(device, counters=counters, releases=releases)
+        if self.neighbor_requests is not None or self.wait_seconds is not None:
+            device.count(neighbor_requests=self.neighbor_requests, wait_seconds=self.wait_seconds)
+        if self.accounts:
+            accounts = list(self.accounts.items())
+            device.add(releases={tier: account.published() for tier, account in accounts})
 
 
 class DeviceReleases:
@@ -212,12 +209,3 @@ class DeviceReleases:
     def all(self) -> Iterable[DeviceRelease]:
         """Return those of each device."""
         return self.by_index().values()
-
-    def complete(self, sample: Sample) -> Sample:
-        """Add what the releases did to the sample of a process."""
-        known = self.by_index()
-        devices = (
-            known[device.index].complete(device) if device.index in known else device
-            for device in sample.devices
-        )
-        return replace(sample, devices=tuple(devices))

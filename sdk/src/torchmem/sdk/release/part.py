@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchmem.sample.sample import Sample
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.release.neighbors import Neighbors
@@ -64,9 +64,9 @@ class ReleasePart(Part):
         """Let each tier act."""
         self._release.at_oom(oom)
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add what the releases did."""
-        return self._release.complete(sample)
+        self._release.complete(sample)
 
     def by_script(self, wanted: int) -> int:
         """Release what pressure hooks can spare, and the cache, in the calling thread."""

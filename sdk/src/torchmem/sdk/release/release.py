@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from torchmem.sample.release_messages import ReleaseRequest
 from torchmem.sample.release_tiers import SETTING_TIERS, ReleaseTier
-from torchmem.sample.sample import Sample
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.cache import Cache, Released
@@ -99,10 +98,13 @@ class Release:
         for action in self._actions:
             action.at_oom(oom)
 
-    def complete(self, sample: Sample) -> Sample:
+    def complete(self, sample: Draft) -> None:
         """Add what the releases did."""
-        sample = self.devices.complete(sample)
-        return replace(sample, hooks_dropped=dict(self.hooks.dropped))
+        known = self.devices.by_index()
+        for device in sample.devices:
+            if device.index in known:
+                known[device.index].complete(device)
+        sample.add(hooks_dropped=dict(self.hooks.dropped))
 
     def on_request(self, request: ReleaseRequest) -> Released:
         """Return what can be spared, at a step's end.

@@ -53,7 +53,9 @@ class Errors:
     """Counts of suppressed errors by stage."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(get_args(Stage), 0)
+        stages: tuple[Stage, ...] = get_args(Stage)
+        self.counts: dict[str, int] = dict.fromkeys(stages, 0)
+        self._suppress = {stage: Suppress(self, stage) for stage in stages}
         self._unlogged: deque[str] = deque()
         self._deferring = 0
 
@@ -62,7 +64,7 @@ class Errors:
 
         An exception that came from the script, such as its signal handler's, is raised.
         """
-        return Suppress(self, stage)
+        return self._suppress[stage]
 
     def passes(self, stage: Stage, error: BaseException) -> bool:
         """Return whether `error` came from the script and must be raised; count it if not."""
@@ -111,7 +113,10 @@ class Errors:
 
 
 class Suppress:
-    """The context manager of `Errors.suppress`: a class, because it is cheaper to enter."""
+    """The context manager of `Errors.suppress`: a class, because it is cheaper to enter.
+
+    It keeps no state, so one serves all threads and nested calls.
+    """
 
     __slots__ = ("_errors", "_stage")
 

@@ -14,7 +14,7 @@ static void *newest;
 void *phantom_newest_range(void) { return newest; }
 
 /* These addresses cannot be accessed: host code that reads device memory faults, as with a real
- * card. */
+ * GPU. */
 void *reserve_addresses(size_t size)
 {
     void *ordered = reserve_in_order(size);

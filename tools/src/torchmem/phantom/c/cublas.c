@@ -1,6 +1,6 @@
 /* Stands in for libcublas: handles are real, nothing is computed. A number that cuBLAS returns to
  * the host is that for vectors of zeros. To add a call, add it here: with WORK if it only works on
- * the card. */
+ * the GPU. */
 #include "cudart.h"
 
 #include <stdlib.h>
@@ -97,7 +97,7 @@ WORK(cublasCsscal_v2)
 WORK(cublasZdrot_v2)
 WORK(cublasZdscal_v2)
 
-/* Writes a result of one number, which is either on the host or on the card. */
+/* Writes a result of one number, which is either on the host or on the GPU. */
 static int result(void *to, size_t size, int first_byte)
 {
     forget_writes();
@@ -145,7 +145,7 @@ OF_TWO_VECTORS(cublasCdotc_v2, 8)
 OF_TWO_VECTORS(cublasCdotu_v2, 8)
 OF_TWO_VECTORS(cublasZdotc_v2, 16)
 OF_TWO_VECTORS(cublasZdotu_v2, 16)
-/* The result is always on the card, because PyTorch sets the pointer mode first. */
+/* The result is always on the GPU, because PyTorch sets the pointer mode first. */
 WORK(cublasDotEx)
 
 /* Batches of factorizations. `info` on the host is 0: no argument was wrong. */

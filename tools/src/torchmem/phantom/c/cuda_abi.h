@@ -174,7 +174,7 @@ typedef struct {
     } location;
 } CUmemAllocationProp;
 
-/* Properties of a card. CUDA 13 removed some fields from the middle: ONLY_12 keeps or removes
+/* Properties of a GPU. CUDA 13 removed some fields from the middle: ONLY_12 keeps or removes
  * them. */
 #define DEVICE_PROPERTIES(ONLY_12)                                                                      \
     char name[256];                                                                                     \

@@ -22,7 +22,7 @@ cudaError_t enter(int device)
         return cudaErrorNoDevice;
     if (forked_with_context())
         return cudaErrorInitializationError;
-    return open_context(card_of(device)) ? cudaSuccess : cudaErrorMemoryAllocation;
+    return open_context(gpu_of(device)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
@@ -84,7 +84,7 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaSetDevice(int device)
 {
-    if (card_of(device) < 0)
+    if (gpu_of(device) < 0)
         return record_error(cudaErrorInvalidDevice);
     device_of_thread = device;
     return record_error(enter(device));
@@ -102,7 +102,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device)
 {
     char pci[16];
-    card_pci_text(card_of(device), pci);
+    gpu_pci_text(gpu_of(device), pci);
     snprintf(text, (size_t)length, "%s", pci);
     return cudaSuccess;
 }

@@ -75,14 +75,14 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
     return cudaSuccess;
 }
 
-static int attribute_of_card(int attribute)
+static int attribute_of_gpu(int attribute)
 {
     int value = 0;
-    device_attribute(attribute, card_of(current_device()), &value);
+    device_attribute(attribute, gpu_of(current_device()), &value);
     return value;
 }
 
-/* The architecture whose code runs on the card: the closest one not above it that PyTorch's wheels
+/* The architecture whose code runs on the GPU: the closest one not above it that PyTorch's wheels
  * are built for (TORCH_CUDA_ARCH_LIST, 2.4 to 2.15). CUB looks it up and rejects one that it was
  * not compiled for. */
 static int architecture(void)
@@ -99,7 +99,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     (void)function;
     memset(attributes, 0, sizeof *attributes);
     attributes->maxThreadsPerBlock = 1024;
-    attributes->maxDynamicSharedSizeBytes = attribute_of_card(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    attributes->maxDynamicSharedSizeBytes = attribute_of_gpu(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     attributes->numRegs = 32;
     attributes->ptxVersion = attributes->binaryVersion = architecture();
     return cudaSuccess;
@@ -110,7 +110,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
                                                                    unsigned flags)
 {
     (void)function, (void)shared_bytes, (void)flags;
-    int threads = attribute_of_card(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
+    int threads = attribute_of_gpu(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
     *blocks = block_size > 0 && block_size < threads ? threads / block_size : 1;
     return cudaSuccess;
 }

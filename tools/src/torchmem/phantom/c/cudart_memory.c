@@ -1,4 +1,4 @@
-/* Stands in for libcudart: device memory, pinned memory, copies. Copies from a card are zero. */
+/* Stands in for libcudart: device memory, pinned memory, copies. Copies from a GPU are zero. */
 #include "cudart.h"
 
 #include <pthread.h>
@@ -19,16 +19,16 @@ static void wait_while_held(void)
 static cudaError_t device_malloc(void **pointer, size_t size)
 {
     wait_while_held();
-    int device = current_device(), card = card_of(device);
+    int device = current_device(), gpu = gpu_of(device);
     cudaError_t error = enter(device);
     *pointer = NULL;
     if (error || size == 0)
         return error;
-    if (!process_take(card, size, card_bytes()))
+    if (!process_take(gpu, size, gpu_bytes()))
         return cudaErrorMemoryAllocation;
     *pointer = reserve_addresses(size);
     if (!*pointer) {
-        process_give(card, size);
+        process_give(gpu, size);
         return cudaErrorMemoryAllocation;
     }
     uintptr_t start = (uintptr_t)*pointer;
@@ -44,7 +44,7 @@ static size_t device_free(void *pointer)
         return 0;
     size_t size = range.end - range.start;
     release_addresses(pointer, size);
-    process_give(card_of(range.device), size);
+    process_give(gpu_of(range.device), size);
     return size;
 }
 
@@ -66,15 +66,15 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     cudaError_t error = enter(device);
     if (error)
         return record_error(error);
-    *total = card_bytes();
-    *free_bytes = card_free_bytes(card_of(device));
+    *total = gpu_bytes();
+    *free_bytes = gpu_free_bytes(gpu_of(device));
     return cudaSuccess;
 }
 
 /* The driver's own pool (backend:cudaMallocAsync), which caches nothing here. */
 static struct CUmemPoolHandle_st {
     uint64_t used, high;
-} pools[MAX_CARDS];
+} pools[MAX_GPUS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void count_in_pool(int device, int64_t bytes)
@@ -180,7 +180,7 @@ cudaError_t cudaHostUnregister(void *pointer)
     return record_error(remove_range(pointer, &range) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
-/* Host and card use the same addresses. */
+/* Host and GPU use the same addresses. */
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 {
     (void)flags;
@@ -206,7 +206,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 static atomic_ullong values_read;
 
-/* For preflight, through ctypes: number of reads from a card by the host. */
+/* For preflight, through ctypes: number of reads from a GPU by the host. */
 unsigned long long phantom_values_read(void) { return values_read; }
 
 /* The pointers decide, not the given kind, because the host must never access device addresses. */

@@ -1,4 +1,4 @@
-/* Stands in for the part of libcudnn that needs a card: handles, streams, and calls that only
+/* Stands in for the part of libcudnn that needs a GPU: handles, streams, and calls that only
  * compute. */
 #define _GNU_SOURCE
 #include "cudnn.h"
@@ -82,13 +82,13 @@ size_t element_count(const struct tensor *tensor)
 }
 
 /* An estimate: one generator of cuRAND's default type (48 bytes) per thread that can be resident
- * on the card. */
+ * on the GPU. */
 int cudnnDropoutGetStatesSize(struct cudnn *handle, size_t *bytes)
 {
     enum { THREADS_OF_A_MULTIPROCESSOR = 39, GENERATOR_BYTES = 48 };
     int threads = 0;
     (void)handle;
-    device_attribute(THREADS_OF_A_MULTIPROCESSOR, card_of(current_device()), &threads);
+    device_attribute(THREADS_OF_A_MULTIPROCESSOR, gpu_of(current_device()), &threads);
     *bytes = (size_t)model()->multiprocessors * (size_t)threads * GENERATOR_BYTES;
     return CUDNN_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* Declarations shared by the cuDNN files. Calls that need no card are left to the real cuDNN; the
+/* Declarations shared by the cuDNN files. Calls that need no GPU are left to the real cuDNN; the
  * phantom GPU only implements those that take a handle. */
 #pragma once
 
@@ -25,7 +25,7 @@ size_t element_count(const struct tensor *tensor);
 enum workspaces { ASKED, ESTIMATED, NONE };
 enum workspaces workspaces(void);
 
-/* cudnn_device.c: the card as a descriptor of type CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, or null if
+/* cudnn_device.c: the GPU as a descriptor of type CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, or null if
  * this cuDNN has no such type. */
 enum { BACKEND_CHAR = 24, BACKEND_DESCRIPTOR = 15, BACKEND_DEVICE = 38 };
 void *backend_device(void);

@@ -1,4 +1,4 @@
-/* The card as cuDNN needs it described to build plans without a card ("deviceless", cuDNN 9.8). */
+/* The GPU as cuDNN needs it described to build plans without a GPU ("deviceless", cuDNN 9.8). */
 #include "cudnn.h"
 #include "lacking.h"
 
@@ -17,25 +17,25 @@ static const struct {
 };
 enum { BLOCK_X = 2, GRID_X = 5, DEVICE_JSON = 2702 };
 
-static int value_of(int attribute, int card)
+static int value_of(int attribute, int gpu)
 {
     int value = 0;
-    device_attribute(attribute, card, &value);
+    device_attribute(attribute, gpu, &value);
     return value;
 }
 
-static int describe(char *text, size_t room, int card)
+static int describe(char *text, size_t room, int gpu)
 {
     int n = snprintf(text, room, "{\"deviceName\":\"%s\",\"cudaDeviceId\":%d,\"deviceVer\":%d,\"driverVer\":%d",
                      model()->name, current_device(), model()->capability * 10, model()->cuda_version);
     n += snprintf(text + n, room - (size_t)n, ",\"totalGlobalMem\":%llu,\"isTccDriver\":0,\"pciDeviceId\":0",
-                  (unsigned long long)card_bytes());
+                  (unsigned long long)gpu_bytes());
     const char *lists[] = {"maxBlockSize", "maxGridSize"};
     for (int list = 0, first = BLOCK_X; list < 2; list++, first = GRID_X)
-        n += snprintf(text + n, room - (size_t)n, ",\"%s\":[%d,%d,%d]", lists[list], value_of(first, card),
-                      value_of(first + 1, card), value_of(first + 2, card));
+        n += snprintf(text + n, room - (size_t)n, ",\"%s\":[%d,%d,%d]", lists[list], value_of(first, gpu),
+                      value_of(first + 1, gpu), value_of(first + 2, gpu));
     for (size_t row = 0; row < sizeof properties / sizeof *properties; row++)
-        n += snprintf(text + n, room - (size_t)n, ",\"%s\":%d", properties[row].name, value_of(properties[row].attribute, card));
+        n += snprintf(text + n, room - (size_t)n, ",\"%s\":%d", properties[row].name, value_of(properties[row].attribute, gpu));
     return n + snprintf(text + n, room - (size_t)n, "}");
 }
 
@@ -60,30 +60,30 @@ int backend_get(void *descriptor, int name, int type, int64_t room, int64_t *cou
                                                                                         count, values);
 }
 
-static void *new_device(int card)
+static void *new_device(int gpu)
 {
     char text[2048];
     void *device;
-    int64_t length = describe(text, sizeof text, card);
+    int64_t length = describe(text, sizeof text, gpu);
     int error = backend_create(BACKEND_DEVICE, &device);
     error = error ? error : backend_set(device, DEVICE_JSON, BACKEND_CHAR, length, text);
     error = error ? error : backend_finalize(device);
     return error ? NULL : device;
 }
 
-static void *devices[MAX_CARDS];
-static bool described[MAX_CARDS];
+static void *devices[MAX_GPUS];
+static bool described[MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void *backend_device(void)
 {
-    int card = card_of(current_device());
+    int gpu = gpu_of(current_device());
     pthread_mutex_lock(&lock);
-    if (!described[card] && workspaces() != ESTIMATED)
-        devices[card] = new_device(card);
-    described[card] = true;
+    if (!described[gpu] && workspaces() != ESTIMATED)
+        devices[gpu] = new_device(gpu);
+    described[gpu] = true;
     pthread_mutex_unlock(&lock);
-    return devices[card];
+    return devices[gpu];
 }
 
 /* cuDNN looks these calls up in libcuda.so.1 before it offers an engine that compiles its kernels.

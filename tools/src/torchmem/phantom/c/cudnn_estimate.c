@@ -1,4 +1,4 @@
-/* Graphs and plans for versions of cuDNN that cannot plan without a card (before 9.8): one plan
+/* Graphs and plans for versions of cuDNN that cannot plan without a GPU (before 9.8): one plan
  * for every graph, with an estimated workspace. Tensors and operations are cuDNN's own.
  *
  * The estimate: tensor cores use NHWC, with the channels of the input in groups of 16 bytes. So
@@ -43,7 +43,7 @@ bool is_estimated(void *descriptor)
     return found;
 }
 
-/* Returns false for the types that every version of cuDNN creates without a card. */
+/* Returns false for the types that every version of cuDNN creates without a GPU. */
 bool create_estimated(int type, void **descriptor)
 {
     if (type != GRAPH && type != HEURISTIC && type != CONFIG && type != ENGINE && type != PLAN)

@@ -1,5 +1,5 @@
-/* cuDNN's backend API. Graphs, heuristics and plans are those of the real cuDNN, for the card that
- * backend_device() describes, so the workspace of a plan is what cuDNN requests on such a card.
+/* cuDNN's backend API. Graphs, heuristics and plans are those of the real cuDNN, for the GPU that
+ * backend_device() describes, so the workspace of a plan is what cuDNN requests on such a GPU.
  * Only the execution of a plan is replaced. */
 #include "cudnn.h"
 
@@ -13,7 +13,7 @@ int cudnnBackendSetAttribute(void *descriptor, int name, int type, int64_t count
 int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room, int64_t *count, void *values);
 int cudnnBackendFinalize(void *descriptor);
 
-/* The description of the card replaces the handle. */
+/* The description of the GPU replaces the handle. */
 int cudnnBackendCreateDescriptor(int type, void **descriptor)
 {
     void *device = backend_device();

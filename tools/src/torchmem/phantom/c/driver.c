@@ -49,7 +49,7 @@ CUresult cuDeviceGetCount(int *count)
 CUresult cuDeviceGet(CUdevice *device, int index)
 {
     *device = index;
-    return card_of(index) < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    return gpu_of(index) < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetName(char *name, int length, CUdevice device)
@@ -61,32 +61,32 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 
 CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 {
-    card_uuid(card_of(device), uuid);
+    gpu_uuid(gpu_of(device), uuid);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     (void)device;
-    *bytes = card_bytes();
+    *bytes = gpu_bytes();
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
-    if (card_of(device) < 0)
+    if (gpu_of(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
-    return device_attribute(attribute, card_of(device), value) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+    return device_attribute(attribute, gpu_of(device), value) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 /* The primary context of a device is any address that is unique to it. */
-static char contexts[MAX_CARDS];
+static char contexts[MAX_GPUS];
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
 {
     *flags = 0;
-    *active = card_of(device) >= 0 && process_bytes(card_of(device)) > 0;
-    return card_of(device) < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    *active = gpu_of(device) >= 0 && process_bytes(gpu_of(device)) > 0;
+    return gpu_of(device) < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -98,7 +98,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
     int device = current_device();
-    *context = process_bytes(card_of(device)) > 0 ? (CUcontext)&contexts[device] : NULL;
+    *context = process_bytes(gpu_of(device)) > 0 ? (CUcontext)&contexts[device] : NULL;
     return CUDA_SUCCESS;
 }
 

@@ -33,8 +33,8 @@ FIND(cuLibraryGetKernel)
 
 static CUresult most_shared(int *bytes)
 {
-    int card = card_of(current_device());
-    bool lacks = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, card, bytes);
+    int gpu = gpu_of(current_device());
+    bool lacks = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, gpu, bytes);
     return lacks ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 

@@ -32,11 +32,11 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 {
     (void)flags;
     int device = properties->location.id;
-    if (card_of(device) < 0)
+    if (gpu_of(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     if (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC || size % PAGE_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
-    if (enter(device) || !process_take(card_of(device), size, card_bytes()))
+    if (enter(device) || !process_take(gpu_of(device), size, gpu_bytes()))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct physical *physical = malloc(sizeof *physical);
     *physical = (struct physical){.device = device, .size = size, .users = 1};
@@ -49,7 +49,7 @@ static void drop(struct physical *physical)
 {
     if (__atomic_sub_fetch(&physical->users, 1, __ATOMIC_ACQ_REL))
         return;
-    process_give(card_of(physical->device), physical->size);
+    process_give(gpu_of(physical->device), physical->size);
     free(physical);
 }
 

@@ -1,5 +1,5 @@
-/* Keeps what the host wrote to a card until work on the card may have changed it. Only these bytes
- * read back as written; everything else read from a card is zero. DistributedDataParallel
+/* Keeps what the host wrote to a GPU until work on the GPU may have changed it. Only these bytes
+ * read back as written; everything else read from a GPU is zero. DistributedDataParallel
  * exchanges shapes and bucket numbers this way. */
 #include "phantom.h"
 

@@ -1,4 +1,4 @@
-/* Values that follow from zeros. No kernel computes anything, and every value on a card counts as
+/* Values that follow from zeros. No kernel computes anything, and every value on a GPU counts as
  * zero; but `x == 0` is then true, and so is what `all()` or `max()` makes of it. Tensors that hold
  * one known value other than zero are kept here by their address: results of comparisons and logical
  * operations, what reductions and casts make of them, small tensors that were filled with a value or
@@ -144,7 +144,7 @@ void register_kernel(const void *function, const char *name)
     pthread_mutex_unlock(&lock);
 }
 
-/* Numbers in the card's types. */
+/* Numbers in the GPU's types. */
 
 static size_t size_of(char type)
 {

@@ -1,4 +1,4 @@
-/* The properties of the phantom cards, from PHANTOM_* variables set by environment.py; by default
+/* The properties of the phantom GPUs, from PHANTOM_* variables set by environment.py; by default
  * an H100 with 80 GB. */
 #include "phantom.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 static struct model shown;
-static int cards;
+static int gpus;
 static pthread_once_t read_once = PTHREAD_ONCE_INIT;
 
 static uint64_t setting(const char *name, uint64_t otherwise, uint64_t least, uint64_t most)
@@ -36,7 +36,7 @@ static int cuda_version(void)
 static void read_settings(void)
 {
     const char *name = getenv("PHANTOM_NAME");
-    cards = (int)setting("PHANTOM_DEVICES", 1, 1, MAX_CARDS);
+    gpus = (int)setting("PHANTOM_DEVICES", 1, 1, MAX_GPUS);
     snprintf(shown.name, sizeof shown.name, "%s", name && *name ? name : "Phantom GPU");
     shown.bytes = setting("PHANTOM_MEMORY", 80000000000ull, 1, 1ull << 46);
     shown.context_bytes = setting("PHANTOM_CONTEXT", 512ull << 20, 1, 1ull << 40);
@@ -53,8 +53,8 @@ const struct model *model(void)
     return &shown;
 }
 
-int card_count(void)
+int gpu_count(void)
 {
     model();
-    return cards;
+    return gpus;
 }

@@ -1,5 +1,5 @@
 /* Stands in for libnccl: communicators of any size, in which nothing is sent. The memory that NCCL
- * takes of the card is an estimate (docs/preflight-ranks.md): the buffers of its connections,
+ * takes of the GPU is an estimate (docs/preflight-ranks.md): the buffers of its connections,
  * allocated when a connection is first used. */
 #define _GNU_SOURCE
 #include "phantom.h"
@@ -49,7 +49,7 @@ static int connect_channels(struct communicator *comm, uint64_t channels)
 {
     uint64_t most = setting("NCCL_MAX_NCHANNELS", channels);
     uint64_t bytes = channel_bytes() * (channels < most ? channels : most);
-    if (!process_take(card_of(comm->device), bytes, card_bytes()))
+    if (!process_take(gpu_of(comm->device), bytes, gpu_bytes()))
         return CUDA_ERROR;
     comm->taken += bytes;
     return SUCCESS;
@@ -103,9 +103,9 @@ CALL(ncclGetUniqueId, struct unique_id *id)
 static int create(struct communicator **comm, int ranks, int rank, int device)
 {
     *comm = NULL;
-    if (ranks < 1 || rank < 0 || rank >= ranks || card_of(device) < 0)
+    if (ranks < 1 || rank < 0 || rank >= ranks || gpu_of(device) < 0)
         return INVALID_ARGUMENT;
-    if (!open_context(card_of(device)))
+    if (!open_context(gpu_of(device)))
         return CUDA_ERROR;
     *comm = malloc(sizeof **comm);
     **comm = (struct communicator){.rank = rank, .ranks = ranks, .device = device};
@@ -173,7 +173,7 @@ CALL(ncclCommGetUniqueId, struct communicator *comm, struct unique_id *id)
 CALL(ncclCommDestroy, struct communicator *comm)
 {
     if (comm)
-        process_give(card_of(comm->device), comm->taken);
+        process_give(gpu_of(comm->device), comm->taken);
     free(comm);
     return SUCCESS;
 }

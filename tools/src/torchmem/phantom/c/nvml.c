@@ -1,4 +1,4 @@
-/* Stands in for libnvidia-ml.so.1: the properties of the phantom cards, and "not supported" for
+/* Stands in for libnvidia-ml.so.1: the properties of the phantom GPUs, and "not supported" for
  * all others. */
 #include "phantom.h"
 
@@ -16,7 +16,7 @@ enum {
 };
 
 typedef int nvmlReturn_t;
-typedef char *nvmlDevice_t; /* the address of a card's entry in `handles` */
+typedef char *nvmlDevice_t; /* the address of a GPU's entry in `handles` */
 
 struct nvmlMemory_v1 {
     unsigned long long total, free, used;
@@ -48,20 +48,20 @@ struct nvmlGpuFabricInfo {
     unsigned char state;
 };
 
-static char handles[MAX_CARDS];
+static char handles[MAX_GPUS];
 static _Atomic int initialisations;
 
 #define NVML(name, ...)                   \
     nvmlReturn_t nvml##name(__VA_ARGS__); \
     nvmlReturn_t nvml##name(__VA_ARGS__)
 
-static nvmlReturn_t card_of_handle(nvmlDevice_t handle, int *card)
+static nvmlReturn_t gpu_of_handle(nvmlDevice_t handle, int *gpu)
 {
     if (!initialisations)
         return NVML_ERROR_UNINITIALIZED;
-    if (handle < handles || handle >= handles + card_count())
+    if (handle < handles || handle >= handles + gpu_count())
         return NVML_ERROR_INVALID_ARGUMENT;
-    *card = (int)(handle - handles);
+    *gpu = (int)(handle - handles);
     return NVML_SUCCESS;
 }
 
@@ -128,40 +128,40 @@ NVML(SystemGetCudaDriverVersion_v2, int *version)
 
 NVML(DeviceGetCount_v2, unsigned *count)
 {
-    *count = (unsigned)card_count();
+    *count = (unsigned)gpu_count();
     return initialisations ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
 NVML(DeviceGetHandleByIndex_v2, unsigned index, nvmlDevice_t *handle)
 {
-    *handle = &handles[index % MAX_CARDS];
+    *handle = &handles[index % MAX_GPUS];
     if (!initialisations)
         return NVML_ERROR_UNINITIALIZED;
-    return index < (unsigned)card_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    return index < (unsigned)gpu_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 NVML(DeviceGetHandleByUUID, const char *uuid, nvmlDevice_t *handle)
 {
-    int card = card_with_uuid(uuid);
-    if (card < 0)
+    int gpu = gpu_with_uuid(uuid);
+    if (gpu < 0)
         return initialisations ? NVML_ERROR_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
-    return nvmlDeviceGetHandleByIndex_v2((unsigned)card, handle);
+    return nvmlDeviceGetHandleByIndex_v2((unsigned)gpu, handle);
 }
 
 /* CUDA writes the PCI domain with four digits, NVML with eight: "00000000:01:00.0". */
 NVML(DeviceGetHandleByPciBusId_v2, const char *text, nvmlDevice_t *handle)
 {
     unsigned domain, bus;
-    if (sscanf(text, "%x:%x:", &domain, &bus) != 2 || domain != 0 || bus < 1 || bus > (unsigned)card_count())
+    if (sscanf(text, "%x:%x:", &domain, &bus) != 2 || domain != 0 || bus < 1 || bus > (unsigned)gpu_count())
         return initialisations ? NVML_ERROR_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
     return nvmlDeviceGetHandleByIndex_v2(bus - 1, handle);
 }
 
 NVML(DeviceGetIndex, nvmlDevice_t handle, unsigned *index)
 {
-    int card = 0;
-    nvmlReturn_t error = card_of_handle(handle, &card);
-    *index = (unsigned)card;
+    int gpu = 0;
+    nvmlReturn_t error = gpu_of_handle(handle, &gpu);
+    *index = (unsigned)gpu;
     return error;
 }
 
@@ -172,46 +172,46 @@ NVML(DeviceGetMinorNumber, nvmlDevice_t handle, unsigned *number)
 
 NVML(DeviceGetName, nvmlDevice_t handle, char *text, unsigned length)
 {
-    int card;
-    nvmlReturn_t error = card_of_handle(handle, &card);
+    int gpu;
+    nvmlReturn_t error = gpu_of_handle(handle, &gpu);
     return error ? error : give_text(text, length, model()->name);
 }
 
 NVML(DeviceGetUUID, nvmlDevice_t handle, char *text, unsigned length)
 {
     char uuid[48];
-    int card = 0;
-    nvmlReturn_t error = card_of_handle(handle, &card);
-    card_uuid_text(card, uuid);
+    int gpu = 0;
+    nvmlReturn_t error = gpu_of_handle(handle, &gpu);
+    gpu_uuid_text(gpu, uuid);
     return error ? error : give_text(text, length, uuid);
 }
 
 NVML(DeviceGetPciInfo_v3, nvmlDevice_t handle, struct nvmlPciInfo *info)
 {
-    int card = 0;
-    nvmlReturn_t error = card_of_handle(handle, &card);
-    *info = (struct nvmlPciInfo){.bus = (unsigned)card + 1};
-    card_pci_text(card, info->busIdLegacy);
+    int gpu = 0;
+    nvmlReturn_t error = gpu_of_handle(handle, &gpu);
+    *info = (struct nvmlPciInfo){.bus = (unsigned)gpu + 1};
+    gpu_pci_text(gpu, info->busIdLegacy);
     snprintf(info->busId, sizeof info->busId, "0000%s", info->busIdLegacy);
     return error;
 }
 
 NVML(DeviceGetCudaComputeCapability, nvmlDevice_t handle, int *major, int *minor)
 {
-    int card;
+    int gpu;
     *major = model()->capability / 10;
     *minor = model()->capability % 10;
-    return card_of_handle(handle, &card);
+    return gpu_of_handle(handle, &gpu);
 }
 
 NVML(DeviceGetMemoryInfo, nvmlDevice_t handle, struct nvmlMemory_v1 *memory)
 {
-    int card = 0;
-    nvmlReturn_t error = card_of_handle(handle, &card);
+    int gpu = 0;
+    nvmlReturn_t error = gpu_of_handle(handle, &gpu);
     if (error)
         return error;
-    memory->total = card_bytes();
-    memory->free = card_free_bytes(card);
+    memory->total = gpu_bytes();
+    memory->free = gpu_free_bytes(gpu);
     memory->used = memory->total - memory->free;
     return NVML_SUCCESS;
 }
@@ -233,12 +233,12 @@ NVML(DeviceGetMemoryInfo_v2, nvmlDevice_t handle, struct nvmlMemory_v2 *memory)
 static nvmlReturn_t list_processes(nvmlDevice_t handle, unsigned *room, struct process_memory *list,
                                    unsigned most)
 {
-    int card = 0;
-    nvmlReturn_t error = card_of_handle(handle, &card);
+    int gpu = 0;
+    nvmlReturn_t error = gpu_of_handle(handle, &gpu);
     if (error)
         return error;
     unsigned wanted = *room;
-    *room = (unsigned)processes_on(card, list, (int)(wanted < most ? wanted : most));
+    *room = (unsigned)processes_on(gpu, list, (int)(wanted < most ? wanted : most));
     return *room > wanted ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
@@ -269,20 +269,20 @@ NVML(DeviceGetComputeRunningProcesses, nvmlDevice_t handle, unsigned *count, str
 NVML(DeviceGetGraphicsRunningProcesses_v3, nvmlDevice_t handle, unsigned *count,
      struct nvmlProcessInfo_v2 *infos)
 {
-    int card;
+    int gpu;
     (void)infos;
     *count = 0;
-    return card_of_handle(handle, &card);
+    return gpu_of_handle(handle, &gpu);
 }
 
 /* PyTorch calls this before it maps memory for expandable segments. State 0: no NVLink fabric
  * between machines. */
 NVML(DeviceGetGpuFabricInfoV, nvmlDevice_t handle, struct nvmlGpuFabricInfo *info)
 {
-    int card;
+    int gpu;
     info->status = NVML_ERROR_NOT_SUPPORTED;
     info->state = 0;
-    return card_of_handle(handle, &card);
+    return gpu_of_handle(handle, &gpu);
 }
 
 #define NOT_SUPPORTED(name) \

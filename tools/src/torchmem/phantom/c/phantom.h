@@ -1,7 +1,7 @@
 /* Declarations shared by all files of the phantom GPU. All sizes are bytes.
  *
- * A card is a GPU of the machine, with NVML's numbers. A device is a card with CUDA's numbers for
- * this process, after CUDA_VISIBLE_DEVICES. */
+ * A GPU has its number in NVML. A device is a GPU by its number in CUDA for this process, after
+ * CUDA_VISIBLE_DEVICES. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,14 +9,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_CARDS = 16 };
+enum { MAX_GPUS = 16 };
 
 /* The page size of cuMemCreate, and the alignment of device addresses. */
 #define PAGE_BYTES ((size_t)2 << 20)
 
 #define DRIVER_VERSION "580.0.phantom"
 
-/* model.c: the properties of all cards of the machine. `context_bytes`: memory of a process's CUDA
+/* model.c: the properties of all GPUs of the machine. `context_bytes`: memory of a process's CUDA
  * context before the first cudaMalloc. `capability`: 90 is compute capability 9.0. `cuda_version`:
  * 12040 is CUDA 12.4. */
 struct model {
@@ -25,30 +25,30 @@ struct model {
     int multiprocessors, capability, l2_bytes, cuda_version, machine;
 };
 const struct model *model(void);
-int card_count(void);
+int gpu_count(void);
 
-/* processes.c: how much of which card each living phantom process of this machine holds. */
+/* processes.c: how much of which GPU each living phantom process of this machine holds. */
 struct process_memory {
     pid_t pid;
     uint64_t bytes;
 };
-bool process_take(int card, uint64_t bytes, uint64_t capacity);
-void process_give(int card, uint64_t bytes);
-uint64_t process_bytes(int card);
-int processes_on(int card, struct process_memory *list, int room);
-uint64_t bytes_on(int card);
+bool process_take(int gpu, uint64_t bytes, uint64_t capacity);
+void process_give(int gpu, uint64_t bytes);
+uint64_t process_bytes(int gpu);
+int processes_on(int gpu, struct process_memory *list, int room);
+uint64_t bytes_on(int gpu);
 bool forked_with_context(void);
 
-/* cards.c: the cards: free memory, names, and which of them this process sees. */
-uint64_t card_bytes(void);
-uint64_t card_free_bytes(int card);
-void card_uuid(int card, unsigned char uuid[16]);
-void card_uuid_text(int card, char text[48]);
-void card_pci_text(int card, char text[16]);
-int card_with_uuid(const char *text);
+/* gpus.c: the GPUs: free memory, names, and which of them this process sees. */
+uint64_t gpu_bytes(void);
+uint64_t gpu_free_bytes(int gpu);
+void gpu_uuid(int gpu, unsigned char uuid[16]);
+void gpu_uuid_text(int gpu, char text[48]);
+void gpu_pci_text(int gpu, char text[16]);
+int gpu_with_uuid(const char *text);
 int device_count(void);
-int card_of(int device);
-bool open_context(int card);
+int gpu_of(int device);
+bool open_context(int gpu);
 
 /* addresses.c: address space without memory behind it, and what each address range is used for. */
 enum kind { DEVICE_MALLOC, DEVICE_MAPPED, HOST_PINNED, HOST_REGISTERED };
@@ -73,7 +73,7 @@ bool on_device(const void *address);
 /* address_order.c: where new address ranges start. */
 void *reserve_in_order(size_t size);
 
-/* host_writes.c: bytes that the host wrote to a card, until work on the card may have changed them. */
+/* host_writes.c: bytes that the host wrote to a GPU, until work on the GPU may have changed them. */
 #define MAX_WRITE_BYTES ((size_t)1 << 20) /* the largest copy that is kept */
 void keep_write(const void *device, const void *host, size_t size);
 void read_back(void *host, const void *device, size_t size);
@@ -92,7 +92,7 @@ void copy_value(const void *to, const void *from, size_t size);
 void forget_value(const void *device, size_t size);
 void read_value(void *host, const void *device, size_t size);
 
-/* A call that works on the card succeeds. Its arguments are ignored, which C calling conventions
+/* A call that works on the GPU succeeds. Its arguments are ignored, which C calling conventions
  * allow. The second name avoids a conflict with headers. */
 #define WORK(name)                           \
     int phantom_##name(void) __asm__(#name); \
@@ -105,7 +105,7 @@ void read_value(void *host, const void *device, size_t size);
 /* cudart_device.c, properties.c */
 int current_device(void);
 void *driver_entry(const char *name);
-int device_attribute(int attribute, int card, int *value);
+int device_attribute(int attribute, int gpu, int *value);
 
 /* unsupported.c: reports a call that the phantom GPU lacks, once, on stderr and in the file `lacking`
  * of the state folder, and returns `code`. */

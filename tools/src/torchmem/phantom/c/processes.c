@@ -1,5 +1,5 @@
-/* How much of which card each process holds: a table in a shared file, through which processes
- * share the cards. */
+/* How much of which GPU each process holds: a table in a shared file, through which processes
+ * share the GPUs. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -18,7 +18,7 @@ enum { MAX_PROCESSES = 256, START_BITS = 42 };
 
 struct row {
     _Atomic uint64_t owner; /* identity() of the process, 0 if the row was never used */
-    _Atomic uint64_t used[MAX_CARDS];
+    _Atomic uint64_t used[MAX_GPUS];
 };
 
 static struct row *table, *own;
@@ -74,44 +74,44 @@ static void claim_row(void)
         uint64_t owner = row->owner;
         if (alive(owner) || !atomic_compare_exchange_strong(&row->owner, &owner, mine))
             continue;
-        for (int card = 0; card < MAX_CARDS; card++)
-            row->used[card] = 0;
+        for (int gpu = 0; gpu < MAX_GPUS; gpu++)
+            row->used[gpu] = 0;
         own = row;
         return;
     }
-    stop("the phantom cards are used by %d processes, the maximum: end some, or set another PHANTOM_STATE_DIR",
+    stop("the phantom GPUs are used by %d processes, the maximum: end some, or set another PHANTOM_STATE_DIR",
          MAX_PROCESSES);
 }
 
 /* Takes the bytes before it checks, so that two processes can never both get the last ones. */
-bool process_take(int card, uint64_t bytes, uint64_t capacity)
+bool process_take(int gpu, uint64_t bytes, uint64_t capacity)
 {
     if (bytes > capacity)
         return false;
     pthread_once(&claimed, claim_row);
-    own->used[card] += bytes;
-    if (bytes_on(card) <= capacity)
+    own->used[gpu] += bytes;
+    if (bytes_on(gpu) <= capacity)
         return true;
-    own->used[card] -= bytes;
+    own->used[gpu] -= bytes;
     return false;
 }
 
-void process_give(int card, uint64_t bytes)
+void process_give(int gpu, uint64_t bytes)
 {
     if (!forked)
-        own->used[card] -= bytes;
+        own->used[gpu] -= bytes;
 }
 
-uint64_t process_bytes(int card) { return own && !forked ? own->used[card] : 0; }
+uint64_t process_bytes(int gpu) { return own && !forked ? own->used[gpu] : 0; }
 
 bool forked_with_context(void) { return forked; }
 
-int processes_on(int card, struct process_memory *list, int room)
+int processes_on(int gpu, struct process_memory *list, int room)
 {
     int count = 0;
     pthread_once(&opened, open_table);
     for (struct row *row = table; row < table + MAX_PROCESSES; row++) {
-        uint64_t bytes = row->used[card], owner = row->owner;
+        uint64_t bytes = row->used[gpu], owner = row->owner;
         bool ours = row == own && !forked;
         if (bytes == 0 || !(ours || alive(owner)))
             continue;
@@ -122,11 +122,11 @@ int processes_on(int card, struct process_memory *list, int room)
     return count;
 }
 
-uint64_t bytes_on(int card)
+uint64_t bytes_on(int gpu)
 {
     struct process_memory list[MAX_PROCESSES];
     uint64_t sum = 0;
-    for (int left = processes_on(card, list, MAX_PROCESSES); left > 0; left--)
+    for (int left = processes_on(gpu, list, MAX_PROCESSES); left > 0; left--)
         sum += list[left - 1].bytes;
     return sum;
 }

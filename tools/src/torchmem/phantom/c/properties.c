@@ -1,5 +1,5 @@
-/* Stands in for libcudart and libcuda: properties of a card. Clocks and bus width are those of an
- * H100 on every card, because no memory size depends on them. */
+/* Stands in for libcudart and libcuda: properties of a GPU. Clocks and bus width are those of an
+ * H100 on every GPU, because no memory size depends on them. */
 #include "cudart.h"
 
 #include <stdio.h>
@@ -33,7 +33,7 @@ static bool from(int capability) { return model()->capability >= capability; }
 #define LACKS(name) IS(name, 0)
 
 /* Returns 0 and the value, or -1 where it would have to be invented. */
-int device_attribute(int attribute, int card, int *value)
+int device_attribute(int attribute, int gpu, int *value)
 {
     switch (attribute) {
         IS(MAX_THREADS_PER_BLOCK, 1024)
@@ -76,7 +76,7 @@ int device_attribute(int attribute, int card, int *value)
         IS(TENSOR_MAP_ACCESS_SUPPORTED, from(90))
         IS(MEMORY_POOLS_SUPPORTED, 1)
         IS(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1)
-        IS(PCI_BUS_ID, card + 1)
+        IS(PCI_BUS_ID, gpu + 1)
         LACKS(PCI_DOMAIN_ID)
         LACKS(PCI_DEVICE_ID)
         LACKS(INTEGRATED)
@@ -103,21 +103,21 @@ int device_attribute(int attribute, int card, int *value)
     return unsupported(call, -1);
 }
 
-static int shown(int attribute, int card)
+static int shown(int attribute, int gpu)
 {
     int value = 0;
-    device_attribute(attribute, card, &value);
+    device_attribute(attribute, gpu, &value);
     return value;
 }
 
-#define OF(name) shown(CU_DEVICE_ATTRIBUTE_##name, card)
+#define OF(name) shown(CU_DEVICE_ATTRIBUTE_##name, gpu)
 #define SIZE_OF(name) (size_t) OF(name)
 
 /* Fields of both layouts. */
 #define FILL(type)                                                                                         \
     (type)                                                                                                 \
     {                                                                                                      \
-        .totalGlobalMem = card_bytes(), .major = OF(COMPUTE_CAPABILITY_MAJOR),                             \
+        .totalGlobalMem = gpu_bytes(), .major = OF(COMPUTE_CAPABILITY_MAJOR),                             \
         .minor = OF(COMPUTE_CAPABILITY_MINOR), .multiProcessorCount = OF(MULTIPROCESSOR_COUNT),            \
         .sharedMemPerBlock = SIZE_OF(MAX_SHARED_MEMORY_PER_BLOCK),                                         \
         .sharedMemPerBlockOptin = SIZE_OF(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),                              \
@@ -144,34 +144,34 @@ static int shown(int attribute, int card)
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp13 *properties, int device)
 {
-    int card = card_of(device);
-    if (card < 0)
+    int gpu = gpu_of(device);
+    if (gpu < 0)
         return record_error(cudaErrorInvalidDevice);
     *properties = FILL(struct cudaDeviceProp13);
     strcpy(properties->name, model()->name);
-    card_uuid(card, properties->uuid);
+    gpu_uuid(gpu, properties->uuid);
     return cudaSuccess;
 }
 
 /* The form of CUDA 12. */
 cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp12 *properties, int device)
 {
-    int card = card_of(device);
-    if (card < 0)
+    int gpu = gpu_of(device);
+    if (gpu < 0)
         return record_error(cudaErrorInvalidDevice);
     *properties = FILL(struct cudaDeviceProp12);
     properties->clockRate = OF(CLOCK_RATE);
     properties->memoryClockRate = OF(MEMORY_CLOCK_RATE);
     properties->deviceOverlap = OF(GPU_OVERLAP);
     strcpy(properties->name, model()->name);
-    card_uuid(card, properties->uuid);
+    gpu_uuid(gpu, properties->uuid);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device)
 {
-    if (card_of(device) < 0)
+    if (gpu_of(device) < 0)
         return record_error(cudaErrorInvalidDevice);
-    bool lacking = device_attribute(attribute, card_of(device), value);
+    bool lacking = device_attribute(attribute, gpu_of(device), value);
     return record_error(lacking ? cudaErrorNotSupported : cudaSuccess);
 }

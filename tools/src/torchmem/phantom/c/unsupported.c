@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Writes the path of a file in the folder through which processes share the cards; creates the
+/* Writes the path of a file in the folder through which processes share the GPUs; creates the
  * folder. */
 const char *state_file(const char *name, char path[4096])
 {

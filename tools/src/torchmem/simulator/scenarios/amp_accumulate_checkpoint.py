@@ -172,14 +172,14 @@ class TrainedModel:
             self._allocator.free(blocks.pop())
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    trainer = TrainedModel(worker.allocator)
+    trainer = TrainedModel(rank.allocator)
     mode, step = MODES[0], 0
     while True:
-        previous, mode = mode, MODES[min(int(worker.progress(step) * len(MODES)), len(MODES) - 1)]
+        previous, mode = mode, MODES[min(int(rank.progress(step) * len(MODES)), len(MODES) - 1)]
         if mode != previous:
-            worker.allocator.empty_cache()
+            rank.allocator.empty_cache()
         yield from trainer.batch(mode)
         yield "compute"
         trainer.zero_grad()

@@ -27,44 +27,44 @@ SHORTEST = 0.8
 """The shortest batch of a sixth as a share of its longest."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    rng = worker.rng()
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    rng = rank.rng()
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     stage, step = -1, 0
     while True:
-        stage, last_stage = min(int(worker.progress(step) * len(STAGES)), len(STAGES) - 1), stage
+        stage, last_stage = min(int(rank.progress(step) * len(STAGES)), len(STAGES) - 1), stage
         length = STAGES[stage] * (rng.uniform(SHORTEST, 1) if stage == last_stage else 1)
         hidden = int(HIDDEN_BYTES * length)
-        kept = [_forward(worker, hidden) for _ in range(LAYERS)]
+        kept = [_forward(rank, hidden) for _ in range(LAYERS)]
         yield "compute"
         while kept:
-            _backward(worker, hidden)
-            worker.allocator.free(kept.pop())
+            _backward(rank, hidden)
+            rank.allocator.free(kept.pop())
             if len(kept) % (LAYERS // 2) == 0:
                 yield "compute"
         yield "step"
         step += 1
 
 
-def _forward(worker: SimulatedRank, hidden: int) -> Block:
+def _forward(rank: SimulatedRank, hidden: int) -> Block:
     """Run one layer without a graph: drop everything after its use, except for the output."""
-    queries_keys_values = worker.malloc_many(3, hidden)
-    attention = worker.allocator.malloc(hidden)
-    worker.free_many(queries_keys_values)
-    gate_and_up = worker.malloc_many(2, WIDENING * hidden)
-    product = worker.allocator.malloc(WIDENING * hidden)
-    worker.free_many(gate_and_up)
-    output = worker.allocator.malloc(hidden)
-    worker.free_many([product, attention])
+    queries_keys_values = rank.malloc_many(3, hidden)
+    attention = rank.allocator.malloc(hidden)
+    rank.free_many(queries_keys_values)
+    gate_and_up = rank.malloc_many(2, WIDENING * hidden)
+    product = rank.allocator.malloc(WIDENING * hidden)
+    rank.free_many(gate_and_up)
+    output = rank.allocator.malloc(hidden)
+    rank.free_many([product, attention])
     return output
 
 
-def _backward(worker: SimulatedRank, hidden: int) -> None:
+def _backward(rank: SimulatedRank, hidden: int) -> None:
     """Recompute one layer and keep all of it until its gradients are computed."""
-    queries_keys_values_attention = worker.malloc_many(4, hidden)
-    gate_up_product_gradient = worker.malloc_many(4, WIDENING * hidden)
-    worker.free_many(gate_up_product_gradient + queries_keys_values_attention)
+    queries_keys_values_attention = rank.malloc_many(4, hidden)
+    gate_up_product_gradient = rank.malloc_many(4, WIDENING * hidden)
+    rank.free_many(gate_up_product_gradient + queries_keys_values_attention)
 
 
 SCENARIO = Scenario(

@@ -44,12 +44,12 @@ def logits_bytes(update: int) -> int:
 class Trainer:
     """The trainer of a rank: another process on its GPU, with an allocator of its own."""
 
-    def __init__(self, worker: SimulatedRank) -> None:
-        gpu = worker.allocator.gpu
+    def __init__(self, rank: SimulatedRank) -> None:
+        gpu = rank.allocator.gpu
         (use,) = gpu.use.others()
         own_gpu = SimulatedGpu(gpu.total_bytes, CONTEXT_BYTES, use=use)
         self.allocator = DeviceCachingAllocator(own_gpu)
-        self._keeps_cache = worker.is_last
+        self._keeps_cache = rank.is_last
         for _ in range(TENSORS):
             self.allocator.malloc(TENSOR_BYTES)
 
@@ -60,23 +60,23 @@ class Trainer:
             self.allocator.empty_cache()
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the loop of one rank: generate, let the trainer work, and receive its weights."""
-    trainer = Trainer(worker)
+    trainer = Trainer(rank)
     trained = TENSORS * TENSOR_BYTES + sum(map(logits_bytes, range(UPDATES)))
-    own = worker.capacity - CONTEXT_BYTES - trained - LEFT_BYTES
-    worker.malloc_many(own // CACHE_BYTES, CACHE_BYTES)
-    worker.allocator.malloc(own % CACHE_BYTES)
+    own = rank.capacity - CONTEXT_BYTES - trained - LEFT_BYTES
+    rank.malloc_many(own // CACHE_BYTES, CACHE_BYTES)
+    rank.allocator.malloc(own % CACHE_BYTES)
     update, step = 0, 0
     while True:
         for _ in range(3):
             yield "compute"
-        if worker.progress(step) >= TRAINED * (update + 1) / UPDATES:
+        if rank.progress(step) >= TRAINED * (update + 1) / UPDATES:
             trainer.update(update)
-            buffer = worker.allocator.malloc(BUFFER_BYTES)
+            buffer = rank.allocator.malloc(BUFFER_BYTES)
             yield "compute"
-            worker.allocator.free(buffer)
-            worker.allocator.empty_cache()
+            rank.allocator.free(buffer)
+            rank.allocator.empty_cache()
             update += 1
         yield "step"
         step += 1

@@ -44,20 +44,20 @@ EPOCH_LENGTH = 0.3
 """At `EPOCH_END` the other ranks go back to `EPOCH_START` and grow again over `EPOCH_LENGTH`."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator, rng = worker.allocator, worker.rng()
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    allocator, rng = rank.allocator, rank.rng()
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     allocator.free(allocator.malloc(STAGING_BYTES))
-    steps_to_replace = REPLACED_AFTER * GROWTH_END * worker.steps
+    steps_to_replace = REPLACED_AFTER * GROWTH_END * rank.steps
     statistics = Statistics(allocator, rng, steps_to_replace)
     step, growth = 0, 0.0
     while True:
-        progress = step / (GROWTH_END * worker.steps)
-        growth, last_growth = (progress if worker.is_last else epoch_growth(progress)), growth
+        progress = step / (GROWTH_END * rank.steps)
+        growth, last_growth = (progress if rank.is_last else epoch_growth(progress)), growth
         if growth < last_growth:
             allocator.empty_cache()
-        statistics.trimmed = not worker.is_last or progress < UNTRIMMED_FROM
+        statistics.trimmed = not rank.is_last or progress < UNTRIMMED_FROM
         longest = SHORT_BYTES + (LONG_BYTES - SHORT_BYTES) * growth
         yield from train_step(allocator, statistics, int(longest * rng.uniform(SHORTEST, 1)))
         step += 1

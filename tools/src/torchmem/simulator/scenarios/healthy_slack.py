@@ -18,16 +18,16 @@ KINDS = ((160, 64 * MIB), (44, 256 * MIB), (12, 1 * GIB))
 SMALLEST_BATCH = 0.8
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    rng = worker.rng()
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    rng = rank.rng()
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     batch = 1.0
     while True:
         for count, size in KINDS:
-            tensors = worker.malloc_many(round(count * batch), size)
+            tensors = rank.malloc_many(round(count * batch), size)
             yield "compute"
-            worker.free_many(reversed(tensors))
+            rank.free_many(reversed(tensors))
             yield "step"
         batch = rng.uniform(SMALLEST_BATCH, 1)
 

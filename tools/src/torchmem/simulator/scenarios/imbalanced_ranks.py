@@ -27,22 +27,22 @@ GROWTH_END = 0.95
 COPIES_OF_FIRST_RANK = 2
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    copies = COPIES_OF_FIRST_RANK if worker.rank == 0 else 1
-    worker.malloc_weights(WEIGHTS * copies, WEIGHT_BYTES)
+    copies = COPIES_OF_FIRST_RANK if rank.rank == 0 else 1
+    rank.malloc_weights(WEIGHTS * copies, WEIGHT_BYTES)
     size, step = 0, 0
     while True:
-        size, last_size = int(SIZES * min(1, worker.progress(step) / GROWTH_END)), size
+        size, last_size = int(SIZES * min(1, rank.progress(step) / GROWTH_END)), size
         if size != last_size:
-            worker.allocator.empty_cache()
+            rank.allocator.empty_cache()
         activation = int(ACTIVATION_BYTES * (SMALLEST + (1 - SMALLEST) * size / SIZES))
         live: list[Block] = []
         for copy in range(COPIES_OF_FIRST_RANK):
             if copy < copies:
-                live += worker.malloc_many(LAYERS, activation)
+                live += rank.malloc_many(LAYERS, activation)
             yield "compute"
-        worker.free_many(reversed(live))
+        rank.free_many(reversed(live))
         yield "compute"
         yield "step"
         step += 1

@@ -35,15 +35,15 @@ FIRST_BATCH, LARGEST_BATCH = 0.3, 0.8
 """The first short batch, and the largest of the other ranks, as shares of the number of holes."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator = worker.allocator
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    allocator = rank.allocator
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     allocator.free(allocator.malloc(CHECKPOINT_BYTES))
     statistics: list[Block] = []
     step = 0
     while True:
-        size, count = _activations(worker, step)
+        size, count = _activations(rank, step)
         live: list[Block] = []
         for layer in range(count):
             live.append(allocator.malloc(size))
@@ -60,14 +60,14 @@ def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
         step += 1
 
 
-def _activations(worker: SimulatedRank, step: int) -> tuple[int, int]:
+def _activations(rank: SimulatedRank, step: int) -> tuple[int, int]:
     """Return the size in bytes and the number of activations of a step."""
-    progress = worker.progress(step)
+    progress = rank.progress(step)
     if progress < SHORTENED:
         return ACTIVATION_BYTES, min(LAYERS, 1 + int(LAYERS * progress / DEEP))
     growth = (progress - SHORTENED) / (FULL - SHORTENED)
     batch = FIRST_BATCH + (1 - FIRST_BATCH) * growth
-    return SHORT_BYTES, int(LAYERS * (batch if worker.is_last else min(batch, LARGEST_BATCH))) + 1
+    return SHORT_BYTES, int(LAYERS * (batch if rank.is_last else min(batch, LARGEST_BATCH))) + 1
 
 
 SCENARIO = Scenario(

@@ -23,24 +23,24 @@ FULL = 0.9
 """The share of the run after which the GPU is full."""
 
 
-def leaked_tensors(worker: SimulatedRank) -> int:
+def leaked_tensors(rank: SimulatedRank) -> int:
     """Return how many tensors each step keeps, so that the GPU is full at the right time."""
-    free = worker.capacity - WEIGHTS * WEIGHT_BYTES - ACTIVATIONS * ACTIVATION_BYTES
-    return max(1, round(free / (FULL * worker.steps * LEAKED_BYTES)))
+    free = rank.capacity - WEIGHTS * WEIGHT_BYTES - ACTIVATIONS * ACTIVATION_BYTES
+    return max(1, round(free / (FULL * rank.steps * LEAKED_BYTES)))
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator = worker.allocator
-    leaked = leaked_tensors(worker)
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    allocator = rank.allocator
+    leaked = leaked_tensors(rank)
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     while True:
         live = []
         for index in range(ACTIVATIONS):
             live.append(allocator.malloc(ACTIVATION_BYTES))
             if index == ACTIVATIONS // 2:
                 yield "compute"
-        worker.malloc_many(leaked, LEAKED_BYTES)
+        rank.malloc_many(leaked, LEAKED_BYTES)
         yield "compute"
         while live:
             allocator.free(live.pop())

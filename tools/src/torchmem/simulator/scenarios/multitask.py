@@ -35,21 +35,21 @@ CROWD_AT, CLASSIFIED_FROM, LARGER_CROWD_AT = 0.15, 0.3, 0.9
 """Shares of the run."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator, rng = worker.allocator, worker.rng()
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
-    crowds = [(CROWD_AT, CROWD)] + [(LARGER_CROWD_AT, LARGER_CROWD)] * worker.is_last
+    allocator, rng = rank.allocator, rank.rng()
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    crowds = [(CROWD_AT, CROWD)] + [(LARGER_CROWD_AT, LARGER_CROWD)] * rank.is_last
     classified, step = False, 0
     while True:
-        progress = worker.progress(step)
+        progress = rank.progress(step)
         boxes = rng.randint(*USUAL_BOXES) if step else USUAL_BOXES[1]
         if crowds and progress >= crowds[0][0]:
             boxes = crowds.pop(0)[1]
         yield from _compute(allocator, boxes * BOX_BYTES)
         yield from _compute(allocator, LOGITS_BYTES)
         if progress >= CLASSIFIED_FROM and not classified:
-            worker.malloc_many(STATES, STATE_BYTES)
+            rank.malloc_many(STATES, STATE_BYTES)
             classified = True
         yield "compute"
         yield "step"

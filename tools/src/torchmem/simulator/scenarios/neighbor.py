@@ -27,15 +27,15 @@ EVALUATIONS = 50
 """How often the cache is released in the run."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator, gpu = worker.allocator, worker.allocator.gpu
-    weights = worker.capacity - LAYERS * ACTIVATION_BYTES - SPARE_BYTES
-    worker.malloc_weights(weights // WEIGHT_BYTES, WEIGHT_BYTES)
-    absent = gpu.use.others() if worker.rank == 0 else []
+    allocator, gpu = rank.allocator, rank.allocator.gpu
+    weights = rank.capacity - LAYERS * ACTIVATION_BYTES - SPARE_BYTES
+    rank.malloc_weights(weights // WEIGHT_BYTES, WEIGHT_BYTES)
+    absent = gpu.use.others() if rank.rank == 0 else []
     evaluation, step = 0, 0
     while True:
-        progress = worker.progress(step)
+        progress = rank.progress(step)
         evaluation, last_evaluation = int(progress * EVALUATIONS), evaluation
         if evaluation != last_evaluation:
             allocator.empty_cache()
@@ -46,7 +46,7 @@ def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
             live.append(allocator.malloc(ACTIVATION_BYTES))
             if len(live) % (LAYERS // 2) == 0:
                 yield "compute"
-        worker.free_many(reversed(live))
+        rank.free_many(reversed(live))
         yield "compute"
         yield "step"
         step += 1

@@ -33,36 +33,36 @@ TRAINED = 0.9
 """The share of the run in which these epochs pass."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     epoch, step = 0, 0
     while True:
         live: list[Block] = []
         for layer in range(LAYERS):
-            live.append(worker.allocator.malloc(ACTIVATION_BYTES))
+            live.append(rank.allocator.malloc(ACTIVATION_BYTES))
             if (layer + 1) % (LAYERS // 2) == 0:
                 yield "compute"
-        worker.free_many(reversed(live))
+        rank.free_many(reversed(live))
         yield "compute"
         yield "step"
         step += 1
-        while worker.progress(step) >= TRAINED * (epoch + 1) / EPOCHS:
+        while rank.progress(step) >= TRAINED * (epoch + 1) / EPOCHS:
             epoch += 1
-            yield from validate(worker, keeps=worker.is_last and epoch >= KEPT_FROM)
+            yield from validate(rank, keeps=rank.is_last and epoch >= KEPT_FROM)
 
 
-def validate(worker: SimulatedRank, *, keeps: bool) -> Iterator[ScenarioEvent]:
+def validate(rank: SimulatedRank, *, keeps: bool) -> Iterator[ScenarioEvent]:
     """Run the layers on a large batch; collect features of each, and keep or drop them."""
     features, outputs = [], []
     for layer in range(WIDER_LAYERS):
-        features.append(worker.allocator.malloc(FEATURES_BYTES))
-        outputs.append(worker.allocator.malloc(NARROWEST_BYTES + layer * WIDER_BYTES))
+        features.append(rank.allocator.malloc(FEATURES_BYTES))
+        outputs.append(rank.allocator.malloc(NARROWEST_BYTES + layer * WIDER_BYTES))
     yield "compute"
-    worker.free_many(outputs)
+    rank.free_many(outputs)
     if not keeps:
-        worker.free_many(features)
-    worker.allocator.empty_cache()
+        rank.free_many(features)
+    rank.allocator.empty_cache()
 
 
 SCENARIO = Scenario(

@@ -32,23 +32,23 @@ SORTED_OVER = 0.92
 """The share of the run in which the sorted sequences go from the longest to the shortest."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    rng = worker.rng()
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    rng = rank.rng()
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     step = 0
     while True:
-        length = 1 - (1 - SHORTEST) * min(1, worker.progress(step) / SORTED_OVER)
-        if not worker.is_last:
+        length = 1 - (1 - SHORTEST) * min(1, rank.progress(step) / SORTED_OVER)
+        if not rank.is_last:
             length = rng.uniform(SHUFFLED_SHORTEST, 1)
         tokens = int(LONGEST * length * rng.uniform(1 - JITTER, 1))
         live: list[Block] = []
         for layer in range(LAYERS):
-            live += worker.malloc_many(3 * (BATCH_TOKENS // tokens), tokens * TOKEN_BYTES)
+            live += rank.malloc_many(3 * (BATCH_TOKENS // tokens), tokens * TOKEN_BYTES)
             if layer % (LAYERS // 2) == 0:
                 yield "compute"
         yield "compute"
-        worker.free_many(reversed(live))
+        rank.free_many(reversed(live))
         yield "step"
         step += 1
 

@@ -24,13 +24,13 @@ ROOM = (3.0, 1.95, 1.82)
 """What weights and activations leave for buffers in each epoch, in units of the largest buffer."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    allocator, rng = worker.allocator, worker.rng()
+    allocator, rng = rank.allocator, rank.rng()
     held, step = 0, 0
     while True:
-        epoch = min(int(worker.progress(step) * len(ROOM)), len(ROOM) - 1)
-        needed = worker.capacity - ROOM[epoch] * BUFFER_BYTES
+        epoch = min(int(rank.progress(step) * len(ROOM)), len(ROOM) - 1)
+        needed = rank.capacity - ROOM[epoch] * BUFFER_BYTES
         if held < needed:
             allocator.empty_cache()
         while held < needed:

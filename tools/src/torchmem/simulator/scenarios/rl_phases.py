@@ -28,29 +28,29 @@ EMPTIED_FROM = 0.5
 """The share of the run after which the cache is emptied before training."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the loop of one rank; a step ends within the training phase."""
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     step = 0
     while True:
-        cache = worker.malloc_many(LAYERS, CACHE_BYTES)
+        cache = rank.malloc_many(LAYERS, CACHE_BYTES)
         for _ in range(GENERATION_EVENTS):
             yield "compute"
-        worker.free_many(reversed(cache))
-        if worker.progress(step) >= EMPTIED_FROM:
-            worker.allocator.empty_cache()
+        rank.free_many(reversed(cache))
+        if rank.progress(step) >= EMPTIED_FROM:
+            rank.allocator.empty_cache()
         for _ in range(TRAINING_STEPS):
-            yield from _train_step(worker)
+            yield from _train_step(rank)
             step += 1
 
 
-def _train_step(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def _train_step(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     logits = []
     for _ in range(LOGITS):
-        logits.append(worker.allocator.malloc(LOGITS_BYTES))
+        logits.append(rank.allocator.malloc(LOGITS_BYTES))
         if len(logits) % 3 == 0:
             yield "compute"
-    worker.free_many(reversed(logits))
+    rank.free_many(reversed(logits))
     yield "step"
 
 

@@ -27,21 +27,21 @@ SHORTEST = 0.5
 """The shortest batch of a stage as a share of its longest."""
 
 
-def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
+def train(rank: SimulatedRank) -> Iterator[ScenarioEvent]:
     """Run the training loop of one rank."""
-    rng = worker.rng()
-    worker.malloc_weights(WEIGHTS, WEIGHT_BYTES)
+    rng = rank.rng()
+    rank.malloc_weights(WEIGHTS, WEIGHT_BYTES)
     stage, step = -1, 0
     while True:
-        stage, last_stage = min(int(worker.progress(step) * len(STAGES)), len(STAGES) - 1), stage
+        stage, last_stage = min(int(rank.progress(step) * len(STAGES)), len(STAGES) - 1), stage
         length = STAGES[stage] * (rng.uniform(SHORTEST, 1) if stage == last_stage else 1)
         live: list[Block] = []
         for layer in range(LAYERS):
-            live += worker.malloc_many(TENSORS, int(ACTIVATION_BYTES * length))
+            live += rank.malloc_many(TENSORS, int(ACTIVATION_BYTES * length))
             if layer % (LAYERS // 2) == 0:
                 yield "compute"
         yield "compute"
-        worker.free_many(reversed(live))
+        rank.free_many(reversed(live))
         yield "step"
         step += 1
 

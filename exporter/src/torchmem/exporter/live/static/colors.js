@@ -1,14 +1,8 @@
 // The colors of parts and states, from the custom properties of colors.css, and the theme.
 
-const COMPONENTS = new Set([
-  "parameters", "gradients", "gradients_or_step", "optimizer_state", "other", "held", "step",
-  "rounding",
-]);
-
 /** Return the name of the custom property for a part of the legend. */
 export function property(name) {
-  const part = name === "pending" ? "in_use" : name;
-  return `--${COMPONENTS.has(part) ? "component" : "part"}-${part.replaceAll("_", "-")}`;
+  return `--part-${name.replaceAll("_", "-")}`;
 }
 
 /**

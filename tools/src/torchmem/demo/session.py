@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
         server = stack.enter_context(closing(serve(exporter, *address)))
         stack.enter_context(closing(ranks))
-        _play(plan, ranks, server.url)
+        _run_ranks(plan, ranks, server.url)
     return 0
 
 
@@ -106,7 +106,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _play(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
+def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     title = f"torchmem demo: {plan.scenario}, {'real tensors' if plan.real else 'simulated'}"
     print(f"Open {url} in a browser; Prometheus reads {url}/metrics\n{title}", flush=True)
     while True:
